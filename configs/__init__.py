@@ -1,0 +1,1 @@
+"""One Python file per run; each has `get_config()`."""

@@ -1,0 +1,132 @@
+"""Every field of a run, with its unit. Other files in this folder change what they need.
+
+Any value can be set from the command line: `--config.learner.prompts_per_step=128`.
+The fields are those of `rlboost_jax/config/records.py`, which checks them.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+    config.seed = 0  # names every random choice of the run
+    config.deterministic = True  # same bits whatever the fleet does
+    config.num_steps = 100  # updates
+    config.compile_cache_dir = ""  # compiled programs; "" is ~/.cache/rlboost_jax
+
+    config.model = ConfigDict()
+    config.model.vocab_size = 112  # entries; at least the tokenizer's
+    config.model.embed_dim = 128  # width of the residual stream
+    config.model.num_layers = 2
+    config.model.num_query_heads = 4
+    config.model.num_key_heads = 2  # divides num_query_heads
+    config.model.head_dim = 32
+    config.model.hidden_dim = 256  # width of the gated feed-forward layer
+    config.model.rope_theta = 10_000.0  # base of the rotary frequencies
+    config.model.norm_epsilon = 1e-6
+    config.model.tie_embeddings = False  # output head = input embedding
+    config.model.qk_norm = True  # normalise queries and keys per head
+    config.model.dtype = "float32"  # activations; parameters are float32 in the learner
+
+    config.task = ConfigDict()
+    config.task.name = "clock"  # a name of rlboost_jax.data.tasks
+    config.task.mean_length = 14.0  # mean problem length, in the task's own unit
+    config.task.max_length = 90  # longest problem, same unit
+    config.task.num_heldout = 256  # prompts kept apart for evaluation
+
+    config.warmup = ConfigDict()  # supervised, before reinforcement learning
+    config.warmup.max_updates = 250  # of the skill phase; 0 skips the warm-up
+    config.warmup.target_loss = 0.13  # nats per token (moving average) that ends the skill phase
+    config.warmup.habit_updates = 32  # then these set the habit of guessing
+    config.warmup.worked_fraction = 0.75  # of worked answers in the skill phase
+    config.warmup.habit_worked_fraction = 0.12  # same, habit phase
+    config.warmup.learning_rate = 6e-3
+    config.warmup.habit_learning_rate = 3e-3
+
+    config.algorithm = ConfigDict()
+    config.algorithm.name = "grpo"
+    config.algorithm.group_size = 8  # responses per prompt
+    config.algorithm.normalize_by_std = True  # False: advantages are differences from the mean only
+    config.algorithm.clip_low = 0.2  # ratio range is [1 - clip_low, 1 + clip_high]
+    config.algorithm.clip_high = 0.25
+    config.algorithm.kl_coefficient = 0.0  # of the KL to the starting model; 0 keeps no copy of it
+    config.algorithm.loss_aggregation = "token_mean"  # or "sequence_mean"
+
+    config.sampling = ConfigDict()
+    config.sampling.temperature = 1.0
+    config.sampling.top_p = 1.0  # 1 keeps all
+    config.sampling.top_k = 0  # 0 keeps all
+    config.sampling.max_response_tokens = 200
+
+    config.learner = ConfigDict()
+    config.learner.prompts_per_step = 24
+    config.learner.micro_batch_prompts = 6  # groups per micro-batch
+    config.learner.pack_rows = 4  # rows of a packed batch; divisible by data * fsdp
+    config.learner.row_tokens = 0  # tokens per row; 0 takes the longest prompt plus response
+    config.learner.learning_rate = 3e-4
+    config.learner.schedule = "constant"  # or "linear", "cosine": to 0 at num_steps
+    config.learner.schedule_warmup_steps = 0  # updates
+    config.learner.weight_decay = 0.0
+    config.learner.beta1 = 0.9
+    config.learner.beta2 = 0.98
+    config.learner.max_gradient_norm = 1.0
+    config.learner.mesh = (1, 1, 1)  # devices along (data, fsdp, tensor)
+    config.learner.remat = False  # recompute activations in the backward pass
+
+    config.engine = ConfigDict()
+    config.engine.slots = 64  # rollouts decoded together
+    config.engine.page_size = 16  # tokens per page
+    config.engine.num_pages = 0  # pages in the pool; 0 gives every slot its longest rollout
+    config.engine.max_prompt_tokens = 8
+    config.engine.token_rows = 64  # rows of the step program: a multiple of 16, at least 64
+    config.engine.steps_per_dispatch = 8  # decode steps per program call
+    config.engine.attention = "auto"  # or an implementation of rlboost_kernels
+    config.engine.kv_dtype = "float32"
+
+    config.manager = ConfigDict()
+    config.manager.host = "127.0.0.1"  # address to listen on
+    config.manager.port = 0  # 0 takes a free one
+    config.manager.lease_seconds = 2.0  # a server silent for longer is lost; at most 2
+    config.manager.renew_seconds = 0.5
+    config.manager.max_pending = 8  # requests waiting at an instance beyond its slots (Θ)
+    config.manager.balance = True  # move work from busy to idle instances
+    config.manager.seeding = True  # reserved engines generate first
+    config.manager.window_initial_seconds = 1.0  # T_init of Algorithm 1
+    config.manager.window_eta = 3.0  # η of Algorithm 1
+    config.manager.window_memory = True  # remember the window of each fleet size
+
+    config.weights = ConfigDict()
+    config.weights.rollout_dtype = "float32"  # of snapshots and engines
+    config.weights.keep_versions = 2  # snapshots kept besides those in use
+    config.weights.source = "auto"  # "directory" | "http"; auto takes the directory where visible
+
+    config.checkpoint = ConfigDict()
+    config.checkpoint.every_steps = 1
+    config.checkpoint.keep = 2
+
+    config.fleet = ConfigDict()
+    config.fleet.provider = "local"  # child processes; "none": servers are started by hand
+    config.fleet.max_instances = 2  # preemptible instances the provider may start
+    config.fleet.adaptive_cap = False  # also hold them to N_prem of Algorithm 1
+    config.fleet.trace = ""  # CSV of milliseconds,add|remove,name; or "synthetic"
+    config.fleet.trace_speed = 60.0  # trace seconds per wall second
+    config.fleet.synthetic_lifetime_seconds = 1200.0  # mean, in trace time
+    config.fleet.synthetic_gap_seconds = 300.0  # mean until lost capacity returns, in trace time
+    config.fleet.price_per_hour = 2.66  # dollars, one preemptible instance
+    config.fleet.reserved_price_per_hour = 10.47  # dollars, all reserved devices
+    config.fleet.orphan_seconds = 60.0  # servers and manager wait this long for a lost trainer
+    config.fleet.chaos = ConfigDict()
+    config.fleet.chaos.enabled = False
+    config.fleet.chaos.seed = 0
+    config.fleet.chaos.kills_per_minute = 8.0  # SIGKILL of a working server
+    config.fleet.chaos.terms_per_minute = 2.0  # SIGTERM of a server
+    config.fleet.chaos.joins_per_minute = 20.0  # return of lost capacity
+
+    config.evaluation = ConfigDict()
+    config.evaluation.every_steps = 10  # greedy held-out accuracy; 0: never
+    config.evaluation.num_prompts = 128
+
+    config.observe = ConfigDict()
+    config.observe.live = True  # redraw a view when standard output is a terminal
+    config.observe.tensorboard = True
+    return config

@@ -1,0 +1,1 @@
+"""Reinforcement learning of language models on reserved and preemptible accelerators."""

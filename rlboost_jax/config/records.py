@@ -1,0 +1,189 @@
+"""The settings of a run as frozen records, one per section of the configuration file.
+
+`configs/base.py` lists the same fields with their units and defaults. Modules receive the
+record of their own section and never the whole. No JAX here: the manager reads this too.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A Qwen3-shaped decoder."""
+
+    vocab_size: int
+    embed_dim: int
+    num_layers: int
+    num_query_heads: int
+    num_key_heads: int
+    head_dim: int
+    hidden_dim: int
+    rope_theta: float
+    norm_epsilon: float
+    tie_embeddings: bool
+    qk_norm: bool
+    dtype: str  # of activations in learner and engine; parameters are float32 in the learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    name: str  # see rlboost_jax/data/tasks
+    mean_length: float  # how long the worked problems are, in the task's own unit
+    max_length: int  # longest problem, same unit
+    num_heldout: int  # prompts kept for evaluation, disjoint from training
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupConfig:
+    """Supervised updates before reinforcement learning, so that a from-scratch model can start."""
+
+    max_updates: int  # of the first phase; 0 skips the warm-up
+    target_loss: float  # nats per token at which the first phase ends
+    habit_updates: int  # length of the second phase
+    worked_fraction: float  # of worked answers in the first phase; the rest are guesses
+    habit_worked_fraction: float  # same, second phase
+    learning_rate: float
+    habit_learning_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    name: str  # "grpo"
+    group_size: int  # responses per prompt
+    normalize_by_std: bool
+    clip_low: float  # ratio range is [1 - clip_low, 1 + clip_high]
+    clip_high: float
+    kl_coefficient: float  # 0 keeps no reference model
+    loss_aggregation: str  # "token_mean" | "sequence_mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    temperature: float
+    top_p: float  # 1 keeps all
+    top_k: int  # 0 keeps all
+    max_response_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    prompts_per_step: int
+    micro_batch_prompts: int  # groups per micro-batch
+    pack_rows: int  # rows of one packed batch
+    row_tokens: int  # tokens of a packed row; 0 takes the longest prompt plus response
+    learning_rate: float
+    schedule: str  # "constant" | "linear" | "cosine"
+    schedule_warmup_steps: int
+    weight_decay: float
+    beta1: float
+    beta2: float
+    max_gradient_norm: float
+    mesh: tuple[int, int, int]  # devices along (data, fsdp, tensor)
+    remat: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    slots: int  # rollouts decoded together
+    page_size: int  # tokens per page
+    num_pages: int  # 0 gives every slot its longest rollout
+    max_prompt_tokens: int
+    token_rows: int  # rows T of the step program
+    steps_per_dispatch: int  # decode steps per program call when nothing is waiting
+    attention: str  # implementation of rlboost_kernels, or "auto"
+    kv_dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagerConfig:
+    host: str
+    port: int  # 0 takes a free one
+    lease_seconds: float  # a server silent for longer is lost; at most 2
+    renew_seconds: float
+    max_pending: int  # requests sent to an instance beyond those it runs (Θ)
+    balance: bool  # continuous load balancing
+    seeding: bool  # False: reserved engines help only while no instance is ready
+    window_initial_seconds: float
+    window_eta: float  # η of Algorithm 1
+    window_memory: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsConfig:
+    rollout_dtype: str
+    keep_versions: int  # snapshots kept besides those in use
+    source: str  # "auto" | "directory" | "http"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    every_steps: int
+    keep: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosConfig:
+    enabled: bool
+    seed: int
+    kills_per_minute: float  # SIGKILL of a working server
+    terms_per_minute: float  # SIGTERM
+    joins_per_minute: float  # return of capacity
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetConfig:
+    provider: str  # "local" | "none"
+    max_instances: int  # preemptible instances the provider may start
+    adaptive_cap: bool  # also hold them to N_prem of Algorithm 1
+    trace: str  # "" | path of a CSV | "synthetic"
+    trace_speed: float  # trace seconds per wall second
+    synthetic_lifetime_seconds: float  # mean time an instance lives, in trace time
+    synthetic_gap_seconds: float  # mean time until lost capacity returns, in trace time
+    price_per_hour: float  # dollars, one preemptible instance
+    reserved_price_per_hour: float  # dollars, all reserved devices
+    orphan_seconds: float
+    chaos: ChaosConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    every_steps: int  # 0: never
+    num_prompts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObserveConfig:
+    live: bool  # redraw a live view when standard output is a terminal
+    tensorboard: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run, checked. `validate.run_config` is the only maker."""
+
+    seed: int
+    deterministic: bool
+    num_steps: int
+    compile_cache_dir: str  # "" uses ~/.cache/rlboost_jax
+    model: ModelConfig
+    task: TaskConfig
+    warmup: WarmupConfig
+    algorithm: AlgorithmConfig
+    sampling: SamplingConfig
+    learner: LearnerConfig
+    engine: EngineConfig
+    manager: ManagerConfig
+    weights: WeightsConfig
+    checkpoint: CheckpointConfig
+    fleet: FleetConfig
+    evaluation: EvaluationConfig
+    observe: ObserveConfig
+
+    @property
+    def slot_tokens(self) -> int:
+        """Longest prompt plus response that a slot holds."""
+        return self.engine.max_prompt_tokens + self.sampling.max_response_tokens
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.learner.prompts_per_step * self.algorithm.group_size

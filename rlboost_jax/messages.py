@@ -1,0 +1,342 @@
+"""All that crosses a process boundary: frozen records, encoded as MessagePack.
+
+Token ids and log-probabilities travel as raw little-endian arrays inside `bytes` fields
+(int32 and float32); `pack_*` and `unpack_*` convert. Nothing here is ever pickled, and a
+frame that does not decode into one of the records is an error that ends its stream.
+"""
+
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+MAX_FRAME_BYTES: Final = 64 * 2**20
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
+    """Base of all records."""
+
+
+# Shared parts -------------------------------------------------------------------------
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How to turn logits into tokens, and when to stop."""
+
+    temperature: float  # 0 is greedy
+    top_p: float
+    top_k: int
+    max_tokens: int  # of the whole response, whatever part of it is already there
+    stop_ids: tuple[int, ...]
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    path: str  # relative to the snapshot's folder, with forward slashes
+    size: int
+    sha256: str
+
+
+class LeafEntry(msgspec.Struct, frozen=True, kw_only=True):
+    name: str  # parameter path joined by "."; the array's folder has this name
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy version is made of. Travels with its announcement."""
+
+    version: int
+    directory: str  # absolute path on the learner's host
+    params_digest: str  # SHA-256 over the learner's parameters
+    files: tuple[FileEntry, ...]
+    leaves: tuple[LeafEntry, ...]
+
+
+class PromptRequest(msgspec.Struct, frozen=True, kw_only=True):
+    prompt: int  # index of the prompt within the step
+    tokens: bytes
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout to begin or to go on with."""
+
+    request_id: int  # unsigned 32 bit, unique in the manager's life
+    step: int
+    prompt: int  # index within the step: rollouts of one prompt are a group
+    sample: int  # prompt * group_size + place in the group; names the noise
+    version: int  # the only policy version that may sample it
+    seed: int
+    prompt_tokens: bytes
+    response_tokens: bytes  # sampled already, elsewhere
+    sampling: Sampling
+
+
+# Server → manager ---------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """First message of a stream."""
+
+    instance: str  # a name, unique in the fleet; "" lets the manager choose
+    reserved: bool  # the trainer's own engine
+    slots: int
+    slot_tokens: int  # longest prompt plus response
+    price_per_hour: float
+    zone: str
+    host: str
+    pid: int
+    device: str
+    fingerprint: str  # what equal bits depend on: program, jax version, device kind
+
+
+class Renew(Message, frozen=True, kw_only=True):
+    """The lease goes on."""
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """The engine holds this version and takes work of it."""
+
+    version: int
+    seconds: float = 0.0  # from announcement to readiness
+    fetched_bytes: int = 0
+
+
+class WeightsRejected(Message, frozen=True, kw_only=True):
+    """A version could not be fetched or did not match its manifest; it will be tried again."""
+
+    version: int
+    reason: str
+
+
+class TokenBatch(Message, frozen=True, kw_only=True):
+    """What one engine dispatch yielded for all its rollouts: new tokens only.
+
+    Row i carries `counts[i]` tokens of request `request_ids[i]`, concatenated in `tokens`
+    and `logprobs`. At most 14 bytes per token plus about 30 per message. The end of a
+    response is not said: stop ids and limits decide it on both sides alike.
+    """
+
+    sequence: int  # 0, 1, 2, … within a stream
+    version: int  # sampled all of these
+    request_ids: bytes  # uint32
+    counts: bytes  # uint16
+    tokens: bytes  # int32
+    logprobs: bytes  # float32, nats
+    in_flight: int  # most tokens that the dispatch begun with this message can yield
+    running: int  # rollouts in slots
+    waiting: int  # rollouts accepted and not in a slot
+    prefilled_again: int  # tokens recomputed since the last message because of evictions
+
+
+class Released(Message, frozen=True, kw_only=True):
+    """Answer to `Release`: these are no longer held here; their last tokens were sent before."""
+
+    request_ids: bytes  # uint32
+
+
+class Goodbye(Message, frozen=True, kw_only=True):
+    """The server leaves by its own will; all its tokens were sent before."""
+
+    reason: str
+
+
+# Manager → server ---------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    instance: str
+    renew_seconds: float
+    orphan_seconds: float  # how long to look for a lost manager
+
+
+class Announce(Message, frozen=True, kw_only=True):
+    """A newer version exists. Whoever holds work of an older one gives it back (`Released`)."""
+
+    manifest: Manifest
+
+
+class Generate(Message, frozen=True, kw_only=True):
+    requests: tuple[GenerateRequest, ...]
+
+
+class Release(Message, frozen=True, kw_only=True):
+    """Stop these, send what there is, answer `Released`."""
+
+    request_ids: bytes  # uint32
+
+
+class Leave(Message, frozen=True, kw_only=True):
+    reason: str
+
+
+# Trainer → manager --------------------------------------------------------------------
+
+
+class WindowState(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the seeding-window controller; the trainer's checkpoint carries it."""
+
+    seconds: float
+    memory: dict[int, float]  # number of preemptible instances → window, in seconds
+    instance_cap: int  # N_prem
+
+
+class TrainerHello(Message, frozen=True, kw_only=True):
+    run_id: str
+    step: int  # the next step it will ask for
+    window: WindowState | None  # from the checkpoint, None at the first start
+    pid: int
+
+
+class Publish(Message, frozen=True, kw_only=True):
+    """A snapshot is complete on disk and may be announced."""
+
+    manifest: Manifest
+
+
+class BeginStep(Message, frozen=True, kw_only=True):
+    """All prompts of a step. If the manager still keeps tokens of the same step and
+    parameters, it goes on with them."""
+
+    step: int
+    version: int
+    params_digest: str
+    seed: int
+    group_size: int
+    sampling: Sampling
+    prompts: tuple[PromptRequest, ...]
+
+
+class StepTrained(Message, frozen=True, kw_only=True):
+    """The update of a step was applied; answered with `StepReport`."""
+
+    step: int
+    train_wait_seconds: float  # learner idle for want of finished groups, window excluded
+    train_seconds: float  # learner busy with gradients and the update
+
+
+class StepCommitted(Message, frozen=True, kw_only=True):
+    """A checkpoint that includes this step's update is durable: its tokens may be forgotten."""
+
+    step: int
+
+
+class EndRun(Message, frozen=True, kw_only=True):
+    """The run is over: send everyone home."""
+
+    reason: str
+
+
+# Manager → trainer --------------------------------------------------------------------
+
+
+class TrainerWelcome(Message, frozen=True, kw_only=True):
+    window: WindowState
+    kept_steps: tuple[int, ...]  # steps whose tokens are still here
+
+
+class FinishedRollout(Message, frozen=True, kw_only=True):
+    step: int
+    prompt: int
+    sample: int
+    tokens: bytes  # the whole response
+    logprobs: bytes
+    versions: tuple[tuple[int, int], ...]  # (policy version, number of tokens) in token order
+    instances: tuple[str, ...]  # that took part, in order
+
+
+class WindowClosed(Message, frozen=True, kw_only=True):
+    step: int
+    seconds: float
+    reason: str
+
+
+class StepReport(Message, frozen=True, kw_only=True):
+    """What the manager counted from `BeginStep` to `StepTrained`."""
+
+    step: int
+    rollout_seconds: float  # BeginStep to the last token
+    remote_wait_seconds: float  # last token to StepTrained
+    seeding_window_seconds: float  # reserved engines eligible for work
+    instances_mean: float  # preemptible instances ready, averaged over the step
+    instances_joined: int
+    instances_lost: int
+    requests_migrated: int
+    tokens_generated: int
+    tokens_delivered: int
+    tokens_lost: int
+    tokens_prefilled_again: int
+    tokens_reserved: int
+    tokens_preemptible: int
+    cost_dollars: float
+    window: WindowState
+
+
+class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    instance: str
+    reserved: bool
+    state: str  # "joining" | "pulling" | "ready" | "leaving"
+    version: int
+    running: int
+    waiting: int
+    tokens: int  # delivered since it joined
+    price_per_hour: float
+    seconds: float  # since it joined
+
+
+class FleetStatus(Message, frozen=True, kw_only=True):
+    """For the live view and for keeping snapshots in use; about once a second."""
+
+    instances: tuple[InstanceStatus, ...]
+    finished: int  # responses of the current step
+    total: int
+    window_open: bool
+    window_seconds: float
+    joined: int  # since the run began
+    lost: int
+    versions_in_use: tuple[int, ...]
+    cost_dollars: float  # since the run began
+
+
+ServerMessage = Hello | Renew | Ready | WeightsRejected | TokenBatch | Released | Goodbye
+ToServer = Welcome | Announce | Generate | Release | Leave
+TrainerMessage = TrainerHello | Publish | BeginStep | StepTrained | StepCommitted | EndRun
+ToTrainer = TrainerWelcome | FinishedRollout | WindowClosed | StepReport | FleetStatus
+
+encode = msgspec.msgpack.Encoder().encode
+decode_server = msgspec.msgpack.Decoder(ServerMessage).decode
+decode_to_server = msgspec.msgpack.Decoder(ToServer).decode
+decode_trainer = msgspec.msgpack.Decoder(TrainerMessage).decode
+decode_to_trainer = msgspec.msgpack.Decoder(ToTrainer).decode
+
+
+def pack_tokens(tokens: ArrayLike) -> bytes:
+    return np.asarray(tokens, "<i4").tobytes()
+
+
+def unpack_tokens(data: bytes) -> NDArray[np.int32]:
+    return np.frombuffer(data, "<i4")
+
+
+def pack_logprobs(logprobs: ArrayLike) -> bytes:
+    return np.asarray(logprobs, "<f4").tobytes()
+
+
+def unpack_logprobs(data: bytes) -> NDArray[np.float32]:
+    return np.frombuffer(data, "<f4")
+
+
+def pack_ids(request_ids: ArrayLike) -> bytes:
+    return np.asarray(request_ids, "<u4").tobytes()
+
+
+def unpack_ids(data: bytes) -> NDArray[np.uint32]:
+    return np.frombuffer(data, "<u4")
+
+
+def pack_counts(counts: ArrayLike) -> bytes:
+    return np.asarray(counts, "<u2").tobytes()
+
+
+def unpack_counts(data: bytes) -> NDArray[np.uint16]:
+    return np.frombuffer(data, "<u2")
