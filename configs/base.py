@@ -17,13 +17,13 @@ def get_config() -> ConfigDict:
     config.model = ConfigDict()
     config.model.vocab_size = 112  # entries; at least the tokenizer's
     config.model.embed_dim = 128  # width of the residual stream
-    config.model.num_layers = 2
-    config.model.num_query_heads = 4
+    config.model.num_layers = 2  # transformer blocks
+    config.model.num_query_heads = 4  # attention heads
     config.model.num_key_heads = 2  # divides num_query_heads
-    config.model.head_dim = 32
+    config.model.head_dim = 32  # width of a head; even
     config.model.hidden_dim = 256  # width of the gated feed-forward layer
     config.model.rope_theta = 10_000.0  # base of the rotary frequencies
-    config.model.norm_epsilon = 1e-6
+    config.model.norm_epsilon = 1e-6  # added to the mean square in RMSNorm
     config.model.tie_embeddings = False  # output head = input embedding
     config.model.qk_norm = True  # normalise queries and keys per head
     config.model.dtype = "float32"  # activations; parameters are float32 in the learner
@@ -40,36 +40,36 @@ def get_config() -> ConfigDict:
     config.warmup.habit_updates = 32  # then these set the habit of guessing
     config.warmup.worked_fraction = 0.75  # of worked answers in the skill phase
     config.warmup.habit_worked_fraction = 0.12  # same, habit phase
-    config.warmup.learning_rate = 6e-3
-    config.warmup.habit_learning_rate = 3e-3
+    config.warmup.learning_rate = 6e-3  # highest, skill phase
+    config.warmup.habit_learning_rate = 3e-3  # highest, habit phase
 
     config.algorithm = ConfigDict()
-    config.algorithm.name = "grpo"
+    config.algorithm.name = "grpo"  # the only one so far
     config.algorithm.group_size = 8  # responses per prompt
     config.algorithm.normalize_by_std = True  # False: advantages are differences from the mean only
     config.algorithm.clip_low = 0.2  # ratio range is [1 - clip_low, 1 + clip_high]
-    config.algorithm.clip_high = 0.25
+    config.algorithm.clip_high = 0.25  # see clip_low
     config.algorithm.kl_coefficient = 0.0  # of the KL to the starting model; 0 keeps no copy of it
     config.algorithm.loss_aggregation = "token_mean"  # or "sequence_mean"
 
     config.sampling = ConfigDict()
-    config.sampling.temperature = 1.0
+    config.sampling.temperature = 1.0  # divides the logits; 0 is greedy
     config.sampling.top_p = 1.0  # 1 keeps all
     config.sampling.top_k = 0  # 0 keeps all
-    config.sampling.max_response_tokens = 200
+    config.sampling.max_response_tokens = 200  # a longer response is cut off here
 
     config.learner = ConfigDict()
-    config.learner.prompts_per_step = 24
+    config.learner.prompts_per_step = 24  # prompts of an update; a multiple of micro_batch_prompts
     config.learner.micro_batch_prompts = 6  # groups per micro-batch
     config.learner.pack_rows = 4  # rows of a packed batch; divisible by data * fsdp
     config.learner.row_tokens = 0  # tokens per row; 0 takes the longest prompt plus response
-    config.learner.learning_rate = 3e-4
+    config.learner.learning_rate = 3e-4  # AdamW's, highest of the schedule
     config.learner.schedule = "constant"  # or "linear", "cosine": to 0 at num_steps
     config.learner.schedule_warmup_steps = 0  # updates
-    config.learner.weight_decay = 0.0
-    config.learner.beta1 = 0.9
-    config.learner.beta2 = 0.98
-    config.learner.max_gradient_norm = 1.0
+    config.learner.weight_decay = 0.0  # AdamW's, per update at learning rate 1
+    config.learner.beta1 = 0.9  # AdamW's decay of the mean gradient
+    config.learner.beta2 = 0.98  # … and of the mean squared gradient
+    config.learner.max_gradient_norm = 1.0  # global norm to which gradients are clipped
     config.learner.mesh = (1, 1, 1)  # devices along (data, fsdp, tensor)
     config.learner.remat = False  # recompute activations in the backward pass
 
@@ -77,17 +77,17 @@ def get_config() -> ConfigDict:
     config.engine.slots = 64  # rollouts decoded together
     config.engine.page_size = 16  # tokens per page
     config.engine.num_pages = 0  # pages in the pool; 0 gives every slot its longest rollout
-    config.engine.max_prompt_tokens = 8
+    config.engine.max_prompt_tokens = 8  # longest prompt; with the longest response it fills a slot
     config.engine.token_rows = 64  # rows of the step program: a multiple of 16, at least 64
     config.engine.steps_per_dispatch = 8  # decode steps per program call
     config.engine.attention = "auto"  # or an implementation of rlboost_kernels
-    config.engine.kv_dtype = "float32"
+    config.engine.kv_dtype = "float32"  # of cached keys and values
 
     config.manager = ConfigDict()
     config.manager.host = "127.0.0.1"  # address to listen on
     config.manager.port = 0  # 0 takes a free one
     config.manager.lease_seconds = 2.0  # a server silent for longer is lost; at most 2
-    config.manager.renew_seconds = 0.5
+    config.manager.renew_seconds = 0.5  # between renewals of a lease; less than half of it
     config.manager.max_pending = 8  # requests waiting at an instance beyond its slots (Θ)
     config.manager.balance = True  # move work from busy to idle instances
     config.manager.seeding = True  # reserved engines generate first
@@ -101,8 +101,8 @@ def get_config() -> ConfigDict:
     config.weights.source = "auto"  # "directory" | "http"; auto takes the directory where visible
 
     config.checkpoint = ConfigDict()
-    config.checkpoint.every_steps = 1
-    config.checkpoint.keep = 2
+    config.checkpoint.every_steps = 1  # updates between checkpoints
+    config.checkpoint.keep = 2  # newest checkpoints kept
 
     config.fleet = ConfigDict()
     config.fleet.provider = "local"  # child processes; "none": servers are started by hand
@@ -116,17 +116,17 @@ def get_config() -> ConfigDict:
     config.fleet.reserved_price_per_hour = 10.47  # dollars, all reserved devices
     config.fleet.orphan_seconds = 60.0  # servers and manager wait this long for a lost trainer
     config.fleet.chaos = ConfigDict()
-    config.fleet.chaos.enabled = False
-    config.fleet.chaos.seed = 0
+    config.fleet.chaos.enabled = False  # take servers away and give them back at random times
+    config.fleet.chaos.seed = 0  # of those times
     config.fleet.chaos.kills_per_minute = 8.0  # SIGKILL of a working server
     config.fleet.chaos.terms_per_minute = 2.0  # SIGTERM of a server
     config.fleet.chaos.joins_per_minute = 20.0  # return of lost capacity
 
     config.evaluation = ConfigDict()
     config.evaluation.every_steps = 10  # greedy held-out accuracy; 0: never
-    config.evaluation.num_prompts = 128
+    config.evaluation.num_prompts = 128  # of an evaluation; at most task.num_heldout
 
     config.observe = ConfigDict()
     config.observe.live = True  # redraw a view when standard output is a terminal
-    config.observe.tensorboard = True
+    config.observe.tensorboard = True  # write TensorBoard events to <workdir>/tensorboard
     return config

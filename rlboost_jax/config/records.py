@@ -159,7 +159,7 @@ class ObserveConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One run, checked. `validate.run_config` is the only maker."""
+    """One run, checked. The functions of `load.py` are the only makers."""
 
     seed: int
     deterministic: bool

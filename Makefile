@@ -1,0 +1,63 @@
+# Everything from a bare machine with make and Python 3.11 or later:
+#
+#   make quickstart            train a small model while its servers are killed; about 5 minutes
+#   make test                  lint, types and all tests; PYTHON=python3.12 for another lane
+#   make soak                  the long fault tests
+#   make lint                  lint and types only
+#   make lock                  make requirements.lock anew from the newest versions
+#   make clean                 remove the environments
+
+PYTHON ?= python3
+WORKDIR ?= runs/quickstart
+
+# The default interpreter gets .venv, any other one its own.
+VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install -c requirements.lock
+METADATA := pyproject.toml kernels/pyproject.toml requirements.lock
+
+.PHONY: quickstart test soak lint lock clean
+
+quickstart: $(VENV)/.installed
+	$(VENV)/bin/python -m rlboost_jax.main --config=configs/quickstart.py --workdir=$(WORKDIR)
+
+test: lint
+	$(VENV)/bin/python -m pytest -q -m "not soak"
+
+soak: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m pytest -q -m soak
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+$(VENV)/.installed: $(METADATA) | $(VENV)/bin/python
+	@echo "installing into $(VENV) …"
+	@$(PIP) -e kernels -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(METADATA) | $(VENV)/bin/python
+	@echo "installing into $(VENV), with the tools for tests …"
+	@$(PIP) -e kernels -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "Python 3.11 or later is needed, this is " + sys.version.split()[0] + "; name one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+# One lock for all Python versions, platforms and extras. torch is named once, without the
+# local label (+cpu) that its wheel may bear where the lock is made.
+lock: $(VENV)/bin/python
+	@$(VENV)/bin/python -m pip --disable-pip-version-check --quiet install uv
+	@echo "# Made by \`make lock\`. Exact versions for pip's -c option, for all extras." > $@.part
+	@echo "# Python 3.11 keeps jax 0.10.2; later ones get the newest." >> $@.part
+	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --upgrade --all-extras \
+	  --no-header --no-annotate --no-emit-package rlboost-kernels \
+	  pyproject.toml kernels/pyproject.toml --output-file $@.versions > /dev/null
+	@sed -E -e '/^torch==/{s/\+[a-z0-9]+//; s/ ;.*/ ; python_full_version < "3.12"/}' $@.versions \
+	  | uniq >> $@.part
+	@rm $@.versions && mv $@.part requirements.lock
+
+clean:
+	rm -rf .venv .venv-*

@@ -1,0 +1,73 @@
+"""The fluid bound: the shortest step that rates alone allow, were work a liquid.
+
+Reserved devices either generate (at `reserved_rate`) or train, not both; every preemptible
+instance generates at `instance_rate` all the time. A step ends when all tokens are generated
+and trained. The best split lets the reserved devices seed for t seconds and then train:
+
+    T(t) = max(t + c, (W - reserved_rate · t) / (n · instance_rate))
+
+W tokens, c seconds of training, n instances. T is least where the two are equal, or at
+t = 0 when the instances alone are done before the training is.
+"""
+
+from collections.abc import Sequence
+
+
+def step_bound(
+    *,
+    tokens: float,
+    train_seconds: float,
+    reserved_rate: float,
+    instance_rate: float,
+    instances: float,
+) -> tuple[float, float]:
+    """(shortest step, its seeding window), both in seconds.
+
+    Args:
+        tokens: to generate in the step.
+        train_seconds: learner time for all of them.
+        reserved_rate: tokens per second of the reserved devices while seeding.
+        instance_rate: tokens per second of one preemptible instance.
+        instances: how many there are, or their mean over the step.
+    """
+    remote = instances * instance_rate
+    window = max(0.0, (tokens - remote * train_seconds) / (reserved_rate + remote))
+    return window + train_seconds, window
+
+
+def step_bound_under_churn(
+    *,
+    tokens: float,
+    train_seconds: float,
+    reserved_rate: float,
+    instance_rate: float,
+    start: float,
+    changes: Sequence[tuple[float, int]],
+) -> tuple[float, float]:
+    """The same with instances that come and go at known times: a clairvoyant's bound.
+
+    Args:
+        start: when the step begins, seconds.
+        changes: (time, instances from then on), in time order; the first at or before `start`.
+
+    The window is the least for which the tokens are done by its end plus `train_seconds`;
+    as both sides move one way it is found by bisection.
+    """
+
+    def generated(window: float) -> float:
+        end = start + window + train_seconds
+        remote = 0.0
+        for (since, count), (until, _) in zip(
+            changes, [*changes[1:], (float("inf"), 0)], strict=True
+        ):
+            seconds = min(until, end) - max(since, start)
+            remote += max(0.0, seconds) * count * instance_rate
+        return remote + window * reserved_rate
+
+    low, high = 0.0, tokens / reserved_rate
+    if generated(0.0) >= tokens:
+        return train_seconds, 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if generated(middle) >= tokens else (middle, high)
+    return high + train_seconds, high

@@ -1,0 +1,33 @@
+"""A small model learns to show its work, while the servers that it generates on are killed.
+
+Run:     make quickstart
+         (or: python -m rlboost_jax.main --config=configs/quickstart.py --workdir=runs/quickstart)
+Takes:   about 2 minutes on 2 CPU cores.
+Result:  held-out accuracy from about 0.1 to above 0.9 in 60 updates, a server killed or
+         gone every 3 seconds; runs/quickstart/report.html shows the run.
+
+The task asks where a clock hand points after n steps. After its supervised warm-up the
+model mostly guesses (3 tokens, right 1 time in 10); reinforcement learning discovers that
+writing down every step pays, so reward and response length rise together.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.num_steps = 60
+    config.task.name = "clock"
+    config.learner.prompts_per_step = 24  # 24 prompts x 8 responses = 192 trajectories per update
+    config.algorithm.group_size = 8
+    config.manager.window_initial_seconds = 0.3
+    config.fleet.max_instances = 3
+    config.fleet.chaos.enabled = True
+    config.fleet.chaos.kills_per_minute = 20.0
+    config.fleet.chaos.terms_per_minute = 3.0
+    config.fleet.chaos.joins_per_minute = 60.0
+    config.evaluation.every_steps = 5
+    config.evaluation.num_prompts = 128
+    return config

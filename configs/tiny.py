@@ -1,0 +1,39 @@
+"""The whole loop in 4 updates of a very small model: what the system tests run.
+
+Run:     python -m rlboost_jax.main --config=configs/tiny.py --workdir=runs/tiny
+Takes:   under 60 s on 2 CPU cores once programs are compiled.
+Result:  the same digests in metrics.jsonl whatever happens to the fleet; for instance with
+         --config.fleet.chaos.enabled=True, or --config.fleet.max_instances=0.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.num_steps = 4
+    config.model.embed_dim = 64
+    config.model.hidden_dim = 128
+    config.model.head_dim = 16
+    config.task.mean_length = 12.0
+    config.task.max_length = 60
+    config.task.num_heldout = 64
+    config.warmup.max_updates = 48
+    config.warmup.target_loss = 0.0  # never reached: always 48 updates
+    config.warmup.habit_updates = 4
+    config.warmup.worked_fraction = 0.5
+    config.warmup.habit_worked_fraction = 0.5  # leaves long responses for kills to strike
+    config.sampling.max_response_tokens = 128
+    config.learner.prompts_per_step = 16
+    config.learner.micro_batch_prompts = 4
+    config.engine.slots = 16  # few, so that a step lasts long enough to be interrupted
+    config.manager.window_initial_seconds = 0.1
+    config.fleet.chaos.kills_per_minute = 90.0
+    config.fleet.chaos.terms_per_minute = 15.0
+    config.fleet.chaos.joins_per_minute = 240.0
+    config.evaluation.every_steps = 2
+    config.evaluation.num_prompts = 16
+    config.observe.tensorboard = False
+    return config

@@ -1,0 +1,91 @@
+"""The pool of key and value pages, and writing new tokens into it."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from rlboost_kernels.attention.validation import check_kv_pages
+from rlboost_kernels.implementations import choose
+
+
+def kv_pages_shape(
+    num_pages: int, page_size: int, num_key_heads: int, head_dim: int
+) -> tuple[int, int, int, int]:
+    """Shape of a pool of pages: keys at even head indices, values at odd ones.
+
+    Raises:
+        ValueError: a size is not positive.
+    """
+    sizes = {
+        "num_pages": num_pages,
+        "page_size": page_size,
+        "num_key_heads": num_key_heads,
+        "head_dim": head_dim,
+    }
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}; it must be at least 1")
+    return num_pages, page_size, 2 * num_key_heads, head_dim
+
+
+def update_kv_pages(
+    kv_pages: Array,  # [P, L, 2*K, D]
+    k: Array,  # [T, K, D]
+    v: Array,  # [T, K, D]
+    slot_mapping: Array,  # i32[T]
+    *,
+    implementation: str | None = None,
+) -> Array:  # [P, L, 2*K, D]
+    """Write the keys and values of T tokens into the pool and return it.
+
+    Call it under `jax.jit` with the pool donated: only the new tokens are then written.
+    Without donation the whole pool is copied. `kv_pages` must not be used afterwards.
+
+    On CPU, jax 0.10 converts a whole bfloat16 pool to float32 and back around the write, donated
+    or not; later versions do not, and float32 and float16 pools are not affected.
+
+    Args:
+        k, v: cast to the type of the pool.
+        slot_mapping: page * page_size + offset of each token; no slot twice. A slot outside
+            the pool drops its token, which is how padded rows are written nowhere.
+        implementation: a name of `available_implementations()`; all share one program here.
+
+    Raises:
+        ValueError: shapes or types do not fit.
+        NotImplementedError: `implementation` cannot run here.
+    """
+    check_kv_pages(kv_pages)
+    _check_tokens(kv_pages, k, v, slot_mapping)
+    choose(implementation)
+    return _update(kv_pages, k, v, slot_mapping)
+
+
+@jax.jit
+def _update(kv_pages: Array, k: Array, v: Array, slot_mapping: Array) -> Array:
+    P, L, heads, D = kv_pages.shape
+    T = k.shape[0]
+    tokens = jnp.stack([k, v], axis=2).reshape(T, heads, D).astype(kv_pages.dtype)
+    # -1 would mean the last slot. Each dropped token gets a place of its own beyond the pool, as
+    # `unique_indices` demands; without that promise a scatter on GPU can be serialised.
+    inside = (slot_mapping >= 0) & (slot_mapping < P * L)
+    slots = jnp.where(inside, slot_mapping, P * L + jnp.arange(T, dtype=jnp.int32))
+    flat = kv_pages.reshape(P * L, heads, D)
+    flat = flat.at[slots].set(tokens, mode="drop", unique_indices=True)
+    return flat.reshape(P, L, heads, D)
+
+
+def _check_tokens(kv_pages: Array, k: Array, v: Array, slot_mapping: Array) -> None:
+    K, D = kv_pages.shape[2] // 2, kv_pages.shape[3]
+    if k.ndim != 3 or k.shape[1:] != (K, D):
+        raise ValueError(
+            f"k has shape {k.shape}; the pool {kv_pages.shape} takes [tokens, {K}, {D}]"
+        )
+    if v.shape != k.shape:
+        raise ValueError(f"v has shape {v.shape} and k {k.shape}; they must be equal")
+    if slot_mapping.shape != k.shape[:1]:
+        raise ValueError(
+            f"slot_mapping has shape {slot_mapping.shape}; it must be [{k.shape[0]}], "
+            "one slot per token"
+        )
+    if slot_mapping.dtype != jnp.int32:
+        raise ValueError(f"slot_mapping has type {slot_mapping.dtype}; it must be int32")

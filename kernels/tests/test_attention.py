@@ -1,0 +1,147 @@
+"""Ragged paged attention against float64 loops over rows, and against JAX's own definition."""
+
+import importlib
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rlboost_kernels import available_implementations, ragged_paged_attention
+from rlboost_kernels.problems import CHECKED, Arguments, Problem, random_arguments
+
+pytestmark = pytest.mark.parametrize("implementation", available_implementations())
+
+OPTIONS = (
+    {},
+    {"sliding_window": 1},
+    {"sliding_window": 20},
+    {"soft_cap": 2.0},
+    {"sm_scale": 0.5, "sliding_window": 37, "soft_cap": 3.0},
+)
+
+
+def attention_by_hand(arguments, *, sm_scale=None, sliding_window=None, soft_cap=None):
+    """A float64 softmax for one row and head at a time; rows of no sequence are zeros."""
+    q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs = map(np.asarray, arguments)
+    heads, head_dim = q.shape[1:]
+    group = heads // (kv_pages.shape[2] // 2)
+    out = np.zeros(q.shape)
+    for s in range(num_seqs[0]):
+        pages = page_indices[s, : -(-kv_lens[s] // kv_pages.shape[1])]
+        tokens = np.concatenate([kv_pages[page] for page in pages]).astype(np.float64)
+        for row in range(cu_q_lens[s], cu_q_lens[s + 1]):
+            position = kv_lens[s] - (cu_q_lens[s + 1] - row)
+            first = 0 if sliding_window is None else max(0, position + 1 - sliding_window)
+            for h in range(heads):
+                keys = tokens[first : position + 1, 2 * (h // group)]
+                values = tokens[first : position + 1, 2 * (h // group) + 1]
+                scores = keys @ q[row, h].astype(np.float64) * (sm_scale or head_dim**-0.5)
+                if soft_cap is not None:
+                    scores = soft_cap * np.tanh(scores / soft_cap)
+                weights = np.exp(scores - scores.max())
+                out[row, h] = weights @ values / weights.sum()
+    return out
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("problem", CHECKED, ids=lambda problem: problem.name)
+def test_matches_float64_loops(problem, options, implementation):
+    arguments = random_arguments(problem)
+    out = ragged_paged_attention(*arguments, **options, implementation=implementation)
+    assert out.dtype == jnp.float32
+    np.testing.assert_allclose(out, attention_by_hand(arguments, **options), atol=3e-6)
+
+
+@pytest.mark.parametrize("problem", CHECKED[1:4], ids=lambda problem: problem.name)
+def test_bfloat16_is_off_by_the_rounding_of_its_result_only(problem, implementation):
+    arguments = random_arguments(replace(problem, dtype="bfloat16"))
+    out = ragged_paged_attention(*arguments, implementation=implementation)
+    assert out.dtype == jnp.bfloat16
+    exact = attention_by_hand(arguments)  # of the same bfloat16 inputs
+    np.testing.assert_allclose(out.astype(np.float32), exact, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 20}, {"soft_cap": 2.0}], ids=str)
+def test_matches_the_definition_in_jax(options, implementation):
+    name = "jax.experimental.pallas.ops.tpu.ragged_paged_attention"
+    theirs = pytest.importorskip(name).ref_ragged_paged_attention
+    arguments = random_arguments(CHECKED[1])
+    expected = theirs(*arguments, sm_scale=32**-0.5, **options)
+    out = ragged_paged_attention(*arguments, **options, implementation=implementation)
+    np.testing.assert_allclose(out[: len(expected)], expected, atol=3e-6)
+
+
+@st.composite
+def problems(draw) -> Problem:
+    num_key_heads = draw(st.integers(1, 3))
+    q_lens = draw(st.lists(st.integers(0, 20), min_size=1, max_size=4))
+    kv_lens = [rows + draw(st.integers(0 if rows else 1, 50)) for rows in q_lens]
+    return Problem(
+        name="generated",
+        q_lens=tuple(q_lens),
+        kv_lens=tuple(kv_lens),
+        num_query_heads=num_key_heads * draw(st.integers(1, 4)),
+        num_key_heads=num_key_heads,
+        head_dim=draw(st.sampled_from([8, 32, 40])),
+        page_size=draw(st.sampled_from([1, 8, 16, 24, 48])),
+        num_rows=sum(q_lens) + draw(st.integers(1, 20)),
+        num_slots=len(q_lens) + draw(st.integers(0, 3)),
+    )
+
+
+@settings(max_examples=12, deadline=None)
+@given(problem=problems(), window=st.none() | st.integers(1, 40))
+def test_matches_float64_loops_for_any_shape(implementation, problem, window):
+    arguments = random_arguments(problem)
+    out = ragged_paged_attention(*arguments, sliding_window=window, implementation=implementation)
+    expected = attention_by_hand(arguments, sliding_window=window)
+    np.testing.assert_allclose(out, expected, atol=3e-6)
+
+
+def test_rows_of_no_sequence_are_zeros(implementation):
+    arguments = random_arguments(CHECKED[1])
+    out = np.asarray(ragged_paged_attention(*arguments, implementation=implementation))
+    assert not out[57:].any()  # the sequences have 57 rows of 64
+    nothing = arguments._replace(num_seqs=jnp.zeros(1, jnp.int32))
+    assert not np.any(ragged_paged_attention(*nothing, implementation=implementation))
+
+
+def test_what_is_not_held_cannot_show(implementation):
+    """Neither padding of the metadata nor what pages hold after a sequence's end is used."""
+    arguments = random_arguments(CHECKED[1])
+    kv_pages, page_indices = np.array(arguments.kv_pages), np.array(arguments.page_indices)
+    kv_lens, cu_q_lens = np.array(arguments.kv_lens), np.array(arguments.cu_q_lens)
+    held = np.zeros(kv_pages.shape[:2], bool)
+    for s in range(5):
+        for position in range(kv_lens[s]):
+            held[page_indices[s, position // 16], position % 16] = True
+        page_indices[s, -(-kv_lens[s] // 16) :] = [-1, 10**6, -(10**6)][s % 3]
+    kv_pages[~held] = np.nan
+    page_indices[5:], kv_lens[5:], cu_q_lens[6:] = 10**6, 10**6, -7
+    spoilt = Arguments(arguments.q, kv_pages, kv_lens, page_indices, cu_q_lens, arguments.num_seqs)
+    np.testing.assert_array_equal(
+        ragged_paged_attention(*map(jnp.asarray, spoilt), implementation=implementation),
+        ragged_paged_attention(*arguments, implementation=implementation),
+    )
+
+
+def test_has_no_derivative_and_says_so(implementation):
+    q, *others = random_arguments(CHECKED[0])
+
+    def total(q):
+        return ragged_paged_attention(q, *others, implementation=implementation).sum()
+
+    with pytest.raises(NotImplementedError, match="for inference"):
+        jax.grad(total)(q)
+
+
+def test_a_named_implementation_is_never_replaced(implementation, monkeypatch):
+    api = importlib.import_module("rlboost_kernels.attention.api")
+    other = {"reference": "xla", "xla": "reference"}[implementation]
+    monkeypatch.delitem(api._PROGRAMS, other)
+    arguments = random_arguments(CHECKED[0], seed=1)
+    # A scale of its own, so that the program is traced here and not taken from a cache.
+    ragged_paged_attention(*arguments, sm_scale=0.123, implementation=implementation)

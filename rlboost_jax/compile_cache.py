@@ -1,0 +1,43 @@
+"""Where compiled programs are kept, so that a server that joins does not compile."""
+
+import hashlib
+import platform
+from pathlib import Path
+
+import jax
+import jaxlib
+
+DEFAULT_FOLDER = "~/.cache/rlboost_jax"
+
+
+def enable(folder: str = "") -> Path:
+    """Keep every program JAX compiles from now on, however small; returns the place.
+
+    A program for a CPU holds machine code for that processor's features, so hosts that are
+    not alike and share `folder` get places of their own in it.
+
+    Args:
+        folder: "" takes `DEFAULT_FOLDER`.
+    """
+    place = Path(folder or DEFAULT_FOLDER).expanduser() / fingerprint()
+    place.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(place))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return place
+
+
+def fingerprint() -> str:
+    """What programs of one cache have in common: JAX's version and the processor."""
+    processor = hashlib.sha256(_processor().encode()).hexdigest()[:12]
+    return f"jax{jax.__version__}-jaxlib{jaxlib.__version__}-{platform.machine()}-{processor}"
+
+
+def _processor() -> str:
+    """Model and instruction sets of the first core."""
+    try:
+        cores = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")
+    except OSError:  # not Linux
+        return platform.processor()
+    kept = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(line for line in cores[0].splitlines() if line.startswith(kept))

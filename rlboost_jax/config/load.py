@@ -1,0 +1,167 @@
+"""Configurations in and out: ml_collections, plain dictionaries, `config.json`.
+
+Whatever the way in, the result has passed every check of `validate.py`. Nothing here
+imports JAX, so that the manager and tools read configurations too.
+"""
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.validate import check, check_files
+
+# What may differ when a run goes on in its workdir: nothing of this reaches a gradient.
+MAY_DIFFER: Final = (
+    "checkpoint",
+    "compile_cache_dir",
+    "evaluation",
+    "fleet",
+    "manager",
+    "observe",
+    "weights.keep_versions",
+    "weights.source",
+)
+
+
+class ConfigDictLike(Protocol):
+    """An `ml_collections.ConfigDict`, as far as it is needed here."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+class Difference(NamedTuple):
+    name: str  # dotted, as on the command line after `--config.`
+    first: object
+    second: object
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.first!r} → {self.second!r}"
+
+
+def run_config(config: ConfigDictLike) -> RunConfig:
+    """The checked record of a configuration file; also opens the files it names.
+
+    Raises ConfigError.
+    """
+    record = run_config_from_dict(config.to_dict())
+    check_files(record)
+    return record
+
+
+def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:
+    """The checked record of nested dictionaries, as `to_dict` and JSON give them.
+
+    A "run_id" at the top is passed over: `config.json` carries one. Files that the
+    configuration names are not opened, since they are on the trainer's host.
+
+    Raises ConfigError.
+    """
+    values = {key: value for key, value in values.items() if key != "run_id"}
+    mistakes = list(_wrong_keys(values, RunConfig, ""))
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    try:
+        record = msgspec.convert(values, RunConfig)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        raise ConfigError(f"config.{place.rstrip('`')}: {reason[:1].lower()}{reason[1:]}") from None
+    check(record)
+    return record
+
+
+def read_run_config(path: str | Path) -> RunConfig:
+    """The configuration in `config.json`; `path` is that file or the workdir.
+
+    Raises ConfigError.
+    """
+    return run_config_from_dict(_read(path))
+
+
+def read_run_id(path: str | Path) -> str:
+    """The run's id in `config.json`; raises ConfigError where there is none."""
+    run_id = _read(path).get("run_id")
+    if not isinstance(run_id, str):
+        raise ConfigError(f"{path}: no run_id; is it a workdir of rlboost_jax?")
+    return run_id
+
+
+def write_run_config(path: str | Path, config: RunConfig, run_id: str) -> None:
+    """Write `config.json` in one piece: a reader never sees half of it."""
+    path = _file(path)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"run_id": run_id, **to_dict(config)}, indent=2) + "\n")
+    part.replace(path)
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Nested dictionaries that JSON can hold; `run_config_from_dict` takes them back."""
+    values: dict[str, Any] = msgspec.to_builtins(config)
+    return values
+
+
+def differences(
+    first: RunConfig, second: RunConfig, *, ignore: tuple[str, ...] = ()
+) -> tuple[Difference, ...]:
+    """Fields in which two configurations differ.
+
+    Args:
+        ignore: dotted names of fields and whole sections to leave out, such as MAY_DIFFER.
+    """
+    pairs = zip(_fields(first, ""), _fields(second, ""), strict=True)
+    return tuple(
+        Difference(name, one, other)
+        for (name, one), (_, other) in pairs
+        if one != other and not any(name == i or name.startswith(i + ".") for i in ignore)
+    )
+
+
+def _fields(record: Any, prefix: str) -> Iterator[tuple[str, object]]:
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _fields(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value
+
+
+def _wrong_keys(values: Mapping[str, Any], record: Any, prefix: str) -> Iterator[str]:
+    fields = {field.name: field.type for field in dataclasses.fields(record)}
+    for key in values:
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(fields)}"
+            yield f"config.{prefix}{key} does not exist; {hint}"
+    for name, kind in fields.items():
+        if name not in values:
+            if not any(
+                difflib.get_close_matches(str(k), [name]) for k in values if k not in fields
+            ):
+                yield f"config.{prefix}{name} is missing; configs/base.py has its default"
+        elif dataclasses.is_dataclass(kind):
+            if isinstance(values[name], Mapping):
+                yield from _wrong_keys(values[name], kind, f"{prefix}{name}.")
+            else:
+                yield f"config.{prefix}{name} must be a section, not {values[name]!r}"
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    path = _file(path)
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}; give the workdir of a run") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no configuration; give the workdir of a run")
+    return values
+
+
+def _file(path: str | Path) -> Path:
+    path = Path(path)
+    return path / "config.json" if path.is_dir() else path

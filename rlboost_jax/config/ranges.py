@@ -1,0 +1,128 @@
+"""The range of every field that has one by itself, as tables."""
+
+import difflib
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.task_sizes import TASK_SIZES
+
+MAX_LEASE_SECONDS: Final = 2.0
+MAX_SEED: Final = 2**31 - 1
+DTYPES: Final = ("float32", "bfloat16", "float16")
+
+AT_LEAST: Final[Mapping[str, int]] = {
+    "seed": 0,
+    "num_steps": 1,
+    "model.vocab_size": 1,
+    "model.embed_dim": 1,
+    "model.num_layers": 1,
+    "model.num_query_heads": 1,
+    "model.num_key_heads": 1,
+    "model.head_dim": 2,
+    "model.hidden_dim": 1,
+    "task.num_heldout": 1,
+    "warmup.max_updates": 0,
+    "warmup.target_loss": 0,
+    "warmup.habit_updates": 0,
+    "warmup.worked_fraction": 0,
+    "warmup.habit_worked_fraction": 0,
+    "algorithm.group_size": 2,  # an advantage compares the responses of one prompt
+    "algorithm.kl_coefficient": 0,
+    "sampling.temperature": 0,
+    "sampling.top_k": 0,
+    "sampling.max_response_tokens": 1,
+    "learner.prompts_per_step": 1,
+    "learner.micro_batch_prompts": 1,
+    "learner.pack_rows": 1,
+    "learner.row_tokens": 0,
+    "learner.schedule_warmup_steps": 0,
+    "learner.weight_decay": 0,
+    "learner.beta1": 0,
+    "learner.beta2": 0,
+    "engine.slots": 1,
+    "engine.page_size": 1,
+    "engine.num_pages": 0,
+    "engine.max_prompt_tokens": 1,
+    "engine.steps_per_dispatch": 1,
+    "manager.port": 0,
+    "manager.max_pending": 0,
+    "weights.keep_versions": 1,
+    "checkpoint.every_steps": 1,
+    "checkpoint.keep": 1,
+    "fleet.max_instances": 0,
+    "fleet.price_per_hour": 0,
+    "fleet.reserved_price_per_hour": 0,
+    "fleet.orphan_seconds": 0,
+    "fleet.chaos.kills_per_minute": 0,
+    "fleet.chaos.terms_per_minute": 0,
+    "fleet.chaos.joins_per_minute": 0,
+    "evaluation.every_steps": 0,
+    "evaluation.num_prompts": 1,
+}
+ABOVE_ZERO: Final = (
+    "model.rope_theta",
+    "model.norm_epsilon",
+    "task.mean_length",
+    "warmup.learning_rate",
+    "warmup.habit_learning_rate",
+    "algorithm.clip_low",
+    "algorithm.clip_high",
+    "sampling.top_p",
+    "learner.learning_rate",
+    "learner.max_gradient_norm",
+    "manager.lease_seconds",
+    "manager.renew_seconds",
+    "manager.window_initial_seconds",
+    "manager.window_eta",
+    "fleet.trace_speed",
+    "fleet.synthetic_lifetime_seconds",
+    "fleet.synthetic_gap_seconds",
+)
+AT_MOST: Final[Mapping[str, float]] = {
+    "seed": MAX_SEED,
+    "warmup.worked_fraction": 1,
+    "warmup.habit_worked_fraction": 1,
+    "algorithm.clip_low": 1,
+    "sampling.top_p": 1,
+    "learner.beta1": 0.99999,
+    "learner.beta2": 0.99999,
+    "manager.port": 65535,
+    "manager.lease_seconds": MAX_LEASE_SECONDS,  # a silent server is lost by then
+}
+ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
+    "model.dtype": DTYPES,
+    "task.name": tuple(TASK_SIZES),
+    "algorithm.name": ("grpo",),
+    "algorithm.loss_aggregation": ("token_mean", "sequence_mean"),
+    "learner.schedule": ("constant", "linear", "cosine"),
+    "engine.kv_dtype": DTYPES,
+    "weights.rollout_dtype": DTYPES,
+    "weights.source": ("auto", "directory", "http"),
+    "fleet.provider": ("local", "none"),
+}
+
+
+def out_of_range(config: RunConfig) -> Iterator[str]:
+    """One line per field with a value that cannot be: the value and what to choose."""
+    for name, limit in AT_LEAST.items():
+        if not limit <= (value := _field(config, name)) < math.inf:
+            yield f"{name} is {value}; choose {limit} or more"
+    for name in ABOVE_ZERO:
+        if not 0 < (value := _field(config, name)) < math.inf:
+            yield f"{name} is {value}; choose more than 0"
+    for name, most in AT_MOST.items():
+        if not (value := _field(config, name)) <= most:
+            yield f"{name} is {value}; choose {most} or less"
+    for name, choices in ONE_OF.items():
+        if (value := _field(config, name)) not in choices:
+            near = difflib.get_close_matches(value, choices, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(choices)}"
+            yield f"{name} {value!r} does not exist; {hint}"
+
+
+def _field(config: RunConfig, name: str) -> Any:
+    value: Any = functools.reduce(getattr, name.split("."), config)
+    return value

@@ -1,0 +1,158 @@
+"""Every check of a configuration, before the first device is touched.
+
+Each check yields one line per mistake: the value, the limit, the setting to change.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.ranges import out_of_range
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.task_sizes import MIN_LENGTH, NUM_COUNTERS, task_size
+from rlboost_jax.config.traces import read_trace
+
+ROW_CLASS: Final = 16  # row counts whose matmuls have the same bits are multiples of this
+MIN_TOKEN_ROWS: Final = 64  # … and at least this many
+
+
+def check(config: RunConfig) -> None:
+    """Raise ConfigError with one line per mistake."""
+    mistakes = list(out_of_range(config))
+    if not mistakes:  # the checks of fields against each other may count on the ranges
+        checks = (_model, _task, _sampling, _learner, _engine, _manager, _fleet, _rest)
+        mistakes = [mistake for fields in checks for mistake in fields(config)]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+
+
+def check_files(config: RunConfig) -> None:
+    """Raise ConfigError where a file that the configuration names cannot be used."""
+    if config.fleet.trace not in ("", "synthetic"):
+        read_trace(config.fleet.trace)
+
+
+def _model(config: RunConfig) -> Iterator[str]:
+    model = config.model
+    if model.num_query_heads % model.num_key_heads:
+        yield (
+            f"model.num_query_heads is {model.num_query_heads}, not a multiple of "
+            f"model.num_key_heads ({model.num_key_heads}); change one of them"
+        )
+    if model.head_dim % 2:
+        yield f"model.head_dim is {model.head_dim}; rotary positions need an even number"
+
+
+def _task(config: RunConfig) -> Iterator[str]:
+    task = config.task
+    if not MIN_LENGTH <= task.max_length < NUM_COUNTERS:
+        yield (
+            f"task.max_length is {task.max_length}; problems count from {MIN_LENGTH} "
+            f"to {NUM_COUNTERS - 1}, choose one in between"
+        )
+        return
+    size = task_size(task)
+    if size.vocab_size > config.model.vocab_size:
+        yield (
+            f"model.vocab_size is {config.model.vocab_size}, task {task.name!r} has "
+            f"{size.vocab_size} tokens; raise model.vocab_size"
+        )
+    if size.max_prompt_tokens > config.engine.max_prompt_tokens:
+        yield (
+            f"engine.max_prompt_tokens is {config.engine.max_prompt_tokens}, the longest prompt of "
+            f"task {task.name!r} has {size.max_prompt_tokens} tokens; raise "
+            "engine.max_prompt_tokens or lower task.max_length"
+        )
+    if size.max_response_tokens > config.sampling.max_response_tokens:
+        yield (
+            f"sampling.max_response_tokens is {config.sampling.max_response_tokens}, the longest "
+            f"answer of task {task.name!r} has {size.max_response_tokens} tokens; raise "
+            "sampling.max_response_tokens or lower task.max_length"
+        )
+
+
+def _sampling(config: RunConfig) -> Iterator[str]:
+    sampling = config.sampling
+    if sampling.top_k > config.model.vocab_size:
+        yield (
+            f"sampling.top_k is {sampling.top_k}; choose 0 (keeps all) to model.vocab_size "
+            f"({config.model.vocab_size})"
+        )
+
+
+def _learner(config: RunConfig) -> Iterator[str]:
+    learner = config.learner
+    if learner.prompts_per_step % learner.micro_batch_prompts:
+        yield (
+            f"learner.prompts_per_step is {learner.prompts_per_step}, not a multiple of "
+            f"learner.micro_batch_prompts ({learner.micro_batch_prompts}); change one of them"
+        )
+    if min(learner.mesh) < 1:
+        yield f"learner.mesh is {learner.mesh}; every axis has at least 1 device"
+    elif learner.pack_rows % (learner.mesh[0] * learner.mesh[1]):
+        yield (
+            f"learner.pack_rows is {learner.pack_rows}, not a multiple of data * fsdp "
+            f"({learner.mesh[0]} * {learner.mesh[1]}) in learner.mesh; change one of them"
+        )
+    if learner.row_tokens and learner.row_tokens < config.slot_tokens:
+        yield (
+            f"learner.row_tokens is {learner.row_tokens}, the longest prompt plus response has "
+            f"{config.slot_tokens} (engine.max_prompt_tokens + sampling.max_response_tokens); "
+            "raise it, or 0 takes just that"
+        )
+    if learner.schedule_warmup_steps > config.num_steps:
+        yield (
+            f"learner.schedule_warmup_steps is {learner.schedule_warmup_steps}; choose 0 to "
+            f"num_steps ({config.num_steps})"
+        )
+
+
+def _engine(config: RunConfig) -> Iterator[str]:
+    engine = config.engine
+    if engine.token_rows < MIN_TOKEN_ROWS or engine.token_rows % ROW_CLASS:
+        yield (
+            f"engine.token_rows is {engine.token_rows}; equal bits need a multiple of {ROW_CLASS}, "
+            f"at least {MIN_TOKEN_ROWS}"
+        )
+    if engine.slots > engine.token_rows:
+        yield (
+            f"engine.slots is {engine.slots}, more than engine.token_rows ({engine.token_rows}); "
+            "every slot decodes one row, so lower slots or raise token_rows"
+        )
+    needed = math.ceil(config.slot_tokens / engine.page_size)
+    if 0 < engine.num_pages < needed:
+        yield (
+            f"engine.num_pages is {engine.num_pages}, one rollout of {config.slot_tokens} tokens "
+            f"needs {needed}; raise it, or 0 gives every slot its own"
+        )
+
+
+def _manager(config: RunConfig) -> Iterator[str]:
+    manager = config.manager
+    if 2 * manager.renew_seconds >= manager.lease_seconds:
+        yield (
+            f"manager.renew_seconds is {manager.renew_seconds}; a lease of "
+            f"{manager.lease_seconds} s (manager.lease_seconds) must outlive two renewals, "
+            f"choose less than {manager.lease_seconds / 2:g}"
+        )
+
+
+def _fleet(config: RunConfig) -> Iterator[str]:
+    fleet = config.fleet
+    if fleet.provider == "none" and (fleet.trace or fleet.chaos.enabled):
+        yield (
+            "fleet.trace and fleet.chaos need servers that the run started itself; "
+            "set fleet.provider to 'local', or trace to '' and chaos.enabled to False"
+        )
+
+
+def _rest(config: RunConfig) -> Iterator[str]:
+    if config.evaluation.num_prompts > config.task.num_heldout:
+        yield (
+            f"evaluation.num_prompts is {config.evaluation.num_prompts}; choose 1 to "
+            f"task.num_heldout ({config.task.num_heldout})"
+        )
+    if config.compile_cache_dir and Path(config.compile_cache_dir).expanduser().is_file():
+        yield f"compile_cache_dir {config.compile_cache_dir!r} is a file; name a folder"

@@ -1,0 +1,28 @@
+"""reversal: write a list of digits backwards.
+
+Question `<begin> d1 … dn =`, worked answer `[n-1] dn [n-2] … [0] d1 # dn … d1 <end>`: each
+digit is looked up beside its place in the question first, then the list is written. A guess
+is right one time in 10ⁿ, so here only the short problems reward guessing at all.
+"""
+
+import numpy as np
+
+from rlboost_jax.data.vocabulary import counter, digit
+
+
+def draw(rng: np.random.Generator, length: int) -> tuple[int, ...]:
+    """`length` digits."""
+    return tuple(int(d) for d in rng.integers(10, size=length))
+
+
+def question(operands: tuple[int, ...]) -> list[int]:
+    return [digit(d) for d in operands]
+
+
+def work(operands: tuple[int, ...]) -> list[int]:
+    places = range(len(operands) - 1, -1, -1)
+    return [token for k in places for token in (counter(k), digit(operands[k]))]
+
+
+def answer(operands: tuple[int, ...]) -> list[int]:
+    return [digit(d) for d in reversed(operands)]

@@ -1,0 +1,118 @@
+"""Generated tasks whose answers can be checked, with lengths that vary by 10x and more.
+
+Every problem is a function of (split, seed, index) alone. A problem belongs to the held-out
+split or to training by a hash of its operands: the splits are disjoint whatever the seed.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.records import TaskConfig
+from rlboost_jax.config.task_sizes import MIN_LENGTH, TASK_SIZES, task_size
+from rlboost_jax.data import clock, reversal, running_sum, vocabulary
+from rlboost_jax.data.vocabulary import ANSWER, BEGIN, END, EQUALS
+
+Split = Literal["train", "heldout"]
+Tokens = NDArray[np.int32]
+
+HELDOUT_SHARE: Final = 8  # one problem in so many is held out
+
+
+class Rules(Protocol):
+    """What makes a task: a module with these four functions. Tokens go without marks."""
+
+    def draw(self, rng: np.random.Generator, length: int, /) -> tuple[int, ...]: ...
+    def question(self, operands: tuple[int, ...], /) -> list[int]: ...
+    def work(self, operands: tuple[int, ...], /) -> list[int]: ...
+    def answer(self, operands: tuple[int, ...], /) -> list[int]: ...
+
+
+RULES: Final[Mapping[str, Rules]] = {
+    "clock": clock,
+    "running_sum": running_sum,
+    "reversal": reversal,
+}
+assert RULES.keys() == TASK_SIZES.keys()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    task: str
+    operands: tuple[int, ...]
+
+
+class Task:
+    """A family of problems. Lengths are MIN_LENGTH + Exp(mean_length), cut at max_length."""
+
+    def __init__(self, config: TaskConfig) -> None:
+        if config.name not in RULES:
+            raise ConfigError(
+                f"task.name {config.name!r} does not exist; known: {', '.join(RULES)}"
+            )
+        size = task_size(config)
+        self.name = config.name
+        self.vocab_size = size.vocab_size
+        self.max_prompt_tokens = size.max_prompt_tokens
+        self.max_response_tokens = size.max_response_tokens  # of a worked answer
+        self.stop_ids = (END,)
+        self._rules = RULES[config.name]
+        self._mean_length = config.mean_length
+        self._max_length = config.max_length
+
+    def problem(self, split: Split, seed: int, index: int) -> Problem:
+        """The problem with this index: the first of the split among its own draws."""
+        rng = np.random.default_rng([index, seed, split == "heldout"])
+        while True:
+            length = MIN_LENGTH + int(rng.exponential(self._mean_length))
+            operands = self._rules.draw(rng, min(length, self._max_length))
+            problem = Problem(task=self.name, operands=operands)
+            if split_of(problem) == split:
+                return problem
+
+    def prompt_tokens(self, problem: Problem) -> Tokens:
+        return _tokens([BEGIN, *self._rules.question(problem.operands), EQUALS])
+
+    def worked_answer(self, problem: Problem) -> Tokens:
+        """The response that shows every step."""
+        return _tokens([*self._rules.work(problem.operands), *self._ending(problem)])
+
+    def guess(self, problem: Problem, rng: np.random.Generator) -> Tokens:
+        """A response of random digits without any work; right by chance only."""
+        num_digits = len(self._rules.answer(problem.operands))
+        digits = [vocabulary.digit(int(d)) for d in rng.integers(10, size=num_digits)]
+        return _tokens([ANSWER, *digits, END])
+
+    def reward(self, problem: Problem, response_tokens: ArrayLike) -> float:
+        """1 where the response ends in the mark, the right answer and the end; else 0."""
+        ending = self._ending(problem)
+        return float(np.asarray(response_tokens).tolist()[-len(ending) :] == ending)
+
+    def text(self, tokens: ArrayLike) -> str:
+        """Tokens for a person."""
+        return vocabulary.text(np.asarray(tokens).tolist())
+
+    def _ending(self, problem: Problem) -> list[int]:
+        return [ANSWER, *self._rules.answer(problem.operands), END]
+
+
+def get_task(config: TaskConfig) -> Task:
+    """Raises ConfigError for a task that does not exist."""
+    if config.name not in RULES:
+        raise ConfigError(f"task.name {config.name!r} does not exist; known: {', '.join(RULES)}")
+    return Task(config)
+
+
+def split_of(problem: Problem) -> Split:
+    """The split that a problem belongs to, in every run."""
+    digest = hashlib.blake2b(repr(problem.operands).encode(), digest_size=8).digest()
+    return "train" if int.from_bytes(digest, "little") % HELDOUT_SHARE else "heldout"
+
+
+def _tokens(values: list[int]) -> Tokens:
+    return np.asarray(values, np.int32)

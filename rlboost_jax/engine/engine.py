@@ -1,0 +1,300 @@
+"""The inference engine: rollouts go in, tokens come out, and how it was scheduled cannot show.
+
+Invariants:
+
+- A rollout that is submitted stays until it is finished or released. Out of pages, it waits.
+- Its tokens and log-probabilities are a function of the weights, its tokens so far, its sampling
+  settings and (seed, step, sample). Companions, slots, pages, chunks, evictions, the number
+  of steps per dispatch and the engine do not change a bit of them (within a `fingerprint`).
+- After `warm_up` nothing is compiled, whatever arrives.
+
+Work goes in two halves: `begin` launches a device program and returns at once, `finish` waits
+for it. Between them the device is busy and the host is free to talk. Not thread-safe: one
+thread at a time.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jaxtyping import Array
+from numpy.typing import NDArray
+
+from rlboost_jax.config.records import EngineConfig, ModelConfig
+from rlboost_jax.engine import invariance, metadata
+from rlboost_jax.engine.fingerprint import fingerprint
+from rlboost_jax.engine.layouts import make_layout
+from rlboost_jax.engine.parameters import EngineParameters
+from rlboost_jax.engine.programs import LOGPROBS, TOKENS, Programs
+from rlboost_jax.engine.requests import Limits, RequestRejected, check_request
+from rlboost_jax.engine.rollouts import Rollout, new_rollout
+from rlboost_jax.engine.scheduler import Plan, Scheduler
+from rlboost_jax.messages import GenerateRequest
+from rlboost_jax.models.params import Params
+
+
+class EngineBusy(RuntimeError):
+    """The call does not fit between `begin` and `finish`, or needs an engine without rollouts."""
+
+
+class NonFiniteLogits(RuntimeError):
+    """A log-probability came out infinite or undefined: the weights are broken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatch:
+    """What one device program yielded, a row per rollout that got at least one token."""
+
+    version: int  # that sampled all of these
+    request_ids: NDArray[np.uint32]
+    counts: NDArray[np.uint16]
+    tokens: NDArray[np.int32]  # concatenated in the order of the rows
+    logprobs: NDArray[np.float32]  # nats
+    finished: tuple[int, ...]  # of the request ids; no longer held
+    prefilled_again: int  # tokens run anew because of evictions
+
+
+class Engine:
+    """A decoder on one device with slots for `config.slots` rollouts."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: EngineConfig,
+        *,
+        slot_tokens: int,
+        truncated_sampling: bool,
+        device: jax.Device | None = None,
+        param_dtype: str | None = None,
+    ) -> None:
+        """Allocate the KV pool. Nothing is compiled yet.
+
+        Args:
+            slot_tokens: longest prompt plus response.
+            truncated_sampling: whether requests may ask for top-k or top-p.
+            param_dtype: that loaded parameters are cast to; None is `model.dtype`.
+
+        Raises:
+            ValueError: settings do not fit together; names them.
+        """
+        self.device = jax.devices()[0] if device is None else device
+        self.layout = make_layout(config, slot_tokens)
+        self.slots, self.slot_tokens = config.slots, slot_tokens
+        self.programs = Programs(
+            model,
+            self.layout,
+            max_steps=config.steps_per_dispatch,
+            truncated_sampling=truncated_sampling,
+            attention=config.attention,
+            kv_dtype=config.kv_dtype,
+        )
+        self.parameters = EngineParameters(
+            self.programs.abstract_params, self.device, param_dtype or model.dtype
+        )
+        self.pools = self.programs.empty_pools(self.device)
+        self.limits = Limits(
+            vocab_size=model.vocab_size,
+            slot_tokens=slot_tokens,
+            truncated_sampling=truncated_sampling,
+        )
+        self.fingerprint = fingerprint(
+            self.device,
+            model=model,
+            token_rows=config.token_rows,
+            slots=config.slots,
+            page_size=config.page_size,
+            kv_dtype=config.kv_dtype,
+            param_dtype=param_dtype or model.dtype,
+            attention=self.programs.attention,
+            truncated_sampling=truncated_sampling,
+        )
+        self._scheduler = Scheduler(self.layout, config.steps_per_dispatch)
+        self._held: dict[int, Rollout] = {}
+        self._arrivals = 0
+        self._in_flight: tuple[Plan, Array, int] | None = None
+
+    @property
+    def version(self) -> int | None:
+        """Policy version of the weights; None before the first `load`."""
+        return self.parameters.version
+
+    @property
+    def running(self) -> int:
+        """Rollouts in slots."""
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Rollouts held and not in a slot."""
+        return len(self._scheduler.waiting)
+
+    def held(self) -> tuple[int, ...]:
+        """Ids of all rollouts, in the order they came."""
+        return tuple(self._held)
+
+    def load(self, params: Params, version: int) -> None:
+        """Copy a tree of parameters, layers stacked, to the device.
+
+        Raises:
+            EngineBusy: rollouts of another version are still held.
+            ValueError: a leaf is missing, unknown or of another shape.
+        """
+        self._require_idle("load")
+        self.parameters.load(params, version)
+
+    def warm_up(self, announce: Callable[[str], None] | None = None) -> None:
+        """Compile every program by running it on nothing, on zeros if nothing is loaded.
+
+        Args:
+            announce: told what is being compiled, one line each.
+        """
+        self._require_idle("warm_up")
+        leaves = self.parameters.leaves_or_zeros()
+        say = announce or (lambda _: None)
+        say("compiling the mixed step (1 of 3)")
+        empty = metadata.pack_mixed(self.layout, ())
+        self.pools, output = self.programs.mixed(leaves, self.pools, empty)
+        output.block_until_ready()
+        say("compiling the decode steps (2 of 3)")
+        empty = metadata.pack_decode(self.layout, (), 0)
+        self.pools, output = self.programs.decode(leaves, self.pools, empty)
+        output.block_until_ready()
+        say("compiling the copying of pages (3 of 3)")
+        self.pools = self.programs.copy_pages(self.pools, metadata.pack_copies(self.layout, ()))
+        jax.block_until_ready(self.pools)
+
+    def assert_row_invariance(self) -> None:
+        """Check on this device that companions, slots and chunks do not change a bit.
+
+        Uses the loaded weights, or random ones, and overwrites the (free) pages. Milliseconds
+        for a small model once the engine is warm.
+
+        Raises:
+            RowsNotInvariant: they do.
+            EngineBusy: rollouts are held.
+        """
+        self._require_idle("assert_row_invariance")
+        leaves = self.parameters.leaves_or_random()
+        self.pools = invariance.check(self.programs, leaves, self.pools)
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        """Take rollouts to begin or to go on with. They run from the next `begin` on.
+
+        Raises:
+            RequestTooLong: prompt and longest response do not fit in a slot.
+            RequestRejected: otherwise impossible, see `requests.py`, or its id is held already.
+                Nothing of the call is taken.
+        """
+        new = {request.request_id for request in requests}
+        for request in requests:
+            check_request(request, self.limits, version=self.version)
+            if request.request_id in self._held:
+                raise RequestRejected(f"request {request.request_id} is held already; release it")
+        if len(new) != len(requests):
+            raise RequestRejected(f"{len(requests)} requests have {len(new)} different ids")
+        for request in requests:
+            rollout = new_rollout(request, self.layout, self._arrivals)
+            self._arrivals += 1
+            self._held[request.request_id] = rollout
+            self._scheduler.add(rollout)
+
+    def release(self, request_ids: Sequence[int]) -> list[int]:
+        """Stop and forget those of the rollouts that are held. Returns their ids.
+
+        All their tokens were returned by `finish` before. That is why this is refused while a
+        program is in flight: its tokens would follow those of a rollout given back.
+
+        Raises:
+            EngineBusy: between `begin` and `finish`.
+        """
+        if self._in_flight is not None:
+            raise EngineBusy("release came between begin and finish; call finish first")
+        released = [i for i in dict.fromkeys(request_ids) if i in self._held]
+        for request_id in released:
+            self._scheduler.remove(self._held.pop(request_id))
+        return released
+
+    def begin(self) -> int:
+        """Schedule and launch; returns before the device is done.
+
+        Programs that only prefill yield nothing and follow one another without waiting, until
+        one that samples.
+
+        Returns:
+            The most tokens that `finish` can return, at least 1; 0 if there are no rollouts, and
+            then nothing was launched.
+
+        Raises:
+            EngineBusy: the last dispatch was not finished.
+        """
+        if self._in_flight is not None:
+            raise EngineBusy("begin came twice; call finish in between")
+        again = 0
+        while (plan := self._scheduler.plan()) is not None:
+            output = self._launch(plan)
+            again += plan.prefilled_again
+            if plan.most_tokens > 0:
+                self._in_flight = plan, output, again
+                return plan.most_tokens
+        return 0
+
+    def finish(self) -> Dispatch:
+        """Wait for the program in flight and return what it yielded.
+
+        Raises:
+            EngineBusy: nothing is in flight.
+            NonFiniteLogits: the weights are broken; the engine is of no further use.
+        """
+        if self._in_flight is None or self.version is None:
+            raise EngineBusy("finish came without begin; call begin first")
+        (plan, output, again), self._in_flight = self._in_flight, None
+        results = np.asarray(output)
+        tokens_SX = np.ascontiguousarray(results[TOKENS].T)
+        logprobs_SX = np.ascontiguousarray(results[LOGPROBS].T).view(np.float32)
+        counts = (tokens_SX >= 0).sum(axis=1)
+        yielding = [i for i, work in enumerate(plan.work) if counts[i]]
+        finished = []
+        for i in yielding:
+            rollout = plan.work[i].rollout
+            if self._scheduler.report(rollout, tokens_SX[i, : counts[i]]):
+                finished.append(rollout.request_id)
+                del self._held[rollout.request_id]
+        valid = tokens_SX >= 0
+        logprobs = logprobs_SX[valid]
+        if not np.isfinite(logprobs).all():
+            raise NonFiniteLogits(
+                f"version {self.version} gives log-probabilities that are not finite; "
+                "check its weights"
+            )
+        return Dispatch(
+            version=self.version,
+            request_ids=np.array([plan.work[i].rollout.request_id for i in yielding], np.uint32),
+            counts=counts[yielding].astype(np.uint16),
+            tokens=tokens_SX[valid],
+            logprobs=logprobs,
+            finished=tuple(finished),
+            prefilled_again=again,
+        )
+
+    def _launch(self, plan: Plan) -> Array:
+        leaves, layout = self.parameters.leaves, self.layout
+        if plan.copies:
+            copies = metadata.pack_copies(layout, plan.copies)
+            self.pools = self.programs.copy_pages(self.pools, copies)
+        if plan.mixed:
+            chunks = [w.rollout.chunk(w.start, w.count, w.budget) for w in plan.work]
+            packed = metadata.pack_mixed(layout, chunks)
+            self.pools, output = self.programs.mixed(leaves, self.pools, packed)
+        else:
+            records = [work.rollout.decode_record(work.budget) for work in plan.work]
+            packed = metadata.pack_decode(layout, records, self.programs.max_steps)
+            self.pools, output = self.programs.decode(leaves, self.pools, packed)
+        return output
+
+    def _require_idle(self, call: str) -> None:
+        if self._held or self._in_flight is not None:
+            raise EngineBusy(
+                f"{call} needs an engine without rollouts; {len(self._held)} are held: "
+                "finish or release them first"
+            )

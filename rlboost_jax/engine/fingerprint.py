@@ -1,0 +1,67 @@
+"""What equal bits depend on, as a short string that two engines can compare.
+
+Engines with equal fingerprints give equal tokens and log-probabilities for equal requests and
+weights. Different ones may differ in the last bits, and now and then in a token.
+"""
+
+import dataclasses
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import jax
+import jaxlib
+
+# XLA flags that change how a program is made or watched, and not what it computes.
+_HARMLESS_FLAGS = (
+    "--xla_force_host_platform_device_count",
+    "--xla_dump",
+    "--xla_gpu_autotune_cache",
+)
+
+
+def fingerprint(device: jax.Device, **settings: object) -> str:
+    """A readable part (jax version, kind of device) and a digest over that and the rest.
+
+    Args:
+        settings: of the programs: records, numbers and names with a stable `repr`.
+    """
+    facts = {
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "device": device.device_kind,
+        "cpu": _cpu() if device.platform == "cpu" else "",
+        "xla_flags": _xla_flags(),
+        "matmul_precision": str(jax.config.jax_default_matmul_precision),
+        **{name: _plain(value) for name, value in settings.items()},
+    }
+    text = "\n".join(f"{name}={facts[name]}" for name in sorted(facts))
+    kind = device.device_kind.replace(" ", "_")
+    return f"jax{jax.__version__}-{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _plain(value: object) -> str:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return str(sorted(dataclasses.asdict(value).items()))
+    return repr(value)
+
+
+def _xla_flags() -> str:
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    return " ".join(sorted(flag for flag in flags if not flag.startswith(_HARMLESS_FLAGS)))
+
+
+def _cpu() -> str:
+    """Model and instruction sets: libraries choose their code by them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return f"{platform.machine()} {platform.processor()}"
+    keys = ("vendor_id", "cpu family", "model", "model name", "flags", "Features")
+    facts: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in keys:
+            facts.setdefault(key.strip(), " ".join(sorted(value.split())))
+    return f"{platform.machine()} {sorted(facts.items())}"

@@ -1,0 +1,58 @@
+"""The fixed sizes of the step programs, checked against each other."""
+
+from dataclasses import dataclass
+
+from rlboost_jax.config.records import EngineConfig
+from rlboost_jax.models.rope import MAX_POSITIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Sizes that a step program is compiled for."""
+
+    token_rows: int  # T
+    slots: int  # S, at most T
+    pages_per_slot: int  # M
+    page_size: int  # tokens
+    num_pages: int
+
+
+def make_layout(config: EngineConfig, slot_tokens: int) -> Layout:
+    """The sizes for slots of `slot_tokens` tokens.
+
+    Raises:
+        ValueError: a setting is out of range, or two do not fit together.
+    """
+    for name in ("slots", "page_size", "token_rows", "steps_per_dispatch"):
+        value = getattr(config, name)
+        if value < 1:
+            raise ValueError(f"engine.{name} is {value}; it must be at least 1")
+    if slot_tokens < 2:
+        raise ValueError(
+            f"a slot of {slot_tokens} tokens holds no prompt and response; "
+            "raise engine.max_prompt_tokens or sampling.max_response_tokens"
+        )
+    if slot_tokens > MAX_POSITIONS:
+        raise ValueError(
+            f"a slot of {slot_tokens} tokens is longer than the {MAX_POSITIONS} positions of the "
+            "model; lower engine.max_prompt_tokens or sampling.max_response_tokens"
+        )
+    if config.slots > config.token_rows:
+        raise ValueError(
+            f"engine.slots is {config.slots} and engine.token_rows {config.token_rows}; "
+            "a decode step needs a row per slot: raise token_rows or lower slots"
+        )
+    pages_per_slot = -(-slot_tokens // config.page_size)
+    num_pages = config.num_pages or config.slots * pages_per_slot
+    if num_pages < pages_per_slot:
+        raise ValueError(
+            f"engine.num_pages is {num_pages}; the longest rollout needs {pages_per_slot} pages "
+            f"of {config.page_size} tokens: raise it, or 0 for as many as all slots need"
+        )
+    return Layout(
+        token_rows=config.token_rows,
+        slots=config.slots,
+        pages_per_slot=pages_per_slot,
+        page_size=config.page_size,
+        num_pages=num_pages,
+    )

@@ -1,0 +1,201 @@
+"""What a step program is told, packed into one int32 array: one host-to-device copy a dispatch.
+
+    [number of sequences, decode steps] [T rows: token, position, KV slot] [S sequences: a record]
+
+Only the mixed step has the part in the middle. A sequence's record is the row that a rollout
+carries with it (`Rollout.record`); the columns are named here. Floats and unsigned numbers
+travel by their bits. Unused sequences and rows are all zero, which every program must survive.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt
+from numpy.typing import NDArray
+
+from rlboost_jax.engine.layouts import Layout
+
+MAX_STOP_IDS: Final = 8
+
+# Columns of a sequence's record.
+TOKEN: Final = 0  # newest known token
+LENGTH: Final = 1  # tokens whose keys and values exist after this step
+QUERY_END: Final = 2  # row after the sequence's last one (mixed step)
+BUDGET: Final = 3  # most tokens it may yield in this dispatch
+RESPONSE: Final = 4  # position in the response of the next token
+SEED: Final = 5
+STEP: Final = 6
+SAMPLE: Final = 7
+TEMPERATURE: Final = 8
+TOP_P: Final = 9
+TOP_K: Final = 10
+STOP: Final = 11  # MAX_STOP_IDS columns, filled up with -1
+PAGES: Final = STOP + MAX_STOP_IDS  # the page table: the remaining columns
+
+_HEADER: Final = 2
+_ROW: Final = 3
+
+
+class Chunk(NamedTuple):
+    """`length` consecutive tokens of a sequence from `start` on, to be run in a mixed step."""
+
+    record: NDArray[np.int32]
+    tokens: NDArray[np.int32]  # all known ones of the sequence
+    start: int
+    length: int
+
+
+class Controls(NamedTuple):
+    """How each of T rows is sampled. Rows without a sequence are zero: greedy, with no effect."""
+
+    seed: UInt[Array, " T"]
+    step: UInt[Array, " T"]
+    sample: UInt[Array, " T"]
+    temperature: Float[Array, " T"]
+    top_p: Float[Array, " T"]
+    top_k: Int[Array, " T"]
+    stop_ids: Int[Array, "T I"]
+
+
+class Rows(NamedTuple):
+    """One step over T token rows, in the form that attention and the KV update take."""
+
+    tokens: Int[Array, " T"]
+    positions: Int[Array, " T"]
+    kv_slots: Int[Array, " T"]  # page * page_size + offset; outside the pool: not written
+    kv_lens: Int[Array, " S"]
+    page_table: Int[Array, "S M"]
+    query_starts: Int[Array, " S+1"]
+    num_sequences: Int[Array, " 1"]
+
+
+def record_width(layout: Layout) -> int:
+    return PAGES + layout.pages_per_slot
+
+
+def pack_mixed(layout: Layout, chunks: Sequence[Chunk]) -> NDArray[np.int32]:
+    """The array of a mixed step. Chunk i becomes sequence i; its budget is in its record."""
+    T = layout.token_rows
+    packed = np.zeros(_HEADER + _ROW * T + layout.slots * record_width(layout), np.int32)
+    packed[0] = len(chunks)
+    rows = packed[_HEADER : _HEADER + _ROW * T].reshape(_ROW, T)
+    records = packed[_HEADER + _ROW * T :].reshape(layout.slots, record_width(layout))
+    rows[2] = _nowhere(layout)
+    row = 0
+    for index, (record, tokens, start, length) in enumerate(chunks):
+        here, end = slice(row, row + length), start + length
+        positions = np.arange(start, end, dtype=np.int32)
+        pages = record[PAGES + positions // layout.page_size]
+        rows[0, here] = tokens[start:end]
+        rows[1, here] = positions
+        rows[2, here] = pages * layout.page_size + positions % layout.page_size
+        row += length
+        records[index] = record
+        records[index, LENGTH] = end
+        records[index, QUERY_END] = row
+    return packed
+
+
+def pack_decode(
+    layout: Layout, records: Sequence[NDArray[np.int32]], steps: int
+) -> NDArray[np.int32]:
+    """The array of up to `steps` decode steps of the given sequences, all of them known."""
+    packed = np.zeros(_HEADER + layout.slots * record_width(layout), np.int32)
+    packed[0], packed[1] = len(records), steps
+    table = packed[_HEADER:].reshape(layout.slots, record_width(layout))
+    if records:
+        np.stack(records, out=table[: len(records)])
+    return packed
+
+
+def pack_copies(layout: Layout, copies: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+    """Sources over destinations, at most one for each slot; the rest go nowhere."""
+    packed = np.zeros((2, layout.slots), np.int32)
+    packed[1] = layout.num_pages + np.arange(layout.slots)
+    if copies:
+        packed[:, : len(copies)] = np.array(copies).T
+    return packed
+
+
+def unpack_mixed(
+    layout: Layout, packed: Int[Array, " _"]
+) -> tuple[Rows, Int[Array, "T _"], Int[Array, " T"]]:
+    """Traced: the rows of a mixed step, the records, and the last row of each sequence."""
+    T, S = layout.token_rows, layout.slots
+    tokens, positions, kv_slots = packed[_HEADER : _HEADER + _ROW * T].reshape(_ROW, T)
+    records = _records(layout, packed[_HEADER + _ROW * T :])
+    num_sequences = packed[:1]
+    used = jnp.arange(S) < num_sequences
+    ends = jnp.where(used, records[:S, QUERY_END], 0)
+    rows = Rows(
+        tokens=tokens,
+        positions=positions,
+        kv_slots=kv_slots,
+        kv_lens=records[:S, LENGTH],
+        page_table=records[:S, PAGES:],
+        query_starts=jnp.concatenate([jnp.zeros(1, jnp.int32), ends]),
+        num_sequences=num_sequences,
+    )
+    return rows, records, jnp.maximum(records[:, QUERY_END] - 1, 0)
+
+
+def unpack_decode(
+    layout: Layout, packed: Int[Array, " _"]
+) -> tuple[Int[Array, ""], Int[Array, ""], Int[Array, "T _"]]:
+    """Traced: number of sequences, number of steps, and the records."""
+    return packed[0], packed[1], _records(layout, packed[_HEADER:])
+
+
+def decode_rows(
+    layout: Layout,
+    records: Int[Array, "T _"],
+    num_sequences: Int[Array, ""],
+    tokens: Int[Array, " T"],
+    lengths: Int[Array, " T"],
+    live: Bool[Array, " T"],
+) -> Rows:
+    """Traced: one decode step, sequence i in row i.
+
+    A sequence that has stopped keeps its row: it looks at one token and writes nothing.
+    """
+    S, size = layout.slots, layout.page_size
+    positions = jnp.where(live, lengths - 1, 0)
+    pages = jnp.take_along_axis(records[:, PAGES:], (positions // size)[:, None], 1)[:, 0]
+    return Rows(
+        tokens=jnp.where(live, tokens, 0),
+        positions=positions,
+        kv_slots=jnp.where(live, pages * size + positions % size, _nowhere(layout)),
+        kv_lens=(positions + 1)[:S],
+        page_table=records[:S, PAGES:],
+        query_starts=jnp.minimum(jnp.arange(S + 1, dtype=jnp.int32), num_sequences),
+        num_sequences=num_sequences[None],
+    )
+
+
+def controls(records: Int[Array, "T _"]) -> Controls:
+    """Traced: how to sample, from the records."""
+    unsigned, real = jnp.uint32, jnp.float32
+    return Controls(
+        seed=jax.lax.bitcast_convert_type(records[:, SEED], unsigned),
+        step=jax.lax.bitcast_convert_type(records[:, STEP], unsigned),
+        sample=jax.lax.bitcast_convert_type(records[:, SAMPLE], unsigned),
+        temperature=jax.lax.bitcast_convert_type(records[:, TEMPERATURE], real),
+        top_p=jax.lax.bitcast_convert_type(records[:, TOP_P], real),
+        top_k=records[:, TOP_K],
+        stop_ids=records[:, STOP:PAGES],
+    )
+
+
+def _records(layout: Layout, flat: Int[Array, " _"]) -> Int[Array, "T _"]:
+    """S records, with empty ones up to T: sampling always runs over T rows."""
+    records = flat.reshape(layout.slots, record_width(layout))
+    return jnp.pad(records, ((0, layout.token_rows - layout.slots), (0, 0)))
+
+
+def _nowhere(layout: Layout) -> NDArray[np.int32]:
+    """A KV slot outside the pool for each row, no two alike: the update assumes distinct ones."""
+    beyond = layout.num_pages * layout.page_size
+    return beyond + np.arange(layout.token_rows, dtype=np.int32)

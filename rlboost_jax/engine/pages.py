@@ -1,0 +1,76 @@
+"""The page pool: which pages are free, and how many holders each of the others has.
+
+Pure bookkeeping on the host. Always: every page is free or has at least one holder, and the
+two kinds add up to all pages. A page is written by one rollout only; the others that hold it
+read what it held before that (a shared prompt), so sharing needs no copy of whole pages.
+"""
+
+from collections.abc import Iterable
+
+
+class OutOfPages(RuntimeError):
+    """More pages were asked for than are free."""
+
+
+class PagePool:
+    """Reference counts of `num_pages` pages, numbered from 0."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._holders = [0] * num_pages
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_pages - len(self._free)
+
+    def holders(self, page: int) -> int:
+        """How many hold the page; 0 if it is free."""
+        return self._holders[page]
+
+    def alloc(self, count: int) -> list[int]:
+        """Take pages, each with one holder. What they contain is undefined but finite.
+
+        Raises:
+            OutOfPages: fewer are free; nothing is taken.
+        """
+        if count > len(self._free):
+            raise OutOfPages(
+                f"{count} pages needed, {len(self._free)} of {self.num_pages} free; "
+                "raise engine.num_pages or lower engine.slots"
+            )
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._holders[page] = 1
+        return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Add a holder to each page. Raises ValueError if one is free."""
+        pages = list(pages)
+        self._require_held(pages)
+        for page in pages:
+            self._holders[page] += 1
+
+    def free(self, pages: Iterable[int]) -> None:
+        """Take a holder from each page; the last one makes it free.
+
+        Raises:
+            ValueError: a page has no holder left to take, counting repetitions; nothing changes.
+        """
+        pages = list(pages)
+        self._require_held(pages)
+        if any(pages.count(page) > self._holders[page] for page in set(pages)):
+            raise ValueError(f"pages {pages} name a page more often than it is held")
+        for page in pages:
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                self._free.append(page)
+
+    def _require_held(self, pages: list[int]) -> None:
+        for page in pages:
+            if self._holders[page] == 0:
+                raise ValueError(f"page {page} is free; only held pages are shared or freed")

@@ -1,0 +1,197 @@
+"""The device programs of the engine: a mixed step, decode steps, and the copying of pages.
+
+All of them run the model over exactly T token rows, because on one machine the bits of a row
+depend on the number of rows of a matrix product and on nothing else about its companions.
+Head and sampler run over T rows too, with sequence i in row i, in both step programs. That,
+and attention whose rows do not see each other, is what makes a token's keys, values, logits
+and noise the same whichever program computes them (`invariance.py` checks it on the device).
+
+The KV pool is one array [P, L, 2K, D] per layer, donated and written in place. Parameters
+are arguments, flattened once, with the layers unstacked.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+from rlboost_kernels import kv_pages_shape, ragged_paged_attention, update_kv_pages
+from rlboost_kernels.implementations import choose
+
+from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.engine import metadata
+from rlboost_jax.engine.layouts import Layout
+from rlboost_jax.engine.metadata import Controls, Rows
+from rlboost_jax.engine.sampler import noise_keys, sample, uniforms
+from rlboost_jax.models.forward import apply_layer, embed, head
+from rlboost_jax.models.params import Params, abstract_params, unstack_layers
+
+Leaves = tuple[Array, ...]
+Pools = tuple[Float[Array, "P L C D"], ...]  # C: keys at even, values at odd head indices
+
+# Outputs of a step program, [3, steps, S] int32: token (-1: none), bits of its log-probability,
+# and a checksum of the logits it was sampled from.
+TOKENS, LOGPROBS, CHECKSUMS = range(3)
+
+
+class Programs:
+    """The compiled programs of one model, layout and set of options. Holds no arrays."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        layout: Layout,
+        *,
+        max_steps: int,
+        truncated_sampling: bool,
+        attention: str,
+        kv_dtype: str,
+    ) -> None:
+        self.model, self.layout, self.max_steps = model, layout, max_steps
+        self._truncated = truncated_sampling
+        self.attention = choose(attention)
+        self._kv_dtype = kv_dtype
+        self.abstract_params = abstract_params(model)
+        self._tree = jax.tree.structure(jax.eval_shape(unstack_layers, self.abstract_params))
+        self.mixed = jax.jit(self._mixed, donate_argnums=1)
+        self.decode = jax.jit(self._decode, donate_argnums=1)
+        self.copy_pages = jax.jit(_copy_pages, donate_argnums=0)
+        self.read_pages = jax.jit(_read_pages)
+
+    def empty_pools(self, device: jax.Device) -> Pools:
+        """A pool per layer. Zeros: what no one has written is masked, but must be finite."""
+        shape = kv_pages_shape(
+            self.layout.num_pages,
+            self.layout.page_size,
+            self.model.num_key_heads,
+            self.model.head_dim,
+        )
+        with jax.default_device(device):
+            pools = tuple(jnp.zeros(shape, self._kv_dtype) for _ in range(self.model.num_layers))
+        return jax.device_put(pools, device)
+
+    def _mixed(
+        self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"]
+    ) -> tuple[Pools, Int[Array, "3 1 S"]]:
+        """One step over prefill chunks and single tokens.
+
+        Every sequence is sampled after its last row; those whose budget is 0 (a prefill that
+        goes on) yield nothing.
+        """
+        params = jax.tree.unflatten(self._tree, leaves)
+        rows, records, last_rows = metadata.unpack_mixed(self.layout, packed)
+        controls = metadata.controls(records)
+        x, pools = self._run_layers(params, pools, rows)
+        tokens, logprobs, checksums = self._sample(
+            params, x[last_rows], noise_keys(controls), records[:, metadata.RESPONSE], controls
+        )
+        tokens = jnp.where(records[:, metadata.BUDGET] > 0, tokens, -1)
+        return pools, _outputs(tokens, logprobs, checksums)[:, None, : self.layout.slots]
+
+    def _decode(
+        self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"]
+    ) -> tuple[Pools, Int[Array, "3 X S"]]:
+        """Up to X = `max_steps` decode steps of the sequences in the first rows.
+
+        A sequence stops by itself after a stop id or when its budget is spent, and all is over
+        when none is left.
+        """
+        params = jax.tree.unflatten(self._tree, leaves)
+        num_sequences, num_steps, records = metadata.unpack_decode(self.layout, packed)
+        controls = metadata.controls(records)
+        keys = noise_keys(controls)
+        length, response = records[:, metadata.LENGTH], records[:, metadata.RESPONSE]
+        S = self.layout.slots
+
+        def more(state: Any) -> Bool[Array, ""]:
+            done, _, live, _, _ = state
+            return (done < num_steps) & live.any()
+
+        def step(state: Any) -> Any:
+            done, newest, live, pools, outputs = state
+            rows = metadata.decode_rows(
+                self.layout, records, num_sequences, newest, length + done, live
+            )
+            x, pools = self._run_layers(params, pools, rows)
+            tokens, logprobs, checksums = self._sample(params, x, keys, response + done, controls)
+            tokens = jnp.where(live, tokens, -1)
+            outputs = jax.lax.dynamic_update_index_in_dim(
+                outputs, _outputs(tokens, logprobs, checksums)[:, :S], done, axis=1
+            )
+            stopped = (tokens[:, None] == controls.stop_ids).any(axis=1)
+            live &= ~stopped & (done + 1 < records[:, metadata.BUDGET])
+            return done + 1, tokens, live, pools, outputs
+
+        nothing = jnp.full((3, self.max_steps, S), -1, jnp.int32)
+        live = records[:, metadata.BUDGET] > 0
+        start = (jnp.int32(0), records[:, metadata.TOKEN], live, pools, nothing)
+        _, _, _, pools, outputs = jax.lax.while_loop(more, step, start)
+        return pools, outputs
+
+    def _run_layers(
+        self, params: Params, pools: Pools, rows: Rows
+    ) -> tuple[Float[Array, "T E"], Pools]:
+        written: list[Float[Array, "P L C D"]] = []
+
+        def attend(
+            q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"]
+        ) -> Float[Array, "T H D"]:
+            pool = update_kv_pages(pools[len(written)], k, v, rows.kv_slots)
+            written.append(pool)
+            return ragged_paged_attention(
+                q,
+                pool,
+                rows.kv_lens,
+                rows.page_table,
+                rows.query_starts,
+                rows.num_sequences,
+                implementation=self.attention,
+            ).astype(q.dtype)
+
+        x = embed(self.model, params, rows.tokens)
+        for layer in params["layers"]:
+            x = apply_layer(self.model, layer, x, rows.positions, attend)
+        return x, tuple(written)
+
+    def _sample(
+        self,
+        params: Params,
+        x: Float[Array, "T E"],
+        keys: Key[Array, " T"],
+        positions: Int[Array, " T"],
+        controls: Controls,
+    ) -> tuple[Int[Array, " T"], Float[Array, " T"], Int[Array, " T"]]:
+        logits = head(self.model, params, x)
+        tokens, logprobs = sample(
+            logits, uniforms(keys, positions), controls, truncated=self._truncated
+        )
+        return tokens, logprobs, _checksum(logits)
+
+
+def _outputs(
+    tokens: Int[Array, " T"], logprobs: Float[Array, " T"], checksums: Int[Array, " T"]
+) -> Int[Array, "3 T"]:
+    bits = jax.lax.bitcast_convert_type(logprobs, jnp.int32)
+    return jnp.stack([tokens, bits, checksums])
+
+
+def _checksum(logits: Float[Array, "T V"]) -> Int[Array, " T"]:
+    """Changes if one logit of the row changes in any bit: odd factors can be divided by."""
+    bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
+    factors = 2 * jnp.arange(logits.shape[1], dtype=jnp.int32) + 1
+    return (bits * factors[None, :]).sum(axis=1, dtype=jnp.int32)
+
+
+def _copy_pages(pools: Pools, copies: Int[Array, "2 S"]) -> Pools:
+    """Copy page `copies[0, i]` to `copies[1, i]`; a destination outside the pool is no copy."""
+    source, destination = copies
+
+    def copy(pool: Float[Array, "P L C D"]) -> Float[Array, "P L C D"]:
+        pages = pool[jnp.minimum(source, pool.shape[0] - 1)]
+        return pool.at[destination].set(pages, mode="drop", unique_indices=True)
+
+    return tuple(copy(pool) for pool in pools)
+
+
+def _read_pages(pools: Pools, pages: Int[Array, " _"]) -> tuple[Float[Array, "_ L C D"], ...]:
+    return tuple(pool[pages] for pool in pools)

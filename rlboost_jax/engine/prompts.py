@@ -1,0 +1,53 @@
+"""Prompt pages that the members of a group share.
+
+The first member to run the prompt publishes its pages. They stay held here as long as a member
+is in the engine, so that siblings who get a slot later need not run the prompt again; when
+pages are short they are given up first. Whoever still needs them then runs the prompt anew.
+"""
+
+from collections import Counter
+
+from rlboost_jax.engine.pages import PagePool
+from rlboost_jax.engine.rollouts import PromptKey, Rollout
+
+
+class SharedPrompts:
+    """Pages of prompts that more than one rollout of the engine has."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._members: Counter[PromptKey] = Counter()
+        self._pages: dict[PromptKey, tuple[int, ...]] = {}  # oldest first
+
+    def join(self, rollout: Rollout) -> None:
+        self._members[rollout.prompt_key] += 1
+
+    def leave(self, rollout: Rollout) -> None:
+        """The rollout is no longer in the engine; the last member takes the pages with it."""
+        key = rollout.prompt_key
+        self._members[key] -= 1
+        if self._members[key] == 0:
+            del self._members[key]
+            self._drop(key)
+
+    def find(self, rollout: Rollout) -> tuple[int, ...] | None:
+        """Pages with the whole prompt in them, if a member has run it."""
+        return self._pages.get(rollout.prompt_key)
+
+    def publish(self, rollout: Rollout, num_pages: int) -> None:
+        """The first `num_pages` pages of the rollout hold its whole prompt."""
+        key = rollout.prompt_key
+        if self._members[key] > 1 and key not in self._pages:
+            self._pages[key] = tuple(rollout.pages[:num_pages])
+            self._pool.share(self._pages[key])
+
+    def give_up(self) -> bool:
+        """Let go of one prompt if that frees a page. False if none does."""
+        for key, pages in self._pages.items():
+            if any(self._pool.holders(page) == 1 for page in pages):
+                self._drop(key)
+                return True
+        return False
+
+    def _drop(self, key: PromptKey) -> None:
+        self._pool.free(self._pages.pop(key, ()))

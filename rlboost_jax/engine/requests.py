@@ -1,0 +1,105 @@
+"""Which requests an engine takes. The rest are refused before anything of them is held."""
+
+import math
+from dataclasses import dataclass
+
+from rlboost_jax.engine.metadata import MAX_STOP_IDS
+from rlboost_jax.messages import GenerateRequest, unpack_tokens
+
+_UINT32 = 2**32
+
+
+class RequestRejected(ValueError):
+    """The request cannot be run by this engine; the message says what to change."""
+
+
+class RequestTooLong(RequestRejected):
+    """Prompt and longest response do not fit in a slot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What an engine can run."""
+
+    vocab_size: int
+    slot_tokens: int  # longest prompt plus response
+    truncated_sampling: bool
+
+
+def check_request(request: GenerateRequest, limits: Limits, *, version: int | None) -> None:
+    """Raise `RequestRejected`, or `RequestTooLong`, unless the engine can run the request.
+
+    Args:
+        version: policy version that the engine holds, if any.
+    """
+    name = f"request {request.request_id}"
+    if version is None or request.version != version:
+        holds = "no version" if version is None else f"version {version}"
+        _reject(name, f"is for version {request.version} and the engine holds {holds}; load it")
+    for field in ("request_id", "step", "sample", "seed"):
+        value = getattr(request, field)
+        if not 0 <= value < _UINT32:
+            _reject(name, f"has {field} {value}; it must be from 0 to {_UINT32 - 1}")
+    _check_sampling(name, request, limits)
+    _check_tokens(name, request, limits)
+
+
+def _check_sampling(name: str, request: GenerateRequest, limits: Limits) -> None:
+    sampling = request.sampling
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        _reject(name, f"has temperature {sampling.temperature}; it must be 0 (greedy) or positive")
+    if not 0 < sampling.top_p <= 1:
+        _reject(name, f"has top_p {sampling.top_p}; it must be above 0 and at most 1")
+    if not 0 <= sampling.top_k < 2**31:
+        _reject(name, f"has top_k {sampling.top_k}; it must be 0 (all) or positive")
+    if sampling.max_tokens < 1:
+        _reject(name, f"has max_tokens {sampling.max_tokens}; it must be at least 1")
+    cut = sampling.top_p < 1 or sampling.top_k > 0
+    if cut and sampling.temperature > 0 and not limits.truncated_sampling:
+        _reject(
+            name,
+            f"has top_p {sampling.top_p} and top_k {sampling.top_k}, but the engine was built "
+            "with truncated_sampling off; set sampling.top_p and sampling.top_k in the "
+            "configuration",
+        )
+    if len(sampling.stop_ids) > MAX_STOP_IDS:
+        _reject(name, f"has {len(sampling.stop_ids)} stop ids; at most {MAX_STOP_IDS} are held")
+    for stop in sampling.stop_ids:
+        if not 0 <= stop < limits.vocab_size:
+            _reject(name, f"has stop id {stop}; model.vocab_size is {limits.vocab_size}")
+
+
+def _check_tokens(name: str, request: GenerateRequest, limits: Limits) -> None:
+    for field in ("prompt_tokens", "response_tokens"):
+        data = getattr(request, field)
+        if len(data) % 4:
+            _reject(name, f"has {len(data)} bytes of {field}; a token is 4 bytes")
+        tokens = unpack_tokens(data)
+        outside = tokens[(tokens < 0) | (tokens >= limits.vocab_size)]
+        if len(outside):
+            _reject(
+                name,
+                f"has token id {outside[0]} in {field}; model.vocab_size is {limits.vocab_size}",
+            )
+    prompt, response = unpack_tokens(request.prompt_tokens), unpack_tokens(request.response_tokens)
+    if len(prompt) == 0:
+        _reject(name, "has an empty prompt; it needs at least 1 token")
+    longest = len(prompt) + request.sampling.max_tokens
+    if longest > limits.slot_tokens:
+        raise RequestTooLong(
+            f"{name} may reach {longest} tokens ({len(prompt)} of prompt, "
+            f"{request.sampling.max_tokens} of response); a slot holds {limits.slot_tokens}: "
+            "raise engine.max_prompt_tokens or lower sampling.max_response_tokens"
+        )
+    stopped = set(response.tolist()) & set(request.sampling.stop_ids)
+    if stopped or len(response) >= request.sampling.max_tokens:
+        why = f"has stop id {min(stopped)} in" if stopped else f"already has {len(response)} of"
+        _reject(
+            name,
+            f"{why} its response of at most {request.sampling.max_tokens} tokens; "
+            "a finished response is not continued",
+        )
+
+
+def _reject(name: str, why: str) -> None:
+    raise RequestRejected(f"{name} {why}")

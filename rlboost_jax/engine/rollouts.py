@@ -1,0 +1,116 @@
+"""A rollout as the engine holds it: its tokens, its pages and its record for the step programs."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.engine import metadata
+from rlboost_jax.engine.layouts import Layout
+from rlboost_jax.engine.metadata import MAX_STOP_IDS, Chunk
+from rlboost_jax.messages import GenerateRequest, unpack_tokens
+
+PromptKey = tuple[int, int, bytes]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Rollout:
+    """One response in the making. The scheduler alone changes it.
+
+    Always: `computed <= known`, the pages hold at least the `computed` tokens, and the record's
+    page table names the pages in order.
+    """
+
+    request_id: int
+    arrival: int  # order of submission; the youngest has the largest
+    prompt_key: PromptKey  # equal for the members of a group
+    prompt_length: int
+    most_tokens: int  # prompt and longest response
+    stop_ids: frozenset[int]
+    tokens: NDArray[np.int32]  # room for `most_tokens`, the first `known` of which count
+    known: int
+    computed: int = 0  # tokens whose keys and values are in the pages
+    most_computed: int = 0  # before evictions; what lies below is computed again
+    pages: list[int] = field(default_factory=list)
+    record: NDArray[np.int32]
+
+    @property
+    def ready(self) -> bool:
+        """Only its newest token is still to be run: the next step samples."""
+        return self.computed == self.known - 1
+
+    @property
+    def finished(self) -> bool:
+        if self.known == self.prompt_length:
+            return False
+        return self.known == self.most_tokens or int(self.tokens[self.known - 1]) in self.stop_ids
+
+    def take_pages(self, pages: list[int]) -> None:
+        """Append to the page table."""
+        start = metadata.PAGES + len(self.pages)
+        self.record[start : start + len(pages)] = pages
+        self.pages += pages
+
+    def drop_pages(self) -> list[int]:
+        """Forget keys and values, but no token. Returns the pages."""
+        pages, self.pages = self.pages, []
+        self.record[metadata.PAGES :] = 0
+        self.computed = 0
+        return pages
+
+    def append(self, tokens: NDArray[np.int32]) -> None:
+        """Add sampled tokens. All but the last have been run."""
+        self.tokens[self.known : self.known + len(tokens)] = tokens
+        self.known += len(tokens)
+        self.computed = self.known - 1
+        self.most_computed = max(self.most_computed, self.computed)
+
+    def chunk(self, start: int, count: int, budget: int) -> Chunk:
+        """Known tokens to run, yielding up to `budget` afterwards."""
+        self.record[metadata.BUDGET] = budget
+        self.record[metadata.RESPONSE] = self.known - self.prompt_length
+        return Chunk(self.record, self.tokens, start, count)
+
+    def decode_record(self, budget: int) -> NDArray[np.int32]:
+        """The record for decode steps. Requires `ready`."""
+        record, known = self.record, self.known
+        record[metadata.TOKEN] = self.tokens[known - 1]
+        record[metadata.LENGTH] = known
+        record[metadata.BUDGET] = budget
+        record[metadata.RESPONSE] = known - self.prompt_length
+        return record
+
+
+def new_rollout(request: GenerateRequest, layout: Layout, arrival: int) -> Rollout:
+    """The rollout of a checked request (`requests.py`)."""
+    sampling = request.sampling
+    prompt, response = unpack_tokens(request.prompt_tokens), unpack_tokens(request.response_tokens)
+    most_tokens = len(prompt) + sampling.max_tokens
+    tokens = np.zeros(most_tokens, np.int32)
+    known = len(prompt) + len(response)
+    tokens[:known] = np.concatenate([prompt, response])
+
+    record = np.zeros(metadata.record_width(layout), np.int32)
+    unsigned, real = record.view(np.uint32), record.view(np.float32)
+    unsigned[[metadata.SEED, metadata.STEP, metadata.SAMPLE]] = (
+        request.seed,
+        request.step,
+        request.sample,
+    )
+    real[metadata.TEMPERATURE] = sampling.temperature
+    real[metadata.TOP_P] = sampling.top_p
+    record[metadata.TOP_K] = sampling.top_k
+    stops = sampling.stop_ids
+    record[metadata.STOP : metadata.STOP + MAX_STOP_IDS] = -1
+    record[metadata.STOP : metadata.STOP + len(stops)] = stops
+    return Rollout(
+        request_id=request.request_id,
+        arrival=arrival,
+        prompt_key=(request.step, request.prompt, request.prompt_tokens),
+        prompt_length=len(prompt),
+        most_tokens=most_tokens,
+        stop_ids=frozenset(stops),
+        tokens=tokens,
+        known=known,
+        record=record,
+    )

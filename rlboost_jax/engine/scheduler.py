@@ -1,0 +1,239 @@
+"""Which rollouts run next, and on which pages. Decisions only: no device, clock or thread.
+
+- Rollouts enter slots in the order they came. All that run are older than all that wait.
+- While known tokens are to be run (a prompt, or a response begun elsewhere), the next program
+  is a mixed step: prefill first, then as many ready rollouts as rows are left, oldest first.
+  Otherwise it is up to `max_steps` decode steps of all.
+- The members of a group share the pages of their prompt. A sibling waits for an older member
+  that is running the prompt, holds its full pages by reference, and gets a copy of the
+  page with the last prompt token, from which on it computes for itself.
+- When pages run out the youngest rollout goes back to waiting. It keeps its tokens and runs
+  them again later. The oldest is never evicted for another and can have every page, so it
+  always goes on: nothing is dropped and nothing waits for ever.
+
+Any of this may change when a token is sampled, and none of it which.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.engine.layouts import Layout
+from rlboost_jax.engine.pages import PagePool
+from rlboost_jax.engine.prompts import SharedPrompts
+from rlboost_jax.engine.rollouts import PromptKey, Rollout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Something of a rollout to be run."""
+
+    rollout: Rollout
+    start: int  # first of the known tokens to run
+    count: int
+    budget: int  # most tokens it may yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One device program: the pages to copy beforehand, and what it runs."""
+
+    mixed: bool
+    copies: tuple[tuple[int, int], ...]  # (source page, destination page)
+    work: tuple[Work, ...]
+    prefilled_again: int  # tokens run a second time because of an eviction
+
+    @property
+    def most_tokens(self) -> int:
+        return sum(work.budget for work in self.work)
+
+
+class Scheduler:
+    """Rollouts, waiting and running, and the pages they hold."""
+
+    def __init__(self, layout: Layout, max_steps: int) -> None:
+        self._layout, self._max_steps = layout, max_steps
+        self.pool = PagePool(layout.num_pages)
+        self.prompts = SharedPrompts(self.pool)
+        self.waiting: deque[Rollout] = deque()
+        self.running: list[Rollout] = []  # oldest first
+        self._copies: dict[int, tuple[int, int]] = {}  # of the plan being made, by arrival
+
+    def add(self, rollout: Rollout) -> None:
+        """Take a rollout younger than all before it."""
+        self.waiting.append(rollout)
+        self.prompts.join(rollout)
+
+    def remove(self, rollout: Rollout) -> None:
+        """Forget a rollout and free its pages."""
+        (self.running if rollout in self.running else self.waiting).remove(rollout)
+        self.pool.free(rollout.drop_pages())
+        self.prompts.leave(rollout)
+
+    def report(self, rollout: Rollout, tokens: NDArray[np.int32]) -> bool:
+        """The rollout yielded these. True if that finishes it; it is then forgotten."""
+        before = rollout.computed
+        rollout.append(tokens)
+        self._share_prompt(rollout, before)
+        if rollout.finished:
+            self.remove(rollout)
+        return rollout.finished
+
+    def plan(self) -> Plan | None:
+        """The next program, or None if there are no rollouts.
+
+        The plan counts as carried out: chunks it runs are computed from now on. What it
+        yields is told with `report` before the next plan is made.
+        """
+        self._copies = {}
+        self._admit()
+        for rollout in tuple(self.running):
+            if rollout.ready and self._runs(rollout):
+                self._reserve(rollout, rollout.known)
+        prefill = self._prefill()
+        ready = [r for r in self.running if r.ready and self._holds(r, r.known)]
+        if prefill:
+            rows = self._layout.token_rows - sum(work.count for work in prefill)
+            work = prefill + [_decode(r, 1) for r in ready[:rows]]
+        else:
+            work = [_decode(r, self._decode_budget(r)) for r in ready]
+        if not work:
+            assert not self.running, "the oldest rollout can always go on"
+            return None
+        again = sum(_run_before(work) for work in prefill)
+        for item in prefill:
+            self._advance(item.rollout, item.count)
+        return Plan(
+            mixed=bool(prefill),
+            copies=tuple(self._copies.values()),
+            work=tuple(work),
+            prefilled_again=again,
+        )
+
+    def _admit(self) -> None:
+        """Fill slots from the head of the queue, leaving each rollout a page to grow into."""
+        promised = 0
+        while self.waiting and len(self.running) < self._layout.slots:
+            rollout = self.waiting[0]
+            need = self._pages_for(rollout.known)
+            if self.prompts.find(rollout) is not None:
+                need -= (rollout.prompt_length - 1) // self._layout.page_size
+            if self.running and need + promised + len(self.running) > self.pool.num_free:
+                return
+            promised += need
+            self.running.append(self.waiting.popleft())
+
+    def _prefill(self) -> list[Work]:
+        """Chunks of known tokens, oldest rollout first, in at most T rows."""
+        chunks: list[Work] = []
+        rows = self._layout.token_rows
+        leading: set[PromptKey] = set()
+        for rollout in tuple(self.running):
+            if not self._runs(rollout):
+                continue
+            if rollout.ready:
+                leading |= self._leads(rollout)
+                continue
+            if rollout.computed == 0 and rollout.prompt_length > 1:
+                shared = self.prompts.find(rollout)
+                if shared is None and rollout.prompt_key in leading:
+                    continue
+                if shared is not None and not self._fork(rollout, shared):
+                    continue
+            leading |= self._leads(rollout)
+            count = self._chunk_tokens(rollout, rows)
+            if rollout.ready or count == 0:
+                continue
+            rows -= count
+            start = rollout.computed
+            ends = start + count == rollout.known
+            chunks.append(Work(rollout=rollout, start=start, count=count, budget=int(ends)))
+        return [work for work in chunks if self._runs(work.rollout)]
+
+    def _leads(self, rollout: Rollout) -> set[PromptKey]:
+        """The prompt that the rollout will have run soon, for siblings to wait for."""
+        missing = self.prompts.find(rollout) is None
+        return (
+            {rollout.prompt_key} if missing and rollout.computed < rollout.prompt_length else set()
+        )
+
+    def _chunk_tokens(self, rollout: Rollout, rows: int) -> int:
+        """How many of the rollout's tokens can run in `rows` rows. Takes the pages for them."""
+        count = min(rows, rollout.known - rollout.computed)
+        if not self._reserve(rollout, rollout.computed + count):
+            size = self._layout.page_size
+            held = (len(rollout.pages) + self.pool.num_free) * size
+            count = min(count, held - rollout.computed)
+            self._reserve(rollout, rollout.computed + count)
+        return count
+
+    def _fork(self, rollout: Rollout, shared: tuple[int, ...]) -> bool:
+        """Begin after the prompt on shared pages. False if there is no page for the copy."""
+        full = shared[: (rollout.prompt_length - 1) // self._layout.page_size]
+        self.pool.share(full)
+        rollout.take_pages(list(full))
+        if not self._reserve(rollout, rollout.prompt_length):
+            self.pool.free(rollout.drop_pages())
+            return False
+        # The source may have been given up for this very reservation. What it holds is still
+        # there when the copy runs, before anything else of this plan.
+        self._copies[rollout.arrival] = (shared[len(full)], rollout.pages[-1])
+        rollout.computed = min(rollout.prompt_length, rollout.known - 1)
+        return True
+
+    def _decode_budget(self, rollout: Rollout) -> int:
+        """Steps it may take at once: as many as there are free pages for, at least one."""
+        steps = min(self._max_steps, rollout.most_tokens - rollout.known)
+        need = self._pages_for(rollout.known + steps - 1) - len(rollout.pages)
+        rollout.take_pages(self.pool.alloc(max(0, min(need, self.pool.num_free))))
+        held = len(rollout.pages) * self._layout.page_size
+        return min(steps, held - rollout.known + 1)
+
+    def _reserve(self, rollout: Rollout, tokens: int) -> bool:
+        """Give the rollout pages for so many tokens, evicting younger ones for it."""
+        need = self._pages_for(tokens) - len(rollout.pages)
+        while need > self.pool.num_free:
+            if self.prompts.give_up():
+                continue
+            if self.running[-1] is rollout:
+                return False
+            self._evict(self.running.pop())
+        rollout.take_pages(self.pool.alloc(max(0, need)))
+        return True
+
+    def _evict(self, rollout: Rollout) -> None:
+        self.pool.free(rollout.drop_pages())
+        self._copies.pop(rollout.arrival, None)
+        self.waiting.appendleft(rollout)
+
+    def _advance(self, rollout: Rollout, count: int) -> None:
+        before = rollout.computed
+        rollout.computed += count
+        rollout.most_computed = max(rollout.most_computed, rollout.computed)
+        self._share_prompt(rollout, before)
+
+    def _share_prompt(self, rollout: Rollout, before: int) -> None:
+        """Offer the prompt's pages to siblings at the moment the prompt is through."""
+        if before < rollout.prompt_length <= rollout.computed and rollout.prompt_length > 1:
+            self.prompts.publish(rollout, self._pages_for(rollout.prompt_length))
+
+    def _runs(self, rollout: Rollout) -> bool:
+        """Is it still in a slot? Those evicted are the youngest."""
+        return bool(self.running) and rollout.arrival <= self.running[-1].arrival
+
+    def _holds(self, rollout: Rollout, tokens: int) -> bool:
+        return len(rollout.pages) >= self._pages_for(tokens)
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self._layout.page_size)
+
+
+def _decode(rollout: Rollout, budget: int) -> Work:
+    return Work(rollout=rollout, start=rollout.known - 1, count=1, budget=budget)
+
+
+def _run_before(work: Work) -> int:
+    """How many of its tokens were run before an eviction."""
+    return max(0, min(work.start + work.count, work.rollout.most_computed) - work.start)

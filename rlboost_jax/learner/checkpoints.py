@@ -1,0 +1,126 @@
+"""Checkpoints of a run: the train state, and what else it needs to go on, as JSON.
+
+A step is written beside its place and moved there when complete, so that a reader sees all
+of it or nothing, and one torn by a crash is never restored. Orbax stays behind this module.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from rlboost_jax.learner.state import TrainState
+
+
+class CheckpointNotFound(ValueError):
+    """No complete checkpoint of that step exists."""
+
+
+class Checkpoints:
+    """Checkpoints of one run in one folder. One thread saves; it is also the one that closes.
+
+    Every save is heard of once: `on_durable` is called after its files are in place, or the
+    next `save`, `wait` or `close` raises what went wrong.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        on_durable: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """Args:
+        keep: newest checkpoints left in the folder, the others are deleted.
+        on_durable: called with the step, in step order, from a thread of its own.
+        """
+        self._manager = ocp.CheckpointManager(
+            Path(folder).absolute(),
+            options=ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True),
+        )
+        self._on_durable = on_durable
+        self._waiter = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._saving: Future[None] | None = None
+
+    def save(self, step: int, state: TrainState, extra: dict[str, Any]) -> None:
+        """Begin to save; returns once the arrays are copied to the host, and may be donated.
+
+        A save that is still under way is waited for first.
+
+        Args:
+            step: greater than those saved before.
+            extra: plain JSON values.
+
+        Raises:
+            ValueError: the step is not greater than the newest.
+        """
+        self.wait()
+        newest = self.latest()
+        if newest is not None and step <= newest:
+            raise ValueError(f"checkpoint {step} would come after {newest}; steps only grow")
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra)
+            ),
+        )
+        self._saving = self._waiter.submit(self._finish, step)
+
+    def wait(self) -> None:
+        """Block until what was saved is durable and `on_durable` has returned."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.result()
+
+    def latest(self) -> int | None:
+        """Step of the newest complete checkpoint, None if there is none."""
+        return self._manager.latest_step()
+
+    def restore(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """State and extra of a step.
+
+        Args:
+            abstract: shapes, dtypes and shardings to restore onto (`state.abstract_state`);
+                the mesh may be another than the one that saved.
+
+        Raises:
+            CheckpointNotFound: no complete checkpoint of the step is in the folder.
+        """
+        if step not in self._manager.all_steps():
+            raise CheckpointNotFound(
+                f"checkpoint {step} is not in {self._manager.directory}; "
+                f"complete ones: {sorted(self._manager.all_steps())}"
+            )
+        restored = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(abstract), extra=ocp.args.JsonRestore()
+            ),
+        )
+        return restored["state"], restored["extra"]
+
+    def close(self) -> None:
+        """Wait for what was saved, then let go of the folder."""
+        try:
+            self.wait()
+        finally:
+            self._waiter.shutdown()
+            self._manager.close()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _finish(self, step: int) -> None:
+        self._manager.wait_until_finished()
+        self._on_durable(step)

@@ -1,0 +1,53 @@
+"""Held-out accuracy with greedy decoding, on an engine that has nothing else to do."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlboost_jax.data.prompts import Prompt
+from rlboost_jax.data.tasks import Task
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
+
+
+def greedy_accuracy(
+    engine: Engine, task: Task, prompts: Sequence[Prompt], *, max_tokens: int
+) -> float:
+    """Share of the reward that greedy answers earn, between 0 and 1.
+
+    The engine must hold a version and no requests; it holds none afterwards.
+    """
+    sampling = Sampling(
+        temperature=0.0,
+        top_p=1.0,
+        top_k=0,
+        max_tokens=max_tokens,
+        stop_ids=tuple(task.stop_ids),
+    )
+    engine.submit(
+        [
+            GenerateRequest(
+                request_id=index,
+                step=0,
+                prompt=index,
+                sample=index,
+                version=engine.version,
+                seed=0,
+                prompt_tokens=pack_tokens(prompt.tokens),
+                response_tokens=b"",
+                sampling=sampling,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+    )
+    responses: list[list[int]] = [[] for _ in prompts]
+    while engine.begin():
+        dispatch = engine.finish()
+        ends = np.cumsum(dispatch.counts, dtype=np.int64)
+        for index, count, end in zip(dispatch.request_ids, dispatch.counts, ends, strict=True):
+            responses[index].extend(dispatch.tokens[end - count : end].tolist())
+    rewards = [
+        task.reward(prompt.problem, np.array(response, np.int32))
+        for prompt, response in zip(prompts, responses, strict=True)
+    ]
+    return float(np.mean(rewards))

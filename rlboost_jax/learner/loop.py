@@ -1,0 +1,278 @@
+"""The training loop: begin a step, train what streams in, update, publish, again.
+
+Invariants:
+- the parameters of step s have been updated s times, and every token of step s was sampled
+  from just these;
+- an update is made of all prompts × group samples of its step, or not at all;
+- a checkpoint holds what the next step needs; what happened after it can be done again and,
+  in deterministic mode, gives the same bits.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlboost_jax import messages
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.data.prompts import Prompt, PromptStream, heldout
+from rlboost_jax.data.tasks import Task
+from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.gradients import GradientSum
+from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.micro_batches import MicroBatches
+from rlboost_jax.learner.packing import pack, update_divisor
+from rlboost_jax.learner.publisher import Publisher
+from rlboost_jax.learner.reserved import ReservedEngine
+from rlboost_jax.learner.state import TrainState
+from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.streaming import StreamTimes, stream_step
+from rlboost_jax.learner.trajectory import Group, trajectories_digest
+from rlboost_jax.models.params import Params, params_digest
+from rlboost_jax.observe.console import Console
+
+
+class NotFinite(RuntimeError):
+    """An update has a gradient that is not a number; the last checkpoint is sound."""
+
+
+class TrainingLoop:
+    """The steps of a run, one after the other."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        *,
+        run_id: str,
+        task: Task,
+        learner: LearnerStep,
+        state: TrainState,
+        reference: Params | None,
+        link: ManagerLink,
+        reserved: ReservedEngine,
+        publisher: Publisher,
+        checkpoints: Checkpoints,
+        console: Console,
+    ):
+        self._run, self._run_id, self._task = run, run_id, task
+        self._learner, self.state, self._reference = learner, state, reference
+        self._link, self._reserved = link, reserved
+        self._publisher, self._checkpoints, self._console = publisher, checkpoints, console
+        self._prompts = PromptStream(
+            task, seed=run.seed, prompts_per_step=run.learner.prompts_per_step
+        )
+        self._heldout = heldout(task, run.seed, run.task.num_heldout)[: run.evaluation.num_prompts]
+        self._sampling = messages.Sampling(
+            temperature=run.sampling.temperature,
+            top_p=run.sampling.top_p,
+            top_k=run.sampling.top_k,
+            max_tokens=run.sampling.max_response_tokens,
+            stop_ids=tuple(task.stop_ids),
+        )
+        self._row_tokens = run.learner.row_tokens or run.slot_tokens
+        self._params, self._digest = self._to_host()
+
+    def step(self, step: int) -> dict[str, Any]:
+        """Generate and train one step; returns its row of metrics.
+
+        Raises:
+            NotFinite: nothing was applied.
+        """
+        since = time.perf_counter()
+        prompts = self._prompts.step(step)
+        publish_seconds = self._offer_version(step)
+        self._begin(step, prompts)
+        accuracy = self._accuracy(step)
+        self._reserved.load(self._params, step)
+
+        collector = StepCollector(
+            step,
+            version=step,
+            prompts=[prompt.tokens for prompt in prompts],
+            group_size=self._run.algorithm.group_size,
+            reward=lambda prompt, tokens: self._task.reward(prompts[prompt].problem, tokens),
+            normalize_by_std=self._run.algorithm.normalize_by_std,
+        )
+        total, times = self._stream(collector)
+        applying = time.perf_counter()
+        sums, divisor = self._apply(step, total, collector)
+        self._params, self._digest = self._to_host()
+        train_seconds = times.training + time.perf_counter() - applying
+
+        report = self._link.trained(
+            messages.StepTrained(
+                step=step, train_wait_seconds=times.waiting, train_seconds=train_seconds
+            )
+        )
+        self._save(step + 1, report)
+        return {
+            "step": step,
+            "version": step,
+            "accuracy": accuracy,
+            **_policy_metrics(collector, sums, divisor),
+            "step_seconds": time.perf_counter() - since,
+            "train_seconds": train_seconds,
+            "train_wait_seconds": times.waiting,
+            "publish_seconds": publish_seconds,
+            **_report_metrics(report),
+            "trajectories_digest": trajectories_digest(collector.trajectories()),
+            "params_digest": self._digest,
+        }
+
+    def final_accuracy(self, version: int) -> float | None:
+        """Of the parameters after the last update; None where nothing is evaluated."""
+        if not self._run.evaluation.every_steps:
+            return None
+        return self._reserved.accuracy(self._params, version, self._task, self._heldout)
+
+    def _to_host(self) -> tuple[Params, str]:
+        """Parameters in host memory, which engines, snapshots and digests are made of."""
+        params = jax.device_get(self.state.params)
+        return params, params_digest(params)
+
+    def _offer_version(self, step: int) -> float:
+        """Hand the parameters to the snapshot writer; seconds that this took."""
+        since = time.perf_counter()
+        self._publisher.submit(step, self._params, self._digest)
+        return time.perf_counter() - since
+
+    def _begin(self, step: int, prompts: tuple[Prompt, ...]) -> None:
+        self._link.begin_step(
+            messages.BeginStep(
+                step=step,
+                version=step,
+                params_digest=self._digest,
+                seed=self._run.seed,
+                group_size=self._run.algorithm.group_size,
+                sampling=self._sampling,
+                prompts=tuple(
+                    messages.PromptRequest(prompt=i, tokens=messages.pack_tokens(prompt.tokens))
+                    for i, prompt in enumerate(prompts)
+                ),
+            )
+        )
+
+    def _accuracy(self, step: int) -> float | None:
+        every = self._run.evaluation.every_steps
+        if not every or (step % every and step != self._run.num_steps - 1):
+            return None
+        return self._reserved.accuracy(self._params, step, self._task, self._heldout)
+
+    def _stream(self, collector: StepCollector) -> tuple[tuple[Params, Any], StreamTimes]:
+        """The step's gradients and sums, of all its micro-batches."""
+        micro_batches = MicroBatches(
+            self._run.learner.prompts_per_step,
+            self._run.learner.micro_batch_prompts,
+            self._run.deterministic,
+        )
+        total = GradientSum(micro_batches.num_micro_batches, self._learner.combine)
+
+        def train(index: int, groups: tuple[Group, ...]) -> None:
+            batches = pack(
+                [t for group in groups for t in group.trajectories],
+                rows=self._run.learner.pack_rows,
+                row_tokens=self._row_tokens,
+                loss_aggregation=self._run.algorithm.loss_aggregation,
+            )
+            part = self._learner.micro_batch(self.state.params, self._reference, batches)
+            total.add(index, jax.block_until_ready(part))
+
+        times = stream_step(
+            self._link, collector, micro_batches, train, on_progress=self._show_fleet
+        )
+        return total.total(), times
+
+    def _apply(
+        self, step: int, total: tuple[Params, Any], collector: StepCollector
+    ) -> tuple[Mapping[str, float], int]:
+        gradients, sums = total
+        host_sums = {name: float(value) for name, value in sums.items()}
+        divisor = update_divisor(collector.trajectories(), self._run.algorithm.loss_aggregation)
+        state, metrics = self._learner.apply(self.state, gradients, np.float32(divisor))
+        if not bool(metrics["finite"]):
+            raise NotFinite(
+                f"step {step}: the gradient is not finite (loss {host_sums['loss']:.4g}); lower "
+                "learner.learning_rate and start again: the last checkpoint is sound"
+            )
+        self.state = state
+        return host_sums, divisor
+
+    def _save(self, step: int, report: messages.StepReport) -> None:
+        every = self._run.checkpoint.every_steps
+        if step % every == 0 or step == self._run.num_steps:
+            self._checkpoints.save(step, self.state, checkpoint_extra(self._run_id, report.window))
+
+    def _show_fleet(self) -> None:
+        if self._link.status is not None:
+            self._console.fleet(self._link.status)
+
+
+def checkpoint_extra(run_id: str, window: messages.WindowState | None) -> dict[str, Any]:
+    """What a checkpoint holds besides arrays. The prompt cursor is the step itself."""
+    return {
+        "run_id": run_id,
+        "window": None
+        if window is None
+        else {
+            "seconds": window.seconds,
+            "memory": {str(count): seconds for count, seconds in window.memory.items()},
+            "instance_cap": window.instance_cap,
+        },
+    }
+
+
+def window_of(extra: Mapping[str, Any]) -> messages.WindowState | None:
+    """The inverse of `checkpoint_extra`, for the controller's state."""
+    window = extra["window"]
+    if window is None:
+        return None
+    return messages.WindowState(
+        seconds=window["seconds"],
+        memory={int(count): seconds for count, seconds in window["memory"].items()},
+        instance_cap=window["instance_cap"],
+    )
+
+
+def _policy_metrics(
+    collector: StepCollector, sums: Mapping[str, float], divisor: int
+) -> dict[str, float]:
+    trajectories = collector.trajectories()
+    rewards = np.array([t.reward for t in trajectories])
+    lengths = np.array([len(t.response_tokens) for t in trajectories])
+    return {
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "loss": sums["loss"] / divisor,
+        "kl": sums["kl"] / sums["tokens"],
+        "entropy": sums["entropy"] / sums["tokens"],
+        "clip_fraction": sums["clipped"] / sums["tokens"],
+        "max_logprob_gap": sums["max_logprob_gap"],
+        "response_tokens": int(lengths.sum()),
+        "response_length_mean": float(lengths.mean()),
+        "response_length_max": int(lengths.max()),
+    }
+
+
+def _report_metrics(report: messages.StepReport) -> dict[str, float]:
+    names = (
+        "rollout_seconds",
+        "remote_wait_seconds",
+        "seeding_window_seconds",
+        "instances_mean",
+        "instances_joined",
+        "instances_lost",
+        "requests_migrated",
+        "tokens_generated",
+        "tokens_delivered",
+        "tokens_lost",
+        "tokens_prefilled_again",
+        "tokens_reserved",
+        "tokens_preemptible",
+        "cost_dollars",
+    )
+    found = {name: getattr(report, name) for name in names}
+    cost = report.cost_dollars
+    return {**found, "tokens_per_dollar": report.tokens_delivered / cost if cost > 0 else None}

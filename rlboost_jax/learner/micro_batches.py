@@ -1,0 +1,51 @@
+"""Which groups are trained together, and from when.
+
+Invariant: every prompt of a step is in exactly one micro-batch.
+"""
+
+import math
+
+from rlboost_jax.learner.trajectory import Group
+
+MicroBatch = tuple[int, tuple[Group, ...]]  # index in the update, groups
+
+
+class MicroBatches:
+    """Groups in, as they finish; complete micro-batches out.
+
+    Deterministic: micro-batch i holds prompts [i * size, (i + 1) * size), fixed before
+    anything is generated, and is ready when the last of them is. Otherwise the groups that
+    finish first make up micro-batch 0, and so on, which waits less. Groups within a
+    micro-batch are in prompt order. The last micro-batch may be smaller.
+    """
+
+    def __init__(self, num_prompts: int, micro_batch_prompts: int, deterministic: bool) -> None:
+        if num_prompts < 1 or micro_batch_prompts < 1:
+            raise ValueError(
+                f"{num_prompts} prompts in micro-batches of {micro_batch_prompts}: "
+                "raise learner.prompts_per_step and learner.micro_batch_prompts to at least 1"
+            )
+        self.num_prompts = num_prompts
+        self.num_micro_batches = math.ceil(num_prompts / micro_batch_prompts)
+        self._size, self._deterministic = micro_batch_prompts, deterministic
+        self._taken: set[int] = set()
+        self._filling: dict[int, list[Group]] = {}
+
+    def add(self, group: Group) -> list[MicroBatch]:
+        """Take a finished group; returns the micro-batches that are ready because of it.
+
+        Raises:
+            ValueError: the prompt does not exist or was added before.
+        """
+        if not 0 <= group.prompt < self.num_prompts or group.prompt in self._taken:
+            state = "was added before" if group.prompt in self._taken else "does not exist"
+            raise ValueError(f"prompt {group.prompt} of {self.num_prompts} {state}")
+        place = group.prompt if self._deterministic else len(self._taken)
+        self._taken.add(group.prompt)
+        index = place // self._size
+        members = self._filling.setdefault(index, [])
+        members.append(group)
+        if len(members) < min(self._size, self.num_prompts - index * self._size):
+            return []
+        del self._filling[index]
+        return [(index, tuple(sorted(members, key=lambda group: group.prompt)))]

@@ -1,0 +1,146 @@
+"""Trajectories of any length in packed batches of one shape.
+
+Every batch has the same number of rows and tokens, so that the gradient program is
+compiled once. A trajectory of n tokens takes n - 1 positions of one row: position i holds
+token i as input, and everything about its *target*, token i + 1, lies beside it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.pytree import pytree
+
+TOKEN_MEAN: Final = "token_mean"
+SEQUENCE_MEAN: Final = "sequence_mean"
+
+
+class DoesNotFit(ValueError):
+    """A trajectory is longer than a row, or too short to have a target."""
+
+
+@pytree
+class PackedBatch:
+    """R rows of T positions. Positions without a trajectory hold zeros."""
+
+    tokens: Int[np.ndarray, "R T"]
+    positions: Int[np.ndarray, "R T"]  # of the token in its own trajectory
+    segments: Int[np.ndarray, "R T"]  # 1, 2, … along a row; 0 where there is nothing
+    targets: Int[np.ndarray, "R T"]  # the token after it in its trajectory
+    response_mask: Bool[np.ndarray, "R T"]  # the target was sampled by the policy
+    behaviour_logprobs: Float[np.ndarray, "R T"]  # of the target, nats
+    advantages: Float[np.ndarray, "R T"]  # of the trajectory, where the target is a response token
+    weights: Float[np.ndarray, "R T"]  # of the target in the loss; 0 outside the response
+
+
+def pack(
+    trajectories: Iterable[Trajectory], *, rows: int, row_tokens: int, loss_aggregation: str
+) -> list[PackedBatch]:
+    """Batches that hold each trajectory once, first-fit in the given order.
+
+    Raises:
+        DoesNotFit: a trajectory needs more than a row.
+    """
+    batches, left = [], list(trajectories)
+    while left:
+        batch, left = fill(
+            left, rows=rows, row_tokens=row_tokens, loss_aggregation=loss_aggregation
+        )
+        batches.append(batch)
+    return batches
+
+
+def fill(
+    trajectories: Sequence[Trajectory], *, rows: int, row_tokens: int, loss_aggregation: str
+) -> tuple[PackedBatch, list[Trajectory]]:
+    """One batch, first-fit in the given order, and the trajectories that found no room.
+
+    Raises:
+        DoesNotFit: a trajectory needs more than a row.
+    """
+    lengths = [_num_positions(t, row_tokens) for t in trajectories]
+    members: list[list[Trajectory]] = [[] for _ in range(rows)]
+    left: list[Trajectory] = []
+    places = first_fit(lengths, rows=rows, capacity=row_tokens)
+    for trajectory, row in zip(trajectories, places, strict=True):
+        (left if row is None else members[row]).append(trajectory)
+    return _batch(members, row_tokens, loss_aggregation), left
+
+
+def first_fit(lengths: Iterable[int], *, rows: int, capacity: int) -> list[int | None]:
+    """For each length the first row that still has room for it, or None."""
+    room = [capacity] * rows
+    places = []
+    for length in lengths:
+        row = next((row for row, free in enumerate(room) if free >= length), None)
+        if row is not None:
+            room[row] -= length
+        places.append(row)
+    return places
+
+
+def update_divisor(trajectories: Sequence[Trajectory], loss_aggregation: str) -> int:
+    """What the token sums of a whole update are divided by."""
+    if loss_aggregation == SEQUENCE_MEAN:
+        return len(trajectories)
+    return sum(len(t.response_tokens) for t in trajectories)
+
+
+def _num_positions(trajectory: Trajectory, row_tokens: int) -> int:
+    prompt, response = len(trajectory.prompt_tokens), len(trajectory.response_tokens)
+    if prompt == 0 or response == 0:
+        raise DoesNotFit(
+            f"sample {trajectory.sample}: {prompt} prompt and {response} response tokens; "
+            "both need at least one"
+        )
+    if prompt + response - 1 > row_tokens:
+        raise DoesNotFit(
+            f"sample {trajectory.sample}: {prompt + response} tokens need {prompt + response - 1} "
+            f"positions, a row has {row_tokens}; raise learner.row_tokens"
+        )
+    return prompt + response - 1
+
+
+def _batch(
+    members: Sequence[Sequence[Trajectory]], row_tokens: int, loss_aggregation: str
+) -> PackedBatch:
+    def zeros(dtype: type) -> np.ndarray:
+        return np.zeros((len(members), row_tokens), dtype)
+
+    batch = PackedBatch(
+        tokens=zeros(np.int32),
+        positions=zeros(np.int32),
+        segments=zeros(np.int32),
+        targets=zeros(np.int32),
+        response_mask=zeros(np.bool_),
+        behaviour_logprobs=zeros(np.float32),
+        advantages=zeros(np.float32),
+        weights=zeros(np.float32),
+    )
+    for row, trajectories in enumerate(members):
+        start = 0
+        for segment, trajectory in enumerate(trajectories, start=1):
+            start = _place(batch, row, start, segment, trajectory, loss_aggregation)
+    return batch
+
+
+def _place(
+    batch: PackedBatch, row: int, start: int, segment: int, t: Trajectory, loss_aggregation: str
+) -> int:
+    """Write one trajectory into [start, end) of a row; returns end."""
+    tokens = np.concatenate([t.prompt_tokens, t.response_tokens])
+    end = start + len(tokens) - 1
+    everything, response = (row, slice(start, end)), (row, slice(end - len(t.response_tokens), end))
+    batch.tokens[everything] = tokens[:-1]
+    batch.targets[everything] = tokens[1:]
+    batch.positions[everything] = np.arange(len(tokens) - 1)
+    batch.segments[everything] = segment
+    batch.response_mask[response] = True
+    batch.behaviour_logprobs[response] = t.behaviour_logprobs
+    batch.advantages[response] = t.advantage
+    of_sequence = loss_aggregation == SEQUENCE_MEAN
+    batch.weights[response] = 1 / len(t.response_tokens) if of_sequence else 1.0
+    return end

@@ -1,0 +1,188 @@
+"""The learner's programs: gradients of a packed batch, sums of them, and the update.
+
+Gradients are of the undivided sum over tokens. They add up over packed batches and
+micro-batches, and only `apply` divides, by the update's own tokens or sequences.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+
+from rlboost_jax.algorithms.losses import (
+    clipped_policy_loss,
+    entropy,
+    kl_to_reference,
+    selected_logprobs,
+)
+from rlboost_jax.config.records import AlgorithmConfig, LearnerConfig, ModelConfig
+from rlboost_jax.learner.packing import PackedBatch
+from rlboost_jax.learner.state import (
+    TrainState,
+    learning_rate_schedule,
+    make_optimizer,
+    state_shardings,
+)
+from rlboost_jax.models.forward import head, hidden_states
+from rlboost_jax.models.params import Params
+from rlboost_jax.models.sharding import batch_sharding, replicated
+
+Sums = dict[str, Float[Array, ""]]
+_MAXIMA = frozenset({"max_logprob_gap"})  # keys of Sums that are maxima over tokens
+
+
+class LearnerStep:
+    """Programs of one run, each compiled at its first use and never again.
+
+    Attributes:
+        gradients: (params, reference params or None, packed batch) → (gradients, sums).
+        combine: adds two (gradients, sums); the first is consumed.
+        apply: (state, gradients, divisor) → (state, metrics); state and gradients are
+            consumed. Metrics: `gradient_norm` before clipping, `learning_rate`, `finite`.
+        shardings: of a TrainState.
+
+    Sums over response tokens: `loss` (weighted, KL term included), `kl`, `entropy`,
+    `clipped` and `tokens` (unweighted), and `max_logprob_gap`, the largest |recomputed -
+    behaviour| log-probability, which is a maximum.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        learner: LearnerConfig,
+        algorithm: AlgorithmConfig,
+        *,
+        temperature: float,
+        num_steps: int,
+        mesh: Mesh,
+    ) -> None:
+        if temperature <= 0:
+            raise ValueError(
+                f"sampling.temperature is {temperature}; greedy responses cannot be trained on, "
+                "raise it above 0"
+            )
+        self.optimizer = make_optimizer(learner, num_steps)
+        self.shardings = state_shardings(model, self.optimizer, mesh)
+        self.mesh = mesh
+        params, whole = self.shardings.params, replicated(mesh)
+        self.gradients = jax.jit(
+            _gradients(model, learner, algorithm, temperature, mesh),
+            in_shardings=(params, None, batch_sharding(mesh)),
+            out_shardings=(params, whole),
+        )
+        self.combine = jax.jit(combine, donate_argnums=0, out_shardings=(params, whole))
+        self.apply = jax.jit(
+            _apply(self.optimizer, learning_rate_schedule(learner, num_steps)),
+            in_shardings=(self.shardings, params, whole),
+            out_shardings=(self.shardings, whole),
+            donate_argnums=(0, 1),
+        )
+
+    def micro_batch(
+        self, params: Params, reference: Params | None, batches: Sequence[PackedBatch]
+    ) -> tuple[Params, Sums]:
+        """Gradients and sums over the packed batches of a micro-batch, in their order."""
+        first, *others = batches
+        total = self.gradients(params, reference, first)
+        for batch in others:
+            total = self.combine(total, self.gradients(params, reference, batch))
+        return total
+
+
+def combine(left: tuple[Params, Sums], right: tuple[Params, Sums]) -> tuple[Params, Sums]:
+    """Gradients and sums over the tokens of both."""
+    (left_gradients, left_sums), (right_gradients, right_sums) = left, right
+    sums = {
+        key: (jnp.maximum if key in _MAXIMA else jnp.add)(left_sums[key], right_sums[key])
+        for key in left_sums
+    }
+    return jax.tree.map(jnp.add, left_gradients, right_gradients), sums
+
+
+def _gradients(
+    model: ModelConfig,
+    learner: LearnerConfig,
+    algorithm: AlgorithmConfig,
+    temperature: float,
+    mesh: Mesh,
+) -> Callable[[Params, Params | None, PackedBatch], tuple[Params, Sums]]:
+    def logits_of(params: Params, batch: PackedBatch) -> Float[Array, "N V"]:
+        tokens, positions, segments = map(
+            jnp.asarray, (batch.tokens, batch.positions, batch.segments)
+        )
+        x = hidden_states(
+            model, params, tokens, positions, segments, remat=learner.remat, mesh=mesh
+        )
+        return head(model, params, x)
+
+    def loss(
+        params: Params, reference: Params | None, batch: PackedBatch
+    ) -> tuple[Float[Array, ""], Sums]:
+        targets, behaviour, advantages, weights, mask = map(
+            jnp.ravel,
+            (
+                batch.targets,
+                batch.behaviour_logprobs,
+                batch.advantages,
+                batch.weights,
+                batch.response_mask,
+            ),
+        )
+        counted = mask.astype(jnp.float32)
+
+        logits = logits_of(params, batch)
+        logprobs = selected_logprobs(logits, targets, temperature=temperature)
+        total, clipped = clipped_policy_loss(
+            logprobs,
+            behaviour,
+            advantages,
+            weights,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+        )
+        kl = jnp.zeros(())
+        if reference is not None:
+            frozen = selected_logprobs(
+                logits_of(reference, batch), targets, temperature=temperature
+            )
+            kl = kl_to_reference(logprobs, frozen, counted)
+            total += algorithm.kl_coefficient * kl_to_reference(logprobs, frozen, weights)
+        return total, {
+            "loss": total,
+            "kl": kl,
+            "entropy": entropy(logits, counted, temperature=temperature),
+            "clipped": clipped,
+            "tokens": counted.sum(),
+            "max_logprob_gap": jnp.where(mask, jnp.abs(logprobs - behaviour), 0.0).max(),
+        }
+
+    def gradients(
+        params: Params, reference: Params | None, batch: PackedBatch
+    ) -> tuple[Params, Sums]:
+        grads, sums = jax.grad(loss, has_aux=True)(params, reference, batch)
+        return grads, sums
+
+    return gradients
+
+
+def _apply(
+    optimizer: optax.GradientTransformation, learning_rate: Callable[[Array], Array]
+) -> Callable[[TrainState, Params, Float[Array, ""]], tuple[TrainState, dict[str, Array]]]:
+    def apply(
+        state: TrainState, gradients: Params, divisor: Float[Array, ""]
+    ) -> tuple[TrainState, dict[str, Array]]:
+        gradients = jax.tree.map(lambda leaf: leaf / divisor, gradients)
+        norm = optax.global_norm(gradients)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {
+            "gradient_norm": norm,
+            "learning_rate": learning_rate(state.step),
+            "finite": jnp.isfinite(norm),
+        }
+        return TrainState(params=params, opt_state=opt_state, step=state.step + 1), metrics
+
+    return apply

@@ -1,0 +1,84 @@
+"""One step as the learner lives it: wait, receive, train what is ready.
+
+While the reserved devices are seeding, finished groups pile up; once they have handed over
+(`WindowClosed`) or nothing is left to generate, micro-batches are trained as they become
+complete, with the rest still being generated elsewhere.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlboost_jax import messages
+from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.micro_batches import MicroBatches
+from rlboost_jax.learner.trajectory import Group
+
+MicroBatch = tuple[int, tuple[Group, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamTimes:
+    """Wall seconds of one step's stream, from its begin to the last micro-batch."""
+
+    seeding: float  # until the devices were free to train
+    waiting: float  # after that, idle for want of a complete micro-batch
+    training: float  # inside `train`
+
+
+def stream_step(
+    link: ManagerLink,
+    collector: StepCollector,
+    micro_batches: MicroBatches,
+    train: Callable[[int, tuple[Group, ...]], None],
+    *,
+    on_progress: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> StreamTimes:
+    """Receive rollouts until the step is complete and call `train` once per micro-batch.
+
+    Args:
+        train: (micro-batch index, its groups); called in the order of completion.
+        on_progress: called after each message, for the live view.
+
+    Raises:
+        ManagerLost, ManagerNotStarted, WrongVersion: from the link and the collector.
+    """
+    ready: deque[MicroBatch] = deque()
+    begun = clock()
+    handed_over: float | None = None
+    training = 0.0
+
+    def take(message: messages.ToTrainer | None) -> None:
+        nonlocal handed_over
+        match message:
+            case messages.FinishedRollout():
+                group = collector.add(message)
+                if group is not None:
+                    ready.extend(micro_batches.add(group))
+            case messages.WindowClosed(step=collector.step) if handed_over is None:
+                handed_over = clock()
+        on_progress()
+
+    while ready or not collector.complete:
+        free = handed_over is not None or collector.complete
+        if not (ready and free):
+            take(link.receive())
+            continue
+        if handed_over is None:
+            handed_over = clock()
+        since = clock()
+        train(*ready.popleft())
+        training += clock() - since
+        while (message := link.receive(timeout=0)) is not None:
+            take(message)
+
+    end = clock()
+    handed_over = end if handed_over is None else handed_over
+    return StreamTimes(
+        seeding=handed_over - begun,
+        waiting=max(0.0, end - handed_over - training),
+        training=training,
+    )

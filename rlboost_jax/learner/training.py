@@ -1,0 +1,217 @@
+"""Set a run up, let its loop run, and take everything down again."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rlboost_jax import compile_cache
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.data.tasks import Task, get_task
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.link import EventLoopThread, ManagerLink
+from rlboost_jax.learner.loop import TrainingLoop, checkpoint_extra, window_of
+from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.publisher import Publisher
+from rlboost_jax.learner.reserved import ReservedEngine
+from rlboost_jax.learner.state import TrainState, abstract_state, init_state
+from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.warmup import warm_up
+from rlboost_jax.messages import TrainerHello
+from rlboost_jax.models.params import Params, init_params
+from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.observe.console import Console
+from rlboost_jax.observe.metrics import MetricsWriter, read_metrics
+from rlboost_jax.observe.report import write_report
+from rlboost_jax.observe.summary import Summary, summarize
+from rlboost_jax.observe.tensorboard import TensorBoardWriter
+from rlboost_jax.weights.snapshots import SnapshotStore
+from rlboost_jax.workdir import Workdir
+
+
+def run_training(run: RunConfig, path: str | Path) -> Summary:
+    """Train `run` in the folder `path`, going on where an earlier start ended.
+
+    Raises:
+        WorkdirUnusable, NotEnoughDevices: before anything is written.
+        ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
+    """
+    compile_cache.enable(run.compile_cache_dir)
+    mesh = make_mesh(run.learner.mesh)
+    with contextlib.ExitStack() as stack:
+        workdir = stack.enter_context(Workdir(path, run))
+        console = stack.enter_context(
+            Console(
+                num_steps=run.num_steps,
+                reserved_price_per_hour=run.fleet.reserved_price_per_hour,
+                live=run.observe.live,
+            )
+        )
+        task = get_task(run.task)
+        learner = LearnerStep(
+            run.model,
+            run.learner,
+            run.algorithm,
+            temperature=run.sampling.temperature,
+            num_steps=run.num_steps,
+            mesh=mesh,
+        )
+        thread = EventLoopThread()
+        stack.callback(thread.close)
+        manager = ManagerProcess(workdir.path, workdir.run_id)
+        stack.callback(manager.close)
+        if workdir.config_changed:
+            manager.dismiss()  # it serves the configuration of before
+        link = ManagerLink(thread, locate=manager.locate)
+        checkpoints = stack.enter_context(
+            Checkpoints(
+                workdir.path / "checkpoints",
+                keep=run.checkpoint.keep,
+                on_durable=lambda step: link.committed(step - 1) if step else None,
+            )
+        )
+        restored = _restore(run, learner, checkpoints)
+        first = checkpoints.latest() or 0
+        # The fleet starts now, while the learner warms up and compiles.
+        with console.phase("starting the manager and its fleet"):
+            link.connect(
+                TrainerHello(
+                    run_id=workdir.run_id,
+                    step=first,
+                    window=window_of(restored[1]) if restored else None,
+                    pid=os.getpid(),
+                )
+            )
+        stack.enter_context(_sending_home(link))
+        if restored:
+            state = restored[0]
+            console.note(f"going on with step {first + 1} of {run.num_steps}")
+        else:
+            state = _start(run, task, learner, console)
+            checkpoints.save(0, state, checkpoint_extra(workdir.run_id, None))
+        reference = _reference(run, workdir.path, learner, state)
+
+        reserved = ReservedEngine(run, _engine(run, console), thread, on_failure=link.fail)
+        stack.callback(reserved.close)
+        reserved.connect(*manager.locate())
+        publisher = Publisher(
+            SnapshotStore(
+                workdir.path / "snapshots",
+                dtype=run.weights.rollout_dtype,
+                keep=run.weights.keep_versions,
+            ),
+            announce=link.publish,
+            in_use=lambda: link.status.versions_in_use if link.status else (),
+        )
+        stack.callback(publisher.close)
+        loop = TrainingLoop(
+            run,
+            run_id=workdir.run_id,
+            task=task,
+            learner=learner,
+            state=state,
+            reference=reference,
+            link=link,
+            reserved=reserved,
+            publisher=publisher,
+            checkpoints=checkpoints,
+            console=console,
+        )
+        metrics = stack.enter_context(MetricsWriter(workdir.path, step=first))
+        board = None
+        if run.observe.tensorboard:
+            board = TensorBoardWriter(workdir.path, step=first)
+            stack.callback(board.close)
+        for step in range(first, run.num_steps):
+            row = metrics.write(loop.step(step))
+            console.step(row)
+            if board is not None:
+                board.write(row)
+        accuracy = loop.final_accuracy(run.num_steps)
+    return _finish(run, workdir.path, accuracy)
+
+
+@contextlib.contextmanager
+def _sending_home(link: ManagerLink) -> Iterator[None]:
+    """However the loop ends, manager and servers do not stay behind."""
+    reason = "the run is over"
+    try:
+        yield
+    except BaseException as error:
+        reason = f"the trainer stopped: {type(error).__name__}"
+        raise
+    finally:
+        link.end(reason)
+
+
+def _restore(
+    run: RunConfig, learner: LearnerStep, checkpoints: Checkpoints
+) -> tuple[TrainState, dict[str, Any]] | None:
+    """The newest checkpoint; None at the first start."""
+    newest = checkpoints.latest()
+    if newest is None:
+        return None
+    return checkpoints.restore(newest, abstract_state(run.model, learner.optimizer, learner.mesh))
+
+
+def _start(run: RunConfig, task: Task, learner: LearnerStep, console: Console) -> TrainState:
+    """Fresh parameters, warmed up."""
+    params = init_params(run.model, run.seed, shardings=learner.shardings.params)
+    if run.warmup.max_updates:
+        reports: list[tuple[int, float]] = []
+        with console.phase(f"warming the model up on the {task.name} task"):
+            params = warm_up(
+                run, task, params, mesh=learner.mesh, report=lambda *report: reports.append(report)
+            )
+        for updates, loss in reports[-1:]:
+            console.note(f"  {updates} supervised updates, loss {loss:.3f} nats per token")
+    return init_state(params, learner.optimizer, learner.shardings)
+
+
+def _reference(
+    run: RunConfig, path: Path, learner: LearnerStep, state: TrainState
+) -> Params | None:
+    """The starting parameters that the KL term is taken to; None without such a term."""
+    if run.algorithm.kl_coefficient == 0:
+        return None
+    with Checkpoints(path / "reference", keep=1) as kept:
+        if kept.latest() is None:
+            kept.save(0, state, {})
+            kept.wait()
+        abstract = abstract_state(run.model, learner.optimizer, learner.mesh)
+        return kept.restore(0, abstract)[0].params
+
+
+def _engine(run: RunConfig, console: Console) -> Engine:
+    engine = Engine(
+        run.model,
+        run.engine,
+        slot_tokens=run.slot_tokens,
+        truncated_sampling=run.sampling.top_p < 1 or run.sampling.top_k > 0,
+        param_dtype=run.weights.rollout_dtype,
+    )
+    with console.phase("compiling the engine's programs"):
+        engine.warm_up()
+    if run.deterministic:
+        engine.assert_row_invariance()
+    return engine
+
+
+def _finish(run: RunConfig, path: Path, accuracy: float | None) -> Summary:
+    """Write `summary.json` and `report.html` from the rows of the run.
+
+    Args:
+        accuracy: after the last update; the rows have it of the policies before.
+    """
+    summary = summarize(
+        read_metrics(path), reserved_price_per_hour=run.fleet.reserved_price_per_hour
+    )
+    if accuracy is not None:
+        summary = replace(summary, last_accuracy=accuracy)
+    (path / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n")
+    write_report(path)
+    return summary

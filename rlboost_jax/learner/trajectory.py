@@ -1,0 +1,50 @@
+"""Finished rollouts as the learner sees them: host-side records of NumPy arrays."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """One finished response. Entry i of every response array is about response token i."""
+
+    prompt: int  # index of the prompt within the step
+    sample: int  # index of the response within the step
+    prompt_tokens: NDArray[np.int32]
+    response_tokens: NDArray[np.int32]
+    behaviour_logprobs: NDArray[np.float32]  # nats, as recorded when the token was sampled
+    policy_versions: NDArray[np.int32]
+    reward: float
+    advantage: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The trajectories of one prompt, by sample."""
+
+    prompt: int
+    trajectories: tuple[Trajectory, ...]
+
+
+def trajectories_digest(trajectories: Iterable[Trajectory]) -> str:
+    """SHA-256 of a step: who sampled what, in (prompt, sample) order, to the last bit.
+
+    Covers the tokens of prompts and responses, the bits of the behaviour log-probabilities
+    and the policy versions; not the order of arrival, nor what follows from these.
+    """
+    digest = hashlib.sha256()
+    for t in sorted(trajectories, key=lambda t: (t.prompt, t.sample)):
+        digest.update(f"{t.prompt} {t.sample}\n".encode())
+        for values, dtype in (
+            (t.prompt_tokens, "<i4"),
+            (t.response_tokens, "<i4"),
+            (t.behaviour_logprobs, "<f4"),
+            (t.policy_versions, "<i4"),
+        ):
+            data = np.asarray(values, dtype).tobytes()
+            digest.update(f"{len(data)}\n".encode() + data)
+    return digest.hexdigest()

@@ -1,0 +1,58 @@
+"""Sums over a step: tokens, instances, and integrals over time."""
+
+from dataclasses import dataclass, fields
+
+
+class Integral:
+    """Of a level that changes in steps: instance-seconds, dollars."""
+
+    __slots__ = ("_at", "_sum", "level")
+
+    def __init__(self, now: float, level: float = 0.0) -> None:
+        self.level = level
+        self._sum = 0.0
+        self._at = now
+
+    def set(self, level: float, now: float) -> None:
+        self._sum = self.total(now)
+        self._at = max(now, self._at)
+        self.level = level
+
+    def total(self, now: float) -> float:
+        return self._sum + self.level * max(0.0, now - self._at)
+
+
+@dataclass(slots=True, kw_only=True)
+class Books:
+    """Counts of one step.
+
+    Every token that any engine sampled is in `reserved` or `preemptible`; it ends in a
+    delivered response or in `lost`, so generated = delivered + lost once a step is over.
+    """
+
+    reserved: int = 0
+    preemptible: int = 0
+    lost: int = 0
+    prefilled_again: int = 0
+    migrated: int = 0
+    joined: int = 0
+    gone: int = 0  # instances lost
+
+    @property
+    def generated(self) -> int:
+        return self.reserved + self.preemptible
+
+    def sampled(self, tokens: int, *, reserved: bool) -> None:
+        if reserved:
+            self.reserved += tokens
+        else:
+            self.preemptible += tokens
+
+    def wasted(self, tokens: int, *, reserved: bool) -> None:
+        """Sampled, and lost at once."""
+        self.sampled(tokens, reserved=reserved)
+        self.lost += tokens
+
+    def add(self, other: "Books") -> None:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))

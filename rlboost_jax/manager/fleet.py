@@ -1,0 +1,135 @@
+"""Which machines the market lends, how many servers run on them, and whom a removal hits.
+
+Servers that were started by hand are welcome on top: they are not counted here and are
+nobody's victim.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FIRST_RETRY_SECONDS = 0.5  # after a server ended before it was ever ready; doubles each time
+LAST_RETRY_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A server that the market may take away."""
+
+    name: str
+    ready: bool
+    held: int  # rollouts
+
+
+@dataclass(slots=True)
+class Server:
+    """A process of the provider."""
+
+    name: str
+    machine: str
+    joined: bool = False
+    proved: bool = False  # has been ready once
+    doomed: bool = False  # signalled
+
+
+def wanted(*, machines: int, max_instances: int, cap: int | None) -> int:
+    """Servers that should run. `cap` is N_prem of Algorithm 1, None without it."""
+    return max(0, min(machines, max_instances, machines if cap is None else cap))
+
+
+def victim(candidates: Sequence[Candidate], draw: float) -> str | None:
+    """Whom a nameless removal hits: one at work where there is one, else a ready one, else any.
+
+    Args:
+        draw: in [0, 1), chooses among equals in the order given.
+    """
+    for chosen in (
+        [c for c in candidates if c.ready and c.held],
+        [c for c in candidates if c.ready],
+        list(candidates),
+    ):
+        if chosen:
+            return chosen[min(int(draw * len(chosen)), len(chosen) - 1)].name
+    return None
+
+
+class Fleet:
+    """Machines on loan and the provider's servers on them, from their start to their exit."""
+
+    def __init__(self, max_instances: int, *, adaptive_cap: bool) -> None:
+        self._max_instances = max_instances
+        self._adaptive_cap = adaptive_cap
+        self.machines: dict[str, str] = {}  # name → server on it, "" where free
+        self.servers: dict[str, Server] = {}
+        self.retry_at = -math.inf
+        self._taken: list[str] = []  # machines that chaos took and did not return yet
+        self._failures = 0
+        self._numbers = 0
+
+    @property
+    def starting(self) -> int:
+        """Servers started that have not joined yet."""
+        return sum(not (server.joined or server.doomed) for server in self.servers.values())
+
+    @property
+    def standing(self) -> list[str]:
+        return [server.name for server in self.servers.values() if not server.doomed]
+
+    def lend(self, machine: str) -> None:
+        """One machine more; "" returns the one that was taken first without a name."""
+        if not machine and self._taken:
+            machine = self._taken.pop(0)
+        if machine:
+            self.machines.setdefault(machine, "")
+
+    def take(self, machine: str) -> str:
+        """That machine goes; returns the server on it, doomed now, or ""."""
+        if machine in self._taken:
+            self._taken.remove(machine)
+        name = self.machines.pop(machine, "")
+        if name:
+            self.servers[name].doomed = True
+        return name
+
+    def take_under(self, name: str) -> None:
+        """The machine under that server goes, until the market returns it namelessly."""
+        machine = self.servers[name].machine
+        self.take(machine)
+        self._taken.append(machine)
+
+    def missing(self, instance_cap: int) -> int:
+        """Servers to start, the pause after a failed start not considered.
+
+        Those above the cap go on: it limits what is started, not what runs.
+        """
+        cap = instance_cap if self._adaptive_cap else None
+        machines = len(self.machines)
+        target = wanted(machines=machines, max_instances=self._max_instances, cap=cap)
+        return max(0, target - len(self.standing))
+
+    def start(self, count: int) -> list[str]:
+        """Names for `count` new servers, on free machines in the order of their loan."""
+        free = [machine for machine, name in self.machines.items() if not name]
+        started = []
+        for machine in free[:count]:
+            self._numbers += 1
+            name = f"local-{self._numbers}"
+            self.machines[machine] = name
+            self.servers[name] = Server(name, machine)
+            started.append(name)
+        return started
+
+    def exited(self, name: str, now: float) -> Server | None:
+        """Forget a server. One that ended by itself and was never ready delays the next."""
+        server = self.servers.pop(name, None)
+        if server is None:
+            return None
+        if self.machines.get(server.machine) == name:
+            self.machines[server.machine] = ""
+        if server.proved:
+            self._failures = 0
+        elif not server.doomed:
+            self._failures += 1
+            pause = FIRST_RETRY_SECONDS * 2 ** min(self._failures - 1, 30)
+            self.retry_at = now + min(LAST_RETRY_SECONDS, pause)
+        return server

@@ -1,0 +1,216 @@
+"""Rollout servers as the manager knows them: states, leases, versions, time and money."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from rlboost_jax.manager.accounts import Integral
+from rlboost_jax.manager.ledger import Rollout, Step
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.messages import Hello, InstanceStatus, Manifest
+
+
+class Instance:
+    """One stream of one rollout server.
+
+    joining → pulling (a version was announced) → ready (it holds it) → leaving.
+    """
+
+    def __init__(self, stream: int, name: str, hello: Hello, now: float) -> None:
+        self.stream = stream
+        self.name = name
+        self.hello = hello
+        self.reserved = hello.reserved
+        self.slots = hello.slots
+        self.joined_at = self.heard_at = now
+        self.leaving = False
+        self.announced: Manifest | None = None
+        self.version: int | None = None
+        self.digest = ""  # of the parameters it holds, where known
+        self.worked = False
+        self.held: dict[int, Rollout] = {}  # by request id, oldest placement first
+        self.groups: Counter[int] = Counter()  # rollouts held per prompt
+        self.num_releasing = 0
+        self.next_sequence = 0
+        self.in_flight = 0
+        self.running = 0
+        self.waiting = 0
+        self.tokens = 0  # taken into the ledger
+        self.batch_at = math.inf  # when the dispatch now running began
+
+    @property
+    def state(self) -> str:
+        if self.leaving:
+            return "leaving"
+        if self.reserved:
+            return "joining" if self.version is None else "ready"
+        if self.announced is None:
+            return "joining"
+        return "ready" if self._holds(self.announced) else "pulling"
+
+    @property
+    def kind(self) -> tuple[str, str, int]:
+        """Instances of one kind share a throughput profile."""
+        return self.hello.device, self.hello.fingerprint, self.slots
+
+    @property
+    def member(self) -> bool:
+        """Whether Algorithm 1 counts it: a new version's pull is no absence."""
+        return not self.reserved and not self.leaving and self.version is not None
+
+    def ready_for(self, step: Step) -> bool:
+        """Whether it holds exactly the parameters of that step."""
+        if self.state != "ready" or self.version != step.begin.version:
+            return False
+        return self.reserved or self.digest == step.begin.params_digest
+
+    def announce(self, manifest: Manifest) -> bool:
+        """Note a new version; False if it holds just that already."""
+        if self._holds(manifest):
+            self.announced = manifest
+            return False
+        self.announced = manifest
+        return True
+
+    def loaded(self, version: int) -> None:
+        self.version = version
+        known = self.announced is not None and self.announced.version == version
+        self.digest = self.announced.params_digest if known and self.announced else ""
+
+    def hold(self, rollout: Rollout) -> None:
+        rollout.holder, rollout.releasing, rollout.yielded = self.name, False, False
+        self.held[rollout.request_id] = rollout
+        self.groups[rollout.prompt] += 1
+
+    def let_go(self, request_id: int) -> Rollout | None:
+        """No longer held here, whatever the reason; None if it never was."""
+        rollout = self.held.pop(request_id, None)
+        if rollout is None:
+            return None
+        self.num_releasing -= rollout.releasing
+        self.groups[rollout.prompt] -= 1
+        if not self.groups[rollout.prompt]:
+            del self.groups[rollout.prompt]
+        rollout.holder, rollout.previous, rollout.releasing = "", self.name, False
+        return rollout
+
+    def status(self, now: float) -> InstanceStatus:
+        return InstanceStatus(
+            instance=self.name,
+            reserved=self.reserved,
+            state=self.state,
+            version=-1 if self.version is None else self.version,
+            running=self.running,
+            waiting=self.waiting,
+            tokens=self.tokens,
+            price_per_hour=self.hello.price_per_hour,
+            seconds=now - self.joined_at,
+        )
+
+    def _holds(self, manifest: Manifest) -> bool:
+        return self.version == manifest.version and self.digest == manifest.params_digest
+
+
+class Roster:
+    """All instances with a living stream, in the order in which they joined."""
+
+    def __init__(self, settings: Settings, now: float) -> None:
+        self._settings = settings
+        self.streams: dict[int, Instance] = {}
+        self.fingerprint: str | None = None  # of the first reserved engine
+        self.changed = False  # a member came or went since a step began
+        self.joined = 0
+        self.lost = 0
+        self.cost = Integral(now)  # dollars
+        self.ready = Integral(now)  # instance-seconds of preemptible ones with work to give
+        self.check_at = math.inf  # no lease ends before
+        self._numbers = 0
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(self.streams.values())
+
+    def objection(self, hello: Hello) -> str:
+        """Why a server cannot take part; "" if it can."""
+        needed = self._settings.slot_tokens
+        if not 0 < hello.slots < 2**16:
+            return f"slots = {hello.slots} is not in 1..65535; set engine.slots"
+        if hello.slot_tokens < needed:
+            return (
+                f"slot_tokens = {hello.slot_tokens} is less than the {needed} of this run; "
+                "start the server with this run's configuration"
+            )
+        if not 0 <= hello.price_per_hour < math.inf:
+            return f"price_per_hour = {hello.price_per_hour} is not a price; set --price"
+        return self.stranger(hello)
+
+    def stranger(self, hello: Hello) -> str:
+        """Why its tokens could differ in bits from the reserved engine's; "" if they cannot."""
+        if not self._settings.deterministic or self.fingerprint in (None, hello.fingerprint):
+            return ""
+        return (
+            f"fingerprint {hello.fingerprint!r} is not {self.fingerprint!r} of the reserved "
+            "engine; run the same program, or set deterministic = False"
+        )
+
+    def trusted(self, instance: Instance) -> bool:
+        """Deterministic runs wait for the reserved engine's fingerprint."""
+        return not self._settings.deterministic or instance.hello.fingerprint == self.fingerprint
+
+    def join(self, stream: int, hello: Hello, now: float) -> Instance:
+        instance = Instance(stream, self._name(hello), hello, now)
+        self.streams[stream] = instance
+        self.check_at = min(self.check_at, now + self._settings.manager.lease_seconds)
+        if hello.reserved:
+            self.fingerprint = self.fingerprint or hello.fingerprint
+        return instance
+
+    def retire(self, instance: Instance) -> None:
+        """It goes soon: no more work for it."""
+        self.changed |= instance.member
+        instance.leaving = True
+
+    def leave(self, instance: Instance) -> None:
+        del self.streams[instance.stream]
+        self.changed |= instance.member
+
+    def expired(self, now: float) -> list[Instance]:
+        """Those silent for `lease_seconds`; also finds when to look again."""
+        if now < self.check_at:
+            return []
+        lease = self._settings.manager.lease_seconds
+        late = [i for i in self if now >= i.heard_at + lease]
+        self.check_at = min((i.heard_at + lease for i in self if i not in late), default=math.inf)
+        return late
+
+    def extend(self, seconds: float, now: float) -> None:
+        for instance in self:
+            instance.heard_at = min(now, instance.heard_at + seconds)
+
+    @property
+    def members(self) -> int:
+        return sum(instance.member for instance in self)
+
+    @property
+    def num_reserved(self) -> int:
+        return sum(instance.reserved for instance in self)
+
+    def account(self, step: Step | None, starting: int, now: float) -> None:
+        """Bring the integrals up to date after something changed.
+
+        Args:
+            starting: servers that the provider has started and that have not joined yet;
+                they are paid for too.
+        """
+        fleet = self._settings.fleet
+        prices = (i.hello.price_per_hour for i in self if not i.reserved)
+        hourly = fleet.reserved_price_per_hour + sum(prices) + starting * fleet.price_per_hour
+        self.cost.set(hourly / 3600, now)
+        self.ready.set(sum(not i.reserved and i.ready_for(step) for i in self) if step else 0, now)
+
+    def _name(self, hello: Hello) -> str:
+        taken = {instance.name for instance in self}
+        name = hello.instance
+        while not name or name in taken:
+            self._numbers += 1
+            name = f"{hello.instance or 'server'}-{self._numbers}"
+        return name

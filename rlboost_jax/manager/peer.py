@@ -1,0 +1,81 @@
+"""The sending side of one stream: a bounded queue and the task that empties it."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from aiohttp import web
+
+CLOSE_SECONDS = 1.0  # for the last frames to leave and the other side to hang up
+CLOSE_REASON_BYTES = 120  # a close frame carries at most 123
+
+
+class Peer:
+    """Whatever is sent leaves in order; nobody waits for it.
+
+    Args:
+        bound: bytes that may be queued. A peer that reads more slowly than that is lost:
+            `overflow` is called once, with the reason.
+    """
+
+    def __init__(
+        self,
+        socket: web.WebSocketResponse,
+        transport: asyncio.Transport | None,
+        *,
+        bound: int,
+        overflow: Callable[[str], object],
+    ) -> None:
+        self._socket = socket
+        self._transport = transport
+        self._bound = bound
+        self._overflow = overflow
+        self._queue: deque[bytes] = deque()
+        self._queued = 0
+        self._awake = asyncio.Event()
+        self._closing: str | None = None
+        self._dead = False
+        self._task = asyncio.create_task(self._run())
+
+    def send(self, data: bytes) -> None:
+        if self._dead or self._closing is not None:
+            return
+        if self._queued + len(data) > self._bound:
+            self._dead = True
+            self._overflow(f"reads too slowly: over {self._bound} bytes are waiting for it")
+            return
+        self._queue.append(data)
+        self._queued += len(data)
+        self._awake.set()
+
+    def close(self, reason: str) -> None:
+        """End the stream after what is queued; at the latest in `CLOSE_SECONDS`."""
+        if self._closing is None:
+            self._closing = reason
+            self._awake.set()
+            asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._task.cancel)
+
+    async def ended(self) -> None:
+        """Wait until nothing more will be sent; never raises."""
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._awake.wait()
+                self._awake.clear()
+                while self._queue:
+                    data = self._queue.popleft()
+                    await self._socket.send_bytes(data)
+                    self._queued -= len(data)
+                if self._closing is not None:
+                    message = self._closing.encode()[:CLOSE_REASON_BYTES]
+                    await self._socket.close(message=message)
+                    return
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the reading side hears of a broken connection; a cancelled one is ours
+        finally:
+            self._dead = True
+            self._queue.clear()
+            if not self._socket.closed and self._transport is not None:
+                self._transport.abort()  # a frozen peer would never confirm the close

@@ -1,0 +1,255 @@
+"""The servers' side of the manager: who joins, what they send, how they go.
+
+Every stream is heard of exactly once as it ends, whatever ends it: goodbye, kill, silence,
+a malformed frame, a rejection. What it held waits again before that event is over.
+"""
+
+from rlboost_jax.manager.fleet import Fleet
+from rlboost_jax.manager.instances import Instance, Roster
+from rlboost_jax.manager.ledger import Ledger, MalformedBatch, Rows
+from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.work import Work, context
+from rlboost_jax.messages import (
+    Announce,
+    Goodbye,
+    Hello,
+    Leave,
+    Manifest,
+    Ready,
+    Released,
+    Renew,
+    ServerMessage,
+    TokenBatch,
+    WeightsRejected,
+    Welcome,
+    unpack_ids,
+)
+
+REMEMBERED_STREAMS = 1024  # ended ones whose late tokens are still told apart
+
+
+class Servers:
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        roster: Roster,
+        fleet: Fleet,
+        work: Work,
+        outbox: Outbox,
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._roster = roster
+        self._fleet = fleet
+        self._work = work
+        self._outbox = outbox
+        self.manifest: Manifest | None = None  # the newest
+        self.manifests: dict[int, Manifest] = {}  # and older ones that are being fetched
+        self._ended: dict[int, tuple[bool, int]] = {}  # stream → reserved, tokens charged
+
+    def hear(self, stream: int, message: ServerMessage, now: float) -> bool:
+        """Take in a frame. True: there may be room, work or a ready instance now."""
+        instance = self._roster.streams.get(stream)
+        if instance is None:
+            return self._stranger(stream, message, now)
+        instance.heard_at = now
+        match message:
+            case TokenBatch():
+                return self._tokens(instance, message, now)
+            case Renew():
+                return False
+            case Released():
+                return self._released(instance, message)
+            case Ready():
+                self._ready(instance, message)
+            case WeightsRejected():
+                self._outbox.record(
+                    "rejected", instance.name, version=message.version, reason=message.reason
+                )
+                return False
+            case Goodbye():
+                instance.in_flight = 0  # everything was sent before
+                self.lose(instance, message.reason, kind="drained")
+            case Hello():
+                self.lose(instance, "malformed: a second Hello")
+        return True
+
+    def gone(self, stream: int, reason: str) -> bool:
+        instance = self._roster.streams.get(stream)
+        if instance is None:
+            return False
+        self.lose(instance, reason, kind="drained" if instance.leaving else "lost")
+        return True
+
+    def expire(self, now: float) -> bool:
+        late = self._roster.expired(now)
+        for instance in late:
+            self.lose(instance, f"silent for {self._settings.manager.lease_seconds:g} s")
+        return bool(late)
+
+    def publish(self, manifest: Manifest) -> None:
+        """Announce a version to all that do not hold it."""
+        self.manifest = manifest
+        in_use = {i.announced.version for i in self._roster if i.announced is not None}
+        self.manifests = {v: m for v, m in self.manifests.items() if v in in_use}
+        self.manifests[manifest.version] = manifest
+        self._outbox.record("published", version=manifest.version)
+        for instance in self._roster:
+            self._announce(instance)
+
+    def send_home(self, reason: str) -> None:
+        for instance in self._roster:
+            self._roster.retire(instance)
+            self._outbox.send(instance.stream, Leave(reason=reason))
+
+    def lose(self, instance: Instance, reason: str, kind: str = "lost") -> None:
+        """The stream is over; the dispatch that was under way is charged as lost."""
+        self._ledger.books.wasted(instance.in_flight, reserved=instance.reserved)
+        self._ended[instance.stream] = instance.reserved, instance.in_flight
+        if len(self._ended) > REMEMBERED_STREAMS:
+            del self._ended[next(iter(self._ended))]
+        self._roster.leave(instance)
+        count = self._work.put_back(instance, list(instance.held))
+        self._outbox.close(instance.stream, reason)
+        self._outbox.record(
+            kind, instance.name, reason=reason, count=count, tokens_lost=instance.in_flight
+        )
+        if not instance.reserved and kind != "rejected":
+            self._roster.lost += 1
+            self._ledger.books.gone += 1
+
+    def _stranger(self, stream: int, message: ServerMessage, now: float) -> bool:
+        """A frame of a stream that is new, or was given up."""
+        if stream in self._ended:
+            if isinstance(message, TokenBatch):
+                reserved, charged = self._ended[stream]
+                tokens = len(message.tokens) // 4
+                self._ended[stream] = reserved, max(0, charged - tokens)
+                self._ledger.books.wasted(max(0, tokens - charged), reserved=reserved)
+            return False
+        if not isinstance(message, Hello):
+            self._refuse(stream, "", f"malformed: {type(message).__name__} before Hello")
+            return False
+        objection = self._roster.objection(message)
+        if objection:
+            self._refuse(stream, message.instance, objection)
+            return False
+        self._join(stream, message, now)
+        return True
+
+    def _refuse(self, stream: int, name: str, reason: str) -> None:
+        self._ended[stream] = False, 0
+        self._outbox.send(stream, Leave(reason=reason))
+        self._outbox.close(stream, reason)
+        self._outbox.record("rejected", name, reason=reason)
+
+    def _join(self, stream: int, hello: Hello, now: float) -> None:
+        instance = self._roster.join(stream, hello, now)
+        if hello.instance in self._fleet.servers:
+            self._fleet.servers[hello.instance].joined = True
+        self._outbox.send(
+            stream,
+            Welcome(
+                instance=instance.name,
+                renew_seconds=self._settings.manager.renew_seconds,
+                orphan_seconds=self._settings.fleet.orphan_seconds,
+            ),
+        )
+        self._outbox.record(
+            "joined",
+            instance.name,
+            reserved=hello.reserved,
+            slots=hello.slots,
+            device=hello.device,
+            host=hello.host,
+            pid=hello.pid,
+            zone=hello.zone,
+            price_per_hour=hello.price_per_hour,
+        )
+        if not hello.reserved:
+            self._roster.joined += 1
+            self._ledger.books.joined += 1
+        else:
+            for other in [i for i in self._roster if self._roster.stranger(i.hello)]:
+                reason = self._roster.stranger(other.hello)
+                self._outbox.send(other.stream, Leave(reason=reason))
+                self.lose(other, reason, kind="rejected")
+        self._announce(instance)
+
+    def _announce(self, instance: Instance) -> None:
+        """Reserved engines are handed their weights by the trainer."""
+        if self.manifest is not None and not instance.reserved and instance.announce(self.manifest):
+            self._outbox.send(instance.stream, Announce(manifest=self.manifest))
+
+    def _ready(self, instance: Instance, message: Ready) -> None:
+        """An engine loads only when it holds nothing, so what it held before is free."""
+        if not instance.member and not instance.leaving and not instance.reserved:
+            self._roster.changed = True
+            self._outbox.record("ready", instance.name, version=message.version)
+        instance.loaded(message.version)
+        stale = [r for r in instance.held.values() if r.step.begin.version != message.version]
+        self._work.release(instance, stale)
+        if instance.hello.instance in self._fleet.servers:
+            self._fleet.servers[instance.hello.instance].proved = True
+        if not instance.reserved:
+            self._outbox.record(
+                "pulled",
+                instance.name,
+                version=message.version,
+                seconds=message.seconds,
+                fetched_bytes=message.fetched_bytes,
+            )
+
+    def _released(self, instance: Instance, message: Released) -> bool:
+        try:
+            request_ids = unpack_ids(message.request_ids).tolist()
+        except ValueError:
+            self.lose(instance, "malformed: Released with a broken request id")
+            return True
+        self._work.put_back(instance, request_ids)
+        return True
+
+    def _tokens(self, instance: Instance, batch: TokenBatch, now: float) -> bool:
+        try:
+            rows = Rows(batch, self._settings.vocab_size)
+        except MalformedBatch as error:
+            self.lose(instance, f"malformed: {error}")
+            return True
+        books = self._ledger.books
+        if batch.sequence != instance.next_sequence:
+            books.wasted(rows.num_tokens, reserved=instance.reserved)
+            if batch.sequence < instance.next_sequence:
+                return False  # a duplicate
+            due = instance.next_sequence
+            self.lose(instance, f"malformed: token batch {batch.sequence} where {due} was due")
+            return True
+        self._observe(instance, rows.num_tokens, now)
+        instance.next_sequence += 1
+        instance.tokens += rows.num_tokens
+        instance.in_flight = batch.in_flight
+        instance.running, instance.waiting = batch.running, batch.waiting
+        books.prefilled_again += batch.prefilled_again
+        instance.batch_at = now
+        ended = self._ledger.receive(
+            rows, batch.version, instance.held, instance.name, reserved=instance.reserved
+        )
+        for rollout in ended:
+            instance.let_go(rollout.request_id)
+            rollout.step.last_token_at = now
+            # Those of a step that a returned trainer has not reached yet are sent when it does.
+            if rollout.step is self._ledger.active and rollout.result is not None:
+                self._outbox.of_step(rollout.result)
+        return bool(ended)
+
+    def _observe(self, instance: Instance, tokens: int, now: float) -> None:
+        """A dispatch that began with the previous message has given its tokens."""
+        if instance.in_flight and instance.running and not instance.waiting:
+            self._work.profile.add(
+                instance.kind,
+                batch=instance.running,
+                tokens=tokens,
+                seconds=now - instance.batch_at,
+                context=context(instance),
+            )

@@ -1,0 +1,26 @@
+"""What the manager's decisions depend on, out of a run's configuration."""
+
+from dataclasses import dataclass
+
+from rlboost_jax.config.records import FleetConfig, ManagerConfig, RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    run_id: str
+    manager: ManagerConfig
+    fleet: FleetConfig
+    deterministic: bool  # equal fingerprints are asked of all engines
+    vocab_size: int  # tokens are in [0, vocab_size)
+    slot_tokens: int  # longest prompt plus response of the run
+
+    @staticmethod
+    def of(run: RunConfig, run_id: str) -> "Settings":
+        return Settings(
+            run_id=run_id,
+            manager=run.manager,
+            fleet=run.fleet,
+            deterministic=run.deterministic,
+            vocab_size=run.model.vocab_size,
+            slot_tokens=run.slot_tokens,
+        )

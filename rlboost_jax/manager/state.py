@@ -1,0 +1,185 @@
+"""The manager's decisions: events and a time go in, actions come out.
+
+No socket, clock, thread or random source inside. The driver feeds it in production, the
+simulator in virtual time, the tests with random schedules. Times are seconds on any clock
+that does not run backwards.
+"""
+
+import math
+
+from rlboost_jax.manager.events import (
+    Action,
+    Event,
+    FromServer,
+    FromTrainer,
+    InstanceExited,
+    MachineAdded,
+    MachineRemoved,
+    ServerGone,
+    Shutdown,
+    Stalled,
+    Tick,
+    TrainerGone,
+)
+from rlboost_jax.manager.fleet import Candidate, Fleet, victim
+from rlboost_jax.manager.instances import Instance, Roster
+from rlboost_jax.manager.ledger import Ledger
+from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.servers import Servers
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.trainer import ProtocolError, Trainer
+from rlboost_jax.manager.work import Work
+from rlboost_jax.messages import FleetStatus, Manifest
+
+STATUS_SECONDS = 1.0  # between two FleetStatus to the trainer
+ORPHANED = 3  # exit code: no trainer for `fleet.orphan_seconds`
+
+
+class Manager:
+    """Every open request and its tokens, the fleet, the versions, the seeding window."""
+
+    def __init__(self, settings: Settings, now: float = 0.0) -> None:
+        self._settings = settings
+        self._outbox = Outbox()
+        self.ledger = Ledger()
+        self.roster = Roster(settings, now)
+        self.fleet = Fleet(settings.fleet.max_instances, adaptive_cap=settings.fleet.adaptive_cap)
+        self.work = Work(settings, self.ledger, self.roster, self._outbox)
+        self.servers = Servers(
+            settings, self.ledger, self.roster, self.fleet, self.work, self._outbox
+        )
+        self.trainer = Trainer(
+            settings, self.ledger, self.roster, self.work, self.servers, self._outbox, now
+        )
+        self._status_at = now
+        self.over = False
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take in an event and all deadlines that have come by `now`."""
+        if self.over:
+            return []
+        changed = self._take(event, now)
+        changed |= self.servers.expire(now)
+        if changed or now >= min(self._window_at(), self._retry_at()):
+            self.work.settle(now)
+            self._staff(now)
+            self.roster.account(self.ledger.active, self.fleet.starting, now)
+        if self._outbox.trainer is not None and now >= self._status_at:
+            self._status_at = now + STATUS_SECONDS
+            self._outbox.to_trainer(self.status(now))
+        if now >= self.trainer.orphan_at and not self.over:
+            waited = self._settings.fleet.orphan_seconds
+            self.trainer.end(f"no trainer for {waited:g} s", ORPHANED)
+        self.over = self.trainer.ended
+        return self._outbox.take()
+
+    def next_deadline(self) -> float | None:
+        """When `handle` must be called even if nothing happens; None: never."""
+        if self.over:
+            return None
+        watched = self._status_at if self._outbox.trainer is not None else math.inf
+        moments = (self.roster.check_at, self.trainer.orphan_at, watched)
+        first = min(*moments, self._window_at(), self._retry_at())
+        return None if math.isinf(first) else first
+
+    def status(self, now: float) -> FleetStatus:
+        step = self.ledger.active
+        return FleetStatus(
+            instances=tuple(instance.status(now) for instance in self.roster),
+            finished=step.num_finished if step else 0,
+            total=len(step.rollouts) if step else 0,
+            window_open=self.work.seeding.open,
+            window_seconds=self.trainer.window.seconds,
+            joined=self.roster.joined,
+            lost=self.roster.lost,
+            versions_in_use=self._versions_in_use(),
+            cost_dollars=self.roster.cost.total(now),
+        )
+
+    def manifest(self, version: int) -> Manifest | None:
+        """Of a version that some server may still be fetching."""
+        return self.servers.manifests.get(version)
+
+    def _take(self, event: Event, now: float) -> bool:
+        match event:
+            case FromServer(stream, message):
+                return self.servers.hear(stream, message, now)
+            case ServerGone(stream, reason):
+                return self.servers.gone(stream, reason)
+            case FromTrainer(stream, message):
+                try:
+                    self.trainer.hear(stream, message, now)
+                except ProtocolError as error:
+                    self._outbox.close(stream, str(error))
+                    self.trainer.gone(stream, now)
+            case TrainerGone(stream, _):
+                return self.trainer.gone(stream, now)
+            case InstanceExited(name, detail):
+                server = self.fleet.exited(name, now)
+                if server is not None and not server.joined:
+                    self._outbox.record("lost", name, reason=f"ended before it joined: {detail}")
+            case MachineAdded(machine):
+                self.fleet.lend(machine)
+            case MachineRemoved():
+                self._remove(event)
+            case Stalled(seconds):
+                self.roster.extend(seconds, now)
+            case Shutdown(reason):
+                self.trainer.end(reason, 0)
+            case Tick():
+                return False
+        return True
+
+    def _remove(self, event: MachineRemoved) -> None:
+        """The market takes a machine; with notice, its server gets no more work."""
+        connected = {i.hello.instance: i for i in self.roster if not i.reserved}
+        if event.machine:
+            name = self.fleet.take(event.machine)
+        else:
+            name = victim(self._candidates(connected), event.draw) or ""
+            if name:
+                self.fleet.take_under(name)
+        if not name:
+            return
+        self._outbox.signal(name, notice=event.notice)
+        if event.notice and name in connected:
+            self.roster.retire(connected[name])
+            self._outbox.record("notice", connected[name].name)
+
+    def _candidates(self, connected: dict[str, Instance]) -> list[Candidate]:
+        return [
+            Candidate(
+                name=name,
+                ready=name in connected and connected[name].state == "ready",
+                held=len(connected[name].held) if name in connected else 0,
+            )
+            for name in self.fleet.standing
+        ]
+
+    def _staff(self, now: float) -> None:
+        missing = self.fleet.missing(self.trainer.window.instance_cap)
+        if self.trainer.ended or not missing or now < self.fleet.retry_at:
+            return
+        for name in self.fleet.start(missing):
+            self._outbox.start(name)
+
+    def _window_at(self) -> float:
+        """When the seeding window may close by itself."""
+        step = self.ledger.active
+        if step is None or not self.work.seeding.open:
+            return math.inf
+        return self.work.seeding.until if self.work.remote(step) else math.inf
+
+    def _retry_at(self) -> float:
+        missing = self.fleet.missing(self.trainer.window.instance_cap)
+        return self.fleet.retry_at if missing else math.inf
+
+    def _versions_in_use(self) -> tuple[int, ...]:
+        """Whose snapshots must not be deleted: held, being fetched, or in force."""
+        versions = {i.version for i in self.roster if i.version is not None}
+        versions |= {i.announced.version for i in self.roster if i.announced is not None}
+        if self.servers.manifest is not None:
+            versions.add(self.servers.manifest.version)
+        if self.ledger.active is not None:
+            versions.add(self.ledger.active.begin.version)
+        return tuple(sorted(versions))

@@ -1,0 +1,204 @@
+"""The trainer's side of the manager: runs, versions and steps.
+
+A trainer may vanish in mid-step. Its fleet works on, and the next one that begins the same
+step with the same parameters and prompts finds the tokens here.
+"""
+
+import math
+
+from rlboost_jax.manager.instances import Roster
+from rlboost_jax.manager.ledger import Ledger, Step
+from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.servers import Servers
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.window import Observation, initial, recall, update
+from rlboost_jax.manager.work import Work
+from rlboost_jax.messages import (
+    BeginStep,
+    EndRun,
+    Publish,
+    StepCommitted,
+    StepReport,
+    StepTrained,
+    TrainerHello,
+    TrainerMessage,
+    TrainerWelcome,
+    WindowState,
+)
+
+
+class ProtocolError(ValueError):
+    """The trainer asked for something impossible. Its stream is closed with the reason."""
+
+
+class Trainer:
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        roster: Roster,
+        work: Work,
+        servers: Servers,
+        outbox: Outbox,
+        now: float,
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._roster = roster
+        self._work = work
+        self._servers = servers
+        self._outbox = outbox
+        self.window: WindowState = initial(settings.manager.window_initial_seconds)
+        self.orphan_at = now + settings.fleet.orphan_seconds
+        self.ended = False
+        self._learnt = False  # this manager has seen a whole step
+        self._resumed = False  # the active step began with tokens kept
+        self._ready_before = 0.0  # instance-seconds when the step began
+        self._cost_before = 0.0  # dollars, same
+
+    def hear(self, stream: int, message: TrainerMessage, now: float) -> None:
+        """Raises ProtocolError; nothing of the message has been done then."""
+        if isinstance(message, TrainerHello):
+            self._hello(stream, message)
+            return
+        if stream != self._outbox.trainer:
+            raise ProtocolError(f"{type(message).__name__} before TrainerHello")
+        match message:
+            case Publish():
+                self._servers.publish(message.manifest)
+            case BeginStep():
+                self._begin(message, now)
+            case StepTrained():
+                self._trained(message, now)
+            case StepCommitted():
+                self._ledger.forget(message.step)
+                if self._ledger.active is None:
+                    self._work.stop(now)
+                self._work.release_cancelled()
+            case EndRun():
+                self.end(message.reason, 0)
+
+    def gone(self, stream: int, now: float) -> bool:
+        """The fleet works on for `orphan_seconds`."""
+        if stream != self._outbox.trainer:
+            return False
+        self._outbox.trainer, self._outbox.begun = None, False
+        self.orphan_at = now + self._settings.fleet.orphan_seconds
+        return True
+
+    def end(self, reason: str, code: int) -> None:
+        """Send everyone home."""
+        self.ended = True
+        self._servers.send_home(reason)
+        if self._outbox.trainer is not None:
+            self._outbox.close(self._outbox.trainer, reason)
+        self._outbox.exit(code, reason)
+
+    def _hello(self, stream: int, hello: TrainerHello) -> None:
+        if hello.run_id != self._settings.run_id:
+            raise ProtocolError(
+                f"run {hello.run_id!r} is not the run {self._settings.run_id!r} of this manager; "
+                "use its workdir, or another one for a new run"
+            )
+        old = self._outbox.trainer
+        if old is not None and old != stream:
+            self._outbox.close(old, "another trainer has taken over")
+        self._outbox.trainer, self._outbox.begun = stream, False
+        self.orphan_at = math.inf
+        if hello.window is not None and not self._learnt:
+            self.window = hello.window
+        welcome = TrainerWelcome(window=self.window, kept_steps=self._ledger.kept)
+        self._outbox.send(stream, welcome)
+
+    def _begin(self, begin: BeginStep, now: float) -> None:
+        self._check(begin)
+        step, self._resumed = self._ledger.begin(begin, now)
+        self._outbox.step, self._outbox.begun = begin.step, True
+        self._work.release_cancelled()
+        if self._resumed:
+            self._outbox.record(
+                "resumed",
+                finished=step.num_finished,
+                total=len(step.rollouts),
+                tokens=sum(r.num_tokens for r in step.rollouts),
+            )
+            for result in step.results():
+                self._outbox.to_trainer(result)
+        if self._settings.manager.window_memory:
+            self.window = recall(self.window, self._roster.members)
+        seconds = self.window.seconds if self._settings.manager.seeding else 0.0
+        self._work.seeding.begin(now, seconds)
+        self._roster.changed = False
+        self._ready_before = self._roster.ready.total(now)
+        self._cost_before = self._roster.cost.total(now)
+
+    def _check(self, begin: BeginStep) -> None:
+        if begin.group_size < 1 or not begin.prompts or begin.sampling.max_tokens < 1:
+            raise ProtocolError(f"step {begin.step} asks for no tokens at all")
+        if len({p.prompt for p in begin.prompts}) != len(begin.prompts):
+            raise ProtocolError(f"step {begin.step} names a prompt twice")
+        limit = self._settings.slot_tokens
+        for prompt in begin.prompts:
+            length = len(prompt.tokens) // 4 + begin.sampling.max_tokens
+            if length > limit or len(prompt.tokens) % 4 or not prompt.tokens:
+                raise ProtocolError(
+                    f"prompt {prompt.prompt} of {len(prompt.tokens) / 4:g} tokens with "
+                    f"{begin.sampling.max_tokens} to sample does not fit a slot of {limit}; raise "
+                    "engine.max_prompt_tokens or lower sampling.max_response_tokens"
+                )
+
+    def _trained(self, message: StepTrained, now: float) -> None:
+        step = self._ledger.active
+        if step is None or step.begin.step != message.step:
+            raise ProtocolError(f"step {message.step} was trained but is not being worked on")
+        self._work.stop(now)
+        self._ledger.close(step)
+        self._work.release_cancelled()
+        elapsed = now - step.begun_at
+        ready_seconds = self._roster.ready.total(now) - self._ready_before
+        instances = ready_seconds / elapsed if elapsed > 0 else 0.0
+        rollout = max(0.0, step.last_token_at - step.begun_at)
+        if not self._resumed:  # the times of half a step say nothing
+            self._observe(message, rollout, elapsed - rollout, instances)
+        self._work.profile.end_step()
+        self._outbox.to_trainer(self._report(step, rollout, instances, now))
+
+    def _observe(
+        self, message: StepTrained, rollout: float, remote_wait: float, instances: float
+    ) -> None:
+        seen = Observation(
+            train_wait=message.train_wait_seconds,
+            remote_wait=remote_wait,
+            train=message.train_seconds,
+            rollout=rollout,
+            instances=instances,
+            instances_next=self._roster.members,
+            churn=self._roster.changed,
+            num_reserved=self._roster.num_reserved,
+        )
+        manager = self._settings.manager
+        self.window = update(
+            self.window, seen, eta=manager.window_eta, memory=manager.window_memory
+        )
+        self._learnt = True
+
+    def _report(self, step: Step, rollout: float, instances: float, now: float) -> StepReport:
+        books = step.books
+        return StepReport(
+            step=step.begin.step,
+            rollout_seconds=rollout,
+            remote_wait_seconds=now - step.begun_at - rollout,
+            seeding_window_seconds=self._work.seeding.total(now),
+            instances_mean=instances,
+            instances_joined=books.joined,
+            instances_lost=books.gone,
+            requests_migrated=books.migrated,
+            tokens_generated=books.generated,
+            tokens_delivered=step.tokens_delivered,
+            tokens_lost=books.lost,
+            tokens_prefilled_again=books.prefilled_again,
+            tokens_reserved=books.reserved,
+            tokens_preemptible=books.preemptible,
+            cost_dollars=self._roster.cost.total(now) - self._cost_before,
+            window=self.window,
+        )

@@ -1,0 +1,188 @@
+"""Rollouts meet instances: placement, moves, and the seeding window's opening and closing.
+
+`settle` runs after every event that may have made room, work or a ready instance. There
+is no tick: a waiting rollout goes as soon as an eligible instance has room.
+"""
+
+from collections.abc import Iterable
+
+from rlboost_jax.manager.instances import Instance, Roster
+from rlboost_jax.manager.ledger import Ledger, Rollout, Step
+from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.placement import Load, assign, pending_moves, room, running_moves
+from rlboost_jax.manager.profile import Profile
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.window import Seeding
+from rlboost_jax.messages import Generate, GenerateRequest, Release, WindowClosed, pack_ids
+
+GENERATE_BYTES = 8 * 2**20  # of tokens in one frame; more is split
+
+
+class Work:
+    def __init__(self, settings: Settings, ledger: Ledger, roster: Roster, outbox: Outbox) -> None:
+        self._settings = settings.manager
+        self._ledger = ledger
+        self._roster = roster
+        self._outbox = outbox
+        self.seeding = Seeding()
+        self.profile = Profile()
+
+    def settle(self, now: float) -> None:
+        """Do all that can be done for the active step at this moment."""
+        step = self._ledger.active
+        if step is None:
+            return
+        reserved = [i for i in self._roster if i.reserved and i.ready_for(step)]
+        remote = self.remote(step)
+        self._turn(step, bool(remote), now)
+        if step.finished:
+            return
+        # Reserved engines come last: among equals, work goes where it may stay.
+        eligible = remote + (reserved if self.seeding.open else [])
+        self._place(step, eligible)
+        if self._settings.balance and not step.num_waiting:
+            self._balance(step, eligible)
+        idle = reserved and not any(i.held for i in reserved)
+        if self.seeding.open and remote and idle and not step.num_waiting:
+            self._close(step, "reserved engines have nothing left", now)
+
+    def remote(self, step: Step) -> list[Instance]:
+        """Preemptible instances that can work on a step, in the order in which they joined."""
+        trusted = self._roster.trusted
+        return [i for i in self._roster if not i.reserved and i.ready_for(step) and trusted(i)]
+
+    def release(self, instance: Instance, rollouts: Iterable[Rollout]) -> None:
+        """Ask rollouts back; they wait again once the server has answered."""
+        asked = [r for r in rollouts if not r.releasing]
+        if asked:
+            for rollout in asked:
+                rollout.releasing = True
+            instance.num_releasing += len(asked)
+            ids = pack_ids([r.request_id for r in asked])
+            self._outbox.send(instance.stream, Release(request_ids=ids))
+
+    def release_cancelled(self) -> None:
+        """Stop the work of steps that were given up, wherever it is."""
+        for instance in self._roster:
+            self.release(instance, [r for r in instance.held.values() if r.step.cancelled])
+
+    def put_back(self, instance: Instance, request_ids: Iterable[int]) -> int:
+        """Rollouts that an instance no longer holds wait again, with the tokens they have."""
+        count = 0
+        for request_id in request_ids:
+            rollout = instance.let_go(request_id)
+            if rollout is not None and rollout.result is None and not rollout.step.cancelled:
+                rollout.step.wait(rollout)
+                count += 1
+        return count
+
+    def stop(self, now: float) -> None:
+        """The step is over."""
+        if self.seeding.open:
+            self.seeding.close(now)
+
+    def _turn(self, step: Step, remote: bool, now: float) -> None:
+        seeding = self.seeding
+        if seeding.open:
+            if step.finished:
+                self._close(step, "all responses are finished", now)
+            elif remote and now >= seeding.until:
+                self._close(step, "the window is over", now)
+        elif not remote and not step.finished:
+            seeding.reopen(now)
+
+    def _close(self, step: Step, reason: str, now: float) -> None:
+        self.seeding.close(now)
+        seconds = self.seeding.total(now)
+        self._outbox.record("window_closed", seconds=seconds, reason=reason)
+        self._outbox.of_step(WindowClosed(step=step.begin.step, seconds=seconds, reason=reason))
+        for instance in self._roster:
+            if instance.reserved:
+                self.release(instance, instance.held.values())
+
+    def _place(self, step: Step, eligible: list[Instance]) -> None:
+        if not step.num_waiting:
+            return
+        loads = [Load(slots=i.slots, held=len(i.held), groups=i.groups) for i in eligible]
+        limit = self._settings.max_pending
+        rollouts = step.take(min(step.num_waiting, room(loads, limit)))
+        chosen = assign(
+            [r.prompt for r in rollouts],
+            loads,
+            max_pending=limit,
+            group_size=step.begin.group_size,
+        )
+        batches: dict[int, list[Rollout]] = {}
+        for rollout, index in zip(rollouts, chosen, strict=True):
+            batches.setdefault(index, []).append(rollout)
+        for index in sorted(batches):
+            self._generate(step, eligible[index], batches[index])
+
+    def _generate(self, step: Step, instance: Instance, rollouts: list[Rollout]) -> None:
+        moved: dict[str, list[int]] = {}
+        for rollout in rollouts:
+            if rollout.previous and rollout.previous != instance.name:
+                moved.setdefault(rollout.previous, []).append(rollout.num_tokens)
+            if rollout.num_tokens:
+                step.books.prefilled_again += rollout.length
+            rollout.request_id = self._ledger.next_request()
+            instance.hold(rollout)
+        for previous, tokens in moved.items():
+            step.books.migrated += len(tokens)
+            self._outbox.record(
+                "migrated",
+                instance.name,
+                **{"from": previous, "to": instance.name},
+                count=len(tokens),
+                tokens=sum(tokens),
+            )
+        if not instance.worked:
+            instance.worked = True
+            self._outbox.record("working", instance.name, count=len(rollouts))
+        requests: list[GenerateRequest] = []
+        size = 0
+        for rollout in rollouts:
+            requests.append(rollout.request())
+            size += 4 * rollout.length
+            if size >= GENERATE_BYTES:
+                self._outbox.send(instance.stream, Generate(requests=tuple(requests)))
+                requests, size = [], 0
+        if requests:
+            self._outbox.send(instance.stream, Generate(requests=tuple(requests)))
+
+    def _balance(self, step: Step, eligible: list[Instance]) -> None:
+        """Continuous load balancing: pending rollouts first, then running ones."""
+        transit = sum(i.num_releasing for i in self._roster)
+        loads = [
+            Load(slots=i.slots, held=len(i.held) - i.num_releasing, reserved=i.reserved)
+            for i in eligible
+        ]
+        if any(load.pending for load in loads):
+            moves = pending_moves(loads, transit)
+            for instance, count in zip(eligible, moves, strict=True):
+                if count:
+                    self.release(instance, _newest_pending(instance, count))
+        elif not transit and any(not load.held for load in loads):
+            for load, instance in zip(loads, eligible, strict=True):
+                load.plateau = self.profile.plateau(instance.kind, context=context(instance))
+            for instance, count in zip(eligible, running_moves(loads), strict=True):
+                if count:
+                    self.release(instance, _shortest(instance, count))
+
+
+def context(instance: Instance) -> float:
+    """Mean length of the rollouts held, in tokens."""
+    held = instance.held.values()
+    return sum(r.length for r in held) / len(held) if held else 0.0
+
+
+def _newest_pending(instance: Instance, count: int) -> list[Rollout]:
+    """The last placed that have shown no token here: a server begins with the oldest."""
+    newest = [r for r in reversed(instance.held.values()) if not (r.releasing or r.yielded)]
+    return sorted(newest[:count], key=lambda r: r.request_id)
+
+
+def _shortest(instance: Instance, count: int) -> list[Rollout]:
+    """Those that cost the least prefill elsewhere."""
+    held = [r for r in instance.held.values() if not r.releasing]
+    return sorted(held, key=lambda r: (r.length, r.sample))[:count]

@@ -1,0 +1,106 @@
+"""Parameters as a plain nested dict of arrays, and what can be asked of one.
+
+`params["layers"]` holds the leaves of all layers stacked on axis 0. The dotted names of
+`flatten_params` ("layers.attention.query.kernel") are those of snapshots and digests.
+"""
+
+import functools
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.models.decoder import Decoder
+
+Params = dict[str, Any]  # nested; leaves are arrays, or ShapeDtypeStructs of them
+
+
+def init_params(config: ModelConfig, seed: int, *, shardings: Params | None = None) -> Params:
+    """Fresh float32 parameters of a model trained from scratch.
+
+    Drawn on the host, leaf by leaf, from the seed and the leaf's name: nothing is compiled,
+    and the values depend on neither the devices nor the version of JAX.
+
+    Args:
+        seed: not negative.
+        shardings: where each leaf goes; None puts all on the default device.
+    """
+
+    def draw(name: str, declared: nnx.Variable) -> np.ndarray:
+        std = declared.get_metadata().get("std")
+        if std is None:  # a norm's scale
+            return np.ones(declared.shape, np.float32)
+        rng = np.random.default_rng([seed, *name.encode()])
+        return np.float32(std) * rng.standard_normal(declared.shape, np.float32)
+
+    params = unflatten_params({name: draw(name, leaf) for name, leaf in _declared(config).items()})
+    return jax.device_put(params, shardings)
+
+
+def abstract_params(config: ModelConfig) -> Params:
+    """The tree of `init_params` with shapes and dtypes in place of arrays."""
+    return unflatten_params(
+        {
+            name: jax.ShapeDtypeStruct(declared.shape, declared.dtype)
+            for name, declared in _declared(config).items()
+        }
+    )
+
+
+def flatten_params(params: Params) -> dict[str, Any]:
+    """Leaves by dotted name, sorted by name."""
+
+    def walk(prefix: str, node: Any) -> list[tuple[str, Any]]:
+        if not isinstance(node, Mapping):
+            return [(prefix, node)]
+        return [leaf for k in node for leaf in walk(f"{prefix}.{k}" if prefix else k, node[k])]
+
+    return dict(sorted(walk("", params)))
+
+
+def unflatten_params(leaves: Mapping[str, Any]) -> Params:
+    """The inverse of `flatten_params`."""
+    params: Params = {}
+    for name, leaf in leaves.items():
+        *folders, last = name.split(".")
+        node = params
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[last] = leaf
+    return params
+
+
+def unstack_layers(params: Params) -> Params:
+    """The same parameters with `layers` as a tuple of one dict per layer."""
+    num_layers = jax.tree.leaves(params["layers"])[0].shape[0]
+    layers = tuple(
+        jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]) for i in range(num_layers)
+    )
+    return {**params, "layers": layers}
+
+
+def params_digest(params: Params) -> str:
+    """SHA-256 over name, dtype, shape and little-endian bytes of every leaf, by name."""
+    digest = hashlib.sha256()
+    for name, leaf in flatten_params(jax.device_get(params)).items():
+        array: np.ndarray = np.ascontiguousarray(leaf)
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def num_params(params: Params) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+@functools.cache
+def _declared(config: ModelConfig) -> dict[str, nnx.Variable]:
+    """The modules' own parameters by dotted name, with shapes and metadata but no values."""
+    decoder = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    leaves = nnx.to_flat_state(nnx.state(decoder, nnx.Param))
+    return {".".join(map(str, path)): leaf for path, leaf in leaves}

@@ -1,0 +1,79 @@
+"""Which axis of which parameter lies on which axis of the device mesh.
+
+Mesh axes: `data` replicates the parameters and splits the batch, `fsdp` splits both,
+`tensor` splits heads, hidden width and vocabulary. An axis of an array that the mesh axis
+does not divide stays whole, so that any model runs on any mesh.
+"""
+
+from typing import Final
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.models.params import (
+    Params,
+    abstract_params,
+    flatten_params,
+    unflatten_params,
+)
+
+AXES: Final = ("data", "fsdp", "tensor")
+BATCH: Final = ("data", "fsdp")  # mesh axes that share out the rows of a batch
+
+# End of the parameter's name → mesh axes of its last axes. Others (norms) are replicated.
+RULES: Final = {
+    "embedding.table": ("tensor", "fsdp"),
+    "attention.query.kernel": ("fsdp", "tensor"),
+    "attention.key.kernel": ("fsdp", "tensor"),
+    "attention.value.kernel": ("fsdp", "tensor"),
+    "attention.output.kernel": ("tensor", "fsdp"),
+    "mlp.gate.kernel": ("fsdp", "tensor"),
+    "mlp.up.kernel": ("fsdp", "tensor"),
+    "mlp.down.kernel": ("tensor", "fsdp"),
+    "head.kernel": ("fsdp", "tensor"),
+}
+
+
+class NotEnoughDevices(ValueError):
+    """A mesh needs more devices than there are."""
+
+
+def make_mesh(shape: tuple[int, int, int]) -> Mesh:
+    """A mesh of the first data · fsdp · tensor devices, its axes left to the compiler."""
+    needed, devices = shape[0] * shape[1] * shape[2], jax.devices()
+    if needed > len(devices):
+        raise NotEnoughDevices(
+            f"{needed} devices needed by learner.mesh={shape}, {len(devices)} found; "
+            "make the mesh smaller or start on more devices"
+        )
+    return jax.make_mesh(
+        shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:needed]
+    )
+
+
+def param_shardings(config: ModelConfig, mesh: Mesh | AbstractMesh) -> Params:
+    """The tree of `init_params` with a sharding in place of each array."""
+    leaves = flatten_params(abstract_params(config))
+    return unflatten_params(
+        {name: NamedSharding(mesh, _spec(name, leaf.shape, mesh)) for name, leaf in leaves.items()}
+    )
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """First axis (rows, or tokens of whole rows) over `data` and `fsdp`."""
+    return NamedSharding(mesh, PartitionSpec(BATCH))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    axes = next((axes for end, axes in RULES.items() if name.endswith(end)), ())
+    stacked = len(shape) - len(axes)  # leading axes that no rule speaks of: the layers
+    divided = [
+        axis if size % mesh.shape[axis] == 0 else None
+        for size, axis in zip(shape[stacked:], axes, strict=True)
+    ]
+    return PartitionSpec(*[None] * stacked, *divided)

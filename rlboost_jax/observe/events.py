@@ -1,0 +1,60 @@
+"""`events.jsonl`: one object per fleet event, appended as it happens."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+from rlboost_jax.observe.metrics import read_lines
+
+FILE: Final = "events.jsonl"
+
+
+class EventsWriter:
+    """Only ever appends, a line at a time: a restarted manager goes on where the last ended."""
+
+    def __init__(self, workdir: str | Path) -> None:
+        path = Path(workdir) / FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cut_off = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        self._file: IO[str] = open(path, "a", buffering=1)  # noqa: SIM115  (open until `close`)
+        if cut_off:  # a kill struck in the middle of a line; end it, so that ours is whole
+            self._file.write("\n")
+
+    def write(
+        self,
+        *,
+        time: float,
+        step: int,
+        kind: str,
+        instance: str = "",
+        detail: Mapping[str, Any] | str = "",
+    ) -> None:
+        """
+        Args:
+            time: seconds since the epoch.
+            step: the step under way; -1 before the first.
+            kind: such as joined, ready, lost, drained, migrated, window_closed.
+        """
+        event = {"time": time, "step": step, "kind": kind, "instance": instance, "detail": detail}
+        self._file.write(json.dumps(event) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_events(workdir: str | Path) -> list[dict[str, Any]]:
+    """The events so far, in order; none where there is no file."""
+    return list(read_lines(Path(workdir) / FILE))

@@ -1,0 +1,158 @@
+"""`report.html`: a run for a person, in one file that needs no network.
+
+Drawn from `metrics.jsonl`, `events.jsonl` and `config.json` alone, so it can be made again
+from a finished workdir, or from one whose run is still going on.
+"""
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any, Final
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from rlboost_jax.config.load import read_run_config
+from rlboost_jax.config.plan import plan_text
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.observe import figures
+from rlboost_jax.observe.events import read_events
+from rlboost_jax.observe.metrics import read_metrics
+from rlboost_jax.observe.summary import Summary, duration, headline, summarize
+from rlboost_jax.observe.timeline import lives
+
+FILE: Final = "report.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Section:
+    title: str
+    figure: go.Figure
+    caption: str
+
+
+def write_report(workdir: str | Path) -> Path:
+    """Write `<workdir>/report.html` in one piece and return its path.
+
+    Raises ConfigError where `workdir` holds no run.
+    """
+    workdir = Path(workdir)
+    page = report_page(
+        read_run_config(workdir / "config.json"),
+        read_metrics(workdir),
+        read_events(workdir),
+        name=workdir.name,
+    )
+    part = workdir / (FILE + ".part")
+    part.write_text(page, encoding="utf-8")
+    return part.replace(workdir / FILE)
+
+
+def report_page(
+    config: RunConfig,
+    rows: Sequence[Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]],
+    *,
+    name: str,
+) -> str:
+    """The whole page. With no rows or no events the figures that need them are left out."""
+    price = config.fleet.reserved_price_per_hour
+    summary = summarize(rows, reserved_price_per_hour=price)
+    template = Template(
+        resources.files(__package__).joinpath("report_template.html").read_text("utf-8")
+    )
+    return template.substitute(
+        name=html.escape(name),
+        headline=html.escape(headline(summary)),
+        tiles="\n".join(_tile(*tile) for tile in _tiles(summary)),
+        sections="\n".join(map(_section, _sections(config, rows, events))),
+        plan=html.escape(plan_text(config)),
+        plotly=get_plotlyjs(),
+    )
+
+
+def _tiles(summary: Summary) -> Iterator[tuple[str, str, str]]:
+    """(what, number, note)"""
+    if summary.last_accuracy is not None:
+        yield (
+            "held-out accuracy",
+            f"{summary.last_accuracy:.3f}",
+            f"from {summary.first_accuracy:.3f}",
+        )
+    yield "updates", str(summary.steps), f"in {duration(summary.seconds)}"
+    yield "servers lost", str(summary.instances_lost), f"{summary.instances_joined} joined"
+    share = summary.tokens_lost / summary.tokens_generated if summary.tokens_generated else 0.0
+    yield "tokens lost", f"{summary.tokens_lost:,}", f"{share:.3%} of {summary.tokens_generated:,}"
+    yield "requests migrated", f"{summary.requests_migrated:,}", "continued, never begun again"
+    yield "cost", f"${summary.cost_dollars:.4f}", _cost_note(summary)
+    if summary.max_logprob_gap is not None:
+        gap = summary.max_logprob_gap
+        yield "log-prob gap", f"{gap:.1e}" if gap else "0", "largest, engine to learner, nats"
+
+
+def _cost_note(summary: Summary) -> str:
+    if summary.reserved_only_dollars is None:
+        return "reserved devices generated nothing to compare with"
+    return f"about ${summary.reserved_only_dollars:.4f} on the reserved devices alone"
+
+
+def _sections(
+    config: RunConfig, rows: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
+) -> Iterator[_Section]:
+    if rows:
+        yield _Section(
+            title="Learning",
+            figure=figures.learning(rows),
+            caption="Every token of an update was sampled from the weights being updated, "
+            "whatever became of the server that sampled it.",
+        )
+    if everyone := lives(events):
+        yield _Section(
+            title="Fleet",
+            figure=figures.fleet(everyone),
+            caption="Each bar is a server. A cross is one that vanished without a word: its "
+            "rollouts went on elsewhere from the tokens collected.",
+        )
+    if rows:
+        yield _Section(
+            title="Tokens per second",
+            figure=figures.throughput(rows),
+            caption="Tokens sampled on reserved and on preemptible devices, over the whole "
+            "duration of the step.",
+        )
+        yield _Section(
+            title="Waits and the seeding window",
+            figure=figures.waits(rows),
+            caption="The window, in which the reserved devices generate before they train, is "
+            "moved until neither side waits for the other.",
+        )
+        yield _Section(
+            title="Cost",
+            figure=figures.cost(rows, reserved_price_per_hour=config.fleet.reserved_price_per_hour),
+            caption=f"At ${config.fleet.reserved_price_per_hour:.2f} an hour reserved and "
+            f"${config.fleet.price_per_hour:.2f} for each preemptible server. The estimate takes "
+            "the speed that the reserved devices showed in their seeding windows.",
+        )
+
+
+def _section(section: _Section) -> str:
+    figure = section.figure.to_html(
+        full_html=False,
+        include_plotlyjs=False,
+        config={"displayModeBar": False, "responsive": True},
+    )
+    return (
+        f"<section><h2>{html.escape(section.title)}</h2>{figure}"
+        f"<p class='caption'>{html.escape(section.caption)}</p></section>"
+    )
+
+
+def _tile(what: str, number: str, note: str) -> str:
+    what, number, note = map(html.escape, (what, number, note))
+    return (
+        f"<div class='tile'><div class='what'>{what}</div><div class='number'>{number}</div>"
+        f"<div class='note'>{note}</div></div>"
+    )

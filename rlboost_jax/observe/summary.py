@@ -1,0 +1,83 @@
+"""A run in a few numbers and one sentence."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlboost_jax.observe.cost import reserved_only_dollars, total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """None where nothing was measured."""
+
+    steps: int
+    seconds: float  # of all steps; warm-up and start are not in it
+    first_accuracy: float | None
+    last_accuracy: float | None
+    first_reward: float | None
+    last_reward: float | None
+    instances_joined: int
+    instances_lost: int
+    requests_migrated: int
+    tokens_generated: int
+    tokens_lost: int
+    max_logprob_gap: float | None
+    cost_dollars: float
+    reserved_only_dollars: float | None  # see cost.py: an estimate
+
+
+def summarize(rows: Sequence[Mapping[str, Any]], *, reserved_price_per_hour: float) -> Summary:
+    accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+    rewards = [row["reward_mean"] for row in rows if row["reward_mean"] is not None]
+    gaps = [row["max_logprob_gap"] for row in rows if row["max_logprob_gap"] is not None]
+    return Summary(
+        steps=len(rows),
+        seconds=total(rows, "step_seconds"),
+        first_accuracy=accuracies[0] if accuracies else None,
+        last_accuracy=accuracies[-1] if accuracies else None,
+        first_reward=rewards[0] if rewards else None,
+        last_reward=rewards[-1] if rewards else None,
+        instances_joined=int(total(rows, "instances_joined")),
+        instances_lost=int(total(rows, "instances_lost")),
+        requests_migrated=int(total(rows, "requests_migrated")),
+        tokens_generated=int(total(rows, "tokens_generated")),
+        tokens_lost=int(total(rows, "tokens_lost")),
+        max_logprob_gap=max(gaps) if gaps else None,
+        cost_dollars=total(rows, "cost_dollars"),
+        reserved_only_dollars=reserved_only_dollars(
+            rows, reserved_price_per_hour=reserved_price_per_hour
+        ),
+    )
+
+
+def headline(summary: Summary) -> str:
+    """The run in a sentence, such as "60 updates in 1 min 12 s took held-out accuracy from
+    0.11 to 0.94, while 21 servers were lost and 22 joined."
+    """
+    if not summary.steps:
+        return "No step is finished yet."
+    updates = f"{summary.steps} update{'s' * (summary.steps != 1)} in {duration(summary.seconds)}"
+    lost, joined = summary.instances_lost, summary.instances_joined
+    if lost or joined:
+        were = "server was" if lost == 1 else "servers were"
+        fleet = f"while {lost} {were} lost and {joined} joined"
+    else:
+        fleet = "with a calm fleet"
+    if summary.first_accuracy is not None and summary.last_accuracy is not None:
+        first, last, what = summary.first_accuracy, summary.last_accuracy, "held-out accuracy"
+    elif summary.first_reward is not None and summary.last_reward is not None:
+        first, last, what = summary.first_reward, summary.last_reward, "the mean reward"
+    else:
+        return f"{updates}, {fleet}."
+    return f"{updates} took {what} from {first:.2f} to {last:.2f}, {fleet}."
+
+
+def duration(seconds: float) -> str:
+    """For a person: "8.5 s", "1 min 12 s", "3 h 20 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,23 @@
+"""python -m rlboost_jax.report --workdir=W: draw `report.html` from the files of a run."""
+
+import argparse
+import sys
+
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.observe.report import write_report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="rlboost_jax.report", description=__doc__)
+    parser.add_argument("--workdir", required=True, help="folder of a run, finished or not")
+    arguments = parser.parse_args()
+    try:
+        print(write_report(arguments.workdir))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

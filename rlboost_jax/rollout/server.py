@@ -1,0 +1,177 @@
+"""The rollout server: an engine for whichever manager it is pointed at.
+
+It asks the manager for the run's configuration, prepares every program, and only then
+registers: a server that is known to the manager is one that can work at once.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jax
+
+from rlboost_jax import compile_cache
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.load import run_config_from_dict
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.engine.invariance import RowsNotInvariant
+from rlboost_jax.messages import Hello
+from rlboost_jax.rollout.stream import FIRST_BACKOFF_SECONDS, InstanceClient, Refused
+from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.weights.pull import Http, Puller
+
+CANNOT_SERVE = 2  # exit code: something to change on the command line or at the manager
+ENGINE_FAILED = 1
+ANSWER_SECONDS = 10.0
+
+
+class CannotServe(RuntimeError):
+    """This server cannot work as it was started. One line: what is wrong, what to change."""
+
+
+def main(argv: list[str]) -> int:
+    """Serve until told to leave; returns the exit code."""
+    args = _arguments(argv)
+    try:
+        token = read_token(args.token_file)
+        config = asyncio.run(fetch_config(args.manager, token, args.patience_seconds))
+        engine = build_engine(config)
+        reason = asyncio.run(_serve(args, token, config, engine))
+    except (CannotServe, Refused, ConfigError, RowsNotInvariant) as error:
+        line = "; ".join(str(error).splitlines())
+        print(f"rollout server at {args.manager}: {line}", file=sys.stderr, flush=True)
+        return CANNOT_SERVE
+    print(f"leaving: {reason}", flush=True)
+    return 0
+
+
+def read_token(path: Path) -> str:
+    """The bearer token in a file; raises CannotServe."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not plain text"
+        raise CannotServe(
+            f"cannot read the token file {path}: {reason}; copy the manager's <workdir>/token"
+        ) from None
+    if not token.isprintable() or not token or " " in token:
+        raise CannotServe(f"{path} holds no token; copy the manager's <workdir>/token")
+    return token
+
+
+async def fetch_config(address: str, token: str, patience_seconds: float) -> RunConfig:
+    """The run's configuration, from the manager.
+
+    Args:
+        patience_seconds: how long to try a manager that does not answer, in case it is
+            about to come up.
+
+    Raises:
+        CannotServe, ConfigError.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_seconds
+    timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+    headers = {"Authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        while True:
+            try:
+                async with session.get(f"http://{address}/config") as response:
+                    if response.status in (401, 403):
+                        raise CannotServe("wrong token; copy the manager's <workdir>/token")
+                    if response.status != 200:
+                        raise CannotServe(
+                            f"HTTP {response.status} for /config; is this a rlboost-jax manager?"
+                        )
+                    values: Any = await response.json(content_type=None)
+                    break
+            except aiohttp.InvalidURL:
+                raise CannotServe("--manager must read HOST:PORT") from None
+            except (aiohttp.ClientConnectionError, TimeoutError) as error:
+                if loop.time() >= deadline:
+                    raise CannotServe(
+                        f"no manager answers ({error}); is the run alive? "
+                        "<workdir>/manager.json has its address"
+                    ) from None
+                await asyncio.sleep(FIRST_BACKOFF_SECONDS)
+            except ValueError:
+                raise CannotServe("/config is not JSON; is this a rlboost-jax manager?") from None
+    if not isinstance(values, dict):
+        raise CannotServe("/config is not a configuration; is this a rlboost-jax manager?")
+    return run_config_from_dict(values)
+
+
+def build_engine(config: RunConfig) -> Engine:
+    """An engine with every program compiled, and checked for row invariance where that counts."""
+    place = compile_cache.enable(config.compile_cache_dir)
+    print(f"device {jax.devices()[0].device_kind}; compiled programs in {place}", flush=True)
+    engine = Engine(
+        config.model,
+        config.engine,
+        slot_tokens=config.slot_tokens,
+        truncated_sampling=config.sampling.top_p < 1 or config.sampling.top_k > 0,
+        param_dtype=config.weights.rollout_dtype,
+    )
+    started = time.perf_counter()
+    engine.warm_up(lambda text: print(text, flush=True))
+    if config.deterministic:
+        engine.assert_row_invariance()
+    print(f"programs ready in {time.perf_counter() - started:.1f} s", flush=True)
+    return engine
+
+
+async def _serve(args: argparse.Namespace, token: str, config: RunConfig, engine: Engine) -> str:
+    hello = Hello(
+        instance=args.name,
+        reserved=False,
+        slots=engine.slots,
+        slot_tokens=engine.slot_tokens,
+        price_per_hour=args.price,
+        zone=args.zone,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=jax.devices()[0].device_kind,
+        fingerprint=engine.fingerprint,
+    )
+    puller = Puller(source=config.weights.source, http=Http(f"http://{args.manager}", token))
+    client = InstanceClient(
+        args.manager,
+        token,
+        hello,
+        Worker(engine),
+        puller,
+        orphan_seconds=config.fleet.orphan_seconds,
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, client.leave, signal.Signals(number).name)
+    print(f"registering with {args.manager}", flush=True)
+    return await client.run()
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m rlboost_jax.rollout", description="Serve rollouts to a run."
+    )
+    parser.add_argument("--manager", required=True, metavar="HOST:PORT")
+    parser.add_argument(
+        "--token_file", required=True, type=Path, help="the manager's <workdir>/token, or a copy"
+    )
+    parser.add_argument("--name", default="", help="unique in the fleet; left out: chosen for it")
+    parser.add_argument("--price", type=float, default=0.0, help="dollars per hour")
+    parser.add_argument("--zone", default="", help="where the machine is, for the report")
+    parser.add_argument(
+        "--patience_seconds",
+        type=float,
+        default=ANSWER_SECONDS,
+        help="how long to try a manager that does not answer",
+    )
+    return parser.parse_args(argv)

@@ -1,0 +1,325 @@
+"""A rollout server's stream to the manager, dialled from here.
+
+Invariants: a fresh stream begins with nothing held and sequence 0; the lease is renewed
+while the engine computes or compiles; of several announced versions only the newest is
+pulled; however the stream ends, this side either dials again or leaves, never both.
+"""
+
+import asyncio
+import contextlib
+import random
+from typing import Any, Protocol
+
+import aiohttp
+import msgspec
+
+from rlboost_jax import messages
+from rlboost_jax.messages import (
+    MAX_FRAME_BYTES,
+    Announce,
+    Generate,
+    Goodbye,
+    Hello,
+    Leave,
+    Manifest,
+    Ready,
+    Release,
+    Renew,
+    ServerMessage,
+    WeightsRejected,
+    Welcome,
+)
+from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.weights.names import WeightsError
+
+ANSWER_SECONDS = 5.0  # from Hello to Welcome
+PING_SECONDS = 10.0  # a manager that does not answer a ping for half of it is lost
+LEAVE_SECONDS = 0.7  # for the last tokens and the goodbye
+CLOSE_SECONDS = 0.2  # for the other side to confirm the end of a stream
+FIRST_BACKOFF_SECONDS = 0.1  # doubles with each attempt
+LONGEST_BACKOFF_SECONDS = 2.0
+
+
+class Refused(RuntimeError):
+    """The manager does not want this server: a wrong token, or a Leave in place of Welcome."""
+
+
+class PulledLike(Protocol):
+    params: Any
+    fetched_bytes: int
+
+
+class PullerLike(Protocol):
+    """What is needed of `rlboost_jax.weights.pull.Puller`."""
+
+    async def pull(self, manifest: Manifest) -> Any: ...
+
+
+class InstanceClient:
+    """One instance in the eyes of a manager.
+
+    Args:
+        address: HOST:PORT of the manager.
+        hello: first message of every stream.
+        worker: not yet started.
+        puller: None for the trainer's own engine, which is given its parameters by `offer`.
+        orphan_seconds: how long to look for a manager; a `Welcome` replaces it.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        hello: Hello,
+        worker: Worker,
+        puller: PullerLike | None,
+        *,
+        orphan_seconds: float = 10.0,
+    ):
+        self._url = f"http://{address}/instance"
+        self._token, self._hello, self._worker, self._puller = token, hello, worker, puller
+        self._orphan_seconds = orphan_seconds
+        self._outbox: asyncio.Queue[ServerMessage] = asyncio.Queue()
+        self._taking: asyncio.Task[None] | None = None  # the newest announced version
+        self._loaded: tuple[int, str] | None = None  # version and digest that the engine has
+        self._offered: int | None = None
+        self._leaving: asyncio.Future[str] | None = None  # its result is the reason
+        self._welcomed = asyncio.Event()
+        self._broken: asyncio.Future[None]  # its exception is a mistake of this side
+        self._lost_at = 0.0  # when there was last a manager, by the loop's clock
+        self._attempt = 0  # dials since then
+
+    @property
+    def welcomed(self) -> asyncio.Event:
+        """Set while a manager knows this instance."""
+        return self._welcomed
+
+    async def run(self) -> str:
+        """Serve until told to leave or orphaned; returns the reason.
+
+        Raises:
+            Refused: by the manager.
+            Exception: whatever the engine raised.
+        """
+        loop = asyncio.get_running_loop()
+        self._broken = loop.create_future()
+        if self._leaving is None:
+            self._leaving = loop.create_future()
+
+        def emit(message: ServerMessage) -> None:
+            # The outbox of that moment: a message of an earlier stream never meets a later one.
+            loop.call_soon_threadsafe(lambda: self._outbox.put_nowait(message))
+
+        self._worker.start(emit)
+        failure = asyncio.wrap_future(self._worker.failure)
+        serving = asyncio.ensure_future(self._serve_all())
+        ends: set[asyncio.Future[Any]] = {serving, failure, self._broken}
+        try:
+            await asyncio.wait({*ends, self._leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not any(end.done() for end in ends):  # leaving; a manager may be out of reach
+                patience = LEAVE_SECONDS + CLOSE_SECONDS
+                await asyncio.wait(ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                if end.done():
+                    end.result()
+            return serving.result() if serving.done() else self._leaving.result()
+        finally:
+            failure.cancel()
+            await _cancel(serving)
+
+    def leave(self, reason: str) -> None:
+        """Flush, say goodbye and end `run`. To be called in its event loop; once is enough."""
+        if self._leaving is None:
+            self._leaving = asyncio.get_running_loop().create_future()
+        if not self._leaving.done():
+            self._leaving.set_result(reason)
+
+    async def offer(self, params: Any, version: int) -> None:
+        """Load parameters that are here already and say so; for an instance without puller."""
+        await asyncio.wrap_future(self._worker.load(params, version))
+        self._offered = version
+        if self._welcomed.is_set():
+            self._outbox.put_nowait(Ready(version=version))
+
+    async def _serve_all(self) -> str:
+        """One stream after the other."""
+        assert self._leaving is not None
+        loop = asyncio.get_running_loop()
+        headers = {"Authorization": f"Bearer {self._token}"}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_SECONDS)
+        self._lost_at, self._attempt = loop.time(), 0
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+            while not self._leaving.done():
+                try:
+                    await self._serve_one(session)
+                except aiohttp.WSServerHandshakeError as error:
+                    if error.status in (401, 403):
+                        raise Refused("wrong token; give the manager's own token file") from None
+                except (aiohttp.ClientError, OSError, TimeoutError):
+                    pass  # not there: as if the stream had ended
+                if self._leaving.done():
+                    break
+                if loop.time() - self._lost_at >= self._orphan_seconds:
+                    return f"no manager for {self._orphan_seconds:g} s"
+                # A whole fleet comes back to one manager: not at one moment.
+                await asyncio.wait(
+                    {self._leaving}, timeout=_backoff(self._attempt) * random.uniform(0.5, 1.0)
+                )
+                self._attempt += 1
+        return self._leaving.result()
+
+    async def _serve_one(self, session: aiohttp.ClientSession) -> None:
+        """One stream from Hello to its end.
+
+        Raises:
+            Refused: by the manager.
+            aiohttp.ClientError, OSError, TimeoutError: if it does not come about.
+        """
+        await asyncio.wrap_future(self._worker.reset())
+        self._outbox = asyncio.Queue()
+        async with session.ws_connect(
+            self._url,
+            max_msg_size=MAX_FRAME_BYTES,
+            heartbeat=PING_SECONDS,
+            timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
+        ) as stream:
+            await stream.send_bytes(messages.encode(self._hello))
+            answer = await _receive(stream, ANSWER_SECONDS)
+            if isinstance(answer, Leave):
+                raise Refused(answer.reason)
+            if not isinstance(answer, Welcome):
+                return
+            self._orphan_seconds = answer.orphan_seconds
+            try:
+                self._welcomed.set()
+                if self._offered is not None:
+                    self._outbox.put_nowait(Ready(version=self._offered))
+                await self._talk(stream, answer.renew_seconds)
+            finally:
+                self._welcomed.clear()
+                self._lost_at, self._attempt = asyncio.get_running_loop().time(), 0
+                await _cancel(self._taking)
+                self._taking = None
+
+    async def _talk(self, stream: aiohttp.ClientWebSocketResponse, renew_seconds: float) -> None:
+        """Until the stream ends, or this side has said goodbye on it."""
+        assert self._leaving is not None
+        sending = asyncio.ensure_future(self._send(stream))
+        others: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(part) for part in (self._obey(stream), self._renew(renew_seconds))
+        ]
+        try:
+            await asyncio.wait(
+                {sending, *others, self._leaving}, return_when=asyncio.FIRST_COMPLETED
+            )
+            if self._leaving.done() and not sending.done():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LEAVE_SECONDS):
+                        await self._say_goodbye(stream, sending, self._leaving.result())
+            for part in (sending, *others):
+                if part.done():
+                    part.result()
+        finally:
+            for part in (sending, *others):
+                await _cancel(part)
+
+    async def _say_goodbye(
+        self,
+        stream: aiohttp.ClientWebSocketResponse,
+        sending: asyncio.Future[None],
+        reason: str,
+    ) -> None:
+        """What the current dispatch yields, then Goodbye. Cut short, nothing was promised."""
+        await asyncio.wrap_future(self._worker.stop())
+        self._outbox.put_nowait(Goodbye(reason=reason))
+        await asyncio.wait({sending})
+        await stream.close()
+
+    async def _send(self, stream: aiohttp.ClientWebSocketResponse) -> None:
+        """Everything in the outbox, up to and including a Goodbye."""
+        while True:
+            message = await self._outbox.get()
+            await stream.send_bytes(messages.encode(message))
+            if isinstance(message, Goodbye):
+                return
+
+    async def _renew(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            self._outbox.put_nowait(Renew())
+
+    async def _obey(self, stream: aiohttp.ClientWebSocketResponse) -> None:
+        """Everything the manager asks, until it hangs up or says Leave."""
+        loop = asyncio.get_running_loop()
+        while True:
+            match await _receive(stream):
+                case Generate(requests=requests):
+                    self._worker.submit(requests)
+                case Release(request_ids=request_ids):
+                    self._worker.release(messages.unpack_ids(request_ids).tolist())
+                case Announce(manifest=manifest) if self._puller is not None:
+                    await _cancel(self._taking)
+                    self._taking = loop.create_task(self._take(manifest, loop.time()))
+                    self._taking.add_done_callback(self._taken)
+                case Leave(reason=reason):
+                    self.leave(reason)
+                    await asyncio.Event().wait()  # `_talk` sees to it and ends this
+                case None:
+                    return
+
+    def _taken(self, taking: asyncio.Task[None]) -> None:
+        """Only a mistake ends `_take` with an exception: it ends `run` too."""
+        if not taking.cancelled() and (error := taking.exception()) is not None:
+            self._broken.set_exception(error)
+
+    async def _take(self, manifest: Manifest, announced: float) -> None:
+        """Pull a version, as often as it takes, and make it the engine's."""
+        assert self._puller is not None
+        loop = asyncio.get_running_loop()
+        version, fetched_bytes, attempt = manifest.version, 0, 0
+        while self._loaded != (version, manifest.params_digest):
+            try:
+                pulled = await self._puller.pull(manifest)
+            except WeightsError as error:
+                self._outbox.put_nowait(WeightsRejected(version=version, reason=str(error)))
+                await asyncio.sleep(_backoff(attempt))
+                attempt += 1
+                continue
+            self._loaded = None  # whatever happens to this coroutine, not what it was
+            await asyncio.wrap_future(self._worker.load(pulled.params, version))
+            self._loaded = (version, manifest.params_digest)
+            fetched_bytes = pulled.fetched_bytes
+        seconds = loop.time() - announced
+        self._outbox.put_nowait(
+            Ready(version=version, seconds=seconds, fetched_bytes=fetched_bytes)
+        )
+
+
+def _backoff(attempt: int) -> float:
+    """Seconds to wait after that many attempts, the first being 0."""
+    return min(FIRST_BACKOFF_SECONDS * 2.0 ** min(attempt, 10), LONGEST_BACKOFF_SECONDS)
+
+
+async def _receive(
+    stream: aiohttp.ClientWebSocketResponse, timeout: float | None = None
+) -> messages.ToServer | None:
+    """The next message; None at the end of the stream or at a frame that is not one.
+
+    A manager that sends nonsense is not one to talk to: the stream ends and is dialled again.
+    """
+    frame = await stream.receive(timeout)
+    if frame.type is not aiohttp.WSMsgType.BINARY:
+        return None
+    try:
+        return messages.decode_to_server(frame.data)
+    except (msgspec.ValidationError, msgspec.DecodeError):
+        return None
+
+
+async def _cancel(task: "asyncio.Future[Any] | None") -> None:
+    """Cancel and wait until it is over, whatever it ends with."""
+    if task is not None:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # seen: it belongs to work that is given up

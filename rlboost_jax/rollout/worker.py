@@ -1,0 +1,203 @@
+"""The engine's own thread: commands in between two dispatches, messages out in order.
+
+Invariants: a dispatch is announced (`in_flight`) before its tokens exist; tokens of a
+request are sent before the `Released` that names it; each message is emitted once, in the
+order in which things happened. An exception of the engine ends the thread and is the
+result of `failure`.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.messages import (
+    GenerateRequest,
+    Released,
+    TokenBatch,
+    pack_counts,
+    pack_ids,
+    pack_logprobs,
+    pack_tokens,
+)
+
+T = TypeVar("T")
+
+
+class DispatchLike(Protocol):
+    """Tokens of one dispatch; row i has `counts[i]` of them, concatenated."""
+
+    version: int
+    request_ids: NDArray[np.uint32]
+    counts: NDArray[np.uint16]
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    prefilled_again: int
+
+
+class EngineLike(Protocol):
+    """What a worker needs of `rlboost_jax.engine.engine.Engine`."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def version(self) -> int | None: ...
+
+    def load(self, params: Any, version: int) -> None: ...
+    def submit(self, requests: Sequence[GenerateRequest]) -> None: ...
+    def release(self, request_ids: Sequence[int]) -> list[int]: ...
+    def held(self) -> Sequence[int]: ...
+    def begin(self) -> int: ...
+    def finish(self) -> Any: ...
+
+
+Emit = Callable[[TokenBatch | Released], None]
+
+
+class Worker:
+    """Runs an engine in a thread. All methods may be called from any thread."""
+
+    def __init__(self, engine: EngineLike):
+        self._engine = engine
+        self._emit: Emit = lambda message: None
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._unsent: DispatchLike | None = None
+        self._sequence = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self.failure: Future[None] = _promise()  # its exception is the engine's
+
+    def start(self, emit: Emit) -> None:
+        """Begin; `emit` gets every message, in this worker's thread."""
+        self._emit = emit
+        self._thread.start()
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        """Take requests; those of another version than the engine's are given back."""
+        self._commands.put(lambda: self._submit(requests))
+
+    def release(self, request_ids: Sequence[int]) -> None:
+        """Stop these, send what there is of them, emit `Released` with all of them."""
+        self._commands.put(lambda: self._release(request_ids))
+
+    def load(self, params: Any, version: int) -> Future[None]:
+        """Give back what is held and swap the parameters; done when the engine has them."""
+        return self.call(lambda engine: engine.load(params, version))
+
+    def call(self, function: Callable[[Any], T]) -> Future[T]:
+        """Give back what is held and run `function(engine)`; the result or exception is its."""
+        return self._ask(lambda: self._call(function), fatal=False)
+
+    def reset(self) -> Future[None]:
+        """Forget what is held. Nothing emitted before it is done belongs to the next stream."""
+        return self._ask(self._reset)
+
+    def stop(self) -> Future[None]:
+        """End the thread after the current dispatch; done when its tokens were emitted."""
+        return self._ask(self._stop)
+
+    def _ask(self, command: Callable[[], T], *, fatal: bool = True) -> Future[T]:
+        """Queue a command. If it is `fatal`, its exception is the worker's failure."""
+        answer: Future[T] = _promise()
+
+        def run() -> None:
+            try:
+                answer.set_result(command())
+            except Exception as error:
+                if fatal:
+                    raise
+                answer.set_exception(error)
+
+        self._commands.put(run)
+        return answer
+
+    def _work(self) -> None:
+        idle = True
+        try:
+            while True:
+                self._obey(wait=idle)
+                if self._stopping:
+                    return
+                in_flight = self._engine.begin()
+                idle = in_flight == 0
+                if self._unsent is not None or not idle:
+                    self._send(in_flight)
+                if not idle:
+                    self._unsent = self._engine.finish()
+        except BaseException as error:  # its owner decides: the thread only hands it over
+            self.failure.set_exception(error)
+
+    def _obey(self, *, wait: bool) -> None:
+        """Carry out all commands there are; if `wait`, until there was at least one."""
+        try:
+            self._commands.get(block=wait)()
+            while not self._stopping:
+                self._commands.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _submit(self, requests: Sequence[GenerateRequest]) -> None:
+        version = self._engine.version
+        self._engine.submit([r for r in requests if r.version == version])
+        foreign = [r.request_id for r in requests if r.version != version]
+        if foreign:
+            self._emit(Released(request_ids=pack_ids(foreign)))
+
+    def _release(self, request_ids: Sequence[int]) -> None:
+        self._flush()
+        self._engine.release(request_ids)
+        self._emit(Released(request_ids=pack_ids(request_ids)))
+
+    def _call(self, function: Callable[[Any], T]) -> T:
+        held = list(self._engine.held())
+        if held:
+            self._release(held)
+        else:
+            self._flush()
+        return function(self._engine)
+
+    def _reset(self) -> None:
+        self._engine.release(list(self._engine.held()))
+        self._unsent = None
+        self._sequence = 0
+
+    def _stop(self) -> None:
+        self._flush()
+        self._stopping = True
+
+    def _flush(self) -> None:
+        if self._unsent is not None:
+            self._send(in_flight=0)
+
+    def _send(self, in_flight: int) -> None:
+        """Emit the tokens not sent yet, with what the dispatch begun since can yield."""
+        engine, dispatch = self._engine, self._unsent
+        version = -1 if engine.version is None else engine.version
+        batch = TokenBatch(
+            sequence=self._sequence,
+            version=version if dispatch is None else dispatch.version,
+            request_ids=pack_ids([] if dispatch is None else dispatch.request_ids),
+            counts=pack_counts([] if dispatch is None else dispatch.counts),
+            tokens=pack_tokens([] if dispatch is None else dispatch.tokens),
+            logprobs=pack_logprobs([] if dispatch is None else dispatch.logprobs),
+            in_flight=in_flight,
+            running=engine.running,
+            waiting=engine.waiting,
+            prefilled_again=0 if dispatch is None else dispatch.prefilled_again,
+        )
+        self._sequence += 1
+        self._unsent = None
+        self._emit(batch)
+
+
+def _promise() -> Future[Any]:
+    """A future whose waiters may give up without taking it from whoever fulfils it."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future

@@ -1,0 +1,242 @@
+"""Fetch a snapshot from wherever it can be had, verify it, read it.
+
+Whatever the source, every file is first brought into a spool of this process and hashed as
+it comes, so that what is read later is what was verified. The spool is in memory where the
+host offers that, and is gone once the arrays are read.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import tensorstore as ts
+
+from rlboost_jax.messages import FileEntry, Manifest
+from rlboost_jax.weights.download import SILENCE_SECONDS, copy_file, download_file
+from rlboost_jax.weights.names import WeightsError, check_names
+from rlboost_jax.weights.serve import weights_url
+
+CONCURRENT_FILES = 4
+SPOOL_PREFIX = "rlboost-spool-"
+MEMORY_FOLDER = Path("/dev/shm")
+
+__all__ = ["Http", "Pulled", "Puller", "WeightsError", "fetch", "read_params"]
+
+
+@dataclass(frozen=True)
+class Http:
+    """Where the manager serves snapshots."""
+
+    base_url: str  # such as "http://HOST:PORT"
+    token: str
+
+
+@dataclass(frozen=True)
+class Pulled:
+    params: dict[str, Any]  # nested, NumPy leaves
+    fetched_bytes: int
+
+
+class Puller:
+    """Pulls whole snapshots for one server.
+
+    Args:
+        source: "directory", "http", or "auto": the directory where it is visible, else HTTP.
+        folder: for spools; None takes memory where there is room, else the temporary folder.
+    """
+
+    def __init__(self, *, source: str, http: Http | None, folder: Path | None = None):
+        self._source, self._http, self._folder = source, http, folder
+
+    async def pull(self, manifest: Manifest) -> Pulled:
+        """Fetch, verify and read.
+
+        Raises:
+            WeightsError: naming the file or leaf, and what is wrong with it.
+        """
+        num_bytes = sum(entry.size for entry in manifest.files)
+        try:
+            with _spool(self._folder, num_bytes) as spool:
+                await fetch(manifest, source=self._source, http=self._http, spool=spool)
+                params = await asyncio.to_thread(read_params, spool, manifest)
+        except OSError as error:  # of this host: no room, no permission
+            raise WeightsError(f"version {manifest.version}: {error}") from error
+        return Pulled(params=params, fetched_bytes=num_bytes)
+
+
+async def fetch(manifest: Manifest, *, source: str, http: Http | None, spool: Path) -> Path:
+    """Bring every file of a manifest into `spool`, verified; returns `spool`.
+
+    Raises:
+        WeightsError: naming the first file that is missing or differs, and how.
+    """
+    check_names(manifest)
+    for folder in {(spool / entry.path).parent for entry in manifest.files}:
+        folder.mkdir(parents=True, exist_ok=True)
+    directory = Path(manifest.directory)
+    if source not in ("auto", "directory", "http"):
+        raise ValueError(f"weights.source = {source!r}; use 'auto', 'directory' or 'http'")
+    visible = bool(manifest.files) and (directory / manifest.files[0].path).is_file()
+    if source == "directory" or (source == "auto" and visible):
+        try:
+            await _copy_all(manifest.files, directory, spool)
+            return spool
+        except WeightsError:
+            if source == "directory" or http is None:
+                raise  # "auto" has HTTP left to try
+    if http is None:
+        raise WeightsError(f"version {manifest.version}: {directory} is not visible on this host")
+    await _download_all(manifest, http, spool)
+    return spool
+
+
+def read_params(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """The arrays of a fetched snapshot as a nested dict, read by tensorstore alone.
+
+    Raises:
+        WeightsError: if a leaf cannot be read or has not the shape and dtype of its manifest.
+    """
+    context = ts.Context()
+    opened = {
+        leaf.name: ts.open(
+            {
+                "driver": "zarr",
+                "kvstore": {"driver": "file", "path": f"{folder / leaf.name}/"},
+                "fill_missing_data_reads": False,  # a missing piece is an error, not zeros
+            },
+            context=context,
+            read=True,
+            open=True,
+        )
+        for leaf in manifest.leaves
+    }
+    reading: dict[str, Any] = {}
+    params: dict[str, Any] = {}
+    try:
+        for leaf in manifest.leaves:
+            array = opened[leaf.name].result()
+            found = (tuple(array.shape), array.dtype.name)
+            if found != (leaf.shape, leaf.dtype):
+                raise WeightsError(
+                    f"leaf {leaf.name}: {found[1]}{list(found[0])} on disk, its manifest says "
+                    f"{leaf.dtype}{list(leaf.shape)}"
+                )
+            reading[leaf.name] = array.read()
+        for leaf in manifest.leaves:
+            _put(params, leaf.name, np.asarray(reading[leaf.name].result()))
+    except ValueError as error:  # tensorstore's word for everything
+        raise WeightsError(f"leaf {leaf.name}: {str(error).splitlines()[0]}") from None
+    return params
+
+
+async def _copy_all(files: tuple[FileEntry, ...], directory: Path, spool: Path) -> None:
+    """Several at a time: hashing leaves the interpreter free for the others."""
+    loop = asyncio.get_running_loop()
+    abort = threading.Event()
+    threads = ThreadPoolExecutor(CONCURRENT_FILES, thread_name_prefix="weights")
+    copies = [
+        loop.run_in_executor(threads, copy_file, entry, directory, spool / entry.path, abort)
+        for entry in files
+    ]
+    try:
+        await _all_or_first_error(copies)
+    finally:
+        # A thread cannot be cancelled: it looks at `abort` and is gone within a chunk. Until
+        # then the spool must stay.
+        abort.set()
+        threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(threads.shutdown)
+
+
+async def _download_all(manifest: Manifest, http: Http, spool: Path) -> None:
+    async with aiohttp.ClientSession(
+        http.base_url,
+        headers={"Authorization": f"Bearer {http.token}"},
+        connector=aiohttp.TCPConnector(limit=CONCURRENT_FILES),
+        timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_SECONDS, sock_connect=5),
+        read_bufsize=2**20,
+    ) as session:
+        downloads = [
+            asyncio.ensure_future(
+                download_file(
+                    entry,
+                    session,
+                    weights_url(manifest.version, entry.path),
+                    spool / entry.path,
+                )
+            )
+            for entry in manifest.files
+        ]
+        await _all_or_first_error(downloads)
+
+
+async def _all_or_first_error(futures: Sequence[asyncio.Future[None]]) -> None:
+    """Wait for all; at the first failure or a cancellation, stop the others."""
+    try:
+        await asyncio.gather(*futures)
+    finally:
+        for future in futures:
+            future.cancel()
+        await asyncio.gather(*futures, return_exceptions=True)
+
+
+def _put(params: dict[str, Any], name: str, leaf: np.ndarray) -> None:
+    """Set the leaf of a dotted name."""
+    *folders, last = name.split(".")
+    for folder in folders:
+        params = params.setdefault(folder, {})
+    params[last] = leaf
+
+
+@contextlib.contextmanager
+def _spool(folder: Path | None, num_bytes: int) -> Iterator[Path]:
+    """A folder of this process, gone afterwards; those of killed processes go too."""
+    parent = folder or _roomiest(num_bytes)
+    for left in parent.glob(f"{SPOOL_PREFIX}*"):
+        _remove_if_orphaned(left)
+    fresh = Path(tempfile.mkdtemp(prefix=".fresh-", dir=parent))
+    lock = os.open(fresh, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Only now it bears a name that others look for.
+        spool = fresh.rename(parent / f"{SPOOL_PREFIX}{fresh.name.removeprefix('.fresh-')}")
+        try:
+            yield spool
+        finally:
+            shutil.rmtree(spool, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _roomiest(num_bytes: int) -> Path:
+    """Memory where the snapshot fits twice (spool and arrays), else the temporary folder."""
+    writable = os.access(MEMORY_FOLDER, os.W_OK)
+    if writable and shutil.disk_usage(MEMORY_FOLDER).free > 2 * num_bytes:
+        return MEMORY_FOLDER
+    return Path(tempfile.gettempdir())
+
+
+def _remove_if_orphaned(spool: Path) -> None:
+    """A lock ends with the process that holds it, however that ended."""
+    try:
+        lock = os.open(spool, os.O_RDONLY)
+    except OSError:
+        return  # gone meanwhile, or another user's
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(spool, ignore_errors=True)
+    except BlockingIOError:
+        return  # in use
+    finally:
+        os.close(lock)

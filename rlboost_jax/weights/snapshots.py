@@ -1,0 +1,124 @@
+"""Snapshots: all parameters of one policy version, on disk, complete or not there at all.
+
+A version is written beside its place and renamed into it; the manifest that announces it
+exists only after that. The folders are ordinary Orbax checkpoints of plain Zarr arrays
+(neither OCDBT nor compression: both cost more time than they save here), one folder per
+leaf, which tensorstore reads without Orbax.
+"""
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (NumPy knows "bfloat16" by it)
+import numpy as np
+import orbax.checkpoint as ocp
+
+from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
+from rlboost_jax.models.params import Params, flatten_params, unflatten_params
+
+PARTIAL = ".partial"
+
+
+class SnapshotStore:
+    """The snapshots of one run. One writer; readers come and go.
+
+    Args:
+        folder: of nothing else; what an earlier run left half-written there is removed.
+        dtype: floating-point leaves are stored in it, such as "bfloat16".
+        keep: newest versions kept besides those in use; at least 1.
+    """
+
+    def __init__(self, folder: str | Path, *, dtype: str, keep: int):
+        if keep < 1:
+            raise ValueError(f"weights.keep_versions = {keep}; at least 1 version must be kept")
+        self._folder = Path(folder).absolute()
+        self._dtype = np.dtype(dtype)
+        self._keep = keep
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self._folder.glob(f"*{PARTIAL}*"):
+            shutil.rmtree(leftover)
+        # By time of writing, not by number: a resumed run may write smaller numbers again.
+        found = [path for path in self._folder.iterdir() if _version(path) is not None]
+        found.sort(key=lambda path: path.stat().st_mtime_ns)
+        self._written = [int(path.name) for path in found]
+        self._checkpointer = ocp.Checkpointer(
+            ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
+        )
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Versions on disk, oldest first."""
+        return tuple(self._written)
+
+    def write(self, version: int, host_params: Params, params_digest: str) -> Manifest:
+        """Write a version and return its manifest. Takes disk time: call it off the hot path.
+
+        A version that is already there is replaced.
+
+        Args:
+            host_params: nested dict of arrays in host memory; tensors that are tied occur
+                once in it and so on disk.
+            params_digest: of the learner's parameters, before the cast to the rollout dtype.
+        """
+        place = self._folder / str(version)
+        partial = place.with_name(place.name + PARTIAL)
+        leaves = {name: self._cast(leaf) for name, leaf in flatten_params(host_params).items()}
+        self._checkpointer.save(partial, unflatten_params(leaves), force=True)
+        files = tuple(_file_entry(partial, name) for name in _leaf_files(partial, leaves))
+        shutil.rmtree(place, ignore_errors=True)
+        partial.rename(place)
+        self._written = [v for v in self._written if v != version] + [version]
+        return Manifest(
+            version=version,
+            directory=str(place),
+            params_digest=params_digest,
+            files=files,
+            leaves=tuple(
+                LeafEntry(name=name, shape=leaf.shape, dtype=leaf.dtype.name)
+                for name, leaf in leaves.items()
+            ),
+        )
+
+    def prune(self, in_use: Collection[int] = ()) -> tuple[int, ...]:
+        """Delete all but the newest `keep` versions and those in use; returns the deleted."""
+        old = [v for v in self._written[: -self._keep] if v not in in_use]
+        for version in old:
+            shutil.rmtree(self._folder / str(version), ignore_errors=True)
+            self._written.remove(version)
+        return tuple(old)
+
+    def _cast(self, leaf: Any) -> np.ndarray:
+        array = np.asarray(leaf)
+        floating = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+        return array.astype(self._dtype, copy=False) if floating else array
+
+
+def _leaf_files(folder: Path, leaves: Mapping[str, Any]) -> list[str]:
+    """Files below the leaves' folders; Orbax's own notes beside them are not for servers."""
+    found = (path for name in leaves for path in (folder / name).rglob("*") if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def _file_entry(folder: Path, name: str) -> FileEntry:
+    path = folder / name
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256")
+    return FileEntry(path=name, size=path.stat().st_size, sha256=digest.hexdigest())
+
+
+def _version(path: Path) -> int | None:
+    return int(path.name) if path.is_dir() and path.name.isdigit() else None
+
+
+class _WithoutOcdbtWarning(logging.Filter):
+    """Orbax warns at every save without OCDBT that there are no OCDBT files to merge."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "Skipping merge of OCDBT" not in str(record.msg)
+
+
+logging.getLogger("absl").addFilter(_WithoutOcdbtWarning())

@@ -1,0 +1,92 @@
+"""The folder of a run: one configuration, one trainer at a time.
+
+config.json       the resolved configuration and the run's id
+metrics.jsonl     a row per step           events.jsonl   a row per fleet event
+checkpoints/      to go on from            snapshots/     policy versions for servers
+manager.json      while a manager lives    logs/          of manager and servers
+report.html, summary.json, tensorboard/
+"""
+
+import fcntl
+import os
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from rlboost_jax.config.load import (
+    MAY_DIFFER,
+    differences,
+    read_run_config,
+    read_run_id,
+    write_run_config,
+)
+from rlboost_jax.config.records import RunConfig
+
+
+class WorkdirUnusable(RuntimeError):
+    """The folder belongs to another run or is in use."""
+
+
+class Workdir:
+    """Context manager that holds the folder for one trainer.
+
+    Raises:
+        WorkdirUnusable: on entry, before anything is written: another trainer is at work
+            there, or it holds a run of another configuration.
+    """
+
+    def __init__(self, path: str | Path, run: RunConfig):
+        self.path, self._run = Path(path).absolute(), run
+        self.run_id = ""
+        self.config_changed = False  # of a kind that may change between two starts
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> "Workdir":
+        self._check_config()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = open(self.path / "lock", "a+")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            owner = self._lock.read().strip() or "?"
+            self._lock.close()
+            raise WorkdirUnusable(
+                f"{self.path} is in use by process {owner}; stop it or choose another --workdir"
+            ) from None
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
+        self.run_id = self.run_id or uuid.uuid4().hex
+        write_run_config(self.path / "config.json", self._run, self.run_id)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._lock is not None
+        self._lock.close()
+
+    def _check_config(self) -> None:
+        if not (self.path / "config.json").exists():
+            others = [p.name for p in self.path.iterdir()] if self.path.is_dir() else []
+            if others and others != ["lock"]:
+                raise WorkdirUnusable(
+                    f"{self.path} holds {len(others)} files and no config.json, so it is not a "
+                    "run's; choose another --workdir"
+                )
+            return
+        before = read_run_config(self.path)
+        foreign = differences(before, self._run, ignore=(*MAY_DIFFER, "num_steps"))
+        if foreign:
+            shown = "; ".join(map(str, foreign[:3])) + ("; …" if len(foreign) > 3 else "")
+            raise WorkdirUnusable(
+                f"{self.path} holds a run of another configuration ({shown}); choose another "
+                "--workdir or start with its configuration"
+            )
+        self.config_changed = bool(differences(before, self._run))
+        self.run_id = read_run_id(self.path)

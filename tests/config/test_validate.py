@@ -1,0 +1,136 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from configs import base, quickstart, tiny
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.load import run_config, run_config_from_dict
+from rlboost_jax.config.ranges import ABOVE_ZERO, AT_LEAST, AT_MOST, ONE_OF
+
+
+def changed(changes: dict[str, object]) -> ConfigDict:
+    config = base.get_config()
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def mistakes(changes: dict[str, object]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        run_config(changed(changes))
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize("module", [base, quickstart, tiny])
+def test_the_files_in_configs_pass(module: object) -> None:
+    run_config(module.get_config())
+
+
+# What is wrong with each, and every field that the line must name.
+WRONG = [
+    ({"engine.token_rows": 72}, "72", ["engine.token_rows"]),
+    ({"engine.token_rows": 48, "engine.slots": 8}, "48", ["engine.token_rows"]),
+    ({"engine.slots": 65}, "65", ["engine.slots", "engine.token_rows"]),
+    ({"engine.num_pages": 12}, "12", ["engine.num_pages"]),
+    (
+        {"learner.micro_batch_prompts": 7},
+        "7",
+        ["learner.prompts_per_step", "learner.micro_batch_prompts"],
+    ),
+    ({"learner.mesh": (2, 4, 1)}, "4", ["learner.pack_rows", "learner.mesh"]),
+    ({"learner.mesh": (1, 0, 1)}, "0", ["learner.mesh"]),
+    ({"learner.row_tokens": 207}, "207", ["learner.row_tokens", "sampling.max_response_tokens"]),
+    ({"learner.schedule_warmup_steps": 101}, "101", ["learner.schedule_warmup_steps", "num_steps"]),
+    ({"model.num_key_heads": 3}, "3", ["model.num_query_heads", "model.num_key_heads"]),
+    ({"model.head_dim": 33}, "33", ["model.head_dim"]),
+    ({"manager.lease_seconds": 2.5}, "2.5", ["manager.lease_seconds"]),
+    ({"manager.renew_seconds": 1.0}, "1.0", ["manager.renew_seconds", "manager.lease_seconds"]),
+    ({"sampling.top_k": 113}, "113", ["sampling.top_k", "model.vocab_size"]),
+    ({"sampling.top_p": 0.0}, "0.0", ["sampling.top_p"]),
+    ({"sampling.top_p": 1.1}, "1.1", ["sampling.top_p"]),
+    ({"task.max_length": 96}, "96", ["task.max_length"]),
+    ({"model.vocab_size": 111}, "111", ["model.vocab_size"]),
+    ({"engine.max_prompt_tokens": 4}, "4", ["engine.max_prompt_tokens"]),
+    (
+        {"sampling.max_response_tokens": 182},
+        "182",
+        ["sampling.max_response_tokens", "task.max_length"],
+    ),
+    ({"task.name": "reversal"}, "8", ["engine.max_prompt_tokens", "task.max_length"]),
+    ({"evaluation.num_prompts": 257}, "257", ["evaluation.num_prompts", "task.num_heldout"]),
+    ({"fleet.provider": "none", "fleet.trace": "synthetic"}, "none", ["fleet.trace"]),
+    ({"seed": -1}, "-1", ["seed"]),
+    ({"fleet.trace": "/no/such/trace.csv"}, "/no/such/trace.csv", ["fleet.trace"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "value", "fields"), WRONG, ids=lambda v: str(v)[:50])
+def test_a_mistake_is_a_line_with_value_and_fields(
+    changes: dict[str, object], value: str, fields: list[str]
+) -> None:
+    if "fleet.provider" in changes:
+        value = "local"  # the way out
+    first = mistakes(changes)[0]
+    assert value in first
+    assert all(field in first for field in fields), first
+
+
+def test_the_limits_themselves_pass() -> None:
+    run_config(
+        changed(
+            {
+                "engine.token_rows": 64,
+                "engine.slots": 64,
+                "engine.num_pages": 13,  # 208 tokens in pages of 16
+                "learner.row_tokens": 208,
+                "manager.lease_seconds": 2.0,
+                "manager.renew_seconds": 0.999,
+                "sampling.max_response_tokens": 200,
+                "sampling.top_k": 112,
+                "evaluation.num_prompts": 256,
+                "task.max_length": 95,
+            }
+        )
+    )
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    changes = {"engine.token_rows": 72, "model.num_key_heads": 3, "engine.num_pages": 1}
+    assert len(mistakes(changes)) == 3
+
+
+def beyond_the_ranges() -> Iterator[tuple[str, object]]:
+    yield from ((name, limit - 1) for name, limit in AT_LEAST.items())
+    yield from ((name, 0) for name in ABOVE_ZERO)
+    yield from ((name, float("inf")) for name in ABOVE_ZERO)
+    yield from ((name, limit + 1) for name, limit in AT_MOST.items())
+    yield from ((name, "no such thing") for name in ONE_OF)
+
+
+@pytest.mark.parametrize(("name", "value"), list(beyond_the_ranges()))
+def test_every_range_is_kept(name: str, value: object) -> None:
+    config = base.get_config().to_dict()
+    *sections, field = name.split(".")
+    section = config
+    for key in sections:
+        section = section[key]
+    section[field] = type(section[field])(value)
+    lines = mistakes_of(config)
+    assert any(line.startswith(f"{name} ") for line in lines), lines
+
+
+def mistakes_of(values: dict[str, object]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        run_config_from_dict(values)
+    return str(caught.value).splitlines()
+
+
+def test_a_near_name_is_suggested() -> None:
+    assert "did you mean 'clock'?" in mistakes({"task.name": "clocks"})[0]
+
+
+def test_a_folder_name_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+    line = mistakes({"compile_cache_dir": str(tmp_path / "cache")})[0]
+    assert "compile_cache_dir" in line and "is a file" in line

@@ -1,0 +1,75 @@
+"""How tests run: shapes are checked, implicit rank promotion is an error, programs compile once."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+from jaxtyping import install_import_hook
+
+# While tests run, shape annotations of array code are checked on every call. The hook must be
+# in place before the first import of these packages. Only code that runs eagerly or traces
+# is in it: the service packages hold no arrays, and checks would slow their hot paths.
+CHECKED = ("algorithms", "engine", "learner", "models")
+
+install_import_hook([f"rlboost_jax.{name}" for name in CHECKED], "beartype.beartype")
+
+import jax  # noqa: E402  (after the hook)
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Fixed examples in CI, so that a red build is red again when it is run again.
+hypothesis.settings.register_profile("default", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of compiled programs for this session, shared with the processes it starts."""
+    folder = tmp_path_factory.mktemp("compile_cache")
+    settings = {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    os.environ.update(settings)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run_with_devices() -> Callable[[str, int], str]:
+    """Runs Python source in a process of its own with so many simulated CPU devices.
+
+    Returns what it printed; fails the test with its error output if it ended badly. The
+    number of devices is fixed once a backend exists, which is why this process cannot do it.
+    """
+
+    def run(source: str, num_devices: int) -> str:
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count="
+        environment = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": flags + str(num_devices),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", source],
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run

@@ -1,0 +1,63 @@
+"""Engines that may differ in bits differ in their fingerprints."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import pytest
+
+from rlboost_jax.config.records import EngineConfig, ModelConfig
+from rlboost_jax.engine.engine import Engine
+
+
+@pytest.fixture
+def fingerprint_of(model: ModelConfig, engine_config: EngineConfig) -> Callable[..., str]:
+    def make(
+        *, slot_tokens: int = 44, hidden_dim: int = 24, truncated: bool = False, **settings: Any
+    ) -> str:
+        return Engine(
+            replace(model, hidden_dim=hidden_dim),
+            replace(engine_config, **settings),
+            slot_tokens=slot_tokens,
+            truncated_sampling=truncated,
+        ).fingerprint
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"token_rows": 128},
+        {"slots": 7},
+        {"page_size": 8},
+        {"kv_dtype": "bfloat16"},
+        {"attention": "reference"},
+        {"hidden_dim": 32},
+        {"truncated": True},
+    ],
+)
+def test_changes_with(fingerprint_of: Callable[..., str], change: dict[str, Any]) -> None:
+    assert fingerprint_of(**change) != fingerprint_of()
+
+
+@pytest.mark.parametrize("change", [{}, {"num_pages": 30}, {"steps_per_dispatch": 1}])
+def test_stays_with(fingerprint_of: Callable[..., str], change: dict[str, Any]) -> None:
+    assert fingerprint_of(**change) == fingerprint_of()
+
+
+def test_says_version_and_device(fingerprint_of: Callable[..., str]) -> None:
+    text = fingerprint_of()
+    assert text.startswith(f"jax{jax.__version__}-cpu-") and len(text) < 60
+
+
+def test_flags_that_change_programs_count(
+    fingerprint_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    plain = fingerprint_of()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    assert fingerprint_of() == plain
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    assert fingerprint_of() != plain

@@ -1,0 +1,102 @@
+"""The start-up check passes on sound programs and finds each kind of unsound one."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from rlboost_jax.config.records import EngineConfig, ModelConfig
+from rlboost_jax.engine import programs
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.engine.invariance import RowsNotInvariant
+
+
+@pytest.fixture
+def fresh_engine(
+    model: ModelConfig, engine_config: EngineConfig, params: dict[str, Any]
+) -> Callable[[], Engine]:
+    """An engine that is traced anew, so that what a test replaces is in its programs."""
+
+    def build(**settings: Any) -> Engine:
+        one_layer = replace(model, num_layers=1)
+        engine = Engine(
+            one_layer,
+            replace(engine_config, **settings),
+            slot_tokens=44,
+            truncated_sampling=False,
+        )
+        layers = {name: _first(leaf) for name, leaf in params["layers"].items()}
+        engine.load({**params, "layers": layers}, 1)
+        return engine
+
+    return build
+
+
+def _first(tree: Any) -> Any:
+    return {k: _first(v) for k, v in tree.items()} if isinstance(tree, dict) else tree[:1]
+
+
+def test_sound_programs_pass_and_the_engine_is_as_before(fresh_engine: Any) -> None:
+    engine = fresh_engine()
+    engine.assert_row_invariance()
+    assert (engine.held(), engine.version) == ((), 1)
+    fresh_engine(num_pages=11).assert_row_invariance()
+
+
+def test_random_weights_do_before_any_are_loaded(
+    model: ModelConfig, engine_config: EngineConfig
+) -> None:
+    config = replace(engine_config, slots=2, steps_per_dispatch=50)
+    engine = Engine(model, config, slot_tokens=6, truncated_sampling=False)
+    engine.assert_row_invariance()
+    assert engine.version is None
+
+
+def test_a_layer_that_looks_at_other_rows_is_found(
+    fresh_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = programs.apply_layer
+
+    def leaky(config: Any, layer: Any, x: Any, positions: Any, attend: Any) -> Any:
+        return sound(config, layer, x + 1e-6 * x.mean(0, keepdims=True), positions, attend)
+
+    monkeypatch.setattr(programs, "apply_layer", leaky)
+    with pytest.raises(RowsNotInvariant, match="keys or values of layer 0 at token 0 of copy"):
+        fresh_engine().assert_row_invariance()
+
+
+def test_a_head_that_depends_on_the_row_is_found(
+    fresh_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = programs.head
+
+    def skewed(config: Any, params: Any, x: Any) -> Any:
+        logits = sound(config, params, x)
+        last_bit = 1 + 2.0**-23 * (jnp.arange(len(x)) % 3 == 2)
+        return logits.at[:, 11].multiply(last_bit)
+
+    monkeypatch.setattr(programs, "head", skewed)
+    with pytest.raises(
+        RowsNotInvariant,
+        match=r"the mixed step with engine.token_rows = 64 .* copy 2; on CPU take a multiple of 16",
+    ):
+        fresh_engine().assert_row_invariance()
+
+
+def test_programs_that_differ_from_each_other_are_found(
+    fresh_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decode step's logits are off by one bit; each program by itself is sound."""
+    sound = programs.head
+    calls = []
+
+    def second_program_differs(config: Any, params: Any, x: Any) -> Any:
+        calls.append(len(x))
+        logits = sound(config, params, x)
+        return logits if len(calls) == 1 else logits.at[:, 11].multiply(1 + 2.0**-23)
+
+    monkeypatch.setattr(programs, "head", second_program_differs)
+    with pytest.raises(RowsNotInvariant, match="logits at token"):
+        fresh_engine().assert_row_invariance()

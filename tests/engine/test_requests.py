@@ -1,0 +1,103 @@
+"""What is refused, and that the message names value, limit and setting."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from rlboost_jax.config.records import EngineConfig
+from rlboost_jax.engine.layouts import make_layout
+from rlboost_jax.engine.requests import Limits, RequestRejected, RequestTooLong, check_request
+from rlboost_jax.messages import GenerateRequest
+
+LIMITS = Limits(vocab_size=37, slot_tokens=44, truncated_sampling=False)
+Requests = Callable[..., GenerateRequest]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "message"),
+    [
+        ([], {}, "empty prompt"),
+        ([1, 37], {}, "token id 37 in prompt_tokens; model.vocab_size is 37"),
+        ([-1], {}, "token id -1"),
+        ([1], {"response": [40]}, "token id 40 in response_tokens"),
+        ([1], {"version": 2}, "version 2 and the engine holds version 1"),
+        ([1], {"temperature": -0.5}, "temperature -0.5"),
+        ([1], {"temperature": float("nan")}, "temperature nan"),
+        ([1], {"top_p": 0.0}, "top_p 0.0"),
+        ([1], {"top_p": 1.5}, "top_p 1.5"),
+        ([1], {"top_k": -1}, "top_k -1"),
+        ([1], {"top_k": 2**31}, "top_k 2147483648"),
+        ([1], {"top_p": 0.9}, "truncated_sampling off; set sampling.top_p"),
+        ([1], {"top_k": 3}, "truncated_sampling off; set sampling.top_p"),
+        ([1], {"max_tokens": 0}, "max_tokens 0"),
+        ([1], {"stop_ids": tuple(range(9))}, "9 stop ids; at most 8"),
+        ([1], {"stop_ids": (37,)}, "stop id 37; model.vocab_size is 37"),
+        ([1], {"seed": -1}, "seed -1"),
+        ([1], {"seed": 2**32}, "seed 4294967296"),
+        ([1], {"step": -2}, "step -2"),
+        ([1], {"response": [2, 5], "stop_ids": (5,)}, "has stop id 5 in its response"),
+        ([1], {"response": [2, 3, 4], "max_tokens": 3}, "already has 3 of its response of at"),
+    ],
+)
+def test_is_refused(
+    request_of: Requests, prompt: list[int], settings: dict[str, Any], message: str
+) -> None:
+    request = request_of(9, prompt, settings.pop("response", ()), **settings)
+    with pytest.raises(RequestRejected, match=message) as caught:
+        check_request(request, LIMITS, version=1)
+    assert str(caught.value).startswith("request 9 ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rollout_must_fit_in_a_slot(request_of: Requests) -> None:
+    check_request(request_of(9, [1] * 20, max_tokens=24), LIMITS, version=1)
+    with pytest.raises(
+        RequestTooLong, match=r"45 tokens \(20 of prompt, 25 of response\); a slot holds 44"
+    ):
+        check_request(request_of(9, [1] * 20, max_tokens=25), LIMITS, version=1)
+
+
+def test_half_a_token_is_refused(request_of: Requests) -> None:
+    torn = msgspec.structs.replace(request_of(9, [1]), prompt_tokens=b"12345")
+    with pytest.raises(RequestRejected, match="5 bytes of prompt_tokens"):
+        check_request(torn, LIMITS, version=1)
+
+
+def test_nothing_runs_before_weights_are_loaded(request_of: Requests) -> None:
+    with pytest.raises(RequestRejected, match="the engine holds no version"):
+        check_request(request_of(9, [1]), LIMITS, version=None)
+
+
+def test_greedy_requests_may_carry_any_truncation(request_of: Requests) -> None:
+    check_request(request_of(9, [1], temperature=0, top_k=3), LIMITS, version=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"slots": 0}, "engine.slots is 0"),
+        ({"page_size": 0}, "engine.page_size is 0"),
+        ({"steps_per_dispatch": 0}, "engine.steps_per_dispatch is 0"),
+        ({"slots": 65}, "engine.slots is 65 and engine.token_rows 64"),
+        ({"num_pages": 10}, "engine.num_pages is 10; the longest rollout needs 11 pages"),
+    ],
+)
+def test_layout_settings_must_fit_together(
+    engine_config: EngineConfig, settings: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_layout(replace(engine_config, **settings), 44)
+
+
+def test_slots_cannot_outgrow_the_positions(engine_config: EngineConfig) -> None:
+    with pytest.raises(ValueError, match="longer than the 262144 positions"):
+        make_layout(engine_config, 300_000)
+    with pytest.raises(ValueError, match="a slot of 1 tokens"):
+        make_layout(engine_config, 1)
+
+
+def test_a_pool_of_no_stated_size_holds_every_slot(engine_config: EngineConfig) -> None:
+    assert make_layout(engine_config, 43).num_pages == 6 * 11

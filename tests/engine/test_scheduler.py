@@ -1,0 +1,270 @@
+"""The scheduler against a device that computes with symbols.
+
+A page remembers, for every token, the tokens up to it that its keys and values stand for. A
+step that would attend to anything else, or write a page twice, is caught.
+"""
+
+from collections.abc import Callable
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from rlboost_jax.engine.layouts import Layout
+from rlboost_jax.engine.rollouts import Rollout, new_rollout
+from rlboost_jax.engine.scheduler import Plan, Scheduler
+from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
+
+MAX_STEPS = 4
+STOP = 5
+
+
+def next_token(tokens: tuple[int, ...]) -> int:
+    return hash(tokens) % 11
+
+
+class SymbolicDevice:
+    """Runs plans, and knows which tokens every place of every page stands for."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.kv: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.seen: set[tuple[int, int]] = set()  # (rollout, position) that was once in its pages
+
+    def run(self, plan: Plan) -> list[list[int]]:
+        """What each piece of work yields."""
+        sources, targets = [c[0] for c in plan.copies], [c[1] for c in plan.copies]
+        assert len(set(targets)) == len(targets) <= self.layout.slots
+        assert len(plan.work) <= self.layout.slots
+        copied = {
+            (target, place): self.kv[source, place]
+            for source, target in zip(sources, targets, strict=True)
+            for place in range(self.layout.page_size)
+            if (source, place) in self.kv
+        }
+        self.kv.update(copied)
+        if plan.mixed:
+            assert sum(work.count for work in plan.work) <= self.layout.token_rows
+            again = 0
+            written: set[tuple[int, int]] = set()
+            for work in plan.work:
+                known = tuple(work.rollout.tokens[: work.rollout.known].tolist())
+                for position in range(work.start, work.start + work.count):
+                    place = self.place(work.rollout, position)
+                    assert place not in written, "two rows write one place"
+                    written.add(place)
+                    self.kv[place] = known[: position + 1]
+                    again += (work.rollout.arrival, position) in self.seen
+            assert again == plan.prefilled_again
+            for work in plan.work:
+                known = tuple(work.rollout.tokens[: work.rollout.known].tolist())
+                assert work.budget == (work.start + work.count == len(known))
+                self.attend(work.rollout, known[: work.start + work.count])
+        return [self.decode(work.rollout, work.budget, plan.mixed) for work in plan.work]
+
+    def decode(self, rollout: Rollout, budget: int, mixed: bool) -> list[int]:
+        known = tuple(rollout.tokens[: rollout.known].tolist())
+        start = len(known)
+        while len(known) - start < budget:
+            if not mixed:
+                self.kv[self.place(rollout, len(known) - 1)] = known
+            self.attend(rollout, known)
+            known += (next_token(known),)
+            if known[-1] in rollout.stop_ids:
+                break
+        return list(known[start:])
+
+    def attend(self, rollout: Rollout, known: tuple[int, ...]) -> None:
+        for position in range(len(known)):
+            assert self.kv[self.place(rollout, position)] == known[: position + 1]
+            self.seen.add((rollout.arrival, position))
+
+    def place(self, rollout: Rollout, position: int) -> tuple[int, int]:
+        size = self.layout.page_size
+        return rollout.pages[position // size], position % size
+
+
+def oracle(request: GenerateRequest) -> tuple[int, ...]:
+    prompt = tuple(np.frombuffer(request.prompt_tokens, "<i4").tolist())
+    response: tuple[int, ...] = ()
+    while len(response) < request.sampling.max_tokens and STOP not in response:
+        response += (next_token(prompt + response),)
+    return response
+
+
+LAYOUTS = st.builds(
+    lambda rows, slots, size, spare, pages: Layout(
+        token_rows=max(rows, slots),
+        slots=slots,
+        page_size=size,
+        pages_per_slot=pages,
+        num_pages=pages + spare,
+    ),
+    st.integers(1, 12),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.integers(0, 12),
+    st.integers(2, 6),
+)
+
+
+@settings(max_examples=300)
+@given(layout=LAYOUTS, data=st.data())
+def test_every_rollout_gets_its_tokens_whatever_happens(
+    layout: Layout, data: st.DataObject
+) -> None:
+    """Random submissions, releases and page shortages: nothing lost, doubled, mixed up or stuck."""
+    scheduler, device = Scheduler(layout, MAX_STEPS), SymbolicDevice(layout)
+    slot_tokens = layout.pages_per_slot * layout.page_size
+    prompts = data.draw(
+        st.lists(st.lists(st.integers(0, 10), min_size=1, max_size=slot_tokens - 1), min_size=1),
+        label="prompts",
+    )
+    requests: dict[int, GenerateRequest] = {}
+    held: dict[int, Rollout] = {}
+    released: set[int] = set()
+    done: dict[int, tuple[int, ...]] = {}
+    turns, num_requests = 0, data.draw(st.integers(1, 12), label="requests")
+    while held or len(requests) < num_requests:
+        turns += 1
+        assert turns < 1000, "no end"
+        while len(requests) < num_requests and (not held or data.draw(st.booleans())):
+            request = draw_request(data, len(requests), prompts, slot_tokens)
+            requests[request.request_id] = request
+            rollout = new_rollout(request, layout, request.request_id)
+            held[request.request_id] = rollout
+            scheduler.add(rollout)
+        if held and data.draw(st.integers(0, 9)) == 0:
+            leaving = data.draw(st.sampled_from(sorted(held)))
+            scheduler.remove(held.pop(leaving))
+            released.add(leaving)
+        plan = scheduler.plan()
+        assert (plan is None) == (not held)
+        if plan is None:
+            continue
+        for work, tokens in zip(plan.work, device.run(plan), strict=True):
+            assert len(tokens) <= work.budget
+            if tokens and scheduler.report(work.rollout, np.array(tokens, np.int32)):
+                rollout = held.pop(work.rollout.request_id)
+                response = rollout.tokens[rollout.prompt_length : rollout.known]
+                done[rollout.request_id] = tuple(response.tolist())
+        check_invariants(scheduler, layout)
+    assert done == {i: oracle(r) for i, r in requests.items() if i not in released}
+    assert scheduler.pool.num_free == layout.num_pages
+
+
+def draw_request(
+    data: st.DataObject, request_id: int, prompts: list[list[int]], slot_tokens: int
+) -> GenerateRequest:
+    group = data.draw(st.integers(0, len(prompts) - 1))
+    prompt = prompts[group]
+    request = make_request(request_id, prompt, (), group, slot_tokens - len(prompt))
+    response = oracle(request)  # a migrated one has some of its tokens already
+    have = data.draw(st.integers(0, len(response) - 1))
+    return make_request(request_id, prompt, response[:have], group, slot_tokens - len(prompt))
+
+
+def make_request(
+    request_id: int,
+    prompt: list[int],
+    response: tuple[int, ...],
+    group: int,
+    max_tokens: int,
+    stop_ids: tuple[int, ...] = (STOP,),
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=request_id,
+        step=0,
+        prompt=group,
+        sample=request_id,
+        version=1,
+        seed=0,
+        prompt_tokens=pack_tokens(prompt),
+        response_tokens=pack_tokens(response),
+        sampling=Sampling(
+            temperature=1, top_p=1, top_k=0, max_tokens=max_tokens, stop_ids=stop_ids
+        ),
+    )
+
+
+def check_invariants(scheduler: Scheduler, layout: Layout) -> None:
+    running, waiting = scheduler.running, scheduler.waiting
+    order = [rollout.arrival for rollout in [*running, *waiting]]
+    assert order == sorted(order), "a younger rollout runs before an older one"
+    assert len(running) <= layout.slots
+    assert all(not rollout.pages for rollout in waiting)
+    for rollout in running:
+        assert len(rollout.pages) * layout.page_size >= rollout.computed
+        assert len(set(rollout.pages)) == len(rollout.pages)
+        assert all(scheduler.pool.holders(page) for page in rollout.pages)
+
+
+@pytest.fixture
+def settle() -> Callable[[Scheduler, SymbolicDevice], list[Plan]]:
+    def run(scheduler: Scheduler, device: SymbolicDevice) -> list[Plan]:
+        plans = []
+        while (plan := scheduler.plan()) is not None:
+            plans.append(plan)
+            for work, tokens in zip(plan.work, device.run(plan), strict=True):
+                if tokens:
+                    scheduler.report(work.rollout, np.array(tokens, np.int32))
+        return plans
+
+    return run
+
+
+def test_a_group_prefills_its_prompt_once(
+    settle: Callable[[Scheduler, SymbolicDevice], list[Plan]],
+) -> None:
+    layout = Layout(token_rows=64, slots=4, page_size=4, pages_per_slot=8, num_pages=32)
+    scheduler, prompt = Scheduler(layout, MAX_STEPS), list(range(20, 30))
+    for i in range(4):
+        scheduler.add(new_rollout(make_request(i, prompt, (), 0, 8), layout, i))
+    first = scheduler.plan()
+    assert first is not None and first.mixed
+    assert [(w.rollout.arrival, w.count) for w in first.work] == [(0, 10)]
+    device = SymbolicDevice(layout)
+    for work, tokens in zip(first.work, device.run(first), strict=True):
+        scheduler.report(work.rollout, np.array(tokens, np.int32))
+    second = scheduler.plan()
+    assert second is not None and not second.mixed  # the siblings have nothing to prefill
+    assert len(second.copies) == 3
+    tables = [rollout.pages for rollout in scheduler.running]
+    assert len({tuple(pages[:2]) for pages in tables}) == 1  # 8 of 10 tokens in full pages
+    assert len({pages[2] for pages in tables}) == 4
+    # Two shared pages, and for each rollout the page that begins with the last prompt tokens
+    # and one for the four tokens to come; the published page is the first member's own.
+    assert scheduler.pool.num_held == 2 + 4 * 2
+    for work, tokens in zip(second.work, device.run(second), strict=True):
+        scheduler.report(work.rollout, np.array(tokens, np.int32))
+    settle(scheduler, device)
+    assert scheduler.pool.num_held == 0
+
+
+def test_a_sibling_that_comes_after_the_first_has_left_still_shares(
+    settle: Callable[[Scheduler, SymbolicDevice], list[Plan]],
+) -> None:
+    layout = Layout(token_rows=64, slots=1, page_size=4, pages_per_slot=8, num_pages=32)
+    scheduler, prompt = Scheduler(layout, MAX_STEPS), list(range(20, 30))
+    for i in range(3):
+        scheduler.add(new_rollout(make_request(i, prompt, (), 0, 8), layout, i))
+    plans = settle(scheduler, SymbolicDevice(layout))
+    assert sum(work.count for plan in plans if plan.mixed for work in plan.work) == 10
+
+
+def test_the_youngest_gives_way_and_comes_back(
+    settle: Callable[[Scheduler, SymbolicDevice], list[Plan]],
+) -> None:
+    layout = Layout(token_rows=64, slots=2, page_size=4, pages_per_slot=8, num_pages=8)
+    scheduler = Scheduler(layout, MAX_STEPS)
+    rollouts = [
+        new_rollout(make_request(i, [20 + i, 7], (), i, 30, stop_ids=()), layout, i)
+        for i in range(2)
+    ]
+    for rollout in rollouts:
+        scheduler.add(rollout)
+    plans = settle(scheduler, SymbolicDevice(layout))
+    assert [rollout.known for rollout in rollouts] == [32, 32]
+    again = [plan for plan in plans if plan.prefilled_again]
+    assert again and {work.rollout.arrival for plan in again for work in plan.work} == {1}

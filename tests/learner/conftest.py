@@ -1,0 +1,89 @@
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+from configs import base
+from rlboost_jax.config.load import run_config
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.trajectory import Group, Trajectory
+from rlboost_jax.models.sharding import make_mesh
+
+GROUP_SIZE = 3
+
+
+@pytest.fixture(scope="session")
+def config() -> RunConfig:
+    """The base configuration around a model of a few thousand parameters."""
+    values = base.get_config()
+    values.num_steps = 10
+    values.model.embed_dim = 16
+    values.model.hidden_dim = 32
+    values.model.head_dim = 8
+    values.task.mean_length = 3.0
+    values.task.max_length = 8
+    values.sampling.max_response_tokens = 24
+    values.learner.learning_rate = 1e-2
+    return run_config(values)
+
+
+@pytest.fixture(scope="session")
+def learner_step(config: RunConfig) -> Callable[..., LearnerStep]:
+    """`learner_step(kl_coefficient=0.1)`: the programs of `config` with other algorithm values.
+
+    Each is made, and so compiled, once for all tests.
+    """
+
+    @cache
+    def build(**algorithm: float | str) -> LearnerStep:
+        return LearnerStep(
+            config.model,
+            config.learner,
+            replace(config.algorithm, **algorithm),
+            temperature=0.8,
+            num_steps=config.num_steps,
+            mesh=make_mesh((1, 1, 1)),
+        )
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def groups() -> tuple[Group, ...]:
+    """Six prompts with three responses each, of 1 to 20 tokens, and random everything."""
+    rng = np.random.default_rng(0)
+
+    def trajectory(prompt: int, place: int) -> Trajectory:
+        length = int(rng.integers(1, 21))
+        return Trajectory(
+            prompt=prompt,
+            sample=prompt * GROUP_SIZE + place,
+            prompt_tokens=rng.integers(112, size=int(rng.integers(1, 7)), dtype=np.int32),
+            response_tokens=rng.integers(112, size=length, dtype=np.int32),
+            behaviour_logprobs=-rng.uniform(4.5, 5.0, length).astype(np.float32),
+            policy_versions=np.full(length, 3, np.int32),
+            reward=float(rng.integers(2)),
+            advantage=float(rng.normal()),
+        )
+
+    return tuple(
+        Group(prompt=p, trajectories=tuple(trajectory(p, i) for i in range(GROUP_SIZE)))
+        for p in range(6)
+    )
+
+
+@pytest.fixture
+def count_compiles() -> Callable[[], int]:
+    """How many programs were made since the test began, whether or not a cache had them."""
+    made = []
+
+    def listen(event: str, duration: float, **_: object) -> None:
+        if event.endswith("jaxpr_to_mlir_module_duration"):
+            made.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return lambda: len(made)

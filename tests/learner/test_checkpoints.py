@@ -1,0 +1,132 @@
+import shutil
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from rlboost_jax.learner.checkpoints import CheckpointNotFound, Checkpoints
+from rlboost_jax.learner.packing import pack
+from rlboost_jax.learner.state import abstract_state, init_state
+from rlboost_jax.models.params import init_params, params_digest
+from rlboost_jax.models.sharding import make_mesh
+
+EXTRA = {"prompt": 48, "window": {"seconds": 1.5, "memory": [[2, 0.75]]}, "seed": 0, "none": None}
+
+
+@pytest.fixture
+def training(config, learner_step, groups):
+    """The state after two updates, and a function that makes one more."""
+    step = learner_step()
+    batches = pack(
+        [t for group in groups for t in group.trajectories],
+        rows=2,
+        row_tokens=32,
+        loss_aggregation="token_mean",
+    )
+
+    def update(state):
+        gradients, _ = step.micro_batch(state.params, None, batches)
+        return step.apply(state, gradients, np.float32(100))[0]
+
+    state = init_state(init_params(config.model, 0), step.optimizer, step.shardings)
+    return update(update(state)), update
+
+
+@pytest.fixture
+def abstract(config, learner_step):
+    return abstract_state(config.model, learner_step().optimizer, make_mesh((1, 1, 1)))
+
+
+def same_bits(left, right):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
+def test_training_goes_on_bit_for_bit(tmp_path, training, abstract):
+    state, update = training
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(2, state, EXTRA)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert checkpoints.latest() == 2
+        restored, extra = checkpoints.restore(2, abstract)
+    assert extra == EXTRA
+    assert same_bits(restored, state)
+    assert jax.tree.map(lambda leaf: leaf.sharding, restored) == jax.tree.map(
+        lambda leaf: leaf.sharding, abstract
+    )
+    after, resumed = update(state), update(restored)
+    assert same_bits(after, resumed)
+    assert params_digest(after.params) == params_digest(resumed.params)
+
+
+def test_a_saved_state_may_be_donated_at_once(tmp_path, training, abstract):
+    state, update = training
+    expected = jax.tree.map(lambda leaf: np.array(leaf), state)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(2, state, EXTRA)
+        update(state)
+        checkpoints.wait()
+        assert same_bits(checkpoints.restore(2, abstract)[0], expected)
+
+
+def test_durable_is_said_once_per_step_when_the_files_are_there(tmp_path, training):
+    state, _ = training
+    heard = []
+
+    def on_durable(step):
+        assert threading.current_thread() is not threading.main_thread()
+        heard.append((step, (tmp_path / str(step) / "state").is_dir()))
+
+    with Checkpoints(tmp_path, keep=2, on_durable=on_durable) as checkpoints:
+        for step in (1, 2, 5):
+            checkpoints.save(step, state, EXTRA)
+        checkpoints.wait()
+        assert heard == [(1, True), (2, True), (5, True)]
+        assert checkpoints.latest() == 5
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["2", "5"]
+
+
+def test_what_a_listener_raises_is_raised_by_wait(tmp_path, training):
+    state, _ = training
+
+    def refuse(step):
+        raise OSError(f"nobody listens to {step}")
+
+    checkpoints = Checkpoints(tmp_path, keep=2, on_durable=refuse)
+    checkpoints.save(1, state, EXTRA)
+    with pytest.raises(OSError, match="nobody listens to 1"):
+        checkpoints.wait()
+    checkpoints.close()
+
+
+def test_a_torn_step_is_ignored(tmp_path, training, abstract):
+    """What a process that was killed leaves: the folder before it is moved into place."""
+    state, _ = training
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        checkpoints.save(1, state, EXTRA)
+    torn = tmp_path / "2.orbax-checkpoint-tmp"
+    shutil.copytree(tmp_path / "1", torn)
+    for marker in torn.rglob("commit_success*"):
+        marker.unlink()
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        assert checkpoints.latest() == 1
+        with pytest.raises(CheckpointNotFound, match=r"checkpoint 2 is not in .*ones: \[1\]"):
+            checkpoints.restore(2, abstract)
+        checkpoints.save(2, state, EXTRA)
+        checkpoints.wait()
+        assert checkpoints.latest() == 2
+
+
+def test_an_empty_folder_has_no_latest(tmp_path):
+    with Checkpoints(tmp_path / "new", keep=2) as checkpoints:
+        assert checkpoints.latest() is None
+
+
+def test_steps_only_grow(tmp_path, training):
+    state, _ = training
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(3, state, EXTRA)
+        with pytest.raises(ValueError, match="checkpoint 3 would come after 3"):
+            checkpoints.save(3, state, EXTRA)

@@ -1,0 +1,99 @@
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rlboost_jax.learner.state import (
+    abstract_state,
+    init_state,
+    learning_rate_schedule,
+    make_optimizer,
+    state_shardings,
+)
+from rlboost_jax.models.params import flatten_params, init_params
+from rlboost_jax.models.sharding import make_mesh
+
+FALL = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1 - done,
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+}
+
+
+@pytest.mark.parametrize("schedule", FALL)
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_learning_rate_rises_then_follows_its_schedule(config, schedule, warmup):
+    learner = replace(config.learner, schedule=schedule, schedule_warmup_steps=warmup)
+    rate = learning_rate_schedule(learner, 20)
+    for step in range(25):
+        rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+        fall = FALL[schedule](min(1.0, max(0, step - warmup) / (20 - warmup)))
+        expected = learner.learning_rate * rise * fall
+        np.testing.assert_allclose(rate(jnp.int32(step)), expected, rtol=1e-5, atol=1e-9)
+
+
+def test_an_unknown_schedule_names_the_known_ones(config):
+    with pytest.raises(ValueError, match=r"learner\.schedule is 'cubic'; choose one of constant"):
+        learning_rate_schedule(replace(config.learner, schedule="cubic"), 10)
+
+
+def adamw_by_hand(params, gradients, learner, num_updates):
+    """Two moments in float64; every update sees the same gradients."""
+    norm = math.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in gradients.values()))
+    scale = min(1.0, learner.max_gradient_norm / norm)
+    moved = {}
+    for name, start in params.items():
+        p, g = start.astype(np.float64), gradients[name].astype(np.float64) * scale
+        m = v = 0.0
+        for t in range(1, num_updates + 1):
+            m = learner.beta1 * m + (1 - learner.beta1) * g
+            v = learner.beta2 * v + (1 - learner.beta2) * g * g
+            step = m / (1 - learner.beta1**t) / (np.sqrt(v / (1 - learner.beta2**t)) + 1e-8)
+            decay = 0.0 if name.endswith("scale") else learner.weight_decay
+            p = p - learner.learning_rate * (step + decay * p)
+        moved[name] = p
+    return moved
+
+
+@pytest.mark.parametrize("max_gradient_norm", [0.5, 1e6])
+def test_updates_are_clipped_adamw_that_spares_the_norms(config, max_gradient_norm):
+    learner = replace(config.learner, weight_decay=0.1, max_gradient_norm=max_gradient_norm)
+    optimizer = make_optimizer(learner, 10)
+    params = init_params(config.model, 0)
+    gradients = jax.tree.map(lambda leaf: leaf * 0.3 + 0.1, init_params(config.model, 1))
+    update = jax.jit(optimizer.update)
+    moved, state = params, optimizer.init(params)
+    for _ in range(3):
+        updates, state = update(gradients, state, moved)
+        moved = jax.tree.map(jnp.add, moved, updates)
+    host = [{k: np.asarray(v) for k, v in flatten_params(x).items()} for x in (params, gradients)]
+    expected = adamw_by_hand(*host, learner, 3)
+    for name, leaf in flatten_params(moved).items():
+        np.testing.assert_allclose(leaf, expected[name], atol=1e-5, err_msg=name)
+
+
+def test_a_fresh_state_is_as_described(config):
+    mesh = make_mesh((1, 1, 1))
+    optimizer = make_optimizer(config.learner, 10)
+    shardings = state_shardings(config.model, optimizer, mesh)
+    state = init_state(init_params(config.model, 0), optimizer, shardings)
+
+    def describe(leaf):
+        return leaf.shape, leaf.dtype, leaf.sharding
+
+    assert jax.tree.map(describe, state) == jax.tree.map(
+        describe, abstract_state(config.model, optimizer, mesh)
+    )
+    assert state.step == 0
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(state.opt_state))
+
+
+def test_moments_lie_where_their_parameters_lie(config):
+    optimizer = make_optimizer(config.learner, 10)
+    shardings = state_shardings(config.model, optimizer, make_mesh((1, 1, 1)))
+    for moment in ("mu", "nu"):
+        assert optax.tree_utils.tree_get(shardings.opt_state, moment) == shardings.params

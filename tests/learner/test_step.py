@@ -1,0 +1,296 @@
+"""The learner's programs against a loss over unpacked trajectories, and against themselves."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlboost_jax.learner.gradients import GradientSum
+from rlboost_jax.learner.packing import pack, update_divisor
+from rlboost_jax.learner.state import init_state
+from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.models.forward import head, hidden_states
+from rlboost_jax.models.params import init_params, params_digest
+from rlboost_jax.models.sharding import make_mesh
+
+ROWS, ROW_TOKENS = 2, 32  # so that a micro-batch is several packed batches
+TEMPERATURE = 0.8
+
+
+def everything(groups):
+    return [t for group in groups for t in group.trajectories]
+
+
+def padded(trajectories):
+    """One trajectory per row: tokens [B, T] and the number of prompt tokens [B]."""
+    longest = max(len(t.prompt_tokens) + len(t.response_tokens) for t in trajectories)
+    tokens = np.zeros((len(trajectories), longest), np.int32)
+    for row, t in zip(tokens, trajectories, strict=True):
+        whole = np.concatenate([t.prompt_tokens, t.response_tokens])
+        row[: len(whole)] = whole
+    return tokens
+
+
+def response_logprobs(config, params, trajectories):
+    """A list of log-probabilities per trajectory, each predicted from all tokens before."""
+    tokens = jnp.asarray(padded(trajectories))
+    positions = jnp.tile(jnp.arange(tokens.shape[1]), (len(tokens), 1))
+    x = hidden_states(config.model, params, tokens, positions, jnp.ones_like(tokens), remat=False)
+    logits = head(config.model, params, x).reshape(*tokens.shape, -1) / TEMPERATURE
+    logprobs = jax.nn.log_softmax(logits)
+    found = []
+    for b, t in enumerate(trajectories):
+        first, count = len(t.prompt_tokens), len(t.response_tokens)
+        places = jnp.arange(first - 1, first - 1 + count)
+        found.append(logprobs[b, places, jnp.asarray(t.response_tokens)])
+    return found
+
+
+def loss_by_hand(config, params, trajectories, *, reference=None, kl=0.0, sequence_mean=False):
+    """Mean loss of an update, trajectory by trajectory."""
+    algorithm = config.algorithm
+    means, tokens = [], 0
+    frozen = reference and response_logprobs(config, reference, trajectories)
+    for i, (t, logprobs) in enumerate(
+        zip(trajectories, response_logprobs(config, params, trajectories), strict=True)
+    ):
+        ratio = jnp.exp(logprobs - t.behaviour_logprobs)
+        bounded = jnp.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
+        losses = -jnp.minimum(ratio * t.advantage, bounded * t.advantage)
+        if reference:
+            difference = frozen[i] - logprobs
+            losses += kl * (jnp.exp(difference) - difference - 1)
+        means.append(losses.mean() if sequence_mean else losses.sum())
+        tokens += len(t.response_tokens)
+    return sum(means) / (len(trajectories) if sequence_mean else tokens)
+
+
+def packed_parts(groups, *, size=2, loss_aggregation="token_mean"):
+    options = {"rows": ROWS, "row_tokens": ROW_TOKENS, "loss_aggregation": loss_aggregation}
+    return [pack(everything(groups[i : i + size]), **options) for i in range(0, len(groups), size)]
+
+
+def accumulate(step, params, parts, *, reference=None, order=None):
+    total = GradientSum(len(parts), combine=step.combine)
+    for index in order or range(len(parts)):
+        total.add(index, step.micro_batch(params, reference, parts[index]))
+    return total.total()
+
+
+def assert_close(left, right, atol):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), left, right)
+
+
+def fresh(config, step, seed=0):
+    return init_state(init_params(config.model, seed), step.optimizer, step.shardings)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {},
+        {"loss_aggregation": "sequence_mean"},
+        {"kl_coefficient": 0.3},
+        {"kl_coefficient": 0.3, "loss_aggregation": "sequence_mean"},
+    ],
+)
+def test_micro_batched_gradient_is_the_full_batch_gradient(config, learner_step, groups, algorithm):
+    step = learner_step(**algorithm)
+    params = init_params(config.model, 0)
+    reference = init_params(config.model, 1) if "kl_coefficient" in algorithm else None
+    aggregation = algorithm.get("loss_aggregation", "token_mean")
+    parts = packed_parts(groups, loss_aggregation=aggregation)
+    assert min(len(batches) for batches in parts) > 1
+    gradients, sums = accumulate(step, params, parts, reference=reference)
+
+    def loss(params):
+        return loss_by_hand(
+            config,
+            params,
+            everything(groups),
+            reference=reference,
+            kl=algorithm.get("kl_coefficient", 0.0),
+            sequence_mean=aggregation == "sequence_mean",
+        )
+
+    expected_loss, expected = jax.jit(jax.value_and_grad(loss))(params)
+    divisor = update_divisor(everything(groups), aggregation)
+    np.testing.assert_allclose(sums["loss"] / divisor, expected_loss, rtol=1e-5)
+    assert_close(jax.tree.map(lambda g: g / divisor, gradients), expected, atol=1e-6)
+
+
+def test_sums_are_over_response_tokens(config, learner_step, groups):
+    params, reference = init_params(config.model, 0), init_params(config.model, 1)
+    trajectories = everything(groups)
+    step = learner_step(kl_coefficient=0.3)
+    _, sums = accumulate(step, params, packed_parts(groups), reference=reference)
+    mine, frozen = (response_logprobs(config, p, trajectories) for p in (params, reference))
+    kl = clipped = gap = 0.0
+    for t, logprobs, other in zip(trajectories, mine, frozen, strict=True):
+        difference = np.asarray(other - logprobs, np.float64)
+        kl += (np.exp(difference) - difference - 1).sum()
+        ratio = np.exp(np.asarray(logprobs) - t.behaviour_logprobs)
+        above, below = ratio > 1 + config.algorithm.clip_high, ratio < 1 - config.algorithm.clip_low
+        clipped += (above if t.advantage > 0 else below).sum()
+        gap = max(gap, np.abs(np.asarray(logprobs) - t.behaviour_logprobs).max())
+    np.testing.assert_allclose(sums["kl"], kl, rtol=1e-4)
+    np.testing.assert_allclose(sums["max_logprob_gap"], gap, rtol=1e-5)
+    assert sums["tokens"] == update_divisor(trajectories, "token_mean")
+    assert sums["clipped"] == clipped > 0
+    # A head of scale 0.02 is close to uniform.
+    np.testing.assert_allclose(sums["entropy"] / sums["tokens"], np.log(112), rtol=0.01)
+
+
+def test_the_gap_is_rounding_when_the_same_weights_sampled(config, learner_step, groups):
+    """The policy that recomputes is the one that sampled, so that only the order of float32
+    additions differs: here between padded and packed rows, in a run between engine and
+    learner. Log-probabilities of about -5 have an ulp of 5e-7."""
+    params = init_params(config.model, 0)
+    trajectories = everything(groups)
+    recorded = response_logprobs(config, params, trajectories)
+    trajectories = [
+        replace(t, behaviour_logprobs=np.asarray(logprobs))
+        for t, logprobs in zip(trajectories, recorded, strict=True)
+    ]
+    batches = pack(trajectories, rows=ROWS, row_tokens=ROW_TOKENS, loss_aggregation="token_mean")
+    _, sums = learner_step().micro_batch(params, None, batches)
+    assert sums["max_logprob_gap"] <= 1e-5
+    assert sums["clipped"] == 0
+
+
+def test_any_arrival_order_gives_the_same_bits(config, learner_step, groups):
+    step = learner_step()
+    parts = packed_parts(groups, size=1)
+
+    def two_updates(orders):
+        state = fresh(config, step)
+        for order in orders:
+            gradients, _ = accumulate(step, state.params, parts, order=order)
+            state, _ = step.apply(state, gradients, 100.0)
+        return params_digest(state.params)
+
+    expected = two_updates([range(6), range(6)])
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        assert two_updates([list(rng.permutation(6)) for _ in range(2)]) == expected
+
+
+def test_an_update_compiles_nothing_after_the_first(config, groups, count_compiles):
+    mesh = make_mesh((1, 1, 1))
+    step = LearnerStep(
+        config.model, config.learner, config.algorithm, temperature=1.0, num_steps=3, mesh=mesh
+    )
+    state, made = fresh(config, step), []
+    for _ in range(3):
+        gradients, _ = accumulate(step, state.params, packed_parts(groups))
+        state, metrics = step.apply(state, gradients, np.float32(50))
+        jax.block_until_ready(metrics)
+        made.append(count_compiles())
+    assert made[0] > 0
+    assert made[1:] == made[:1] * 2
+    assert state.step == 3
+
+
+def test_the_divisor_is_the_updates_own(config, learner_step, groups):
+    """Clipping sees the mean: it must come after the division."""
+    step = learner_step()
+    gradients, _ = accumulate(step, init_params(config.model, 0), packed_parts(groups))
+    squares = sum(float((np.asarray(g, np.float64) ** 2).sum()) for g in jax.tree.leaves(gradients))
+    for divisor in (1.0, 400.0):
+        copy = jax.tree.map(jnp.copy, gradients)
+        state, metrics = step.apply(fresh(config, step), copy, np.float32(divisor))
+        np.testing.assert_allclose(metrics["gradient_norm"], squares**0.5 / divisor, rtol=1e-5)
+        np.testing.assert_allclose(metrics["learning_rate"], config.learner.learning_rate)
+        assert metrics["finite"]
+
+
+def test_a_gradient_that_is_not_finite_is_flagged(config, learner_step):
+    step = learner_step()
+    gradients = jax.tree.map(jnp.zeros_like, init_params(config.model, 0))
+    gradients["embedding"]["table"] = gradients["embedding"]["table"].at[3, 3].set(jnp.nan)
+    _, metrics = step.apply(fresh(config, step), gradients, np.float32(1))
+    assert not metrics["finite"]
+
+
+def test_greedy_responses_cannot_be_trained_on(config):
+    with pytest.raises(ValueError, match=r"sampling\.temperature is 0"):
+        LearnerStep(
+            config.model,
+            config.learner,
+            config.algorithm,
+            temperature=0.0,
+            num_steps=1,
+            mesh=make_mesh((1, 1, 1)),
+        )
+
+
+MESH_PROGRAM = """
+import sys
+from dataclasses import replace
+import jax, numpy as np
+from configs import base
+from rlboost_jax.config.load import run_config
+from rlboost_jax.learner.packing import PackedBatch
+from rlboost_jax.learner.state import init_state
+from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.models.params import init_params
+from rlboost_jax.models.sharding import make_mesh
+
+values = base.get_config()
+values.model.embed_dim, values.model.hidden_dim, values.model.head_dim = 16, 32, 8
+values.algorithm.kl_coefficient = 0.1
+config = run_config(values)
+rng = np.random.default_rng(0)
+
+def batch():
+    shape = (4, 24)
+    draw = lambda: rng.normal(size=shape).astype(np.float32)
+    return PackedBatch(
+        tokens=rng.integers(112, size=shape, dtype=np.int32),
+        positions=np.tile(np.arange(24, dtype=np.int32) % 12, (4, 1)),
+        segments=np.tile(np.arange(24, dtype=np.int32) // 12 + 1, (4, 1)),
+        targets=rng.integers(112, size=shape, dtype=np.int32),
+        response_mask=np.ones(shape, bool),
+        behaviour_logprobs=draw() * 0.1 - 4.7,
+        advantages=draw(),
+        weights=np.ones(shape, np.float32),
+    )
+
+batches = [batch() for _ in range(4)]
+made = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: made.append(event) if "jaxpr_to_mlir" in event else None
+)
+
+def train(shape):
+    step = LearnerStep(config.model, config.learner, config.algorithm,
+                       temperature=1.0, num_steps=10, mesh=make_mesh(shape))
+    reference = jax.device_put(init_params(config.model, 1), step.shardings.params)
+    state = init_state(init_params(config.model, 0), step.optimizer, step.shardings)
+    losses, after = [], []
+    for update in range(2):
+        gradients, sums = step.micro_batch(state.params, reference, batches[2*update:][:2])
+        state, metrics = step.apply(state, gradients, np.float32(192))
+        losses.append(float(sums["loss"]))
+        after.append(len(made))
+    assert after[0] == after[1], f"the second update made {after[1] - after[0]} programs"
+    kernel = state.params["layers"]["mlp"]["up"]["kernel"]
+    return jax.device_get(state.params), losses, kernel.sharding.shard_shape(kernel.shape)
+
+alone, one, _ = train((1, 1, 1))
+spread, eight, shard = train((2, 2, 2))
+assert shard == (2, 8, 16), shard
+np.testing.assert_allclose(one, eight, rtol=1e-5)
+start = init_params(config.model, 0)
+moved = max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), alone, start)))
+gap = max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), alone, spread)))
+print(moved, gap)
+"""
+
+
+def test_two_updates_on_eight_devices_equal_those_on_one(run_with_devices):
+    moved, gap = map(float, run_with_devices(MESH_PROGRAM, 8).split())
+    assert moved > 5e-4
+    assert gap <= 1e-5

@@ -1,0 +1,57 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlboost_jax.models import rope
+from rlboost_jax.models.rope import FINE, MAX_POSITIONS, rotate
+
+THETA = 10_000.0
+
+
+def rotate_by_hand(x, positions, theta):
+    """Pairs as complex numbers, turned in float64."""
+    half = x.shape[-1] // 2
+    pairs = x[..., :half].astype(np.float64) + 1j * x[..., half:].astype(np.float64)
+    angles = positions[:, None] * theta ** (-np.arange(half) / half)
+    turned = pairs * np.exp(1j * angles)[:, None, :]
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0])
+@pytest.mark.parametrize("start", [0, FINE - 4, 40_960, MAX_POSITIONS - 8])
+def test_turns_pairs_by_the_position(start, theta):
+    x = np.random.default_rng(0).normal(size=(8, 2, 16)).astype(np.float32)
+    positions = np.arange(start, start + 8)
+    turned = rotate(jnp.asarray(x), jnp.asarray(positions), theta=theta)
+    np.testing.assert_allclose(turned, rotate_by_hand(x, positions, theta), atol=2e-6)
+
+
+def test_scores_depend_on_the_distance_only():
+    q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 16))
+
+    def score(i, j):
+        turned = (rotate(x, jnp.array([at]), theta=THETA) for x, at in ((q, i), (k, j)))
+        return jnp.vdot(*turned)
+
+    np.testing.assert_allclose(score(7, 3), score(1007, 1003), atol=1e-5)
+    np.testing.assert_allclose(score(7, 3), score(70_007, 70_003), atol=1e-5)
+
+
+def test_short_contexts_have_the_bits_of_the_float64_table():
+    positions = np.arange(FINE)
+    frequencies = THETA ** (-np.arange(4, dtype=np.float64) * 2 / 8)
+    angles = positions[:, None] * frequencies
+    cos, sin = jax.jit(lambda p: rope._cos_sin(p, 8, THETA))(jnp.asarray(positions))
+    np.testing.assert_array_equal(cos, np.cos(angles).astype(np.float32))
+    np.testing.assert_array_equal(sin, np.sin(angles).astype(np.float32))
+
+
+def test_bits_do_not_depend_on_the_neighbours():
+    x = jax.random.normal(jax.random.key(0), (64, 2, 16))
+    positions = jnp.arange(64) * 37
+    together = rotate(x, positions, theta=THETA)
+    shuffled = np.random.default_rng(0).permutation(64)
+    np.testing.assert_array_equal(
+        rotate(x[shuffled], positions[shuffled], theta=THETA), together[shuffled]
+    )

@@ -1,0 +1,38 @@
+import jax
+import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from rlboost_jax.models.params import abstract_params, flatten_params
+from rlboost_jax.models.sharding import AXES, NotEnoughDevices, make_mesh, param_shardings
+
+
+def specs(config, shape):
+    mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * 3)
+    return {k: s.spec for k, s in flatten_params(param_shardings(config, mesh)).items()}
+
+
+def test_every_matrix_is_split_over_both_axes(small_model):
+    found = specs(small_model(), (2, 2, 2))
+    for name, leaf in flatten_params(abstract_params(small_model())).items():
+        axes = [axis for axis in found[name] if axis is not None]
+        is_norm = name.endswith("scale")
+        assert sorted(axes) == ([] if is_norm else ["fsdp", "tensor"]), name
+        assert len(found[name]) <= len(leaf.shape)
+
+
+def test_layers_and_contracted_axes(small_model):
+    found = specs(small_model(), (1, 2, 2))
+    assert found["layers.attention.query.kernel"] == PartitionSpec(None, "fsdp", "tensor")
+    assert found["layers.attention.output.kernel"] == PartitionSpec(None, "tensor", "fsdp")
+
+
+def test_an_axis_that_does_not_divide_stays_whole(small_model):
+    found = specs(small_model(vocab_size=25), (1, 2, 3))
+    assert found["embedding.table"] == PartitionSpec(None, "fsdp")
+    assert found["layers.mlp.up.kernel"] == PartitionSpec(None, "fsdp", None)
+
+
+def test_too_few_devices_is_said_in_one_line():
+    needed = len(jax.devices()) + 1
+    with pytest.raises(NotEnoughDevices, match=rf"{needed} devices needed by learner\.mesh"):
+        make_mesh((needed, 1, 1))

@@ -1,0 +1,211 @@
+"""An engine without a model, and a manager without decisions."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp.test_utils import TestServer
+
+from rlboost_jax import messages
+from rlboost_jax.messages import GenerateRequest, Hello, Sampling, Welcome
+
+PATIENCE_SECONDS = 20.0  # a wait that takes this long has failed
+
+
+def expected_token(sample: int, position: int) -> int:
+    return (sample * 7919 + position * 31) % 50_000
+
+
+def expected_logprob(sample: int, position: int) -> float:
+    return float(np.float32(-0.001 * expected_token(sample, position)))
+
+
+class FakeEngine:
+    """Every request yields `steps` tokens a dispatch; `gate` (if any) lets dispatches end."""
+
+    def __init__(self, steps: int = 8, gate: threading.Semaphore | None = None):
+        self.version, self.waiting, self._steps, self._gate = None, 0, steps, gate
+        self._left: dict[int, list[int]] = {}  # id → [sample, position, end]
+        self.loaded: list[object] = []
+        self.error: Exception | None = None
+
+    @property
+    def running(self) -> int:
+        return len(self._left)
+
+    def load(self, params: object, version: int) -> None:
+        assert not self._left
+        self.version = version
+        self.loaded.append(params)
+
+    def submit(self, requests: list[GenerateRequest]) -> None:
+        for r in requests:
+            done = len(messages.unpack_tokens(r.response_tokens))
+            self._left[r.request_id] = [r.sample, done, r.sampling.max_tokens]
+
+    def release(self, request_ids: list[int]) -> list[int]:
+        return [i for i in request_ids if self._left.pop(i, None) is not None]
+
+    def held(self) -> list[int]:
+        return list(self._left)
+
+    def begin(self) -> int:
+        return sum(min(self._steps, end - at) for _, at, end in self._left.values())
+
+    def finish(self) -> SimpleNamespace:
+        if self._gate is not None:
+            assert self._gate.acquire(timeout=PATIENCE_SECONDS)
+        if self.error is not None:
+            raise self.error
+        rows = {i: range(a, min(a + self._steps, e)) for i, (_, a, e) in self._left.items()}
+        places = [(self._left[i][0], at) for i, row in rows.items() for at in row]
+        for i, row in rows.items():
+            self._left[i][1] = row.stop
+        self._left = {i: left for i, left in self._left.items() if left[1] < left[2]}
+        return SimpleNamespace(
+            version=self.version,
+            request_ids=np.array(list(rows), np.uint32),
+            counts=np.array([len(row) for row in rows.values()], np.uint16),
+            tokens=np.array([expected_token(*place) for place in places], np.int32),
+            logprobs=np.array([expected_logprob(*place) for place in places], np.float32),
+            prefilled_again=0,
+        )
+
+
+class FakeStream:
+    """The manager's end of one stream."""
+
+    def __init__(self, socket: web.WebSocketResponse):
+        self.socket, self.frames = socket, []
+        self._inbox: asyncio.Queue[messages.ServerMessage | None] = asyncio.Queue()
+
+    async def read(self) -> None:
+        async for frame in self.socket:
+            if frame.type is WSMsgType.BINARY:
+                self.frames.append(frame.data)
+                self._inbox.put_nowait(messages.decode_server(frame.data))
+        self._inbox.put_nowait(None)
+
+    async def send(self, message: messages.ToServer) -> None:
+        await self.socket.send_bytes(messages.encode(message))
+
+    async def next(self) -> messages.ServerMessage | None:
+        """The next message other than Renew; None at the end."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while isinstance(message := await self._inbox.get(), messages.Renew):
+                pass
+            return message
+
+    async def until(self, kind: type) -> list[messages.ServerMessage]:
+        """Messages up to and including the first of that kind."""
+        seen = []
+        while not seen or not isinstance(seen[-1], kind):
+            seen.append(await self.next())
+            assert seen[-1] is not None, f"the stream ended without {kind.__name__}: {seen}"
+        return seen
+
+    async def next_renew(self) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not isinstance(await self._inbox.get(), messages.Renew):
+                pass
+
+
+class FakeManager:
+    token = "secret"
+
+    def __init__(self) -> None:
+        self.welcome = Welcome(instance="i", renew_seconds=0.01, orphan_seconds=30.0)
+        self.first: messages.ToServer | None = None  # said in place of Welcome
+        self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
+        self.app = web.Application()
+        self.app.router.add_get("/instance", self._serve)
+        self.app.router.add_get("/config", self._answer)
+        self.config: Callable[[], web.Response] = lambda: web.Response(status=404)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            raise web.HTTPUnauthorized
+        return self.config()
+
+    async def _serve(self, request: web.Request) -> web.WebSocketResponse:
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            raise web.HTTPUnauthorized
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        stream = FakeStream(socket)
+        self._streams.put_nowait(stream)
+        await stream.read()
+        return socket
+
+    async def accept(self) -> tuple[FakeStream, Hello]:
+        """The next stream, welcomed."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            stream = await self._streams.get()
+        hello = await stream.next()
+        assert isinstance(hello, Hello)
+        await stream.send(self.first or self.welcome)
+        return stream, hello
+
+    async def drop(self, stream: FakeStream) -> None:
+        await stream.socket.close(code=WSCloseCode.GOING_AWAY)
+
+
+@pytest.fixture(scope="session")
+def fakes() -> SimpleNamespace:
+    """The classes above, and what tests make of them."""
+
+    @asynccontextmanager
+    async def manager():
+        fake = FakeManager()
+        server = TestServer(fake.app)
+        await server.start_server()
+        fake.address = f"{server.host}:{server.port}"
+        yield fake
+        await server.close()
+
+    def hello(reserved: bool = False) -> Hello:
+        return Hello(
+            instance="i",
+            reserved=reserved,
+            slots=4,
+            slot_tokens=64,
+            price_per_hour=1.0,
+            zone="",
+            host="h",
+            pid=1,
+            device="none",
+            fingerprint="f",
+        )
+
+    def request(i: int, *, tokens: int, version: int = 1, done: int = 0) -> GenerateRequest:
+        return GenerateRequest(
+            request_id=i,
+            step=0,
+            prompt=0,
+            sample=i,
+            version=version,
+            seed=0,
+            prompt_tokens=messages.pack_tokens([1, 2]),
+            response_tokens=messages.pack_tokens([expected_token(i, at) for at in range(done)]),
+            sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=tokens, stop_ids=()),
+        )
+
+    def manifest(version: int) -> messages.Manifest:
+        return messages.Manifest(
+            version=version, directory="", params_digest=f"d{version}", files=(), leaves=()
+        )
+
+    return SimpleNamespace(
+        Engine=FakeEngine,
+        manager=manager,
+        hello=hello,
+        request=request,
+        manifest=manifest,
+        expected_token=expected_token,
+        expected_logprob=expected_logprob,
+    )

@@ -1,0 +1,85 @@
+"""What a server says when it cannot serve, and what it imports."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+from aiohttp import web
+
+from rlboost_jax.rollout import server
+
+
+@pytest.fixture
+def token_file(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("secret\n")
+    return path
+
+
+def run(fakes, token_file, capsys, config, *options, address=None) -> str:
+    """The only line of standard error of a server that gave up."""
+
+    async def scenario():
+        async with fakes.manager() as manager:
+            manager.config = config
+            arguments = [f"--manager={address or manager.address}", f"--token_file={token_file}"]
+            return await asyncio.to_thread(server.main, [*arguments, *options])
+
+    assert asyncio.run(scenario()) == server.CANNOT_SERVE
+    *_, line = capsys.readouterr().err.splitlines()
+    return line
+
+
+def unknown_key():
+    return web.json_response({"run_id": "r", "lerner": {}})
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "cannot read the token file"), ("", "holds no token"), ("\xff", "not plain text")],
+)
+def test_a_token_file_of_no_use(fakes, tmp_path, capsys, content, reason):
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content, encoding="latin-1")
+    line = run(fakes, path, capsys, unknown_key)
+    assert reason in line and str(path) in line and "<workdir>/token" in line
+
+
+def test_a_wrong_token(fakes, token_file, capsys):
+    token_file.write_text("guess")
+    line = run(fakes, token_file, capsys, unknown_key)
+    assert "wrong token" in line and "guess" not in line
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (unknown_key, "lerner does not exist; did you mean learner?"),
+        (lambda: web.Response(text="<html>"), "/config is not JSON"),
+        (lambda: web.json_response([1]), "/config is not a configuration"),
+        (lambda: web.Response(status=404), "HTTP 404"),
+    ],
+)
+def test_a_configuration_of_no_use(fakes, token_file, capsys, config, reason):
+    assert reason in run(fakes, token_file, capsys, config)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1:x", "nowhere.invalid:1"])
+def test_no_manager_there(fakes, token_file, capsys, address):
+    options = ["--patience_seconds=0"]
+    line = run(fakes, token_file, capsys, unknown_key, *options, address=address)
+    assert address in line and ("manager.json" in line or "HOST:PORT" in line)
+
+
+def test_imports_are_kept_small():
+    """Nothing heavy beyond what Flax itself brings along."""
+    program = (
+        "import sys, flax.nnx; before = set(sys.modules);"
+        "from rlboost_jax.rollout import server;"
+        "print({n.split('.')[0] for n in set(sys.modules) - before}"
+        " & {'orbax', 'grain', 'optax', 'plotly', 'tensorboardX', 'rich', 'torch'})"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout.strip() == "set()", ran.stderr

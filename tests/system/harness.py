@@ -1,0 +1,141 @@
+"""Start real runs as a user does, watch their files, and end them."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+TINY = REPOSITORY / "configs" / "tiny.py"
+PATIENCE_SECONDS = 240  # after which a run that does not get there is a failure
+
+
+class Run:
+    """One trainer process in a workdir, with whatever it starts."""
+
+    def __init__(self, workdir: Path, *overrides: str, config: Path = TINY):
+        self.workdir = workdir
+        self.command = [
+            *(sys.executable, "-m", "rlboost_jax.main"),
+            *(f"--config={config}", f"--workdir={workdir}"),
+            *(f"--config.{override}" for override in overrides),
+        ]
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> "Run":
+        self.process = subprocess.Popen(
+            self.command,
+            cwd=REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return self
+
+    def finish(self) -> str:
+        """Wait for a good end; returns what was printed."""
+        output = self.end()
+        assert self.process is not None
+        assert self.process.returncode == 0, output[-4000:]
+        return output
+
+    def end(self) -> str:
+        assert self.process is not None
+        try:
+            output, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            output, _ = self.process.communicate()
+            raise AssertionError(f"not over in {PATIENCE_SECONDS} s:\n{output[-4000:]}") from None
+        return output
+
+    def run(self) -> "Run":
+        self.start().finish()
+        return self
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.communicate()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return rows(self.workdir / "metrics.jsonl")
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        found = rows(self.workdir / "events.jsonl")
+        return [row for row in found if kind in (None, row["kind"])]
+
+    def digests(self) -> list[tuple[int, str, str]]:
+        return [
+            (row["step"], row["trajectories_digest"], row["params_digest"])
+            for row in self.metrics()
+        ]
+
+    def manager(self) -> dict[str, Any]:
+        """The record of the living manager."""
+        path = self.workdir / "manager.json"
+        self.wait_until(path.exists, "a manager")
+        return json.loads(path.read_text())
+
+    def servers(self) -> dict[str, int]:
+        """Process ids of the rollout servers that work for this run now, by name."""
+        token = str(self.workdir / "token")
+        found = {}
+        for process in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, StopIteration):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                command = [word.decode(errors="replace") for word in words]
+                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+                if f"--token_file={token}" in command and state not in "ZX":
+                    name = next(w for w in command if w.startswith("--name=")).split("=")[1]
+                    found[name] = int(process.name)
+        return found
+
+    def wait_until(self, settled: Callable[[], Any], what: str) -> Any:
+        """The first true value of `settled`, looked at while the run lives."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            value = settled()
+            if value:
+                return value
+            if self.process is not None and self.process.poll() is not None:
+                output = self.process.stdout.read() if self.process.stdout else ""
+                raise AssertionError(f"the run ended before {what}:\n{output[-4000:]}")
+            time.sleep(0.02)
+        raise AssertionError(f"no {what} in {PATIENCE_SECONDS} s")
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Objects of a JSON-lines file; a last line in the making is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+@contextlib.contextmanager
+def running(workdir: Path, *overrides: str, config: Path = TINY) -> Iterator[Run]:
+    """A run that is gone afterwards, with its manager, however the test ends."""
+    run = Run(workdir, *overrides, config=config).start()
+    try:
+        yield run
+    finally:
+        assert run.process is not None
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.communicate()
+        record = workdir / "manager.json"
+        if record.exists():
+            pid = json.loads(record.read_text())["pid"]
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        for pid in run.servers().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

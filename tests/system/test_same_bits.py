@@ -1,0 +1,79 @@
+"""The promise: preemptions change the bill, not the model."""
+
+import pytest
+
+from tests.system.harness import Run, running
+
+pytestmark = pytest.mark.system
+
+SEED = "seed=11"
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    return Run(tmp_path_factory.mktemp("calm") / "run", SEED).run()
+
+
+def assert_accounts_hold(run: Run) -> None:
+    for row in run.metrics():
+        assert row["tokens_generated"] == row["tokens_delivered"] + row["tokens_lost"], row
+        assert (
+            row["tokens_reserved"] + row["tokens_preemptible"]
+            == row["tokens_generated"] - (row["tokens_lost"])
+        )
+
+
+def test_a_calm_run_is_complete(calm):
+    rows = calm.metrics()
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+    assert [row["version"] for row in rows] == list(range(len(rows)))
+    assert_accounts_hold(calm)
+    for name in ("config.json", "events.jsonl", "report.html", "summary.json"):
+        assert (calm.workdir / name).stat().st_size > 0
+    assert not (calm.workdir / "manager.json").exists()
+    assert not calm.servers()
+
+
+def test_engine_and_learner_agree_to_rounding(calm):
+    # Both run the same layers on the same float32 weights; what differs is the order in
+    # which attention sums are taken (pages of a pool there, a dense row here).
+    assert all(row["max_logprob_gap"] <= 1e-5 for row in calm.metrics())
+
+
+def test_killed_and_joining_servers_change_no_bit(calm, tmp_path):
+    chaos = Run(tmp_path / "run", SEED, "fleet.chaos.enabled=True").run()
+    assert chaos.events("lost"), "chaos killed nobody, so nothing was shown"
+    assert chaos.digests() == calm.digests()
+    assert_accounts_hold(chaos)
+
+
+def test_no_server_at_all_changes_no_bit(calm, tmp_path):
+    alone = Run(tmp_path / "run", SEED, "fleet.max_instances=0").run()
+    assert not [e for e in alone.events("joined") if "reserved" not in e["instance"]]
+    assert alone.digests() == calm.digests()
+    assert all(row["tokens_preemptible"] == 0 for row in alone.metrics())
+
+
+def test_a_killed_trainer_goes_on_in_the_same_step(calm, tmp_path):
+    with running(tmp_path / "run", SEED) as run:
+
+        def in_the_middle_of_a_step():
+            done = len(run.metrics())
+            return done >= 1 and [e for e in run.events() if e["step"] > done - 1]
+
+        run.wait_until(in_the_middle_of_a_step, "the middle of a step")
+        before = run.manager()["pid"]
+        run.kill()
+        run.start()
+        run.wait_until(lambda: run.events("resumed"), "the run going on")
+        assert run.manager()["pid"] == before, "the manager and its fleet were found again"
+        run.finish()
+        assert run.digests() == calm.digests()
+        assert_accounts_hold(run)
+
+
+def test_another_seed_gives_other_bits(calm, tmp_path):
+    other = Run(tmp_path / "run", "seed=12", "num_steps=1", "fleet.max_instances=0").run()
+    step, trajectories, params = other.digests()[0]
+    assert (step, trajectories) != calm.digests()[0][:2]
+    assert params != calm.digests()[0][2]

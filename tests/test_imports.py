@@ -1,0 +1,174 @@
+"""Imports point one way, and who promises to run without JAX does."""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "rlboost_jax"
+
+# A module may import from its own layer and from those below. Top-level modules that are not
+# named here, and every `__main__`, are entry points.
+LAYERS = (
+    {"config", "messages", "pytree", "compile_cache", "workdir"},
+    {"data", "models", "algorithms", "observe"},
+    {"engine", "weights", "manager"},
+    {"learner", "rollout", "simulator", "fleet"},
+)
+ENTRY = len(LAYERS)
+
+HEAVY_FOR_SERVERS = {"orbax", "grain", "optax", "plotly", "tensorboardX"}
+
+
+def modules() -> dict[str, Path]:
+    names = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+MODULES = modules()
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Everything that a file imports anywhere in it, as dotted names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write the whole name"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports(name: str) -> set[str]:
+    """Modules of ours that a module imports, its enclosing packages included."""
+    found = {target for target in imported(MODULES[name]) if target in MODULES}
+    return {
+        ".".join(parts[:end])
+        for parts in (target.split(".") for target in found)
+        for end in range(1, len(parts) + 1)
+    }
+
+
+def foreign_imports(name: str) -> set[str]:
+    """Top-level names of other distributions and the standard library."""
+    return {target.partition(".")[0] for target in imported(MODULES[name])} - {"rlboost_jax"}
+
+
+def reachable(start: str) -> set[str]:
+    """A module and all of ours that importing it imports in turn."""
+    seen, ahead = set(), [start]
+    while ahead:
+        name = ahead.pop()
+        if name not in seen:
+            seen.add(name)
+            ahead.extend(own_imports(name))
+    return seen
+
+
+def unit(name: str) -> str:
+    """The package or top-level module that a module belongs to; "" for the package itself."""
+    return name.split(".")[1] if "." in name else ""
+
+
+def layer(name: str) -> int:
+    if name.endswith(".__main__"):
+        return ENTRY
+    return next((i for i, units in enumerate(LAYERS) if unit(name) in units), ENTRY)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_one_way(name: str) -> None:
+    for target in own_imports(name) - {"rlboost_jax"}:
+        assert layer(target) <= layer(name), f"{name} reaches up to {target}"
+
+
+WITHOUT_JAX = [
+    name
+    for name in MODULES
+    if unit(name) in ("manager", "fleet", "simulator", "config", "messages")
+    and name != "rlboost_jax.fleet.zygote"  # it imports JAX so that its children need not
+]
+
+
+@pytest.mark.parametrize("name", WITHOUT_JAX)
+def test_needs_no_jax(name: str) -> None:
+    """Neither by itself nor through ours."""
+    for module in reachable(name):
+        heavy = foreign_imports(module) & {"jax", "jaxlib", "flax", "optax", "orbax", "grain"}
+        assert not heavy, f"{name} reaches {heavy} through {module}"
+
+
+@pytest.mark.parametrize("name", [n for n in MODULES if unit(n) == "rollout"])
+def test_a_server_imports_little(name: str) -> None:
+    """Each of these costs a joiner half a second or more."""
+    for module in reachable(name):
+        heavy = foreign_imports(module) & HEAVY_FOR_SERVERS
+        assert not heavy, f"{name} reaches {heavy} through {module}"
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("rlboost_jax.manager.__main__", {"jax", "flax", "grain", "orbax"}),
+        # flax imports optax by itself
+        ("rlboost_jax.rollout.__main__", HEAVY_FOR_SERVERS - {"optax"} | {"torch", "transformers"}),
+    ],
+)
+def test_what_a_process_has_really_imported(module: str, absent: set[str]) -> None:
+    """The same in a living process, libraries' own imports included."""
+    if module not in MODULES:
+        pytest.skip(f"{module} does not exist")
+    source = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert not absent & set(done.stdout.split())
+
+
+def test_kernels_know_nothing_of_us() -> None:
+    allowed = {"jax", "jaxlib", "numpy", "rlboost_kernels"} | set(sys.stdlib_module_names)
+    for path in sorted((ROOT / "kernels" / "rlboost_kernels").rglob("*.py")):
+        names = {target.partition(".")[0] for target in imported(path)}
+        assert names <= allowed, f"{path}: {names - allowed}"
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    """What we import by name is a requirement by name, not only another's requirement."""
+    distributions = importlib.metadata.packages_distributions()
+    declared = {
+        re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-")
+        for requirement in _dependencies()
+    }
+    for name in MODULES:
+        for module in foreign_imports(name) - set(sys.stdlib_module_names) - {"configs"}:
+            owners = {d.lower().replace("_", "-") for d in distributions.get(module, [module])}
+            owners |= {"rlboost-kernels"} if module == "rlboost_kernels" else set()
+            owners |= {"jax"} if module == "jaxlib" else set()  # jax names its exact version
+            assert owners & declared, f"{name} imports {module}, no dependency of ours"
+
+
+@pytest.mark.parametrize("name", [n for n, path in MODULES.items() if path.name == "__init__.py"])
+def test_packages_import_nothing_by_themselves(name: str) -> None:
+    assert not list(imported(MODULES[name]))
+
+
+def test_every_package_is_in_a_layer() -> None:
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert packages <= set().union(*LAYERS)
+
+
+def _dependencies() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return list(project["dependencies"])

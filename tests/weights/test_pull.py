@@ -1,0 +1,313 @@
+import asyncio
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import numpy as np
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from rlboost_jax.messages import FileEntry, Manifest
+from rlboost_jax.weights import download, serve
+from rlboost_jax.weights.pull import Http, Puller, WeightsError, fetch, read_params
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(download, "FIRST_BACKOFF_SECONDS", 0.0)
+
+
+@asynccontextmanager
+async def served(manifest: Manifest, *middlewares, token: str = "secret"):
+    """What a manager serves of one snapshot, as (Http, requests seen)."""
+    seen: list[tuple[str, str]] = []
+
+    @web.middleware
+    async def note(request, handler):
+        seen.append((request.path, request.headers.get("Range", "")))
+        if request.headers.get("Authorization") != f"Bearer {token}":
+            raise web.HTTPUnauthorized
+        return await handler(request)
+
+    app = web.Application(middlewares=[note, *middlewares])
+    serve.add_routes(app, {manifest.version: manifest}.get)
+    server = TestServer(app)
+    await server.start_server()
+    yield Http(f"http://{server.host}:{server.port}", "secret"), seen
+    await server.close()
+
+
+def remote(manifest: Manifest) -> Manifest:
+    """The same manifest as seen from a host without the learner's disk."""
+    return msgspec.structs.replace(manifest, directory="/nowhere")
+
+
+def assert_same(found, params):
+    np.testing.assert_array_equal(found["embed"]["table"], params["embed"]["table"])
+    kernel = params["layers"]["attention"]["query"]["kernel"]
+    np.testing.assert_array_equal(found["layers"]["attention"]["query"]["kernel"], kernel)
+    assert not found["layers"]["norm"]["scale"].any()
+
+
+def pull_directory(manifest):
+    return asyncio.run(Puller(source="directory", http=None).pull(manifest))
+
+
+def pull_http(manifest, *middlewares, source="http"):
+    async def scenario():
+        async with served(manifest, *middlewares) as (http, seen):
+            puller = Puller(source=source, http=http)
+            return await puller.pull(remote(manifest)), seen
+
+    return asyncio.run(scenario())
+
+
+def test_from_the_directory(manifest, params):
+    pulled = pull_directory(manifest)
+    assert_same(pulled.params, params)
+    assert pulled.fetched_bytes == sum(entry.size for entry in manifest.files)
+
+
+def test_over_http(manifest, params):
+    pulled, seen = pull_http(manifest)
+    assert_same(pulled.params, params)
+    assert len(seen) == len(manifest.files)
+
+
+def test_auto_goes_where_the_snapshot_can_be_had(manifest, params):
+    assert_same(asyncio.run(Puller(source="auto", http=None).pull(manifest)).params, params)
+    pulled, seen = pull_http(manifest, source="auto")
+    assert_same(pulled.params, params)
+    assert seen
+
+
+def test_auto_falls_over_to_http(manifest, params, tmp_path):
+    """The directory is visible and one of its files is not what it should be."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for entry in manifest.files:
+        (copy / entry.path).parent.mkdir(exist_ok=True)
+        (copy / entry.path).write_bytes((Path(manifest.directory) / entry.path).read_bytes())
+    (copy / manifest.files[1].path).write_bytes(b"")
+
+    async def scenario():
+        async with served(manifest) as (http, _):
+            seen_here = msgspec.structs.replace(manifest, directory=str(copy))
+            return await Puller(source="auto", http=http).pull(seen_here)
+
+    assert_same(asyncio.run(scenario()).params, params)
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("pull", [pull_directory, lambda m: pull_http(m)[0]], ids=["disk", "http"])
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        pytest.param(flip, "SHA-256 .*manifest says", id="bit"),
+        pytest.param(
+            lambda path: path.write_bytes(path.read_bytes()[:-1]),
+            "1023 bytes, its manifest says 1024",
+            id="short",
+        ),
+        pytest.param(
+            lambda path: path.write_bytes(path.read_bytes() + b"x"),
+            "more than the 1024 bytes of its manifest",
+            id="long",
+        ),
+        pytest.param(lambda path: path.unlink(), "No such file|HTTP 404", id="missing"),
+    ],
+)
+def test_damage_is_refused_and_recovered_from(manifest, params, pull, damage, reason):
+    file = Path(manifest.directory) / "layers.attention.query.kernel/0.0.0"
+    whole = file.read_bytes()
+    assert len(whole) == 1024
+    damage(file)
+    with pytest.raises(
+        WeightsError, match=rf"layers\.attention\.query\.kernel/0\.0\.0.*({reason})"
+    ):
+        pull(manifest)
+    file.write_bytes(whole)
+    assert_same(pull(manifest).params, params)
+
+
+def broken_after(num_bytes: int, times: int, sent: list[int]):
+    """The first `times` answers to each request for a file break off after `num_bytes`."""
+    left: dict[str, int] = {}
+
+    @web.middleware
+    async def middleware(request, handler):
+        answer = await handler(request)
+        file = Path(answer._path)
+        data = file.read_bytes()
+        start = int((request.headers.get("Range") or "bytes=0-").removeprefix("bytes=")[:-1])
+        part = data[start:]
+        response = web.StreamResponse(status=206 if start else 200)
+        response.content_length = len(part)
+        await response.prepare(request)
+        left.setdefault(request.path, times)
+        if left[request.path]:
+            left[request.path] -= 1
+            part = part[:num_bytes]
+            await response.write(part)
+            sent.append(len(part))
+            request.transport.close()  # in the middle of the body
+            return response
+        await response.write(part)
+        sent.append(len(part))
+        return response
+
+    return middleware
+
+
+def test_a_broken_download_is_taken_up_where_it_broke(manifest, params):
+    sent: list[int] = []
+    pulled, seen = pull_http(manifest, broken_after(50, 2, sent))
+    assert_same(pulled.params, params)
+    # Every byte of every file once, and no file from its beginning twice.
+    assert sum(sent) == pulled.fetched_bytes
+    resumed = {r for path, r in seen if path.endswith("query.kernel/0.0.0")}
+    assert resumed == {"", "bytes=50-", "bytes=100-"}
+
+
+def test_a_server_that_comes_back_is_waited_for(manifest, params):
+    failures = iter([True, True])
+
+    @web.middleware
+    async def starting(request, handler):
+        if next(failures, False):
+            raise web.HTTPServiceUnavailable
+        return await handler(request)
+
+    pulled, _ = pull_http(manifest, starting)
+    assert_same(pulled.params, params)
+
+
+def test_gives_up_after_so_many_attempts(manifest):
+    with pytest.raises(WeightsError, match=f"given up after {download.ATTEMPTS} attempts with"):
+        pull_http(manifest, broken_after(1, 10**6, []))
+
+
+def test_a_server_that_ignores_ranges_is_read_from_the_beginning(manifest, params):
+    sent: list[int] = []
+
+    @web.middleware
+    async def deaf(request, handler):
+        headers = {k: v for k, v in request.headers.items() if k != "Range"}
+        return await handler(request.clone(headers=headers))
+
+    pulled, _ = pull_http(manifest, deaf, broken_after(50, 1, sent))
+    assert_same(pulled.params, params)
+    assert sum(sent) > pulled.fetched_bytes
+
+
+def test_a_wrong_token_is_told_at_once(manifest):
+    async def scenario():
+        async with served(manifest, token="another") as (http, seen):
+            with pytest.raises(WeightsError, match="HTTP 401"):
+                await Puller(source="http", http=http).pull(remote(manifest))
+            assert len(seen) <= len(manifest.files)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "a//b", "a/./b", "a/../../b", "", "a\\b", "a\nb", "a/", "\0"]
+)
+def test_a_name_that_leads_elsewhere_is_refused(manifest, tmp_path, name):
+    entry = FileEntry(path=name, size=0, sha256="")
+    bad = msgspec.structs.replace(manifest, files=(*manifest.files, entry))
+    spool = tmp_path / "a/b/spool"
+    spool.mkdir(parents=True)
+    with pytest.raises(WeightsError, match="unsafe file name"):
+        asyncio.run(fetch(bad, source="directory", http=None, spool=spool))
+    assert not any(spool.iterdir())
+
+
+def test_a_leaf_name_that_leads_elsewhere_is_refused(manifest, tmp_path):
+    leaf = msgspec.structs.replace(manifest.leaves[0], name="../embed")
+    bad = msgspec.structs.replace(manifest, leaves=(leaf,))
+    with pytest.raises(WeightsError, match="unsafe leaf name"):
+        asyncio.run(fetch(bad, source="directory", http=None, spool=tmp_path))
+
+
+def test_a_name_that_occurs_twice_is_refused(manifest, tmp_path):
+    bad = msgspec.structs.replace(manifest, files=(*manifest.files, manifest.files[0]))
+    with pytest.raises(WeightsError, match="twice"):
+        asyncio.run(fetch(bad, source="directory", http=None, spool=tmp_path))
+
+
+@pytest.mark.parametrize("change", [{"shape": (8, 40)}, {"dtype": "bfloat16"}])
+def test_a_leaf_unlike_its_manifest_is_refused(manifest, change):
+    leaf = msgspec.structs.replace(manifest.leaves[0], **change)
+    bad = msgspec.structs.replace(manifest, leaves=(leaf, *manifest.leaves[1:]))
+    with pytest.raises(WeightsError, match=r"leaf embed\.table: float32\[40, 8\] on disk"):
+        read_params(Path(manifest.directory), bad)
+
+
+def test_a_leaf_whose_file_no_manifest_names_is_not_read_as_zeros(manifest):
+    files = tuple(e for e in manifest.files if e.path != "embed.table/0.0")
+    with pytest.raises(WeightsError, match=r"leaf embed\.table"):
+        pull_directory(msgspec.structs.replace(manifest, files=files))
+
+
+def test_the_spool_is_gone_afterwards_and_so_are_those_of_the_dead(manifest, tmp_path):
+    spools = tmp_path / "spools"
+    left = spools / "rlboost-spool-of-the-dead"
+    left.mkdir(parents=True)
+    asyncio.run(Puller(source="directory", http=None, folder=spools).pull(manifest))
+    assert not any(spools.iterdir())
+
+
+def test_no_room_is_told_as_a_failure_of_the_version(manifest, tmp_path):
+    puller = Puller(source="directory", http=None, folder=tmp_path / "not there")
+    with pytest.raises(WeightsError, match="version 3"):
+        asyncio.run(puller.pull(manifest))
+
+
+def test_only_files_of_a_known_manifest_are_served(manifest):
+    secret = Path(manifest.directory) / "secret"
+    secret.write_text("not in the manifest")
+
+    async def statuses(*paths):
+        async with served(manifest) as (http, _):
+            headers = {"Authorization": "Bearer secret"}
+            async with aiohttp.ClientSession(http.base_url, headers=headers) as session:
+                answers = [await session.get(path) for path in paths]
+                return [answer.status for answer in answers]
+
+    found = asyncio.run(
+        statuses(
+            "/weights/3/embed.table/.zarray",
+            "/weights/3/secret",
+            "/weights/3/..%2f..%2fetc/passwd",
+            "/weights/3/embed.table",
+            "/weights/4/embed.table/.zarray",
+            "/weights/x/embed.table/.zarray",
+        )
+    )
+    assert found == [200, 404, 404, 404, 404, 404]
+
+
+def test_reading_needs_neither_orbax_nor_jax(manifest, tmp_path):
+    (tmp_path / "manifest").write_bytes(msgspec.msgpack.encode(manifest))
+    program = f"""
+import asyncio, sys, msgspec
+from rlboost_jax.messages import Manifest
+from rlboost_jax.weights.pull import Puller
+manifest = msgspec.msgpack.decode(open({str(tmp_path / "manifest")!r}, "rb").read(), type=Manifest)
+print(asyncio.run(Puller(source="auto", http=None).pull(manifest)).params["embed"]["table"].sum())
+print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"orbax", "jax", "flax", "grain"}}))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stdout.splitlines()[1] == "[]"
