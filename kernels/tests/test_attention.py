@@ -14,12 +14,13 @@ from rlboost_kernels.problems import CHECKED, Arguments, Problem, random_argumen
 
 pytestmark = pytest.mark.parametrize("implementation", available_implementations())
 
-OPTIONS = (
-    {},
-    {"sliding_window": 1},
-    {"sliding_window": 20},
-    {"soft_cap": 2.0},
-    {"sm_scale": 0.5, "sliding_window": 37, "soft_cap": 3.0},
+ALL_OPTIONS = {"sm_scale": 0.5, "sliding_window": 37, "soft_cap": 3.0}
+CASES = (
+    *((problem, {}) for problem in CHECKED),
+    *((problem, ALL_OPTIONS) for problem in CHECKED),
+    (CHECKED[1], {"sliding_window": 1}),
+    (CHECKED[1], {"sliding_window": 20}),
+    (CHECKED[1], {"soft_cap": 2.0}),
 )
 
 
@@ -46,8 +47,9 @@ def attention_by_hand(arguments, *, sm_scale=None, sliding_window=None, soft_cap
     return out
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("problem", CHECKED, ids=lambda problem: problem.name)
+@pytest.mark.parametrize(
+    ("problem", "options"), CASES, ids=lambda case: getattr(case, "name", str(case))
+)
 def test_matches_float64_loops(problem, options, implementation):
     arguments = random_arguments(problem)
     out = ragged_paged_attention(*arguments, **options, implementation=implementation)
@@ -92,7 +94,7 @@ def problems(draw) -> Problem:
     )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(problem=problems(), window=st.none() | st.integers(1, 40))
 def test_matches_float64_loops_for_any_shape(implementation, problem, window):
     arguments = random_arguments(problem)

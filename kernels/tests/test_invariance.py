@@ -111,15 +111,21 @@ def alone():
     return bits
 
 
-@pytest.mark.parametrize("num_rows", [64, 80, 128, 256])
-@pytest.mark.parametrize("name", WORLDS)
-@pytest.mark.parametrize("implementation", available_implementations())
+CASES = (
+    *(("xla", "small", num_rows) for num_rows in (64, 80, 128, 256)),
+    *(("xla", name, num_rows) for name in list(WORLDS)[1:] for num_rows in (64, 256)),
+    *(("reference", "small", num_rows) for num_rows in (64, 80, 128, 256)),
+    ("reference", "groups of 7", 64),
+)
+
+
+@pytest.mark.parametrize(("implementation", "name", "num_rows"), CASES)
 def test_slots_companions_pages_chunks_and_row_counts_cannot_show(
     implementation, name, num_rows, alone
 ):
     rng = np.random.default_rng(num_rows)
     expected = alone(name, implementation)
-    for _ in range(8):
+    for _ in range(5):
         chunks = random_chunks(num_rows, rng)
         for row, bits in run(WORLDS[name], chunks, num_rows, rng, implementation).items():
             assert bits == expected[row], f"row {row} of {chunks}"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rlboost_kernels import kv_pages_shape, update_kv_pages
+from rlboost_kernels import kv_pages_shape, ragged_paged_attention, update_kv_pages
+from rlboost_kernels.problems import Problem, random_arguments
 
 SHAPE = kv_pages_shape(num_pages=5, page_size=4, num_key_heads=2, head_dim=8)
 OLD_JAX = tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11)
@@ -64,6 +65,36 @@ def test_a_donated_pool_is_written_in_place(dtype):
     out = update(pool, k, v, slots)
     assert out.unsafe_buffer_pointer() == address
     assert held.is_deleted()
+
+
+@pytest.mark.parametrize("num_steps", [1, 8])
+def test_a_loop_that_writes_and_attends_copies_no_pool(num_steps):
+    """As a decode program does: the pool is carried through the steps and donated."""
+    problem = Problem(
+        name="decode",
+        q_lens=(1,) * 64,
+        kv_lens=(100,) * 64,
+        num_query_heads=4,
+        num_key_heads=4,
+        head_dim=64,
+        pages_per_sequence=16,
+    )
+    arguments = random_arguments(problem)
+
+    def decode(kv_pages, q, kv_lens, page_indices, cu_q_lens, num_seqs):
+        def step(i, carry):
+            kv_pages, q = carry
+            position = kv_lens + i
+            page = jnp.take_along_axis(page_indices, position[:, None] // 16, axis=1)[:, 0]
+            kv_pages = update_kv_pages(kv_pages, q, q, page * 16 + position % 16)
+            metadata = (position + 1, page_indices, cu_q_lens, num_seqs)
+            return kv_pages, ragged_paged_attention(q, kv_pages, *metadata)
+
+        return jax.lax.fori_loop(0, num_steps, step, (kv_pages, q))
+
+    q, kv_pages, *metadata = arguments
+    compiled = jax.jit(decode, donate_argnums=0).lower(kv_pages, q, *metadata).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < kv_pages.nbytes / 3
 
 
 def test_without_donation_the_old_pool_stays_as_it_was():

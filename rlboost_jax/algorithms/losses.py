@@ -43,11 +43,10 @@ def clipped_policy_loss(
     Source: Schulman et al. 2017, arXiv:1707.06347, equation 7; separate bounds from Yu et
     al. 2025, arXiv:2503.14476, section 3.1.
     """
-    counted = weights > 0
-    ratio = jnp.exp(jnp.where(counted, logprobs - behaviour_logprobs, 0.0))
+    ratio = jnp.exp(jnp.where(weights > 0, logprobs - behaviour_logprobs, 0.0))
     clipped_ratio = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     surrogate = jnp.minimum(ratio * advantages, clipped_ratio * advantages)
-    stopped = counted & (clipped_ratio * advantages < ratio * advantages)
+    stopped = clipped_ratio * advantages < ratio * advantages
     return -(surrogate * weights).sum(), stopped.sum().astype(jnp.float32)
 
 

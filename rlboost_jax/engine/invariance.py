@@ -96,7 +96,9 @@ class _Probe:
             length = self._random.integers(1, self._known + 1)
             tokens = self._random.integers(0, self.programs.model.vocab_size, length)
             crowd.append(self._rollout(sample, tokens))
-        order = self._random.permutation(len(crowd)) if shuffle else np.arange(len(crowd))
+        order = list(range(len(crowd)))
+        if shuffle:
+            self._random.shuffle(order)
         outputs: dict[int, list[NDArray[np.int32]]] = {i: [] for i in range(len(crowd))}
 
         num_pages = self.programs.layout.num_pages
@@ -121,7 +123,7 @@ class _Probe:
     def _prefill(
         self,
         crowd: list[Rollout],
-        order: NDArray[np.int64],
+        order: list[int],
         outputs: dict[int, list[NDArray[np.int32]]],
         *,
         random_chunks: bool,
@@ -130,20 +132,22 @@ class _Probe:
             rows, chosen, chunks = self.programs.layout.token_rows, [], []
             for i in unfinished:
                 left = crowd[i].prompt_length - crowd[i].computed
-                count = min(rows, self._random.integers(1, left + 1) if random_chunks else left)
+                count = min(
+                    rows, int(self._random.integers(1, left + 1)) if random_chunks else left
+                )
                 if count == 0:
                     break
                 chunks.append(crowd[i].chunk(crowd[i].computed, count, int(count == left)))
                 chosen.append(i)
                 crowd[i].computed += count
                 rows -= count
-            self._mixed(chunks, crowd, np.array(chosen), outputs)
+            self._mixed(chunks, crowd, chosen, outputs)
 
     def _mixed(
         self,
         chunks: list[metadata.Chunk],
         crowd: list[Rollout],
-        order: NDArray[np.int64],
+        order: list[int],
         outputs: dict[int, list[NDArray[np.int32]]],
     ) -> None:
         packed = metadata.pack_mixed(self.programs.layout, chunks)
@@ -154,7 +158,7 @@ class _Probe:
         self,
         result: NDArray[np.int32],
         crowd: list[Rollout],
-        order: NDArray[np.int64],
+        order: list[int],
         outputs: dict[int, list[NDArray[np.int32]]],
     ) -> None:
         for row, i in enumerate(order):

@@ -1,6 +1,6 @@
 """The engine's copy of the parameters: flat, unstacked, on one device, in one dtype."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ class EngineParameters:
 
         Args:
             abstract: tree of shapes, layers stacked, that every `load` must match.
-            dtype: of floating-point leaves on the device.
+            dtype: of the leaves on the device.
         """
         self._shapes = {name: leaf.shape for name, leaf in flatten_params(abstract).items()}
         self._device, self._dtype = device, jnp.dtype(dtype)
@@ -63,9 +63,6 @@ class EngineParameters:
         return unflatten_params({name: make(name, shape) for name, shape in self._shapes.items()})
 
     def _put(self, params: Params) -> tuple[Array, ...]:
-        leaves: Sequence[np.ndarray] = jax.tree.leaves(unstack_layers(params))
-        cast = [
-            np.asarray(leaf, self._dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-            for leaf in leaves
-        ]
-        return tuple(jax.device_put(leaf, self._device, may_alias=False) for leaf in cast)
+        """Copies first: on CPU a device array may be nothing but a view of a host array."""
+        leaves = [np.array(leaf, self._dtype) for leaf in jax.tree.leaves(unstack_layers(params))]
+        return tuple(jax.device_put(leaves, self._device))

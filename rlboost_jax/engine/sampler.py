@@ -11,6 +11,7 @@ needs a number per vocabulary entry, which costs seven times as much at 32k entr
 """
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import jax
@@ -79,18 +80,43 @@ def _likeliest(
     Source: Fan et al. 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2020, arXiv:1904.09751
     (nucleus).
     """
-    T, V = scaled.shape
-    ids = jnp.broadcast_to(jnp.arange(V), (T, V))
-    falling, order = jax.lax.sort((-scaled, ids), num_keys=1, is_stable=True)
-    within_k = ids < jnp.where(top_k > 0, top_k, V)[:, None]
-    weights = jnp.where(within_k, jnp.exp(-falling), 0.0)
-    held = jnp.cumsum(weights, axis=-1)
-    within_p = (held - weights < top_p[:, None] * held[:, -1:]) | (top_p >= 1)[:, None]
-    kept = (within_k & within_p).at[:, 0].set(True)
-    last = jnp.where(kept.all(-1), V, jnp.argmin(kept, axis=-1)) - 1
-    bound = -jnp.take_along_axis(falling, last[:, None], axis=1)
-    bound_id = jnp.take_along_axis(order, last[:, None], axis=1)
-    return (scaled > bound) | ((scaled == bound) & (ids <= bound_id))
+    # No entry is above 0, so the bits of its magnitude rank it: 0 is the likeliest.
+    ranks = jax.lax.bitcast_convert_type(jnp.abs(scaled), jnp.int32)
+    count = jnp.where(top_k > 0, top_k.astype(jnp.float32), jnp.inf)
+    kept = _shortest_head(ranks, jnp.ones_like(scaled), count)
+    weights = jnp.where(kept, jnp.exp(scaled), 0.0)
+    mass = jnp.where(top_p < 1, top_p * weights.sum(axis=-1), jnp.inf)
+    return kept & _shortest_head(ranks, weights, mass)
+
+
+def _shortest_head(
+    ranks: Int[Array, "T V"], weights: Float[Array, "T V"], need: Float[Array, " T"]
+) -> Bool[Array, "T V"]:
+    """The fewest entries, by rank and then by id, whose weights add up to `need`.
+
+    An entry is in if the weights before it fall short. Searched bit by bit, which passes over
+    the vocabulary some fifty times and still takes a tenth of the time of a sort.
+    """
+    ids = jnp.arange(ranks.shape[1], dtype=jnp.int32)[None, :]
+
+    def last_short(num_bits: int, before: Callable[[Array], Array]) -> Int[Array, "T 1"]:
+        """The largest bound for which the weights of the entries `before` it fall short."""
+
+        def refine(i: Array, bound: Array) -> Array:
+            higher = bound | (1 << (num_bits - 1 - i))
+            held = jnp.where(before(higher), weights, 0.0).sum(axis=-1)
+            return jnp.where((held < need)[:, None], higher, bound)
+
+        steps = jnp.where(jnp.isinf(need).all(), 0, num_bits)  # nothing to search for
+        return jax.lax.fori_loop(0, steps, refine, jnp.zeros((len(ranks), 1), jnp.int32))
+
+    rank = last_short(31, lambda bound: ranks < bound)
+    last = last_short(
+        ranks.shape[1].bit_length(),
+        lambda bound: (ranks < rank) | ((ranks == rank) & (ids < bound)),
+    )
+    head = (ranks < rank) | ((ranks == rank) & (ids <= last))
+    return head | jnp.isinf(need)[:, None]
 
 
 def _pass_threshold(

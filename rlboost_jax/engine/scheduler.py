@@ -90,7 +90,7 @@ class Scheduler:
         self._copies = {}
         self._admit()
         for rollout in tuple(self.running):
-            if rollout.ready and self._runs(rollout):
+            if rollout.ready and not self._holds(rollout, rollout.known) and self._runs(rollout):
                 self._reserve(rollout, rollout.known)
         prefill = self._prefill()
         ready = [r for r in self.running if r.ready and self._holds(r, r.known)]
@@ -128,6 +128,8 @@ class Scheduler:
     def _prefill(self) -> list[Work]:
         """Chunks of known tokens, oldest rollout first, in at most T rows."""
         chunks: list[Work] = []
+        if all(rollout.ready for rollout in self.running):
+            return chunks
         rows = self._layout.token_rows
         leading: set[PromptKey] = set()
         for rollout in tuple(self.running):
@@ -186,8 +188,10 @@ class Scheduler:
     def _decode_budget(self, rollout: Rollout) -> int:
         """Steps it may take at once: as many as there are free pages for, at least one."""
         steps = min(self._max_steps, rollout.most_tokens - rollout.known)
+        if self._holds(rollout, rollout.known + steps - 1):
+            return steps
         need = self._pages_for(rollout.known + steps - 1) - len(rollout.pages)
-        rollout.take_pages(self.pool.alloc(max(0, min(need, self.pool.num_free))))
+        rollout.take_pages(self.pool.alloc(min(need, self.pool.num_free)))
         held = len(rollout.pages) * self._layout.page_size
         return min(steps, held - rollout.known + 1)
 
@@ -200,7 +204,8 @@ class Scheduler:
             if self.running[-1] is rollout:
                 return False
             self._evict(self.running.pop())
-        rollout.take_pages(self.pool.alloc(max(0, need)))
+        if need > 0:
+            rollout.take_pages(self.pool.alloc(need))
         return True
 
     def _evict(self, rollout: Rollout) -> None:
@@ -224,7 +229,7 @@ class Scheduler:
         return bool(self.running) and rollout.arrival <= self.running[-1].arrival
 
     def _holds(self, rollout: Rollout, tokens: int) -> bool:
-        return len(rollout.pages) >= self._pages_for(tokens)
+        return len(rollout.pages) * self._layout.page_size >= tokens
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self._layout.page_size)

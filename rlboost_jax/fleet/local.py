@@ -75,6 +75,8 @@ class LocalProvider:
             ServerNotStarted: if it does not come up.
         """
         async with self._opening:
+            if self._closing:
+                raise ServerNotStarted("the run is over")
             if self._reader is not None and not self._reader.done():
                 return
             self._logs.mkdir(parents=True, exist_ok=True)
@@ -109,8 +111,6 @@ class LocalProvider:
             ServerNotStarted: with the reason.
         """
         await self.open()
-        if self._closing:
-            raise ServerNotStarted("the run is over")
         started = asyncio.get_running_loop().create_future()
         self._starting[instance] = started
         try:
@@ -148,6 +148,8 @@ class LocalProvider:
     async def close(self) -> None:
         """Leave nothing running: SIGTERM, then SIGKILL after `LEAVE_SECONDS`."""
         self._closing = True
+        async with self._opening:  # whatever is being prepared is then there to be ended
+            pass
         if self._starting:
             await asyncio.wait(self._starting.values())
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -161,9 +163,11 @@ class LocalProvider:
                         await self._emptied.wait()
         if self._zygote is not None and self._zygote.stdin is not None:
             self._zygote.stdin.close()
+            with contextlib.suppress(ConnectionError):
+                await self._zygote.stdin.wait_closed()
+            if self._reader is not None:
+                await self._reader
             await self._zygote.wait()
-        if self._reader is not None:
-            await self._reader
 
     async def _command(self, **command: Any) -> None:
         assert self._zygote is not None and self._zygote.stdin is not None

@@ -101,14 +101,20 @@ def abstract_state(
 def init_state(
     params: Params, optimizer: optax.GradientTransformation, shardings: TrainState
 ) -> TrainState:
-    """State before the first update. The parameters are moved to their shardings."""
+    """State before the first update, laid out as `shardings`.
+
+    It holds copies: updates reuse the memory of a state, and the caller may go on using
+    `params`, as reference model for one.
+    """
     params = jax.device_put(params, shardings.params)
     return jax.jit(lambda params: _fresh(params, optimizer), out_shardings=shardings)(params)
 
 
 def _fresh(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
     return TrainState(
-        params=params, opt_state=optimizer.init(params), step=jnp.zeros((), jnp.int32)
+        params=jax.tree.map(jnp.copy, params),
+        opt_state=optimizer.init(params),
+        step=jnp.zeros((), jnp.int32),
     )
 
 

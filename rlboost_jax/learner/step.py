@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
@@ -19,7 +20,7 @@ from rlboost_jax.algorithms.losses import (
     selected_logprobs,
 )
 from rlboost_jax.config.records import AlgorithmConfig, LearnerConfig, ModelConfig
-from rlboost_jax.learner.packing import PackedBatch
+from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import (
     TrainState,
     learning_rate_schedule,
@@ -40,8 +41,8 @@ class LearnerStep:
     Attributes:
         gradients: (params, reference params or None, packed batch) → (gradients, sums).
         combine: adds two (gradients, sums); the first is consumed.
-        apply: (state, gradients, divisor) → (state, metrics); state and gradients are
-            consumed. Metrics: `gradient_norm` before clipping, `learning_rate`, `finite`.
+        apply: (state, gradients, divisor) → (state, metrics); the state is consumed.
+            Metrics: `gradient_norm` before clipping, `learning_rate`, `finite`.
         shardings: of a TrainState.
 
     Sums over response tokens: `loss` (weighted, KL term included), `kl`, `entropy`,
@@ -78,8 +79,20 @@ class LearnerStep:
             _apply(self.optimizer, learning_rate_schedule(learner, num_steps)),
             in_shardings=(self.shardings, params, whole),
             out_shardings=(self.shardings, whole),
-            donate_argnums=(0, 1),
+            donate_argnums=0,
         )
+
+    def compile(
+        self, state: TrainState, reference: Params | None, *, rows: int, row_tokens: int
+    ) -> None:
+        """Compile everything before the first step, so that no step is slowed by it.
+
+        `apply` would consume the state: its program goes to the compilation cache only.
+        """
+        batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+        part = self.gradients(state.params, reference, batch)
+        gradients, _ = self.combine(part, self.gradients(state.params, reference, batch))
+        self.apply.lower(state, gradients, np.float32(1)).compile()
 
     def micro_batch(
         self, params: Params, reference: Params | None, batches: Sequence[PackedBatch]
@@ -175,7 +188,7 @@ def _apply(
         state: TrainState, gradients: Params, divisor: Float[Array, ""]
     ) -> tuple[TrainState, dict[str, Array]]:
         gradients = jax.tree.map(lambda leaf: leaf / divisor, gradients)
-        norm = optax.global_norm(gradients)
+        norm = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(gradients)))
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = {

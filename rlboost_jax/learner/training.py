@@ -94,6 +94,13 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             state = _start(run, task, learner, console)
             checkpoints.save(0, state, checkpoint_extra(workdir.run_id, None))
         reference = _reference(run, workdir.path, learner, state)
+        with console.phase("compiling the learner's programs"):
+            learner.compile(
+                state,
+                reference,
+                rows=run.learner.pack_rows,
+                row_tokens=run.learner.row_tokens or run.slot_tokens,
+            )
 
         reserved = ReservedEngine(run, _engine(run, console), thread, on_failure=link.fail)
         stack.callback(reserved.close)

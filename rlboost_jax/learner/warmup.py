@@ -49,7 +49,7 @@ def warm_up(
     """Train both phases; with `warmup.max_updates` of 0 the parameters come back as they are.
 
     Args:
-        params: consumed.
+        params: to begin with; they stay usable.
         report: called with (updates made, moving average of the loss in nats per token).
 
     Returns:

@@ -43,6 +43,8 @@ from rlboost_jax.weights.serve import add_routes
 MISTAKE = 2  # exit code
 SHUTDOWN_SECONDS = 1.0  # for handlers to end
 
+log = logging.getLogger("rlboost_jax.manager")
+
 
 class AlreadyManaged(RuntimeError):
     """Another manager works in the same directory."""
@@ -100,6 +102,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             host, port = runner.addresses[0][:2]
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             with _manager_file(workdir, address, token_file, run_id):
+                log.info("listening on %s", address)
                 market = _open_fleet(driver, run, workdir, address, token_file)
                 code = (await driver.finished).code
                 if market is not None:

@@ -14,7 +14,7 @@ LAST_RETRY_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A server that the market may take away."""
+    """A server that the market may take namelessly: it has joined, and so has something to lose."""
 
     name: str
     ready: bool
@@ -39,6 +39,8 @@ def wanted(*, machines: int, max_instances: int, cap: int | None) -> int:
 
 def victim(candidates: Sequence[Candidate], draw: float) -> str | None:
     """Whom a nameless removal hits: one at work where there is one, else a ready one, else any.
+
+    None where there is nobody: the removal comes to nothing.
 
     Args:
         draw: in [0, 1), chooses among equals in the order given.

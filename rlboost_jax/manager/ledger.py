@@ -131,7 +131,6 @@ class Step:
 
     def wait(self, rollout: Rollout) -> None:
         """Queue a rollout: those with tokens first, as they are nearest to the tail."""
-        rollout.holder, rollout.releasing, rollout.yielded = "", False, False
         heapq.heappush(self._queue, (rollout.num_tokens == 0, rollout.sample, rollout))
         self.num_waiting += 1
 

@@ -150,10 +150,11 @@ class Manager:
         return [
             Candidate(
                 name=name,
-                ready=name in connected and connected[name].state == "ready",
-                held=len(connected[name].held) if name in connected else 0,
+                ready=connected[name].state == "ready",
+                held=len(connected[name].held),
             )
             for name in self.fleet.standing
+            if name in connected
         ]
 
     def _staff(self, now: float) -> None:

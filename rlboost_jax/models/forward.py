@@ -104,11 +104,14 @@ def _attend_rows(
 ) -> Float[Array, "N H D"]:
     """Dense attention within rows of equal length, with float32 scores."""
     (N, H, D), K, (B, T, _) = q.shape, k.shape[1], visible.shape
+    # Scaled before the product and not after it, as in the engine's kernel: large scores then
+    # round alike in both, and the log-probabilities of both agree a few times better.
+    q = (q.astype(jnp.float32) * D**-0.5).astype(q.dtype)
     q_BKGTD = q.reshape(B, T, K, H // K, D).transpose(0, 2, 3, 1, 4)
     k_BKSD = k.reshape(B, T, K, D).transpose(0, 2, 1, 3)
     v_BKSD = v.reshape(B, T, K, D).transpose(0, 2, 1, 3)
     scores = jnp.einsum("bkgtd,bksd->bkgts", q_BKGTD, k_BKSD, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible[:, None, None], scores * D**-0.5, _MASKED)
+    scores = jnp.where(visible[:, None, None], scores, _MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     out_BKGTD = jnp.einsum("bkgts,bksd->bkgtd", weights, v_BKSD)
     return out_BKGTD.transpose(0, 3, 1, 2, 4).reshape(N, H, D)

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-ARRIVALS = ("joined", "resumed", "pulled", "ready")
-ENDS = ("lost", "drained")
+READY = ("ready", "working")  # the reserved engine works without ever announcing itself
+ARRIVALS = ("joined", "pulled", *READY)
+ENDS = ("lost", "drained", "rejected")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ def lives(events: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:
                 reason="",
                 reserved=bool(_detail(event).get("reserved")),
             )
-        if kind == "ready" and life is not None and life.ready is None:
+        if kind in READY and life is not None and life.ready is None:
             open_lives[instance] = replace(life, ready=now)
         if kind in ENDS and life is not None:
             reason = str(_detail(event).get("reason", ""))

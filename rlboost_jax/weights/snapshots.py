@@ -10,6 +10,7 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,10 @@ class SnapshotStore:
         partial = place.with_name(place.name + PARTIAL)
         leaves = {name: self._cast(leaf) for name, leaf in flatten_params(host_params).items()}
         self._checkpointer.save(partial, unflatten_params(leaves), force=True)
-        files = tuple(_file_entry(partial, name) for name in _leaf_files(partial, leaves))
+        names = _leaf_files(partial, leaves)
+        with ThreadPoolExecutor(thread_name_prefix="hash") as threads:
+            entries = threads.map(lambda name: _file_entry(partial, name), names)
+            files = tuple(entries)
         shutil.rmtree(place, ignore_errors=True)
         partial.rename(place)
         self._written = [v for v in self._written if v != version] + [version]

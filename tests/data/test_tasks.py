@@ -63,7 +63,7 @@ def test_nothing_is_longer_than_announced(name: str, split: str, seed: int, inde
     guess = task.guess(problem, np.random.default_rng(seed))
     for tokens in (task.prompt_tokens(problem), task.worked_answer(problem), guess):
         assert tokens.dtype == np.int32
-        assert 0 <= tokens.min() and tokens.max() < task.vocab_size
+        assert tokens.min() >= 0 and tokens.max() < task.vocab_size
     assert len(task.prompt_tokens(problem)) <= task.max_prompt_tokens
     assert max(len(task.worked_answer(problem)), len(guess)) <= task.max_response_tokens
 
@@ -159,12 +159,22 @@ def test_one_guess_in_ten_is_right() -> None:
     assert np.mean(rewards) == pytest.approx(0.1, abs=0.03)
 
 
-def test_text_is_for_reading() -> None:
-    task = TASKS["clock"]
-    problem = Problem(task="clock", operands=(5, 2, 3))
-    assert task.text(task.prompt_tokens(problem)) == "<begin> 5 2 [3] ="
-    assert task.text(task.worked_answer(problem)) == "[2] 7 [1] 9 [0] 1 # 1 <end>"
-    assert task.text([0, 15, 111, 112, -1]) == "_ <15> [95] <112> <-1>"
+@pytest.mark.parametrize(
+    ("name", "operands", "question", "worked"),
+    [
+        ("clock", (5, 2, 3), "5 2 [3]", "[2] 7 [1] 9 [0] 1 # 1"),
+        ("running_sum", (7, 0, 6), "7 0 6", "[2] 7 [1] 7 [0] 3 # 3"),
+        ("reversal", (7, 0, 6), "7 0 6", "[2] 6 [1] 0 [0] 7 # 6 0 7"),
+    ],
+)
+def test_examples(name: str, operands: tuple[int, ...], question: str, worked: str) -> None:
+    task, problem = TASKS[name], Problem(task=name, operands=operands)
+    assert task.text(task.prompt_tokens(problem)) == f"<begin> {question} ="
+    assert task.text(task.worked_answer(problem)) == f"{worked} <end>"
+
+
+def test_tokens_that_mean_nothing_can_be_read_too() -> None:
+    assert TASKS["clock"].text([0, 15, 111, 112, -1]) == "_ <15> [95] <112> <-1>"
 
 
 def test_an_unknown_task_is_named() -> None:

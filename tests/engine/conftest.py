@@ -103,7 +103,7 @@ def request_of() -> Callable[..., GenerateRequest]:
             "top_p": 1.0,
             "top_k": 0,
             "max_tokens": 24,
-            "stop_ids": (5,),
+            "stop_ids": (5, 17, 29),
         }
         return GenerateRequest(
             request_id=request_id,

@@ -131,7 +131,7 @@ def test_what_a_dispatch_says_is_what_it_may_yield(
 def test_a_long_prompt_is_prefilled_within_one_begin(
     build_engine: Build, request_of: Requests, drain: Drain, oracle: Any
 ) -> None:
-    engine = build_engine(slot_tokens=180)
+    engine = build_engine(steps_per_dispatch=7, slot_tokens=180)
     prompt = np.random.default_rng(0).integers(0, 37, 150).tolist()
     request = request_of(1, prompt, max_tokens=3)
     engine.submit([request])

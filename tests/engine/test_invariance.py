@@ -19,14 +19,9 @@ def fresh_engine(
 ) -> Callable[[], Engine]:
     """An engine that is traced anew, so that what a test replaces is in its programs."""
 
-    def build(**settings: Any) -> Engine:
+    def build() -> Engine:
         one_layer = replace(model, num_layers=1)
-        engine = Engine(
-            one_layer,
-            replace(engine_config, **settings),
-            slot_tokens=44,
-            truncated_sampling=False,
-        )
+        engine = Engine(one_layer, engine_config, slot_tokens=44, truncated_sampling=False)
         layers = {name: _first(leaf) for name, leaf in params["layers"].items()}
         engine.load({**params, "layers": layers}, 1)
         return engine
@@ -38,18 +33,21 @@ def _first(tree: Any) -> Any:
     return {k: _first(v) for k, v in tree.items()} if isinstance(tree, dict) else tree[:1]
 
 
-def test_sound_programs_pass_and_the_engine_is_as_before(fresh_engine: Any) -> None:
-    engine = fresh_engine()
+@pytest.mark.parametrize("settings", [{}, {"num_pages": 11}])
+def test_sound_programs_pass_and_the_engine_is_as_before(
+    build_engine: Callable[..., Engine], settings: dict[str, int]
+) -> None:
+    engine = build_engine(**settings)
     engine.assert_row_invariance()
     assert (engine.held(), engine.version) == ((), 1)
-    fresh_engine(num_pages=11).assert_row_invariance()
 
 
 def test_random_weights_do_before_any_are_loaded(
     model: ModelConfig, engine_config: EngineConfig
 ) -> None:
+    one_layer = replace(model, num_layers=1)
     config = replace(engine_config, slots=2, steps_per_dispatch=50)
-    engine = Engine(model, config, slot_tokens=6, truncated_sampling=False)
+    engine = Engine(one_layer, config, slot_tokens=6, truncated_sampling=False)
     engine.assert_row_invariance()
     assert engine.version is None
 

@@ -25,7 +25,7 @@ def test_a_jetstream_loop_gives_the_engines_tokens(
     engine.submit(backlog)
     expected = {i: tokens for i, (tokens, _) in drain(engine).items()}
 
-    verbs, stop = SlotEngine(engine), backlog[0].sampling.stop_ids[0]
+    verbs, stops = SlotEngine(engine), backlog[0].sampling.stop_ids
     state, owner, responses = verbs.init_decode_state(), {}, {}
     while backlog or owner:
         for slot in set(range(verbs.max_concurrent_decodes)) - set(owner):
@@ -39,7 +39,7 @@ def test_a_jetstream_loop_gives_the_engines_tokens(
         for slot, request in list(owner.items()):
             response, result = responses[request.request_id], results.get_result_at_slot(slot)
             response += result.tokens[0][result.valid[0] > 0].tolist()
-            if response[-1] == stop or len(response) == request.sampling.max_tokens:
+            if response[-1] in stops or len(response) == request.sampling.max_tokens:
                 state = verbs.free_resource(state, slot=slot)
                 del owner[slot]
     assert responses == expected

@@ -33,7 +33,10 @@ Zygote(run, 0, 1).serve()
 class Process:
     def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # `select` sees what is in the pipe, not what was read ahead
         )
         assert "ready" in self.report()
 

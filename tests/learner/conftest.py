@@ -21,6 +21,7 @@ def config() -> RunConfig:
     """The base configuration around a model of a few thousand parameters."""
     values = base.get_config()
     values.num_steps = 10
+    values.model.num_layers = 1
     values.model.embed_dim = 16
     values.model.hidden_dim = 32
     values.model.head_dim = 8

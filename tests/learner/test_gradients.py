@@ -62,6 +62,14 @@ def test_in_order_it_keeps_one_sum_per_level(num_parts):
     assert total.live == 1
 
 
+@given(st.integers(1, 20).flatmap(lambda n: st.permutations(range(n))))
+def test_the_left_of_two_has_the_lower_indices(order):
+    total = GradientSum(len(order), combine=lambda left, right: left + right)
+    for index in order:
+        total.add(index, [index])
+    assert total.total() == list(range(len(order)))
+
+
 def test_the_default_adds_leaf_by_leaf_on_the_device():
     total = GradientSum(3)
     for index in (2, 0, 1):

@@ -1,5 +1,7 @@
 """The learner's programs against a loss over unpacked trajectories, and against themselves."""
 
+import functools
+import math
 from dataclasses import replace
 
 import jax
@@ -23,48 +25,46 @@ def everything(groups):
     return [t for group in groups for t in group.trajectories]
 
 
-def padded(trajectories):
-    """One trajectory per row: tokens [B, T] and the number of prompt tokens [B]."""
-    longest = max(len(t.prompt_tokens) + len(t.response_tokens) for t in trajectories)
-    tokens = np.zeros((len(trajectories), longest), np.int32)
-    for row, t in zip(tokens, trajectories, strict=True):
-        whole = np.concatenate([t.prompt_tokens, t.response_tokens])
-        row[: len(whole)] = whole
-    return tokens
-
-
-def response_logprobs(config, params, trajectories):
-    """A list of log-probabilities per trajectory, each predicted from all tokens before."""
-    tokens = jnp.asarray(padded(trajectories))
-    positions = jnp.tile(jnp.arange(tokens.shape[1]), (len(tokens), 1))
-    x = hidden_states(config.model, params, tokens, positions, jnp.ones_like(tokens), remat=False)
-    logits = head(config.model, params, x).reshape(*tokens.shape, -1) / TEMPERATURE
-    logprobs = jax.nn.log_softmax(logits)
-    found = []
+@pytest.fixture
+def padded(groups):
+    """The trajectories of all groups, one per row: arrays [B, T], entry [b, t] about token t."""
+    trajectories = everything(groups)
+    shape = (len(trajectories), 32)
+    rows = {"tokens": np.zeros(shape, np.int32), "behaviour": np.zeros(shape, np.float32)}
+    rows |= {"mask": np.zeros(shape, bool), "advantages": np.zeros(shape, np.float32)}
     for b, t in enumerate(trajectories):
-        first, count = len(t.prompt_tokens), len(t.response_tokens)
-        places = jnp.arange(first - 1, first - 1 + count)
-        found.append(logprobs[b, places, jnp.asarray(t.response_tokens)])
-    return found
+        prompt, whole = len(t.prompt_tokens), len(t.prompt_tokens) + len(t.response_tokens)
+        rows["tokens"][b, :whole] = np.concatenate([t.prompt_tokens, t.response_tokens])
+        rows["mask"][b, prompt:whole] = True
+        rows["behaviour"][b, prompt:whole] = t.behaviour_logprobs
+        rows["advantages"][b] = t.advantage
+    return rows
 
 
-def loss_by_hand(config, params, trajectories, *, reference=None, kl=0.0, sequence_mean=False):
-    """Mean loss of an update, trajectory by trajectory."""
-    algorithm = config.algorithm
-    means, tokens = [], 0
-    frozen = reference and response_logprobs(config, reference, trajectories)
-    for i, (t, logprobs) in enumerate(
-        zip(trajectories, response_logprobs(config, params, trajectories), strict=True)
-    ):
-        ratio = jnp.exp(logprobs - t.behaviour_logprobs)
-        bounded = jnp.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
-        losses = -jnp.minimum(ratio * t.advantage, bounded * t.advantage)
-        if reference:
-            difference = frozen[i] - logprobs
-            losses += kl * (jnp.exp(difference) - difference - 1)
-        means.append(losses.mean() if sequence_mean else losses.sum())
-        tokens += len(t.response_tokens)
-    return sum(means) / (len(trajectories) if sequence_mean else tokens)
+@functools.partial(jax.jit, static_argnames="model")
+def token_logprobs(model, params, tokens):
+    """[B, T] log-probabilities of each token after the first, given those before it."""
+    positions = jnp.tile(jnp.arange(tokens.shape[1]), (tokens.shape[0], 1))
+    x = hidden_states(model, params, tokens, positions, jnp.ones_like(tokens), remat=False)
+    logits = head(model, params, x).reshape(*tokens.shape, -1) / TEMPERATURE
+    following = jnp.take_along_axis(
+        jax.nn.log_softmax(logits)[:, :-1], tokens[:, 1:, None], axis=-1
+    )
+    return jnp.pad(following[:, :, 0], ((0, 0), (1, 0)))
+
+
+def mean_loss(config, params, padded, *, reference=None, kl=0.0, sequence_mean=False):
+    """Mean loss of an update over unpacked rows."""
+    logprobs = token_logprobs(config.model, params, padded["tokens"])
+    ratio = jnp.exp(jnp.where(padded["mask"], logprobs - padded["behaviour"], 0.0))
+    bounded = jnp.clip(ratio, 1 - config.algorithm.clip_low, 1 + config.algorithm.clip_high)
+    losses = -jnp.minimum(ratio * padded["advantages"], bounded * padded["advantages"])
+    if reference:
+        difference = token_logprobs(config.model, reference, padded["tokens"]) - logprobs
+        losses += kl * (jnp.exp(difference) - difference - 1)
+    if sequence_mean:
+        return jnp.mean(losses, axis=1, where=padded["mask"]).mean()
+    return jnp.mean(losses, where=padded["mask"])
 
 
 def packed_parts(groups, *, size=2, loss_aggregation="token_mean"):
@@ -91,28 +91,25 @@ def fresh(config, step, seed=0):
     "algorithm",
     [
         {},
-        {"loss_aggregation": "sequence_mean"},
         {"kl_coefficient": 0.3},
         {"kl_coefficient": 0.3, "loss_aggregation": "sequence_mean"},
     ],
 )
-def test_micro_batched_gradient_is_the_full_batch_gradient(config, learner_step, groups, algorithm):
-    step = learner_step(**algorithm)
-    params = init_params(config.model, 0)
-    reference = init_params(config.model, 1) if "kl_coefficient" in algorithm else None
+def test_micro_batched_gradient_is_the_full_batch_gradient(
+    config, learner_step, groups, padded, algorithm
+):
+    kl = algorithm.get("kl_coefficient", 0.0)
     aggregation = algorithm.get("loss_aggregation", "token_mean")
+    params = init_params(config.model, 0)
+    reference = init_params(config.model, 1) if kl else None
     parts = packed_parts(groups, loss_aggregation=aggregation)
     assert min(len(batches) for batches in parts) > 1
-    gradients, sums = accumulate(step, params, parts, reference=reference)
+    gradients, sums = accumulate(learner_step(**algorithm), params, parts, reference=reference)
 
     def loss(params):
-        return loss_by_hand(
-            config,
-            params,
-            everything(groups),
-            reference=reference,
-            kl=algorithm.get("kl_coefficient", 0.0),
-            sequence_mean=aggregation == "sequence_mean",
+        by_sequence = aggregation == "sequence_mean"
+        return mean_loss(
+            config, params, padded, reference=reference, kl=kl, sequence_mean=by_sequence
         )
 
     expected_loss, expected = jax.jit(jax.value_and_grad(loss))(params)
@@ -121,38 +118,39 @@ def test_micro_batched_gradient_is_the_full_batch_gradient(config, learner_step,
     assert_close(jax.tree.map(lambda g: g / divisor, gradients), expected, atol=1e-6)
 
 
-def test_sums_are_over_response_tokens(config, learner_step, groups):
+def test_sums_are_over_response_tokens(config, learner_step, groups, padded):
     params, reference = init_params(config.model, 0), init_params(config.model, 1)
-    trajectories = everything(groups)
     step = learner_step(kl_coefficient=0.3)
     _, sums = accumulate(step, params, packed_parts(groups), reference=reference)
-    mine, frozen = (response_logprobs(config, p, trajectories) for p in (params, reference))
-    kl = clipped = gap = 0.0
-    for t, logprobs, other in zip(trajectories, mine, frozen, strict=True):
-        difference = np.asarray(other - logprobs, np.float64)
-        kl += (np.exp(difference) - difference - 1).sum()
-        ratio = np.exp(np.asarray(logprobs) - t.behaviour_logprobs)
-        above, below = ratio > 1 + config.algorithm.clip_high, ratio < 1 - config.algorithm.clip_low
-        clipped += (above if t.advantage > 0 else below).sum()
-        gap = max(gap, np.abs(np.asarray(logprobs) - t.behaviour_logprobs).max())
+    mine, frozen = (
+        np.asarray(token_logprobs(config.model, p, padded["tokens"]), np.float64)
+        for p in (params, reference)
+    )
+    kl, clipped, gaps = 0.0, 0, []
+    for b, t in zip(*np.nonzero(padded["mask"]), strict=True):
+        difference = frozen[b, t] - mine[b, t]
+        kl += math.exp(difference) - difference - 1
+        gaps.append(mine[b, t] - padded["behaviour"][b, t])
+        above = math.exp(gaps[-1]) > 1 + config.algorithm.clip_high
+        below = math.exp(gaps[-1]) < 1 - config.algorithm.clip_low
+        clipped += above if padded["advantages"][b, t] > 0 else below
     np.testing.assert_allclose(sums["kl"], kl, rtol=1e-4)
-    np.testing.assert_allclose(sums["max_logprob_gap"], gap, rtol=1e-5)
-    assert sums["tokens"] == update_divisor(trajectories, "token_mean")
+    np.testing.assert_allclose(sums["max_logprob_gap"], np.abs(gaps).max(), rtol=1e-5)
+    assert sums["tokens"] == len(gaps)
     assert sums["clipped"] == clipped > 0
     # A head of scale 0.02 is close to uniform.
     np.testing.assert_allclose(sums["entropy"] / sums["tokens"], np.log(112), rtol=0.01)
 
 
-def test_the_gap_is_rounding_when_the_same_weights_sampled(config, learner_step, groups):
+def test_the_gap_is_rounding_when_the_same_weights_sampled(config, learner_step, groups, padded):
     """The policy that recomputes is the one that sampled, so that only the order of float32
     additions differs: here between padded and packed rows, in a run between engine and
     learner. Log-probabilities of about -5 have an ulp of 5e-7."""
     params = init_params(config.model, 0)
-    trajectories = everything(groups)
-    recorded = response_logprobs(config, params, trajectories)
+    recorded = np.asarray(token_logprobs(config.model, params, padded["tokens"]))
     trajectories = [
-        replace(t, behaviour_logprobs=np.asarray(logprobs))
-        for t, logprobs in zip(trajectories, recorded, strict=True)
+        replace(t, behaviour_logprobs=row[mask])
+        for t, row, mask in zip(everything(groups), recorded, padded["mask"], strict=True)
     ]
     batches = pack(trajectories, rows=ROWS, row_tokens=ROW_TOKENS, loss_aggregation="token_mean")
     _, sums = learner_step().micro_batch(params, None, batches)
@@ -174,7 +172,7 @@ def test_any_arrival_order_gives_the_same_bits(config, learner_step, groups):
     expected = two_updates([range(6), range(6)])
     rng = np.random.default_rng(0)
     for _ in range(4):
-        assert two_updates([list(rng.permutation(6)) for _ in range(2)]) == expected
+        assert two_updates([rng.permutation(6).tolist() for _ in range(2)]) == expected
 
 
 def test_an_update_compiles_nothing_after_the_first(config, groups, count_compiles):
@@ -199,11 +197,26 @@ def test_the_divisor_is_the_updates_own(config, learner_step, groups):
     gradients, _ = accumulate(step, init_params(config.model, 0), packed_parts(groups))
     squares = sum(float((np.asarray(g, np.float64) ** 2).sum()) for g in jax.tree.leaves(gradients))
     for divisor in (1.0, 400.0):
-        copy = jax.tree.map(jnp.copy, gradients)
-        state, metrics = step.apply(fresh(config, step), copy, np.float32(divisor))
+        _, metrics = step.apply(fresh(config, step), gradients, np.float32(divisor))
         np.testing.assert_allclose(metrics["gradient_norm"], squares**0.5 / divisor, rtol=1e-5)
         np.testing.assert_allclose(metrics["learning_rate"], config.learner.learning_rate)
         assert metrics["finite"]
+
+
+def test_an_update_spares_what_the_caller_still_holds(config, learner_step, groups):
+    """Programs reuse the state's memory: neither the parameters that it was made of nor a copy
+    on the host, which on CPU is a view of the same memory, may notice."""
+    step = learner_step()
+    drawn = init_params(config.model, 0, shardings=step.shardings.params)
+    params = jax.tree.map(jnp.copy, drawn)  # buffers that no array of the host stands behind
+    digest = params_digest(init_params(config.model, 0))
+    state = init_state(params, step.optimizer, step.shardings)
+    on_host = jax.device_get(state.params)
+    for _ in range(2):
+        gradients, _ = accumulate(step, state.params, packed_parts(groups))
+        state, _ = step.apply(state, gradients, np.float32(100))
+    assert params_digest(params) == params_digest(on_host) == digest
+    assert params_digest(state.params) != digest
 
 
 def test_a_gradient_that_is_not_finite_is_flagged(config, learner_step):
@@ -240,7 +253,6 @@ from rlboost_jax.models.sharding import make_mesh
 
 values = base.get_config()
 values.model.embed_dim, values.model.hidden_dim, values.model.head_dim = 16, 32, 8
-values.algorithm.kl_coefficient = 0.1
 config = run_config(values)
 rng = np.random.default_rng(0)
 
@@ -267,11 +279,10 @@ jax.monitoring.register_event_duration_secs_listener(
 def train(shape):
     step = LearnerStep(config.model, config.learner, config.algorithm,
                        temperature=1.0, num_steps=10, mesh=make_mesh(shape))
-    reference = jax.device_put(init_params(config.model, 1), step.shardings.params)
     state = init_state(init_params(config.model, 0), step.optimizer, step.shardings)
     losses, after = [], []
     for update in range(2):
-        gradients, sums = step.micro_batch(state.params, reference, batches[2*update:][:2])
+        gradients, sums = step.micro_batch(state.params, None, batches[2*update:][:2])
         state, metrics = step.apply(state, gradients, np.float32(192))
         losses.append(float(sums["loss"]))
         after.append(len(made))

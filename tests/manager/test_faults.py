@@ -10,9 +10,10 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromServer, MachineAdded, MachineRemoved
+from tests.manager.fakes import settings
 from tests.manager.invariants import check
 from tests.manager.trainer import Trainer
-from tests.manager.world import Server, World, settings
+from tests.manager.world import Server, World
 
 FAULTS_END = 4.0  # seconds
 SCHEDULES = 2000

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, TrainerGone
-from tests.manager.world import RUN, Server, World, begin_step, length, logprob, manifest, token
+from tests.manager.fakes import RUN, begin_step, length, logprob, manifest, token
+from tests.manager.world import Server, World
 
 
 class Trainer:

@@ -1,18 +1,16 @@
 """A whole run in virtual time and one thread: servers, a trainer, a network and their faults.
 
-Only the manager is real. Tokens come from `token`, which depends on what real noise and
-real weights depend on and on nothing else, so that any tokens mixed up show.
+Only the manager is real.
 """
 
 import heapq
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rlboost_jax import messages as m
-from rlboost_jax.config.records import ChaosConfig, FleetConfig, ManagerConfig
 from rlboost_jax.manager.events import (
     Close,
     Event,
@@ -28,112 +26,7 @@ from rlboost_jax.manager.events import (
 )
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state import Manager
-
-VOCAB, STOP, MAX_TOKENS = 64, 0, 12
-RUN = "run"
-
-
-def settings(**changes: Any) -> Settings:
-    """Settings of a small run; `manager__…` and `fleet__…` reach into the sections."""
-    manager = ManagerConfig(
-        host="127.0.0.1", port=0, lease_seconds=2.0, renew_seconds=0.5, max_pending=2,
-        balance=True, seeding=True, window_initial_seconds=0.4, window_eta=3.0, window_memory=True,
-    )  # fmt: skip
-    chaos = ChaosConfig(
-        enabled=False, seed=0, kills_per_minute=0, terms_per_minute=0, joins_per_minute=0
-    )
-    fleet = FleetConfig(
-        provider="local", max_instances=3, adaptive_cap=False, trace="", trace_speed=1.0,
-        synthetic_lifetime_seconds=1.0, synthetic_gap_seconds=1.0, price_per_hour=3600.0,
-        reserved_price_per_hour=7200.0, orphan_seconds=60.0, chaos=chaos,
-    )  # fmt: skip
-    whole = Settings(
-        run_id=RUN, manager=manager, fleet=fleet, deterministic=True,
-        vocab_size=VOCAB, slot_tokens=4 + MAX_TOKENS,
-    )  # fmt: skip
-    for name, value in changes.items():
-        section, _, field = name.rpartition("__")
-        if section:
-            whole = replace(whole, **{section: replace(getattr(whole, section), **{field: value})})
-        else:
-            whole = replace(whole, **{field: value})
-    return whole
-
-
-def length(digest: str, step: int, sample: int) -> int:
-    """Of the whole response, in tokens; some end with a stop id, some at the limit."""
-    return 1 + (hash_of(digest) + step * 31 + sample * 17) * 2654435761 % 1000003 % MAX_TOKENS
-
-
-def token(digest: str, step: int, sample: int, position: int) -> int:
-    whole = length(digest, step, sample)
-    if position == whole - 1 and whole < MAX_TOKENS:
-        return STOP
-    mixed = (hash_of(digest) + step * 7 + sample * 13 + position * 29) * 2654435761 >> 7
-    return 1 + mixed % (VOCAB - 1)
-
-
-def hash_of(digest: str) -> int:
-    return sum(ord(letter) * place for place, letter in enumerate(digest, 1))
-
-
-def logprob(token_id: int) -> float:
-    return -(token_id + 1) / 16  # exact in float32
-
-
-def manifest(version: int, digest: str) -> m.Manifest:
-    return m.Manifest(version=version, directory="/", params_digest=digest, files=(), leaves=())
-
-
-def hello(**changes: Any) -> m.Hello:
-    values: dict[str, Any] = dict(
-        instance="", reserved=False, slots=2, slot_tokens=4 + MAX_TOKENS, price_per_hour=3600.0,
-        zone="z", host="h", pid=1, device="cpu", fingerprint="same",
-    )  # fmt: skip
-    return m.Hello(**{**values, **changes})
-
-
-def begin_step(
-    step: int, version: int, digest: str, *, prompts: int = 3, group_size: int = 2
-) -> m.BeginStep:
-    return m.BeginStep(
-        step=step,
-        version=version,
-        params_digest=digest,
-        seed=7,
-        group_size=group_size,
-        sampling=m.Sampling(
-            temperature=1.0, top_p=1.0, top_k=0, max_tokens=MAX_TOKENS, stop_ids=(STOP,)
-        ),
-        prompts=tuple(
-            m.PromptRequest(prompt=p, tokens=m.pack_tokens([p, step, 1])) for p in range(prompts)
-        ),
-    )
-
-
-def batch(
-    sequence: int,
-    version: int,
-    rows: list[tuple[int, list[int]]],
-    *,
-    in_flight: int = 0,
-    running: int = 0,
-    waiting: int = 0,
-) -> m.TokenBatch:
-    """A token batch of (request id, tokens) rows."""
-    tokens = [t for _, row in rows for t in row]
-    return m.TokenBatch(
-        sequence=sequence,
-        version=version,
-        request_ids=m.pack_ids([r for r, _ in rows]),
-        counts=m.pack_counts([len(row) for _, row in rows]),
-        tokens=m.pack_tokens(tokens),
-        logprobs=m.pack_logprobs([logprob(t) for t in tokens]),
-        in_flight=in_flight,
-        running=running,
-        waiting=waiting,
-        prefilled_again=0,
-    )
+from tests.manager.fakes import batch, hello, length, token
 
 
 @dataclass

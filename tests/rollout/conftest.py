@@ -12,7 +12,12 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from aiohttp.test_utils import TestServer
 
 from rlboost_jax import messages
-from rlboost_jax.messages import GenerateRequest, Hello, Sampling, Welcome
+from rlboost_jax.messages import Announce, GenerateRequest, Hello, Sampling, TokenBatch, Welcome
+from rlboost_jax.rollout.stream import InstanceClient
+from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.weights import serve
+from rlboost_jax.weights.names import WeightsError
+from rlboost_jax.weights.pull import Pulled
 
 PATIENCE_SECONDS = 20.0  # a wait that takes this long has failed
 
@@ -85,11 +90,13 @@ class FakeStream:
         self._inbox: asyncio.Queue[messages.ServerMessage | None] = asyncio.Queue()
 
     async def read(self) -> None:
-        async for frame in self.socket:
-            if frame.type is WSMsgType.BINARY:
-                self.frames.append(frame.data)
-                self._inbox.put_nowait(messages.decode_server(frame.data))
-        self._inbox.put_nowait(None)
+        try:
+            async for frame in self.socket:
+                if frame.type is WSMsgType.BINARY:
+                    self.frames.append(frame.data)
+                    self._inbox.put_nowait(messages.decode_server(frame.data))
+        finally:  # the test server cancels handlers whose connection is lost
+            self._inbox.put_nowait(None)
 
     async def send(self, message: messages.ToServer) -> None:
         await self.socket.send_bytes(messages.encode(message))
@@ -118,13 +125,16 @@ class FakeStream:
 class FakeManager:
     token = "secret"
 
-    def __init__(self) -> None:
+    def __init__(self, patience_seconds: float) -> None:
+        self._patience_seconds = patience_seconds  # for a server to join
         self.welcome = Welcome(instance="i", renew_seconds=0.01, orphan_seconds=30.0)
         self.first: messages.ToServer | None = None  # said in place of Welcome
         self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
         self.app = web.Application()
         self.app.router.add_get("/instance", self._serve)
         self.app.router.add_get("/config", self._answer)
+        self.manifest: messages.Manifest | None = None
+        serve.add_routes(self.app, lambda version: self.manifest)
         self.config: Callable[[], web.Response] = lambda: web.Response(status=404)
 
     async def _answer(self, request: web.Request) -> web.Response:
@@ -144,7 +154,7 @@ class FakeManager:
 
     async def accept(self) -> tuple[FakeStream, Hello]:
         """The next stream, welcomed."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(self._patience_seconds):
             stream = await self._streams.get()
         hello = await stream.next()
         assert isinstance(hello, Hello)
@@ -155,54 +165,115 @@ class FakeManager:
         await stream.socket.close(code=WSCloseCode.GOING_AWAY)
 
 
+@asynccontextmanager
+async def manager_at_work(patience_seconds=PATIENCE_SECONDS):
+    fake = FakeManager(patience_seconds)
+    server = TestServer(fake.app)
+    await server.start_server()
+    fake.address = f"{server.host}:{server.port}"
+    yield fake
+    await server.close()
+
+
+def hello(reserved: bool = False) -> Hello:
+    return Hello(
+        instance="i",
+        reserved=reserved,
+        slots=4,
+        slot_tokens=64,
+        price_per_hour=1.0,
+        zone="",
+        host="h",
+        pid=1,
+        device="none",
+        fingerprint="f",
+    )
+
+
+def request(i: int, *, tokens: int, version: int = 1, done: int = 0) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=i,
+        step=0,
+        prompt=0,
+        sample=i,
+        version=version,
+        seed=0,
+        prompt_tokens=messages.pack_tokens([1, 2]),
+        response_tokens=messages.pack_tokens([expected_token(i, at) for at in range(done)]),
+        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=tokens, stop_ids=()),
+    )
+
+
+def manifest(version: int) -> messages.Manifest:
+    return messages.Manifest(
+        version=version, directory="", params_digest=f"d{version}", files=(), leaves=()
+    )
+
+
+class FakeWeights:
+    """A puller; `broken` versions fail so many times, `held` ones wait."""
+
+    def __init__(self, broken: dict[int, int] | None = None, held: set[int] | None = None):
+        self.broken, self.held, self.pulls = broken or {}, held or set(), []
+        self.let_go = asyncio.Event()
+
+    async def pull(self, manifest: messages.Manifest) -> Pulled:
+        self.pulls.append(manifest.version)
+        if manifest.version in self.held:
+            await self.let_go.wait()
+        if self.broken.get(manifest.version, 0):
+            self.broken[manifest.version] -= 1
+            raise WeightsError("file w/0: 3 bytes, its manifest says 4")
+        return Pulled(params={"version": manifest.version}, fetched_bytes=10)
+
+
+@asynccontextmanager
+async def serving(engine, puller, *, token="secret", **options):
+    """(manager, client, the task of `client.run`)."""
+    async with manager_at_work() as manager:
+        greeting = hello(reserved=puller is None)
+        client = InstanceClient(manager.address, token, greeting, Worker(engine), puller, **options)
+        running = asyncio.create_task(client.run())
+        try:
+            yield manager, client, running
+        finally:
+            client.leave("test over")
+            await asyncio.wait({running})
+
+
+async def ready(manager, version=1):
+    stream, _ = await manager.accept()
+    await stream.send(Announce(manifest=manifest(version)))
+    assert (await stream.next()).version == version
+    return stream
+
+
+async def finished(stream, num_tokens) -> dict[int, list[int]]:
+    """Collect tokens by request until there are so many."""
+    tokens: dict[int, list[int]] = {}
+    batches = []
+    while sum(map(len, tokens.values())) < num_tokens:
+        batch = await stream.next()
+        assert isinstance(batch, TokenBatch)
+        batches.append(batch.sequence)
+        row = iter(messages.unpack_tokens(batch.tokens).tolist())
+        ids = messages.unpack_ids(batch.request_ids).tolist()
+        for i, count in zip(ids, messages.unpack_counts(batch.counts).tolist(), strict=True):
+            tokens.setdefault(i, []).extend(next(row) for _ in range(count))
+    assert batches == list(range(batches[0], batches[0] + len(batches)))
+    return tokens
+
+
 @pytest.fixture(scope="session")
 def fakes() -> SimpleNamespace:
     """The classes above, and what tests make of them."""
-
-    @asynccontextmanager
-    async def manager():
-        fake = FakeManager()
-        server = TestServer(fake.app)
-        await server.start_server()
-        fake.address = f"{server.host}:{server.port}"
-        yield fake
-        await server.close()
-
-    def hello(reserved: bool = False) -> Hello:
-        return Hello(
-            instance="i",
-            reserved=reserved,
-            slots=4,
-            slot_tokens=64,
-            price_per_hour=1.0,
-            zone="",
-            host="h",
-            pid=1,
-            device="none",
-            fingerprint="f",
-        )
-
-    def request(i: int, *, tokens: int, version: int = 1, done: int = 0) -> GenerateRequest:
-        return GenerateRequest(
-            request_id=i,
-            step=0,
-            prompt=0,
-            sample=i,
-            version=version,
-            seed=0,
-            prompt_tokens=messages.pack_tokens([1, 2]),
-            response_tokens=messages.pack_tokens([expected_token(i, at) for at in range(done)]),
-            sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=tokens, stop_ids=()),
-        )
-
-    def manifest(version: int) -> messages.Manifest:
-        return messages.Manifest(
-            version=version, directory="", params_digest=f"d{version}", files=(), leaves=()
-        )
-
     return SimpleNamespace(
         Engine=FakeEngine,
-        manager=manager,
+        Weights=FakeWeights,
+        manager=manager_at_work,
+        serving=serving,
+        ready=ready,
+        finished=finished,
         hello=hello,
         request=request,
         manifest=manifest,

@@ -83,3 +83,17 @@ def test_imports_are_kept_small():
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ran.stdout.strip() == "set()", ran.stderr
+
+
+def test_the_command_ends_with_one_line_and_its_exit_code(tmp_path):
+    missing = tmp_path / "token"
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "rlboost_jax.rollout"),
+            *("--manager=127.0.0.1:9", f"--token_file={missing}"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == server.CANNOT_SERVE
+    assert ran.stderr.count("\n") == 1 and str(missing) in ran.stderr

@@ -4,6 +4,7 @@ Every row copies all pages of its sequence, so this costs T × M pages of memory
 for tests and small problems.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -35,24 +36,13 @@ def attend(
     held_TN = position_N[None, :] < visible_T[:, None]
     if sliding_window is not None:
         held_TN &= position_N[None, :] >= visible_T[:, None] - sliding_window
-    held_T1N = held_TN[:, None, :]
 
-    # Products are summed one row at a time rather than by a matrix multiplication, whose
-    # summation order the library may choose by the number of rows.
-    heads_out = []
-    for g in range(H // K):
-        k_TNKD = kv_TNKD[:, :, 0::2]
-        scores_TKN = (q_TKGD[:, None, :, g] * k_TNKD).sum(-1).swapaxes(1, 2) * sm_scale
-        if soft_cap is not None:
-            scores_TKN = soft_cap * jnp.tanh(scores_TKN / soft_cap)
-        scores_TKN = jnp.where(held_T1N, scores_TKN, jnp.finfo(jnp.float32).min)
-        weights_TKN = jnp.where(
-            held_T1N, jnp.exp(scores_TKN - scores_TKN.max(-1, keepdims=True)), 0.0
-        )
-        # A value that is not held may be anything, NaN included; zero times NaN is NaN.
-        v_TNKD = jnp.where(held_TN[:, :, None, None], kv_TNKD[:, :, 1::2], 0.0)
-        weights_TNK1 = weights_TKN.swapaxes(1, 2)[..., None]
-        sum_TKD = (weights_TNK1 * v_TNKD).sum(1)
-        total_TK1 = weights_TKN.sum(-1)[..., None]
-        heads_out.append(jnp.where(total_TK1 > 0, sum_TKD / total_TK1, 0.0))
-    return jnp.stack(heads_out, axis=2).reshape(T, H, D).astype(q.dtype)
+    scores_TKGN = jnp.einsum("tkgd,tnkd->tkgn", q_TKGD, kv_TNKD[:, :, 0::2]) * sm_scale
+    if soft_cap is not None:
+        scores_TKGN = soft_cap * jnp.tanh(scores_TKGN / soft_cap)
+    # Finite, so that a row which sees nothing averages zeros below and is not NaN.
+    scores_TKGN = jnp.where(held_TN[:, None, None, :], scores_TKGN, jnp.finfo(jnp.float32).min)
+    weights_TKGN = jax.nn.softmax(scores_TKGN, axis=-1)
+    # What a page holds past the end of its sequence may be anything, and 0 times NaN is NaN.
+    v_TNKD = jnp.where(held_TN[:, :, None, None], kv_TNKD[:, :, 1::2], 0.0)
+    return jnp.einsum("tkgn,tnkd->tkgd", weights_TKGN, v_TNKD).reshape(T, H, D).astype(q.dtype)

@@ -1,0 +1,69 @@
+"""A manager on loopback, and a client that speaks to it as servers and trainers do."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from rlboost_jax import messages as m
+from rlboost_jax.manager.app import make_app
+from rlboost_jax.manager.driver import Driver
+from rlboost_jax.manager.events import Record
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state import Manager
+from tests.manager.fakes import settings
+
+TOKEN = "secret"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+T = TypeVar("T")
+
+
+class Loopback:
+    """A driver with its routes behind a real socket."""
+
+    def __init__(self, chosen: Settings) -> None:
+        self.records: list[Record] = []
+        manager = Manager(chosen, asyncio.get_running_loop().time())
+        self.driver = Driver(manager, lambda _, record: self.records.append(record))
+        self.client: TestClient[Any, Any] = TestClient(
+            TestServer(make_app(self.driver, token=TOKEN, config=b'{"run_id": "run"}'))
+        )
+
+    async def dial(self, route: str) -> aiohttp.ClientWebSocketResponse:
+        return await self.client.ws_connect(route, headers=HEADERS, max_msg_size=m.MAX_FRAME_BYTES)
+
+
+class Open(Protocol):
+    def __call__(self, **changes: Any) -> Any: ...
+
+
+@asynccontextmanager
+async def _loopback(**changes: Any) -> AsyncIterator[Loopback]:
+    # A patient lease: no test here waits for one to end.
+    loopback = Loopback(settings(**{"manager__lease_seconds": 1e6, **changes}))
+    await loopback.client.start_server()
+    try:
+        yield loopback
+    finally:
+        await loopback.driver.close()
+        await loopback.client.close()
+
+
+@pytest.fixture
+def loopback() -> Open:
+    """`async with loopback(**changes of the settings) as loop`."""
+    return _loopback
+
+
+@pytest.fixture
+def run() -> Callable[[Coroutine[Any, Any, T]], T]:
+    """Run a coroutine to its end; a hang becomes a failure."""
+
+    def run(coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(asyncio.wait_for(coroutine, timeout=30))
+
+    return run

@@ -1,0 +1,116 @@
+"""A manager driven by hand, one event at a time, in virtual time."""
+
+from typing import Any, TypeVar
+
+from rlboost_jax import messages as m
+from rlboost_jax.manager.events import (
+    Action,
+    Close,
+    Event,
+    FromServer,
+    FromTrainer,
+    Record,
+    Send,
+    Tick,
+)
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state import Manager
+from tests.manager.fakes import RUN, batch, begin_step, hello, length, manifest, settings, token
+
+T = TypeVar("T")
+TRAINER, RESERVED = 1, 2
+
+
+class Desk:
+    """Keeps the actions of the last event in `actions`, and the time in `now`."""
+
+    def __init__(self, chosen: Settings | None = None) -> None:
+        self.now = 0.0
+        self.manager = Manager(chosen or settings())
+        self.actions: list[Action] = []
+        self._sequence: dict[int, int] = {}
+
+    def __call__(self, event: Event, at: float | None = None) -> list[Action]:
+        self.now = self.now if at is None else at
+        self.actions = self.manager.handle(event, self.now)
+        return self.actions
+
+    def tick(self, at: float) -> list[Action]:
+        return self(Tick(), at)
+
+    def server(self, stream: int, message: m.ServerMessage) -> list[Action]:
+        return self(FromServer(stream, message))
+
+    def trainer(self, message: m.TrainerMessage, stream: int = TRAINER) -> list[Action]:
+        return self(FromTrainer(stream, message))
+
+    # Whole beginnings
+
+    def open_run(self, *, reserved: bool = True, window: m.WindowState | None = None) -> None:
+        self.trainer(m.TrainerHello(run_id=RUN, step=0, window=window, pid=1))
+        if reserved:
+            self.server(RESERVED, hello(instance="trainer", reserved=True))
+
+    def join(self, stream: int, version: int | None = None, **changes: Any) -> None:
+        """A preemptible server; ready where `version` is given."""
+        self.server(stream, hello(**{"instance": f"server-{stream}", **changes}))
+        if version is not None:
+            self.server(stream, m.Ready(version=version))
+
+    def begin(self, step: int, digest: str = "d", **sizes: int) -> list[Action]:
+        return self.trainer(begin_step(step, step, digest, **sizes))
+
+    def publish(self, version: int, digest: str = "d") -> list[Action]:
+        return self.trainer(m.Publish(manifest=manifest(version, digest)))
+
+    # What servers do
+
+    def tokens(
+        self, stream: int, requests: list[m.GenerateRequest], count: int = 99, **values: Any
+    ) -> list[Action]:
+        """The next `count` tokens of each request, as the sampler has them."""
+        rows = []
+        for r in requests:
+            had = len(r.response_tokens) // 4
+            whole = length("d", r.step, r.sample)
+            rows.append(
+                (
+                    r.request_id,
+                    [token("d", r.step, r.sample, i) for i in range(had, min(whole, had + count))],
+                )
+            )
+        sequence = self._sequence.get(stream, 0)
+        self._sequence[stream] = sequence + 1
+        version = requests[0].version if requests else 0
+        return self.server(stream, batch(sequence, version, rows, **values))
+
+    # What the last event led to
+
+    def sent(self, kind: type[T], stream: int | None = None) -> list[T]:
+        return [
+            a.message
+            for a in self.actions
+            if isinstance(a, Send) and isinstance(a.message, kind) and stream in (None, a.stream)
+        ]
+
+    def requests(self, stream: int | None = None) -> list[m.GenerateRequest]:
+        return [r for g in self.sent(m.Generate, stream) for r in g.requests]
+
+    def closed(self) -> dict[int, str]:
+        return {a.stream: a.reason for a in self.actions if isinstance(a, Close)}
+
+    def records(self, kind: str) -> list[Record]:
+        return [a for a in self.actions if isinstance(a, Record) and a.kind == kind]
+
+
+def seeded(**changes: object) -> Desk:
+    """Step 0 begun; only the reserved engine has its version, with all it takes."""
+    desk = Desk(settings(**changes))
+    desk.open_run()
+    desk.begin(0)
+    desk.server(RESERVED, m.Ready(version=0))
+    return desk
+
+
+def trained(step: int) -> m.StepTrained:
+    return m.StepTrained(step=step, train_wait_seconds=0.0, train_seconds=1.0)

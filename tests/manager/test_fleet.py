@@ -1,0 +1,122 @@
+"""How many servers run, which starts where, and whom the market takes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlboost_jax.manager.fleet import Candidate, Fleet, victim, wanted
+
+
+@pytest.mark.parametrize(
+    ("machines", "max_instances", "cap", "servers"),
+    [(5, 3, None, 3), (2, 3, None, 2), (5, 4, 2, 2), (1, 4, 2, 1), (0, 4, None, 0), (3, 0, 9, 0)],
+)
+def test_as_many_as_all_limits_allow(
+    machines: int, max_instances: int, cap: int | None, servers: int
+) -> None:
+    assert wanted(machines=machines, max_instances=max_instances, cap=cap) == servers
+
+
+def candidate(name: str, *, ready: bool = True, held: int = 0) -> Candidate:
+    return Candidate(name=name, ready=ready, held=held)
+
+
+def test_a_removal_prefers_whoever_works() -> None:
+    starting, ready = candidate("starting", ready=False), candidate("ready")
+    working = [candidate("a", held=1), candidate("b", held=9)]
+    assert victim([starting, ready, *working], 0.0) == "a"
+    assert victim([starting, ready, *working], 0.999) == "b"
+    assert victim([starting, ready], 0.999) == "ready"
+    assert victim([starting], 0.5) == "starting"
+    assert victim([], 0.5) is None
+
+
+def lent(count: int, *, max_instances: int = 3, adaptive_cap: bool = False) -> Fleet:
+    fleet = Fleet(max_instances, adaptive_cap=adaptive_cap)
+    for number in range(count):
+        fleet.lend(f"m{number}")
+    return fleet
+
+
+def test_a_named_machine_goes_with_its_server() -> None:
+    fleet = lent(3, max_instances=2)
+    assert fleet.start(fleet.missing(1)) == ["local-1", "local-2"]
+    assert fleet.take("m2") == ""  # nothing ran there
+    assert fleet.take("m0") == "local-1"
+    assert fleet.standing == ["local-2"] and fleet.missing(1) == 0
+    fleet.lend("m7")
+    assert fleet.start(fleet.missing(1)) == ["local-3"]
+    assert fleet.servers["local-3"].machine == "m7"
+
+
+def test_chaos_returns_only_what_it_took() -> None:
+    fleet = lent(2)
+    fleet.start(2)
+    fleet.lend("")
+    assert len(fleet.machines) == 2
+    fleet.take_under("local-2")
+    fleet.exited("local-2", 0.0)
+    assert list(fleet.machines) == ["m0"] and fleet.missing(1) == 0
+    fleet.lend("")
+    fleet.lend("")
+    assert list(fleet.machines) == ["m0", "m1"] and fleet.missing(1) == 1
+
+
+def test_a_trace_may_take_for_good_what_chaos_took() -> None:
+    fleet = lent(1)
+    fleet.start(1)
+    fleet.take_under("local-1")
+    fleet.take("m0")
+    fleet.lend("")
+    assert not fleet.machines
+
+
+def test_the_adaptive_cap_limits_starts_and_ends_nothing() -> None:
+    fleet = lent(3, adaptive_cap=True)
+    assert fleet.missing(2) == 2
+    fleet.start(2)
+    assert fleet.missing(1) == 0 and len(fleet.standing) == 2
+    assert fleet.missing(9) == 1
+
+
+def test_servers_that_fail_to_start_are_tried_ever_more_rarely() -> None:
+    fleet = lent(1)
+    pauses = []
+    for number in range(1, 10):
+        fleet.start(1)
+        fleet.exited(f"local-{number}", 100.0)
+        pauses.append(fleet.retry_at - 100.0)
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    (name,) = fleet.start(1)
+    fleet.servers[name].proved = True
+    fleet.exited(name, 100.0)
+    (name,) = fleet.start(1)
+    fleet.exited(name, 200.0)
+    assert fleet.retry_at == 200.5
+
+
+def test_a_server_that_was_taken_has_not_failed() -> None:
+    fleet = lent(1)
+    fleet.start(1)
+    fleet.take("m0")
+    fleet.exited("local-1", 100.0)
+    assert fleet.retry_at < 100.0
+
+
+@given(st.lists(st.tuples(st.sampled_from("adkx"), st.integers(0, 3)), max_size=40))
+def test_every_machine_has_one_server_at_most(moves: list[tuple[str, int]]) -> None:
+    fleet = Fleet(2, adaptive_cap=False)
+    for kind, number in moves:
+        if kind == "a":
+            fleet.lend(f"m{number}" if number else "")
+        elif kind == "d":
+            fleet.take(f"m{number}")
+        elif kind == "k" and fleet.standing:
+            fleet.take_under(fleet.standing[number % len(fleet.standing)])
+        elif kind == "x" and fleet.servers:
+            fleet.exited(list(fleet.servers)[number % len(fleet.servers)], 0.0)
+        fleet.start(fleet.missing(1))
+        occupied = [name for name in fleet.machines.values() if name]
+        assert len(set(occupied)) == len(occupied)
+        assert set(fleet.standing) == set(occupied)
+        assert len(occupied) == min(2, len(fleet.machines))

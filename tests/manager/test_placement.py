@@ -1,0 +1,124 @@
+"""Placement and moves by their properties, over generated fleets."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlboost_jax.manager.placement import Load, assign, pending_moves, room, running_moves
+
+THETA = 3
+
+loads = st.lists(
+    st.builds(
+        lambda slots, held, groups: Load(
+            slots=slots, held=min(held, slots + THETA), groups=set(groups)
+        ),
+        st.integers(1, 8),
+        st.integers(0, 11),
+        st.lists(st.integers(0, 4), max_size=4),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def longest_wait(fleet: list[Load]) -> int:
+    return max(load.pending for load in fleet)
+
+
+@given(loads, st.data(), st.integers(1, 4))
+def test_shortest_queue_one_by_one(fleet: list[Load], data: st.DataObject, group_size: int) -> None:
+    """Against a plain scan: each rollout goes where, at its turn, least is pending."""
+    free = room(fleet, THETA)
+    count = data.draw(st.integers(0, free))
+    prompts = sorted(data.draw(st.integers(0, 4)) for _ in range(count))
+    held = [load.held for load in fleet]
+    for index in assign(prompts, fleet, max_pending=THETA, group_size=group_size):
+        pending = [max(0, h - load.slots) for h, load in zip(held, fleet, strict=True)]
+        assert pending[index] == min(pending)
+        idle_elsewhere = any(h < load.slots for h, load in zip(held, fleet, strict=True))
+        assert held[index] < fleet[index].slots or not idle_elsewhere
+        held[index] += 1
+    assert held == [load.held for load in fleet]
+    assert all(h <= load.slots + THETA for h, load in zip(held, fleet, strict=True))
+
+
+@given(loads)
+def test_room_is_exactly_what_fits(fleet: list[Load]) -> None:
+    free = room(fleet, THETA)
+    assert len(assign([0] * free, fleet, max_pending=THETA, group_size=2)) == free
+    assert room(fleet, THETA) == 0
+    with pytest.raises(ValueError, match="no room"):
+        assign([0], fleet, max_pending=THETA, group_size=2)
+
+
+def test_few_rollouts_are_spread_evenly() -> None:
+    fleet = [Load(slots=8, held=0), Load(slots=8, held=0)]
+    assert assign([0, 0, 0, 0], fleet, max_pending=0, group_size=4) == [0, 1, 0, 1]
+
+
+def test_among_equals_a_group_stays_together() -> None:
+    fleet = [Load(slots=8, held=1), Load(slots=8, held=1, groups={5})]
+    assert assign([5], fleet, max_pending=0, group_size=4) == [1]
+
+
+def test_many_groups_go_as_wholes() -> None:
+    fleet = [Load(slots=64, held=0) for _ in range(4)]
+    prompts = [prompt for prompt in range(16) for _ in range(8)]
+    chosen = assign(prompts, fleet, max_pending=0, group_size=8)
+    homes = {p: {c for q, c in zip(prompts, chosen, strict=True) if q == p} for p in prompts}
+    assert all(len(home) == 1 for home in homes.values())
+    assert max(load.held for load in fleet) - min(load.held for load in fleet) <= 8
+
+
+def test_a_group_does_not_wait_at_home_while_there_is_a_free_slot() -> None:
+    fleet = [Load(slots=4, held=4, groups={0}), Load(slots=64, held=48)]
+    assert assign([0] * 16, fleet, max_pending=8, group_size=4) == [1] * 16
+
+
+@given(loads, st.integers(0, 5))
+def test_pending_moves_fill_free_slots_from_the_longest_queue(
+    fleet: list[Load], transit: int
+) -> None:
+    moves = pending_moves(fleet, transit)
+    free = sum(max(0, load.slots - load.held) for load in fleet)
+    pending = sum(load.pending for load in fleet)
+    assert sum(moves) == max(0, min(free - transit, pending))
+    left = [load.pending - move for load, move in zip(fleet, moves, strict=True)]
+    assert min(left) >= 0
+    if any(moves):  # none was taken from a queue while another was longer
+        shortest_giver = min(k for k, move in zip(left, moves, strict=True) if move)
+        assert max(left) <= shortest_giver + 1
+
+
+@pytest.mark.parametrize(
+    ("running", "idle", "plateau", "moved"),
+    [
+        (8, 1, 2, 4),  # 6 are above B, but half stays
+        (8, 1, 6, 2),  # only what is above B
+        (8, 3, 2, 6),
+        (8, 1, 8, 0),
+        (8, 1, 0, 0),  # no profile yet
+        (1, 1, 1, 0),
+    ],
+)
+def test_running_moves_above_the_plateau_to_idle_instances(
+    running: int, idle: int, plateau: int, moved: int
+) -> None:
+    fleet = [Load(slots=8, held=running, plateau=plateau)]
+    fleet += [Load(slots=8, held=0, plateau=plateau) for _ in range(idle)]
+    assert running_moves(fleet) == [moved] + [0] * idle
+
+
+def test_reserved_engines_get_no_running_rollouts() -> None:
+    fleet = [Load(slots=8, held=8, plateau=1), Load(slots=8, held=0, reserved=True)]
+    assert running_moves(fleet) == [0, 0]
+
+
+@given(loads, st.integers(0, 4))
+def test_running_moves_never_swap_roles(fleet: list[Load], plateau: int) -> None:
+    for load in fleet:
+        load.plateau = plateau
+    for load, move in zip(fleet, running_moves(fleet), strict=True):
+        idle = sum(not other.held for other in fleet)
+        assert move == 0 or (load.running - move) * idle >= move

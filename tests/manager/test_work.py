@@ -1,0 +1,75 @@
+"""Which rollouts move between servers, one event at a time."""
+
+from rlboost_jax import messages as m
+from rlboost_jax.manager.events import ServerGone
+from tests.manager.desk import Desk
+from tests.manager.fakes import settings
+
+A, B = 10, 11
+
+
+def busy_server(held: int, *, slots: int) -> tuple[Desk, list[m.GenerateRequest]]:
+    """One server that holds `held` rollouts, in a run without reserved engines."""
+    desk = Desk(settings(deterministic=False, manager__max_pending=held))
+    desk.open_run(reserved=False)
+    desk.publish(0)
+    desk.join(A, version=0, slots=slots)
+    desk.begin(0, prompts=held // 2)
+    requests = desk.requests(A)
+    assert len(requests) == held
+    return desk, requests
+
+
+def asked_back(desk: Desk) -> list[int]:
+    return [i for r in desk.sent(m.Release, A) for i in m.unpack_ids(r.request_ids).tolist()]
+
+
+def test_pending_rollouts_move_to_free_slots_and_the_newest_first() -> None:
+    desk, requests = busy_server(8, slots=4)
+    desk.join(B, version=0, slots=3)
+    ids = [r.request_id for r in requests]
+    assert asked_back(desk) == ids[-3:]
+    desk.server(A, m.Released(request_ids=m.pack_ids(ids[-3:])))
+    assert {r.sample for r in desk.requests(B)} == {r.sample for r in requests[-3:]}
+
+
+def test_rollouts_that_have_begun_do_not_count_as_pending() -> None:
+    desk, requests = busy_server(8, slots=4)
+    desk.tokens(A, requests[-1:], 1)
+    desk.join(B, version=0, slots=3)
+    assert asked_back(desk) == [r.request_id for r in requests[-4:-1]]
+
+
+def test_nothing_moves_where_balance_is_off() -> None:
+    desk = Desk(settings(deterministic=False, manager__balance=False))
+    desk.open_run(reserved=False)
+    desk.publish(0)
+    desk.join(A, version=0)
+    desk.begin(0)
+    desk.join(B, version=0, slots=8)
+    assert not desk.sent(m.Release)
+
+
+def test_running_rollouts_move_above_the_plateau_and_the_shortest_first() -> None:
+    desk, requests = busy_server(8, slots=8)
+    instance = next(iter(desk.manager.roster))
+    for batch in (2, 8):  # as many tokens a second with two as with eight
+        for _ in range(4):
+            desk.manager.work.profile.add(
+                instance.kind, batch=batch, tokens=8, seconds=1.0, context=3.0
+            )
+    desk.manager.work.profile.end_step()
+    desk.tokens(A, [r for r in requests if r.sample not in (2, 5)], 1)
+    still = [i for i in instance.held if instance.held[i].num_tokens == 0]
+    desk.join(B, version=0, slots=8)
+    moving = asked_back(desk)
+    assert set(still) <= set(moving)
+    assert len(moving) == len(instance.held) // 2
+
+
+def test_an_engine_with_other_weights_is_asked_to_stop_the_old_work() -> None:
+    desk, requests = busy_server(2, slots=4)
+    desk.server(A, m.Ready(version=1))
+    assert asked_back(desk) == [r.request_id for r in requests]
+    desk(ServerGone(A, "killed"))
+    assert desk.manager.ledger.steps[0].num_waiting == 2

@@ -1,0 +1,177 @@
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console as RichConsole
+
+from rlboost_jax.messages import FleetStatus, InstanceStatus
+from rlboost_jax.observe.console import Console, spark
+from rlboost_jax.observe.metrics import KEYS
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def console(file: io.StringIO, *, live: bool = True) -> Console:
+    return Console(num_steps=60, reserved_price_per_hour=10.0, live=live, file=file)
+
+
+def status(*states: str, joined: int, lost: int) -> FleetStatus:
+    instances = tuple(
+        InstanceStatus(
+            instance=f"local-{index}",
+            reserved=False,
+            state=state,
+            version=7,
+            running=31,
+            waiting=4,
+            tokens=12_345,
+            price_per_hour=2.66,
+            seconds=75.0,
+        )
+        for index, state in enumerate(states)
+    )
+    return FleetStatus(
+        instances=instances,
+        finished=150,
+        total=192,
+        window_open=False,
+        window_seconds=0.4,
+        joined=joined,
+        lost=lost,
+        versions_in_use=(7,),
+        cost_dollars=0.0123,
+    )
+
+
+def metrics(**values: Any) -> dict[str, Any]:
+    measured = {
+        "step": 11,
+        "reward_mean": 0.85,
+        "response_length_mean": 31.0,
+        "step_seconds": 2.0,
+        "tokens_generated": 6000,
+        "tokens_reserved": 1000,
+        "tokens_preemptible": 5000,
+        "instances_mean": 2.5,
+        "instances_joined": 1,
+        "instances_lost": 2,
+        "tokens_lost": 9,
+    }
+    return dict.fromkeys(KEYS) | measured | values
+
+
+def test_without_a_terminal_a_step_is_a_line() -> None:
+    file = io.StringIO()
+    with console(file) as view:
+        view.step(metrics(accuracy=0.5))
+    (line,) = file.getvalue().splitlines()
+    for part in (
+        "step 12/60",
+        "reward 0.850",
+        "accuracy 0.500",
+        "3,000 tokens/s (500 reserved + 2,500 preemptible)",
+        "servers 2.5 +1 -2",
+        "9 tokens lost",
+    ):
+        assert part in line
+    assert "\x1b" not in line
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    file = io.StringIO()
+    with console(file) as view:
+        view.step(dict.fromkeys(KEYS) | {"step": 0})
+    assert "reward –" in file.getvalue()
+
+
+def test_phases_are_announced_and_timed() -> None:
+    file = io.StringIO()
+    with console(file) as view, view.phase("compiling the train step"):
+        assert file.getvalue() == "compiling the train step …\n"
+    assert re.fullmatch(r"compiling the train step: \d+\.\d s", file.getvalue().splitlines()[1])
+
+
+def test_a_phase_ends_when_it_fails() -> None:
+    view = console(io.StringIO())
+    with pytest.raises(RuntimeError), view.phase("compiling"):
+        raise RuntimeError
+    assert not view._phases
+
+
+def test_arrivals_and_losses_are_lines_and_silence_is_not() -> None:
+    file = io.StringIO()
+    with console(file) as view:
+        view.fleet(status("ready", "pulling", joined=2, lost=0))
+        view.fleet(status("ready", "ready", joined=2, lost=0))
+        view.fleet(status("ready", joined=2, lost=1))
+    lines = file.getvalue().splitlines()
+    assert lines == ["  fleet: +2 joined, -0 lost, 1 ready", "  fleet: +0 joined, -1 lost, 1 ready"]
+
+
+def test_long_lines_are_not_folded() -> None:
+    file = io.StringIO()
+    with console(file) as view:
+        view.note("x" * 500)
+    assert file.getvalue() == "x" * 500 + "\n"
+
+
+def test_markup_in_a_note_is_text() -> None:
+    file = io.StringIO()
+    with console(file) as view:
+        view.note("[red]7[/red] [9] 3")
+    assert file.getvalue() == "[red]7[/red] [9] 3\n"
+
+
+def test_live_can_be_switched_off() -> None:
+    file = Terminal()
+    with console(file, live=False) as view:
+        view.step(metrics())
+    assert "step 12/60" in file.getvalue()
+
+
+def test_the_view_shows_step_fleet_and_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    file = Terminal()
+    with console(file) as view:
+        view.step(metrics(accuracy=0.5, requests_migrated=40))
+        view.fleet(status("ready", "leaving", joined=5, lost=3))
+        with view.phase("compiling the train step"):
+            shown = drawn(view)
+    for part in (
+        "step 12/60",
+        "0.850",
+        "0.500",
+        "local-0",
+        "leaving",
+        "12,345",
+        "150/192 responses",
+        "5 joined, 3 lost",
+        "40 migrated",
+        "$0.0123",
+        "compiling the train step …",
+    ):
+        assert part in shown, shown
+    assert "\x1b" in file.getvalue()
+
+
+def test_the_view_before_anything_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with console(Terminal()) as view:
+        assert "step 0/60" in drawn(view)
+        view.fleet(status(joined=0, lost=0))
+        assert "none" in drawn(view)
+
+
+def drawn(view: Console) -> str:
+    file = io.StringIO()
+    RichConsole(file=file, width=100).print(view._view())
+    return file.getvalue()
+
+
+def test_bars_follow_the_values() -> None:
+    assert spark([0.0, 0.5, 1.0, -3.0, 7.0]) == "▁▅█▁█"

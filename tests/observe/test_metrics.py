@@ -1,0 +1,84 @@
+import json
+import math
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlboost_jax.observe.metrics import KEYS, MetricsWriter, read_metrics
+
+# As the design fixes them; other tools read these files.
+DESIGNED = """step, version, reward_mean, reward_std, accuracy, loss, kl, entropy, clip_fraction,
+response_tokens, response_length_mean, response_length_max, step_seconds, rollout_seconds,
+train_seconds, publish_seconds, train_wait_seconds, remote_wait_seconds, seeding_window_seconds,
+instances_mean, instances_joined, instances_lost, requests_migrated, tokens_generated,
+tokens_delivered, tokens_lost, tokens_prefilled_again, tokens_reserved, tokens_preemptible,
+cost_dollars, tokens_per_dollar, max_logprob_gap, trajectories_digest, params_digest"""
+
+
+def test_the_keys_are_stable() -> None:
+    assert list(KEYS) == DESIGNED.replace("\n", " ").split(", ")
+
+
+def test_every_row_has_every_key_in_order(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        writer.write({"loss": 0.5, "step": 0})
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert list(json.loads(line)) == list(KEYS)
+    assert read_metrics(tmp_path) == [dict.fromkeys(KEYS) | {"step": 0, "loss": 0.5}]
+
+
+def test_a_row_can_be_read_at_once(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        writer.write({"step": 0})
+        assert len(read_metrics(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan")])
+def test_what_is_no_number_is_null(tmp_path: Path, value: float) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        written = writer.write({"step": 0, "kl": value})
+    assert written["kl"] is None
+    assert '"kl": null' in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_array_scalars_are_numbers(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        writer.write({"step": np.int64(3), "loss": jnp.float32(0.25), "accuracy": np.float64(1)})
+    (row,) = read_metrics(tmp_path)
+    assert (row["step"], row["loss"], row["accuracy"]) == (3, 0.25, 1.0)
+
+
+def test_a_key_of_no_row_is_refused(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        with pytest.raises(ValueError, match="reward_men"):
+            writer.write({"step": 0, "reward_men": 1.0})
+        with pytest.raises(ValueError, match="step"):
+            writer.write({"loss": 1.0})
+    assert read_metrics(tmp_path) == []
+
+
+def test_a_resumed_run_takes_out_what_it_does_again(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        for step in range(5):
+            writer.write({"step": step, "loss": 1.0})
+    with MetricsWriter(tmp_path, step=3) as writer:
+        assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2]
+        writer.write({"step": 3, "loss": 2.0})
+    assert [(row["step"], row["loss"]) for row in read_metrics(tmp_path)][2:] == [(2, 1), (3, 2)]
+
+
+def test_a_line_cut_off_by_a_kill_is_passed_over(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        writer.write({"step": 0})
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 1, "ver')
+    assert [row["step"] for row in read_metrics(tmp_path)] == [0]
+    with MetricsWriter(tmp_path, step=1) as writer:
+        writer.write({"step": 1})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1]
+
+
+def test_no_file_is_no_rows(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []

@@ -1,0 +1,54 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.observe.report import write_report
+
+
+def test_the_page_says_what_the_files_say(workdir: Path) -> None:
+    page = write_report(workdir).read_text()
+    assert "60 updates in" in page and "held-out accuracy from 0.15 to 0.97" in page
+    for title in ("Learning", "Fleet", "Tokens per second", "Waits", "Cost"):
+        assert f"<h2>{title}" in page
+    assert "324,352 parameters" in page
+    assert page.count("<section>") == 5
+
+
+def test_the_page_needs_no_network(workdir: Path) -> None:
+    page = write_report(workdir).read_text()
+    markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert "http" not in markup
+    assert not re.search(r"<script[^>]*\ssrc=|<link", page)
+    assert "Plotly.newPlot" in page and page.count("plotly.js v") >= 1
+
+
+def test_a_run_that_has_not_begun(workdir: Path) -> None:
+    (workdir / "metrics.jsonl").unlink()
+    (workdir / "events.jsonl").unlink()
+    page = write_report(workdir).read_text()
+    assert "No step is finished yet." in page and "<section>" not in page
+
+
+def test_names_are_escaped(workdir: Path) -> None:
+    page = write_report(workdir.rename(workdir.parent / "<my&run>")).read_text()
+    assert "&lt;my&amp;run&gt;" in page and "<my&run>" not in page
+
+
+def test_a_folder_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="workdir"):
+        write_report(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command(workdir: Path, tmp_path: Path) -> None:
+    def report(folder: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "rlboost_jax.report", f"--workdir={folder}"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    good, bad = report(workdir), report(tmp_path)
+    assert good.returncode == 0 and Path(good.stdout.strip()) == workdir / "report.html"
+    assert bad.returncode == 1 and len(bad.stderr.splitlines()) == 1

@@ -1,0 +1,101 @@
+from typing import Any
+
+import pytest
+
+from rlboost_jax.observe.cost import reserved_only_dollars
+from rlboost_jax.observe.metrics import KEYS
+from rlboost_jax.observe.summary import Summary, duration, headline, summarize
+
+
+def rows(*values: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict.fromkeys(KEYS) | {"step": step, **row} for step, row in enumerate(values)]
+
+
+def test_reserved_alone_by_hand() -> None:
+    """300 tokens in 2 s of windows is 150 a second; 1200 delivered take 8 s, training 3 s."""
+    measured = {"seeding_window_seconds": 1.0, "tokens_delivered": 600, "publish_seconds": 0.5}
+    table = rows(
+        {**measured, "tokens_reserved": 100, "train_seconds": 1.0},
+        {**measured, "tokens_reserved": 200, "train_seconds": 1.0},
+    )
+    dollars = reserved_only_dollars(table, reserved_price_per_hour=36.0)
+    assert dollars == pytest.approx((8 + 3) * 36 / 3600)
+
+
+def test_without_reserved_tokens_there_is_no_estimate() -> None:
+    table = rows({"tokens_reserved": 0, "seeding_window_seconds": 0.0, "tokens_delivered": 9})
+    assert reserved_only_dollars(table, reserved_price_per_hour=36.0) is None
+    assert reserved_only_dollars([], reserved_price_per_hour=36.0) is None
+
+
+def test_first_and_last_are_of_what_was_measured() -> None:
+    table = rows(
+        {"accuracy": None, "reward_mean": 0.2, "step_seconds": 2.0, "max_logprob_gap": 1e-7},
+        {"accuracy": 0.3, "reward_mean": 0.4, "step_seconds": 3.0, "tokens_lost": 4},
+        {"accuracy": 0.9, "reward_mean": None, "instances_lost": 2, "tokens_lost": 5},
+    )
+    summary = summarize(table, reserved_price_per_hour=1.0)
+    assert (summary.first_accuracy, summary.last_accuracy) == (0.3, 0.9)
+    assert (summary.first_reward, summary.last_reward) == (0.2, 0.4)
+    assert (summary.seconds, summary.tokens_lost, summary.instances_lost) == (5.0, 9, 2)
+    assert summary.max_logprob_gap == 1e-7
+
+
+def summary(**changes: Any) -> Summary:
+    return Summary(
+        **{
+            "steps": 60,
+            "seconds": 72.0,
+            "first_accuracy": 0.11,
+            "last_accuracy": 0.94,
+            "first_reward": 0.2,
+            "last_reward": 0.9,
+            "instances_joined": 22,
+            "instances_lost": 21,
+            "requests_migrated": 0,
+            "tokens_generated": 0,
+            "tokens_lost": 0,
+            "max_logprob_gap": None,
+            "cost_dollars": 0.0,
+            "reserved_only_dollars": None,
+            **changes,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {},
+            "60 updates in 1 min 12 s took held-out accuracy from 0.11 to 0.94, "
+            "while 21 servers were lost and 22 joined.",
+        ),
+        (
+            {"steps": 1, "instances_lost": 1, "instances_joined": 0},
+            "1 update in 1 min 12 s took held-out accuracy from 0.11 to 0.94, "
+            "while 1 server was lost and 0 joined.",
+        ),
+        (
+            {"first_accuracy": None, "instances_lost": 0, "instances_joined": 0},
+            "60 updates in 1 min 12 s took the mean reward from 0.20 to 0.90, with a calm fleet.",
+        ),
+        ({"steps": 0}, "No step is finished yet."),
+    ],
+)
+def test_the_run_in_a_sentence(changes: dict[str, Any], sentence: str) -> None:
+    assert headline(summary(**changes)) == sentence
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0.0 s"),
+        (59.94, "59.9 s"),
+        (60, "1 min 0 s"),
+        (3599.6, "1 h 0 min"),
+        (12_000, "3 h 20 min"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,177 @@
+"""How a stream ends, and what a server does then."""
+
+import asyncio
+import threading
+
+import pytest
+
+from rlboost_jax.messages import (
+    Announce,
+    Generate,
+    Goodbye,
+    Leave,
+    Welcome,
+)
+from rlboost_jax.rollout import stream as module
+from rlboost_jax.rollout.stream import InstanceClient, Refused
+from rlboost_jax.rollout.worker import Worker
+
+
+def test_a_fresh_stream_begins_with_nothing_held(fakes):
+    async def scenario():
+        gate = threading.Semaphore(0)
+        engine = fakes.Engine(steps=1, gate=gate)
+        weights = fakes.Weights()
+        async with fakes.serving(engine, weights) as (manager, _, _):
+            stream = await fakes.ready(manager)
+            await stream.send(Generate(requests=(fakes.request(1, tokens=1000),)))
+            await stream.next()
+            gate.release(5)
+            await fakes.finished(stream, 5)
+            await manager.drop(stream)
+            gate.release(1000)
+            again = await fakes.ready(manager)
+            assert engine.held() == [] and weights.pulls == [1]  # it has that version
+            await again.send(Generate(requests=(fakes.request(2, tokens=3),)))
+            batch = await again.next()
+            assert (batch.sequence, batch.in_flight) == (0, 1)
+            assert list(await fakes.finished(again, 3)) == [2]
+
+    asyncio.run(scenario())
+
+
+def test_a_frame_that_is_no_message_ends_the_stream_only(fakes):
+    async def scenario():
+        async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, _):
+            stream, _ = await manager.accept()
+            await stream.socket.send_bytes(b"\xc1nonsense")
+            assert await stream.next() is None
+            await fakes.ready(manager)
+
+    asyncio.run(scenario())
+
+
+def test_leaves_after_what_the_dispatch_yields(fakes):
+    async def scenario():
+        gate = threading.Semaphore(0)
+        engine = fakes.Engine(steps=4, gate=gate)
+        async with fakes.serving(engine, fakes.Weights()) as (manager, client, running):
+            stream = await fakes.ready(manager)
+            await stream.send(Generate(requests=(fakes.request(1, tokens=50),)))
+            assert (await stream.next()).in_flight == 4
+            client.leave("SIGTERM")
+            gate.release(99)
+            *batches, goodbye = await stream.until(Goodbye)
+            assert goodbye == Goodbye(reason="SIGTERM")
+            announced = 4 + sum(batch.in_flight for batch in batches)
+            assert sum(len(batch.tokens) // 4 for batch in batches) == announced
+            assert await stream.next() is None
+            assert await running == "SIGTERM"
+
+    asyncio.run(scenario())
+
+
+def test_leaves_without_a_word_when_the_dispatch_does_not_end(fakes, monkeypatch):
+    monkeypatch.setattr(module, "LEAVE_SECONDS", 0.05)
+
+    async def scenario():
+        gate = threading.Semaphore(0)
+        async with fakes.serving(fakes.Engine(gate=gate), fakes.Weights()) as (
+            manager,
+            client,
+            running,
+        ):
+            stream = await fakes.ready(manager)
+            await stream.send(Generate(requests=(fakes.request(1, tokens=50),)))
+            await stream.next()
+            client.leave("SIGTERM")
+            assert await running == "SIGTERM"
+            assert await stream.next() is None  # no Goodbye: its tokens were not all sent
+            gate.release(99)
+
+    asyncio.run(scenario())
+
+
+def test_leaves_when_told_to(fakes):
+    async def scenario():
+        async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, running):
+            stream = await fakes.ready(manager)
+            await stream.send(Leave(reason="the run is over"))
+            assert await stream.next() == Goodbye(reason="the run is over")
+            assert await running == "the run is over"
+
+    asyncio.run(scenario())
+
+
+def test_leaves_when_no_manager_comes_back(fakes):
+    async def scenario():
+        async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, running):
+            manager.welcome = Welcome(instance="i", renew_seconds=1.0, orphan_seconds=0.0)
+            stream, _ = await manager.accept()
+            await manager.drop(stream)
+            assert await running == "no manager for 0 s"
+
+    asyncio.run(scenario())
+
+
+def test_looks_for_its_first_manager_as_long_as_it_was_told(fakes):
+    client = InstanceClient(
+        "127.0.0.1:9", "t", fakes.hello(), Worker(fakes.Engine()), None, orphan_seconds=0.0
+    )
+    assert asyncio.run(client.run()) == "no manager for 0 s"
+
+
+def test_a_wrong_token_is_final(fakes):
+    async def scenario():
+        async with fakes.serving(fakes.Engine(), fakes.Weights(), token="guess") as (_, _, running):
+            with pytest.raises(Refused, match="wrong token"):
+                await running
+
+    asyncio.run(scenario())
+
+
+def test_leave_in_place_of_welcome_is_final(fakes):
+    async def scenario():
+        async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, running):
+            manager.first = Leave(reason="the name 'i' is taken; give --name another")
+            await manager.accept()
+            with pytest.raises(Refused, match="is taken"):
+                await running
+
+    asyncio.run(scenario())
+
+
+def test_an_exception_of_the_engine_ends_the_run(fakes):
+    async def scenario():
+        engine = fakes.Engine()
+        async with fakes.serving(engine, fakes.Weights()) as (manager, _, running):
+            stream = await fakes.ready(manager)
+            engine.error = ZeroDivisionError("in the engine")
+            await stream.send(Generate(requests=(fakes.request(1, tokens=5),)))
+            with pytest.raises(ZeroDivisionError, match="in the engine"):
+                await running
+            assert not any(isinstance(m, Goodbye) for m in await drained(stream))
+
+    asyncio.run(scenario())
+
+
+def test_a_mistake_while_pulling_ends_the_run(fakes):
+    class Broken:
+        async def pull(self, manifest):
+            raise ZeroDivisionError("in the puller")
+
+    async def scenario():
+        async with fakes.serving(fakes.Engine(), Broken()) as (manager, _, running):
+            stream, _ = await manager.accept()
+            await stream.send(Announce(manifest=fakes.manifest(1)))
+            with pytest.raises(ZeroDivisionError, match="in the puller"):
+                await running
+
+    asyncio.run(scenario())
+
+
+async def drained(stream):
+    seen = []
+    while (message := await stream.next()) is not None:
+        seen.append(message)
+    return seen

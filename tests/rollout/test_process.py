@@ -1,0 +1,118 @@
+"""Real server processes with a real engine, forked, fed over HTTP, killed."""
+
+import asyncio
+import os
+import signal
+
+import jax
+import pytest
+from aiohttp import web
+
+from configs import tiny
+from rlboost_jax import messages
+from rlboost_jax.config.load import run_config, to_dict
+from rlboost_jax.fleet.local import LocalProvider, ServerNotStarted
+from rlboost_jax.messages import Announce, Generate, GenerateRequest, Goodbye, Sampling, TokenBatch
+from rlboost_jax.models.params import init_params
+from rlboost_jax.weights.snapshots import SnapshotStore
+
+pytestmark = pytest.mark.system
+PATIENCE_SECONDS = 120.0  # the first server compiles
+NUM_TOKENS = 40
+
+
+def request(response: list[int]) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=len(response),
+        step=0,
+        prompt=0,
+        sample=5,
+        version=1,
+        seed=0,
+        prompt_tokens=messages.pack_tokens([1, 2, 3]),
+        response_tokens=messages.pack_tokens(response),
+        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=NUM_TOKENS, stop_ids=()),
+    )
+
+
+async def tokens_of(stream, count: int) -> list[int]:
+    """At least so many tokens of the only request there is."""
+    tokens: list[int] = []
+    while len(tokens) < count:
+        batch = await stream.next()
+        assert isinstance(batch, TokenBatch)
+        tokens.extend(messages.unpack_tokens(batch.tokens).tolist())
+    return tokens
+
+
+def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monkeypatch):
+    """One server makes a rollout whole; two others, the first of them killed in the middle of
+    it, make the same one together."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    config = tiny.get_config()
+    config.compile_cache_dir = str(tmp_path / "cache")
+    config.weights.source = "http"
+    config.model.num_layers = 1
+    config.engine.slots = 4
+    run = run_config(config)
+    params = jax.device_get(init_params(run.model, 0))
+    store = SnapshotStore(tmp_path / "snapshots", dtype=run.weights.rollout_dtype, keep=1)
+    manifest = store.write(1, params, "d")
+    (tmp_path / "token").write_text("secret")
+
+    async def scenario():
+        exits: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+        async with fakes.manager(PATIENCE_SECONDS) as manager:
+            manager.config = lambda: web.json_response({"run_id": "r", **to_dict(run)})
+            manager.manifest = manifest
+            provider = LocalProvider(
+                tmp_path,
+                manager.address,
+                tmp_path / "token",
+                price_per_hour=2.0,
+                on_exit=lambda name, code: exits.put_nowait((name, code)),
+            )
+
+            async def join(name: str):
+                pid = await provider.start(name)
+                stream, hello = await manager.accept()
+                assert (hello.instance, hello.pid, hello.price_per_hour) == (name, pid, 2.0)
+                assert (hello.slots, hello.slot_tokens) == (run.engine.slots, run.slot_tokens)
+                await stream.send(Announce(manifest=manifest))
+                assert (await stream.next()).version == 1
+                return stream
+
+            try:
+                whole = await join("whole")
+                await whole.send(Generate(requests=(request([]),)))
+                wanted = await tokens_of(whole, NUM_TOKENS)
+                assert len(wanted) == NUM_TOKENS
+                await whole.send(Generate(requests=(request([]),)))
+                await whole.next()  # it is in the middle of a dispatch
+                assert await provider.signal("whole", signal.SIGTERM)
+                await whole.until(Goodbye)
+                assert await whole.next() is None
+                assert await exits.get() == ("whole", 0)
+                assert not await provider.signal("whole", signal.SIGTERM)
+
+                killed = await join("killed")
+                await killed.send(Generate(requests=(request([]),)))
+                collected = await tokens_of(killed, 8)
+                assert await provider.signal("killed", signal.SIGKILL)
+                assert await exits.get() == ("killed", -signal.SIGKILL)
+
+                heir = await join("heir")
+                await heir.send(Generate(requests=(request(collected),)))
+                rest = await tokens_of(heir, NUM_TOKENS - len(collected))
+                assert collected + rest == wanted
+                assert provider.pids.keys() == {"heir"}
+                pid = provider.pids["heir"]
+            finally:
+                await provider.close()
+            assert await exits.get() == ("heir", 0)
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+            with pytest.raises(ServerNotStarted, match="the run is over"):
+                await provider.start("late")
+
+    asyncio.run(scenario())
