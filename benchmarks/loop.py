@@ -10,7 +10,6 @@ in the same conditions, their ratio, and the window after each step.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import signal
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fluid import step_bound, step_bound_under_churn
+from benchmarks.fluid import step_bound
 from benchmarks.stand_in import STOP, StandInEngine, response_length, stand_in_hello
 from configs import base
 from rlboost_jax import messages

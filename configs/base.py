@@ -72,6 +72,7 @@ def get_config() -> ConfigDict:
     config.learner.max_gradient_norm = 1.0  # global norm to which gradients are clipped
     config.learner.mesh = (1, 1, 1)  # devices along (data, fsdp, tensor)
     config.learner.remat = False  # recompute activations in the backward pass
+    config.learner.attention = "auto"  # "paged": log-probs as the engine's; "dense"; auto chooses
 
     config.engine = ConfigDict()
     config.engine.slots = 64  # rollouts decoded together

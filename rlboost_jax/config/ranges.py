@@ -98,6 +98,7 @@ ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "algorithm.name": ("grpo",),
     "algorithm.loss_aggregation": ("token_mean", "sequence_mean"),
     "learner.schedule": ("constant", "linear", "cosine"),
+    "learner.attention": ("auto", "paged", "dense"),
     "engine.kv_dtype": DTYPES,
     "weights.rollout_dtype": DTYPES,
     "weights.source": ("auto", "directory", "http"),

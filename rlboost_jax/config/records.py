@@ -80,6 +80,7 @@ class LearnerConfig:
     max_gradient_norm: float
     mesh: tuple[int, int, int]  # devices along (data, fsdp, tensor)
     remat: bool
+    attention: str  # "auto" | "paged" (the engine's own order of sums) | "dense"
 
 
 @dataclass(frozen=True, kw_only=True)

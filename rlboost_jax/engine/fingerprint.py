@@ -33,7 +33,7 @@ def fingerprint(device: jax.Device, **settings: object) -> str:
         "device": device.device_kind,
         "cpu": _cpu() if device.platform == "cpu" else "",
         "xla_flags": _xla_flags(),
-        "matmul_precision": str(jax.config.jax_default_matmul_precision),
+        "matmul_precision": str(jax.config.jax_default_matmul_precision),  # type: ignore[attr-defined]
         **{name: _plain(value) for name, value in settings.items()},
     }
     text = "\n".join(f"{name}={facts[name]}" for name in sorted(facts))

@@ -124,9 +124,10 @@ def _pass_threshold(
 ) -> tuple[Int[Array, " T"], Float[Array, " T"]]:
     """The entry at which the cumulative weights pass `noise` times their total, and the total.
 
-    Goes down a tree whose nodes hold the sums of their children, so that no sum has more than
-    a few dozen terms. Rounding may make a child's running sum fall short of its parent's; the
-    last child of positive weight is taken then.
+    Goes down a tree whose nodes hold the sums of their children, so that every sum is short and
+    always of the same terms in the same order. Rounding may leave all children short of what is
+    sought, and then it is the last of positive weight; or lift a running sum at a child of
+    weight 0, which is passed over.
     """
     T, V = weights.shape
     levels = [weights]

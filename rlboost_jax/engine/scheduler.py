@@ -59,7 +59,7 @@ class Scheduler:
         self.prompts = SharedPrompts(self.pool)
         self.waiting: deque[Rollout] = deque()
         self.running: list[Rollout] = []  # oldest first
-        self._copies: dict[int, tuple[int, int]] = {}  # of the plan being made, by arrival
+        self._copies: list[tuple[int, int]] = []  # of the plan being made
 
     def add(self, rollout: Rollout) -> None:
         """Take a rollout younger than all before it."""
@@ -87,7 +87,7 @@ class Scheduler:
         The plan counts as carried out: chunks it runs are computed from now on. What it
         yields is told with `report` before the next plan is made.
         """
-        self._copies = {}
+        self._copies = []
         self._admit()
         for rollout in tuple(self.running):
             if rollout.ready and not self._holds(rollout, rollout.known) and self._runs(rollout):
@@ -107,7 +107,7 @@ class Scheduler:
             self._advance(item.rollout, item.count)
         return Plan(
             mixed=bool(prefill),
-            copies=tuple(self._copies.values()),
+            copies=tuple(self._copies),
             work=tuple(work),
             prefilled_again=again,
         )
@@ -126,7 +126,10 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
 
     def _prefill(self) -> list[Work]:
-        """Chunks of known tokens, oldest rollout first, in at most T rows."""
+        """Chunks of known tokens, oldest rollout first, in at most T rows.
+
+        Who has had a turn keeps it: a later, younger one evicts only those younger still.
+        """
         chunks: list[Work] = []
         if all(rollout.ready for rollout in self.running):
             return chunks
@@ -152,14 +155,12 @@ class Scheduler:
             start = rollout.computed
             ends = start + count == rollout.known
             chunks.append(Work(rollout=rollout, start=start, count=count, budget=int(ends)))
-        return [work for work in chunks if self._runs(work.rollout)]
+        return chunks
 
     def _leads(self, rollout: Rollout) -> set[PromptKey]:
         """The prompt that the rollout will have run soon, for siblings to wait for."""
-        missing = self.prompts.find(rollout) is None
-        return (
-            {rollout.prompt_key} if missing and rollout.computed < rollout.prompt_length else set()
-        )
+        through = rollout.computed >= rollout.prompt_length
+        return set() if through or self.prompts.find(rollout) else {rollout.prompt_key}
 
     def _chunk_tokens(self, rollout: Rollout, rows: int) -> int:
         """How many of the rollout's tokens can run in `rows` rows. Takes the pages for them."""
@@ -181,7 +182,7 @@ class Scheduler:
             return False
         # The source may have been given up for this very reservation. What it holds is still
         # there when the copy runs, before anything else of this plan.
-        self._copies[rollout.arrival] = (shared[len(full)], rollout.pages[-1])
+        self._copies.append((shared[len(full)], rollout.pages[-1]))
         rollout.computed = min(rollout.prompt_length, rollout.known - 1)
         return True
 
@@ -210,7 +211,6 @@ class Scheduler:
 
     def _evict(self, rollout: Rollout) -> None:
         self.pool.free(rollout.drop_pages())
-        self._copies.pop(rollout.arrival, None)
         self.waiting.appendleft(rollout)
 
     def _advance(self, rollout: Rollout, count: int) -> None:

@@ -17,6 +17,8 @@ def greedy_accuracy(
 
     The engine must hold a version and no requests; it holds none afterwards.
     """
+    if engine.version is None:
+        raise ValueError("the engine holds no parameters; call load first")
     sampling = Sampling(
         temperature=0.0,
         top_p=1.0,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 
 from rlboost_jax import messages
 
@@ -62,6 +63,7 @@ class ManagerLink:
         self._outbox: asyncio.Queue[messages.TrainerMessage] = asyncio.Queue()
         self._publish: messages.Publish | None = None
         self._begin: messages.BeginStep | None = None
+        self._next_step = 0
         self._trained: messages.StepTrained | None = None  # not yet answered
         self.status: messages.FleetStatus | None = None  # the newest
         self.welcome: messages.TrainerWelcome | None = None
@@ -72,8 +74,8 @@ class ManagerLink:
         """Dial, and block until the manager has answered.
 
         Args:
-            hello: first message of every stream; its step is brought up to date when the
-                manager is dialled again.
+            hello: first message of every stream; its step and window are brought up to date
+                when the manager is dialled again.
 
         Raises:
             ManagerLost, or whatever `locate` raises.
@@ -175,24 +177,18 @@ class ManagerLink:
     async def _say_again(
         self, stream: aiohttp.ClientWebSocketResponse, hello: messages.TrainerHello
     ) -> None:
-        if self._begin is not None:
-            hello = messages.TrainerHello(
-                run_id=hello.run_id,
-                step=self._begin.step,
-                window=self.welcome.window if self.welcome else hello.window,
-                pid=hello.pid,
-            )
+        window = self.welcome.window if self.welcome else hello.window
+        hello = msgspec.structs.replace(hello, step=max(hello.step, self._next_step), window=window)
         again = [hello, self._publish, self._begin, self._trained]
         # What still waits to be sent for the first time is among these or, being a
         # commit or the end, follows in its own turn.
-        later = []
+        later: list[messages.TrainerMessage] = []
         while not self._outbox.empty():
             message = self._outbox.get_nowait()
             if isinstance(message, messages.StepCommitted | messages.EndRun):
                 later.append(message)
-        for message in [*again, *later]:
-            if message is not None:
-                await stream.send_bytes(messages.encode(message))
+        for message in (m for m in [*again, *later] if m is not None):
+            await stream.send_bytes(messages.encode(message))
 
     async def _drain(self, stream: aiohttp.ClientWebSocketResponse) -> None:
         while True:
@@ -208,7 +204,8 @@ class ManagerLink:
                 if first:
                     self._inbox.put(message)
             case messages.StepReport():
-                self._trained = None
+                self._begin = self._trained = None  # nothing of that step is to be said again
+                self._next_step = message.step + 1
                 self._inbox.put(message)
             case _:
                 self._inbox.put(message)

@@ -79,7 +79,7 @@ class TrainingLoop:
         """Generate and train one step; returns its row of metrics.
 
         Raises:
-            NotFinite: nothing was applied.
+            NotFinite: `state` is of no more use; the last checkpoint is.
         """
         since = time.perf_counter()
         prompts = self._prompts.step(step)

@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 START_SECONDS = 20.0
@@ -56,8 +57,9 @@ class ManagerProcess:
 
     def _pid(self) -> int | None:
         record = self._record()
-        ours = record is not None and record.get("run_id") == self._run_id
-        return record["pid"] if ours and _alive(record["pid"]) else None
+        if record is None or record.get("run_id") != self._run_id or not _alive(record["pid"]):
+            return None
+        return int(record["pid"])
 
     def _running(self, pid: int) -> bool:
         if self._child is not None and self._child.pid == pid:
@@ -114,7 +116,7 @@ class ManagerProcess:
         return found
 
     @staticmethod
-    def _wait(settled, seconds: float) -> bool:
+    def _wait(settled: Callable[[], bool], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while not settled():
             if time.monotonic() > deadline:

@@ -1,9 +1,9 @@
 """The trainer's own engine: an instance of the fleet that shares the learner's devices."""
 
+import asyncio
 import os
 import socket
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -39,7 +39,7 @@ class ReservedEngine:
         self._on_failure = on_failure
         self._worker = Worker(engine)
         self._client: InstanceClient | None = None
-        self._running: Future | None = None
+        self._running: asyncio.Future[None] | None = None
 
     def connect(self, address: str, token: str) -> None:
         """Join the fleet of the manager at `address`."""
@@ -74,7 +74,9 @@ class ReservedEngine:
         assert self._client is not None
         self._thread.run(self._client.offer(params, version))
 
-    def accuracy(self, params: Params, version: int, task: Task, prompts: list[Prompt]) -> float:
+    def accuracy(
+        self, params: Params, version: int, task: Task, prompts: Sequence[Prompt]
+    ) -> float:
         """Greedy held-out accuracy of `params`; the engine has no work meanwhile."""
 
         def evaluate(engine: Engine) -> float:

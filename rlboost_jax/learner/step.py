@@ -27,6 +27,7 @@ from rlboost_jax.learner.state import (
     make_optimizer,
     state_shardings,
 )
+from rlboost_jax.models.attention import MOST_PAGED_TOKENS
 from rlboost_jax.models.forward import head, hidden_states
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, replicated
@@ -179,6 +180,14 @@ def _gradients(
         return grads, sums
 
     return gradients
+
+
+def _attention(learner: LearnerConfig, mesh: Mesh, num_tokens: int) -> str:
+    """ "auto" takes the engine's order of sums where the kernel runs well: one device, rows
+    that are not many."""
+    if learner.attention != "auto":
+        return learner.attention
+    return "paged" if mesh.size == 1 and num_tokens <= MOST_PAGED_TOKENS else "dense"
 
 
 def _apply(

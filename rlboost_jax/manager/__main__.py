@@ -23,7 +23,7 @@ from aiohttp import web
 
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import read_run_config, read_run_id
-from rlboost_jax.config.records import FleetConfig, RunConfig
+from rlboost_jax.config.records import FleetConfig, ManagerConfig, RunConfig
 from rlboost_jax.fleet.local import LocalProvider
 from rlboost_jax.fleet.market import MarketEvent, initial_capacity, market_events
 from rlboost_jax.manager.app import make_app
@@ -97,8 +97,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
         try:
-            site = web.TCPSite(runner, run.manager.host, run.manager.port)
-            await site.start()
+            await _listen(runner, run.manager, _former_port(workdir, run_id))
             host, port = runner.addresses[0][:2]
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             with _manager_file(workdir, address, token_file, run_id):
@@ -148,6 +147,24 @@ async def _market(
             yield MachineAdded(event.name)
         else:
             yield MachineRemoved(event.name, event.kind == "terminate", event.draw)
+
+
+async def _listen(runner: web.AppRunner, settings: ManagerConfig, former_port: int) -> None:
+    """On the port of the settings, or on the one before where any will do and it is free."""
+    if settings.port == 0 and former_port:
+        with contextlib.suppress(OSError):
+            await web.TCPSite(runner, settings.host, former_port).start()
+            return
+    await web.TCPSite(runner, settings.host, settings.port).start()
+
+
+def _former_port(workdir: Path, run_id: str) -> int:
+    """Where a manager of this run that was killed used to listen; its servers dial on. 0: none."""
+    try:
+        record = json.loads((workdir / "manager.json").read_text())
+        return int(record["address"].rpartition(":")[2]) if record["run_id"] == run_id else 0
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _token(path: Path) -> str:

@@ -61,7 +61,7 @@ class MachineAdded:
 class MachineRemoved:
     """The market takes a machine back, with the server on it.
 
-    "" takes that of some server, one at work where there is one; `draw` in [0, 1) says
+    "" takes that of some server at work, as soon as there is one; `draw` in [0, 1) says
     which, so that chance stays with the sender.
     """
 

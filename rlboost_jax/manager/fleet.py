@@ -8,17 +8,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlboost_jax.manager.events import MachineRemoved
+
 FIRST_RETRY_SECONDS = 0.5  # after a server ended before it was ever ready; doubles each time
 LAST_RETRY_SECONDS = 30.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A server that the market may take namelessly: it has joined, and so has something to lose."""
-
-    name: str
-    ready: bool
-    held: int  # rollouts
 
 
 @dataclass(slots=True)
@@ -37,26 +30,22 @@ def wanted(*, machines: int, max_instances: int, cap: int | None) -> int:
     return max(0, min(machines, max_instances, machines if cap is None else cap))
 
 
-def victim(candidates: Sequence[Candidate], draw: float) -> str | None:
-    """Whom a nameless removal hits: one at work where there is one, else a ready one, else any.
-
-    None where there is nobody: the removal comes to nothing.
+def victim(working: Sequence[str], draw: float) -> str | None:
+    """Whom a nameless removal hits, None if nobody is at work.
 
     Args:
-        draw: in [0, 1), chooses among equals in the order given.
+        working: servers with tokens in the making.
+        draw: in [0, 1), chooses among them.
     """
-    for chosen in (
-        [c for c in candidates if c.ready and c.held],
-        [c for c in candidates if c.ready],
-        list(candidates),
-    ):
-        if chosen:
-            return chosen[min(int(draw * len(chosen)), len(chosen) - 1)].name
-    return None
+    return working[min(int(draw * len(working)), len(working) - 1)] if working else None
 
 
 class Fleet:
-    """Machines on loan and the provider's servers on them, from their start to their exit."""
+    """Machines on loan and the provider's servers on them, from their start to their exit.
+
+    A removal that names no machine is a blow to some server at work. With none at work it
+    waits for one; others that come meanwhile are the same blow.
+    """
 
     def __init__(self, max_instances: int, *, adaptive_cap: bool) -> None:
         self._max_instances = max_instances
@@ -64,7 +53,9 @@ class Fleet:
         self.machines: dict[str, str] = {}  # name → server on it, "" where free
         self.servers: dict[str, Server] = {}
         self.retry_at = -math.inf
-        self._taken: list[str] = []  # machines that chaos took and did not return yet
+        self.blow: MachineRemoved | None = None  # nameless: falls once a server is at work
+        self._returned_early = False  # the machine that the blow will take
+        self._taken: list[str] = []  # machines taken by blows and not returned yet
         self._failures = 0
         self._numbers = 0
 
@@ -81,6 +72,8 @@ class Fleet:
         """One machine more; "" returns the one that was taken first without a name."""
         if not machine and self._taken:
             machine = self._taken.pop(0)
+        elif not machine and self.blow is not None:
+            self._returned_early = True
         if machine:
             self.machines.setdefault(machine, "")
 
@@ -98,6 +91,10 @@ class Fleet:
         machine = self.servers[name].machine
         self.take(machine)
         self._taken.append(machine)
+        self.blow = None
+        if self._returned_early:
+            self._returned_early = False
+            self.lend("")
 
     def missing(self, instance_cap: int) -> int:
         """Servers to start, the pause after a failed start not considered.

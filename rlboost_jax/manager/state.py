@@ -21,8 +21,8 @@ from rlboost_jax.manager.events import (
     Tick,
     TrainerGone,
 )
-from rlboost_jax.manager.fleet import Candidate, Fleet, victim
-from rlboost_jax.manager.instances import Instance, Roster
+from rlboost_jax.manager.fleet import Fleet, victim
+from rlboost_jax.manager.instances import Roster
 from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.servers import Servers
@@ -60,6 +60,7 @@ class Manager:
             return []
         changed = self._take(event, now)
         changed |= self.servers.expire(now)
+        changed |= self._strike()
         if changed or now >= min(self._window_at(), self._retry_at()):
             self.work.settle(now)
             self._staff(now)
@@ -131,31 +132,32 @@ class Manager:
         return True
 
     def _remove(self, event: MachineRemoved) -> None:
-        """The market takes a machine; with notice, its server gets no more work."""
-        connected = {i.hello.instance: i for i in self.roster if not i.reserved}
-        if event.machine:
-            name = self.fleet.take(event.machine)
-        else:
-            name = victim(self._candidates(connected), event.draw) or ""
-            if name:
-                self.fleet.take_under(name)
-        if not name:
-            return
-        self._outbox.signal(name, notice=event.notice)
-        if event.notice and name in connected:
-            self.roster.retire(connected[name])
-            self._outbox.record("notice", connected[name].name)
+        """The market takes a machine back."""
+        if not event.machine:
+            self.fleet.blow = self.fleet.blow or event
+        elif name := self.fleet.take(event.machine):
+            self._signal(name, event.notice)
 
-    def _candidates(self, connected: dict[str, Instance]) -> list[Candidate]:
-        return [
-            Candidate(
-                name=name,
-                ready=connected[name].state == "ready",
-                held=len(connected[name].held),
-            )
-            for name in self.fleet.standing
-            if name in connected
-        ]
+    def _strike(self) -> bool:
+        """Let a waiting blow fall if a server is at work; whether it did."""
+        blow = self.fleet.blow
+        if blow is None:
+            return False
+        working = {i.hello.instance for i in self.roster if i.state == "ready" and i.in_flight}
+        name = victim([name for name in self.fleet.standing if name in working], blow.draw)
+        if name is None:
+            return False
+        self.fleet.take_under(name)
+        self._signal(name, blow.notice)
+        return True
+
+    def _signal(self, name: str, notice: bool) -> None:
+        """End a server. Under notice it gets no more work."""
+        self._outbox.signal(name, notice=notice)
+        for instance in self.roster:
+            if notice and not instance.reserved and instance.hello.instance == name:
+                self.roster.retire(instance)
+                self._outbox.record("notice", instance.name)
 
     def _staff(self, now: float) -> None:
         missing = self.fleet.missing(self.trainer.window.instance_cap)

@@ -32,7 +32,7 @@ class Work:
         step = self._ledger.active
         if step is None:
             return
-        reserved = [i for i in self._roster if i.reserved and i.ready_for(step)]
+        reserved = self.reserved(step)
         remote = self.remote(step)
         self._turn(step, bool(remote), now)
         if step.finished:
@@ -45,6 +45,14 @@ class Work:
         idle = reserved and not any(i.held for i in reserved)
         if self.seeding.open and remote and idle and not step.num_waiting:
             self._close(step, "reserved engines have nothing left", now)
+
+    def reserved(self, step: Step) -> list[Instance]:
+        """The trainer's engines, if the trainer has begun the step.
+
+        Such an engine names a version and no digest: until then it may hold other bits.
+        """
+        begun = self._outbox.begun
+        return [i for i in self._roster if i.reserved and begun and i.ready_for(step)]
 
     def remote(self, step: Step) -> list[Instance]:
         """Preemptible instances that can work on a step, in the order in which they joined."""

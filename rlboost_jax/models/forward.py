@@ -8,17 +8,16 @@ nothing but arrays.
 import functools
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.models.attention import row_attention
 from rlboost_jax.models.decoder import Attend, DecoderLayer, Embedding, Head
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding
 
-_MASKED = -1e30  # a score that weighs exactly 0 after the softmax and never makes a NaN
 _UNROLLED_LAYERS = 4  # a loop halves the speed on CPU; deeper models would compile for too long
 
 
@@ -59,6 +58,7 @@ def hidden_states(
     *,
     remat: bool,
     mesh: Mesh | None = None,
+    attention: str = "dense",
 ) -> Float[Array, "B*T E"]:
     """The residual stream after the last layer, before its norm, for packed rows.
 
@@ -68,12 +68,13 @@ def hidden_states(
         segments: which sequence each token of a row belongs to.
         remat: keep one residual stream per layer and recompute the rest backwards.
         mesh: where to keep the rows split; None leaves the layout alone.
+        attention: "dense" or "paged", see `attention.py`.
     """
 
     def keep_split(x: Float[Array, "N E"]) -> Float[Array, "N E"]:
         return x if mesh is None else jax.lax.with_sharding_constraint(x, batch_sharding(mesh))
 
-    attend = functools.partial(_attend_rows, visible=_visible(segments))
+    attend = row_attention(segments, attention)
 
     def layer(x: Float[Array, "N E"], layer_params: Params) -> tuple[Float[Array, "N E"], None]:
         return keep_split(apply_layer(config, layer_params, x, positions.reshape(-1), attend)), None
@@ -86,35 +87,6 @@ def hidden_states(
         unroll=config.num_layers <= _UNROLLED_LAYERS,
     )
     return x
-
-
-def _visible(segments: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-    """Entry [b, t, s]: may token t of row b look at token s?"""
-    T = segments.shape[1]
-    causal = jnp.tril(jnp.ones((1, T, T), bool))
-    return causal & (segments[:, :, None] == segments[:, None, :])
-
-
-def _attend_rows(
-    q: Float[Array, "N H D"],
-    k: Float[Array, "N K D"],
-    v: Float[Array, "N K D"],
-    *,
-    visible: Bool[Array, "B T T"],
-) -> Float[Array, "N H D"]:
-    """Dense attention within rows of equal length, with float32 scores."""
-    (N, H, D), K, (B, T, _) = q.shape, k.shape[1], visible.shape
-    # Scaled before the product and not after it, as in the engine's kernel: large scores then
-    # round alike in both, and the log-probabilities of both agree a few times better.
-    q = (q.astype(jnp.float32) * D**-0.5).astype(q.dtype)
-    q_BKGTD = q.reshape(B, T, K, H // K, D).transpose(0, 2, 3, 1, 4)
-    k_BKSD = k.reshape(B, T, K, D).transpose(0, 2, 1, 3)
-    v_BKSD = v.reshape(B, T, K, D).transpose(0, 2, 1, 3)
-    scores = jnp.einsum("bkgtd,bksd->bkgts", q_BKGTD, k_BKSD, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible[:, None, None], scores, _MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out_BKGTD = jnp.einsum("bkgts,bksd->bkgtd", weights, v_BKSD)
-    return out_BKGTD.transpose(0, 3, 1, 2, 4).reshape(N, H, D)
 
 
 @functools.cache

@@ -142,6 +142,20 @@ def test_a_long_prompt_is_prefilled_within_one_begin(
     assert drain(engine)[1][0] == oracle.rollout(request)[0]
 
 
+def test_tokens_run_again_are_counted(build_engine: Build, request_of: Requests) -> None:
+    requests = [request_of(i, [i, 4], group=i, stop_ids=()) for i in range(6)]
+
+    def prefilled_again(engine: Engine) -> int:
+        engine.submit(requests)
+        again = 0
+        while engine.begin():
+            again += engine.finish().prefilled_again
+        return again
+
+    assert prefilled_again(build_engine()) == 0
+    assert prefilled_again(build_engine(num_pages=11)) > 0  # six rollouts on the pages of one
+
+
 def test_release_between_dispatches_only(build_engine: Build, request_of: Requests) -> None:
     engine = build_engine()
     engine.submit([request_of(i, PROMPTS[1]) for i in range(8)])

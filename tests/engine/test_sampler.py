@@ -142,7 +142,7 @@ def test_greedy_takes_the_first_largest_logit_with_probability_one() -> None:
 @pytest.mark.parametrize("truncated", [False, True])
 @pytest.mark.parametrize("make", ["ends", "one", "first", "last", "spread"])
 def test_never_yields_an_impossible_token(truncated: bool, make: str) -> None:
-    """At the ends of the noise, with most of the vocabulary impossible."""
+    """At the very ends of the noise and beyond, with most of the vocabulary impossible."""
     V = VOCABULARY
     logits = np.full(V, -np.inf)
     chosen: dict[str, Callable[[], list[int]]] = {
@@ -155,11 +155,13 @@ def test_never_yields_an_impossible_token(truncated: bool, make: str) -> None:
     possible = chosen[make]()
     logits[possible] = np.random.default_rng(5).normal(0, 8, len(possible))
     tiny = np.finfo(np.float32).tiny
-    noise = np.concatenate([[tiny, 2.0**-24, 1 - 2.0**-24], np.random.default_rng(6).random(400)])
+    noise = np.concatenate(
+        [[0, tiny, 2.0**-24, 1 - 2.0**-24, 1], np.random.default_rng(6).random(400)]
+    )
     tokens, logprobs = draw(logits, noise, truncated=truncated)
     assert set(tokens.tolist()) <= set(possible)
     assert np.isfinite(logprobs).all()
-    assert tokens[0] == possible[0]
+    assert (tokens[0], tokens[4]) == (possible[0], possible[-1])
 
 
 def test_a_tiny_temperature_is_greedy_and_finite() -> None:

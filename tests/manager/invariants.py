@@ -39,7 +39,7 @@ def _nothing_idle(world: World) -> None:
     if step is None or not step.num_waiting or manager.over:
         return
     remote = manager.work.remote(step)
-    reserved = [i for i in manager.roster if i.reserved and i.ready_for(step)]
+    reserved = manager.work.reserved(step)
     assert manager.work.seeding.open or remote, "no one is eligible"
     for instance in remote + (reserved if manager.work.seeding.open else []):
         assert len(instance.held) >= instance.slots + world.settings.manager.max_pending

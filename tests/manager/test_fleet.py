@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.manager.fleet import Candidate, Fleet, victim, wanted
+from rlboost_jax.manager.events import MachineRemoved
+from rlboost_jax.manager.fleet import Fleet, victim, wanted
 
 
 @pytest.mark.parametrize(
@@ -17,17 +18,9 @@ def test_as_many_as_all_limits_allow(
     assert wanted(machines=machines, max_instances=max_instances, cap=cap) == servers
 
 
-def candidate(name: str, *, ready: bool = True, held: int = 0) -> Candidate:
-    return Candidate(name=name, ready=ready, held=held)
-
-
-def test_a_removal_prefers_whoever_works() -> None:
-    starting, ready = candidate("starting", ready=False), candidate("ready")
-    working = [candidate("a", held=1), candidate("b", held=9)]
-    assert victim([starting, ready, *working], 0.0) == "a"
-    assert victim([starting, ready, *working], 0.999) == "b"
-    assert victim([starting, ready], 0.999) == "ready"
-    assert victim([starting], 0.5) == "starting"
+def test_a_removal_hits_whoever_works() -> None:
+    assert victim(["a", "b"], 0.0) == "a"
+    assert victim(["a", "b"], 0.999) == "b"
     assert victim([], 0.5) is None
 
 
@@ -60,6 +53,18 @@ def test_chaos_returns_only_what_it_took() -> None:
     fleet.lend("")
     fleet.lend("")
     assert list(fleet.machines) == ["m0", "m1"] and fleet.missing(1) == 1
+
+
+def test_a_machine_may_be_returned_before_the_blow_falls() -> None:
+    fleet = lent(2)
+    fleet.start(2)
+    fleet.blow = MachineRemoved("", notice=False)
+    fleet.lend("")
+    assert len(fleet.machines) == 2
+    fleet.take_under("local-1")
+    fleet.exited("local-1", 0.0)
+    assert fleet.blow is None
+    assert sorted(fleet.machines) == ["m0", "m1"] and fleet.missing(1) == 1
 
 
 def test_a_trace_may_take_for_good_what_chaos_took() -> None:

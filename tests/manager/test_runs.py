@@ -104,9 +104,10 @@ def test_the_market_gives_and_takes() -> None:
     desk = seeded(manager__seeding=False)
     desk.publish(0)
     assert [a for a in desk(MachineAdded("m1")) if isinstance(a, Start)] == [Start("local-1")]
-    assert not desk(MachineRemoved("", notice=False)), "it has not even joined"
+    assert not desk(MachineRemoved("", notice=True)), "it has not even joined"
     desk.join(A, version=0, instance="local-1")
-    desk(MachineRemoved("", notice=True))
+    assert not [a for a in desk.actions if isinstance(a, Signal)], "it is not at work"
+    desk.tokens(A, [], in_flight=8)
     assert Signal("local-1", notice=True) in desk.actions and desk.records("notice")
     assert desk.manager.status(0.0).instances[-1].state == "leaving"
     desk.server(A, m.Goodbye(reason="SIGTERM"))

@@ -39,6 +39,7 @@ async def served(manifest: Manifest, *middlewares, token: str = "secret"):
     await server.start_server()
     yield Http(f"http://{server.host}:{server.port}", "secret"), seen
     await server.close()
+    await asyncio.sleep(0)  # transports close their sockets in the next turn of the loop
 
 
 def remote(manifest: Manifest) -> Manifest:
