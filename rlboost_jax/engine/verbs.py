@@ -158,7 +158,6 @@ class SlotEngine:
             self._pool.share(full)
             place.rollout.take_pages([*full, *self._pool.alloc(1)])
             copies.append((leader.pages[len(full)], place.rollout.pages[-1]))
-            place.rollout.computed = leader.prompt_length - 1
         self._engine.pools = self._engine.programs.copy_pages(
             self._engine.pools, metadata.pack_copies(self._layout, copies)
         )

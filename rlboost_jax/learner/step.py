@@ -128,7 +128,14 @@ def _gradients(
             jnp.asarray, (batch.tokens, batch.positions, batch.segments)
         )
         x = hidden_states(
-            model, params, tokens, positions, segments, remat=learner.remat, mesh=mesh
+            model,
+            params,
+            tokens,
+            positions,
+            segments,
+            remat=learner.remat,
+            mesh=mesh,
+            attention=_attention(learner, mesh, tokens.size),
         )
         return head(model, params, x)
 

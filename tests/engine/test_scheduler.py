@@ -119,7 +119,7 @@ def draw_request(
     return make_request(request_id, prompt, response[:have], group, most, stop_ids)
 
 
-@settings(max_examples=300)
+@settings(max_examples=500)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_every_rollout_gets_its_tokens_whatever_happens(seed: int) -> None:
     """Random submissions, releases and page shortages: nothing lost, doubled, mixed up or stuck."""

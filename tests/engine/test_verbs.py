@@ -70,6 +70,11 @@ def test_a_group_is_inserted_in_bulk(
         bits = [data.logprobs.view(np.int32).item() for data in valid]
         assert (tokens, bits) == expected[request.request_id]
         assert [data.lengths.item() for data in valid] == [1, 2, 3, 4]
+    # 6 prompt tokens on pages of 4: one shared page, and for each the last one and a half.
+    assert verbs._pool.num_held == 1 + 4 * 2
+    for slot in rows:
+        state = verbs.free_resource(state, slot=slot)
+    assert verbs._pool.num_held == 0 and not state.slots
 
 
 def test_misuse_is_an_error(build_engine: Build, request_of: Requests) -> None:
