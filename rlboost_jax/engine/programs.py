@@ -151,7 +151,9 @@ class Programs:
         x = embed(self.model, params, rows.tokens)
         for layer in params["layers"]:
             x = apply_layer(self.model, layer, x, rows.positions, attend)
-        return x, tuple(written)
+        # The two programs take different rows from here on. Without a barrier the compiler may
+        # keep bfloat16 values unrounded up to their next use in one of them and not in the other.
+        return jax.lax.optimization_barrier(x), tuple(written)
 
     def _sample(
         self,
