@@ -10,6 +10,7 @@ W tokens, c seconds of training, n instances. T is least where the two are equal
 t = 0 when the instances alone are done before the training is.
 """
 
+import math
 from collections.abc import Sequence
 
 
@@ -28,7 +29,7 @@ def step_bound(
         train_seconds: learner time for all of them.
         reserved_rate: tokens per second of the reserved devices while seeding.
         instance_rate: tokens per second of one preemptible instance.
-        instances: how many there are, or their mean over the step.
+        instances: how many there are.
     """
     remote = instances * instance_rate
     window = max(0.0, (tokens - remote * train_seconds) / (reserved_rate + remote))
@@ -48,26 +49,30 @@ def step_bound_under_churn(
 
     Args:
         start: when the step begins, seconds.
-        changes: (time, instances from then on), in time order; the first at or before `start`.
+        changes: (time, instances from then on), in time order. Before the first there are
+            none; after the last nothing changes any more.
 
     The window is the least for which the tokens are done by its end plus `train_seconds`;
-    as both sides move one way it is found by bisection.
+    as both sides grow with it, it is found by bisection.
     """
 
     def generated(window: float) -> float:
-        end = start + window + train_seconds
-        remote = 0.0
-        for (since, count), (until, _) in zip(
-            changes, [*changes[1:], (float("inf"), 0)], strict=True
-        ):
-            seconds = min(until, end) - max(since, start)
-            remote += max(0.0, seconds) * count * instance_rate
-        return remote + window * reserved_rate
+        seconds = _instance_seconds(changes, start, start + window + train_seconds)
+        return seconds * instance_rate + window * reserved_rate
 
     low, high = 0.0, tokens / reserved_rate
-    if generated(0.0) >= tokens:
+    if generated(low) >= tokens:
         return train_seconds, 0.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if generated(middle) >= tokens else (middle, high)
     return high + train_seconds, high
+
+
+def _instance_seconds(changes: Sequence[tuple[float, int]], start: float, end: float) -> float:
+    """Integral of the number of instances from `start` to `end`."""
+    untils = [*(since for since, _ in changes[1:]), math.inf]
+    return sum(
+        count * max(0.0, min(until, end) - max(since, start))
+        for (since, count), until in zip(changes, untils, strict=True)
+    )

@@ -1,23 +1,31 @@
-"""A rollout server without a model: it samples at a set rate, and the rest is real.
+"""Rollout servers without a model: they sample at a set rate, and the rest is real.
 
-    python benchmarks/stand_in.py --manager=HOST:PORT --token_file=F --rate=2000
+    python -m benchmarks.stand_in --manager=HOST:PORT --token_file=F --rate=4000
 
 Process, stream, worker thread and messages are those of `rlboost_jax.rollout`; only the
 engine is a clock. All rollouts in slots advance together and a dispatch of n tokens takes
 n / rate seconds, so that the rate does not depend on how many there are.
+
+With `--nursery` it forks such servers on request, in the language of
+`rlboost_jax.fleet.zygote`: a joiner is there at once, and its imports take no time from
+the others.
 """
 
 import argparse
 import asyncio
+import functools
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rlboost_jax.fleet.zygote import Zygote
 from rlboost_jax.messages import GenerateRequest, Hello, Manifest, unpack_tokens
 from rlboost_jax.rollout.stream import InstanceClient
 from rlboost_jax.rollout.worker import Worker
@@ -25,30 +33,46 @@ from rlboost_jax.rollout.worker import Worker
 STOP = 1
 FILLER = 2
 FINGERPRINT = "stand-in"
+SHORTEST = 4  # tokens of a response
+CATCH_UP_SECONDS = 0.02  # of lateness of this machine that a busy engine makes up for
 
 
-def response_length(sample: int, step: int, *, mean: float, longest: int) -> int:
-    """Tokens of a response: exponential, at least 4; the same wherever it is sampled."""
-    draw = np.random.default_rng([step, sample]).exponential(mean)
-    return int(min(max(4, draw), longest))
+@functools.lru_cache(maxsize=8)
+def response_lengths(step: int, *, samples: int, mean: float, longest: int) -> NDArray[np.int64]:
+    """Tokens of each response of a step: exponential, the same wherever it is sampled."""
+    draws = np.random.default_rng(step).exponential(mean, samples)
+    return np.clip(draws, SHORTEST, longest).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandIn:
+    """What an engine without a model is made of."""
+
+    rate: float  # tokens per second, whatever the batch
+    slots: int
+    steps: int  # tokens per rollout and dispatch
+    samples: int  # responses of a training step
+    mean: float  # tokens of a response, on average
+    longest: int
 
 
 @dataclass
 class Dispatch:
+    """See `rlboost_jax.rollout.worker.DispatchLike`."""
+
     version: int
-    request_ids: np.ndarray
-    counts: np.ndarray
-    tokens: np.ndarray
-    logprobs: np.ndarray
+    request_ids: NDArray[np.uint32]
+    counts: NDArray[np.uint16]
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
     prefilled_again: int = 0
 
 
 class StandInEngine:
     """Interface of `rlboost_jax.engine.engine.Engine`, as far as a worker uses it."""
 
-    def __init__(self, *, rate: float, slots: int, steps: int, mean: float, longest: int):
-        self.slots, self.slot_tokens = slots, longest + 8
-        self._rate, self._steps, self._mean, self._longest = rate, steps, mean, longest
+    def __init__(self, settings: StandIn) -> None:
+        self.settings = settings
         self.version: int | None = None
         self._left: dict[int, int] = {}  # request id → tokens to go, in order of arrival
         self._due = 0.0
@@ -56,7 +80,7 @@ class StandInEngine:
 
     @property
     def running(self) -> int:
-        return min(len(self._left), self.slots)
+        return min(len(self._left), self.settings.slots)
 
     @property
     def waiting(self) -> int:
@@ -69,30 +93,31 @@ class StandInEngine:
         return list(self._left)
 
     def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        own = self.settings
         for request in requests:
-            length = response_length(
-                request.sample, request.step, mean=self._mean, longest=self._longest
+            lengths = response_lengths(
+                request.step, samples=own.samples, mean=own.mean, longest=own.longest
             )
             done = len(unpack_tokens(request.response_tokens))
-            self._left[request.request_id] = length - done
+            self._left[request.request_id] = int(lengths[request.sample]) - done
 
     def release(self, request_ids: Sequence[int]) -> list[int]:
         return [i for i in request_ids if self._left.pop(i, None) is not None]
 
     def begin(self) -> int:
-        ids = list(self._left)[: self.slots]
-        self._plan = [(i, min(self._steps, self._left[i])) for i in ids]
+        busy = bool(self._plan)
+        ids = list(self._left)[: self.settings.slots]
+        self._plan = [(i, min(self.settings.steps, self._left[i])) for i in ids]
         total = sum(count for _, count in self._plan)
-        # Time lost to the machine's own scheduling is not made up for, except that a
-        # dispatch which follows at once counts from when the last one was due.
+        # A device has its next dispatch queued and does not wait for a late host: a
+        # dispatch that follows another counts from when that was due.
         now = time.perf_counter()
-        self._due = max(now - 0.002, self._due) + total / self._rate
+        start = max(now - CATCH_UP_SECONDS, self._due) if busy else now
+        self._due = start + total / self.settings.rate
         return total
 
     def finish(self) -> Dispatch:
-        delay = self._due - time.perf_counter()
-        if delay > 0:
-            time.sleep(delay)
+        time.sleep(max(0.0, self._due - time.perf_counter()))
         tokens: list[int] = []
         for request_id, count in self._plan:
             self._left[request_id] -= count
@@ -109,13 +134,13 @@ class StandInEngine:
         )
 
 
-def stand_in_hello(name: str, engine: StandInEngine, *, reserved: bool) -> Hello:
+def stand_in_hello(name: str, settings: StandIn, *, reserved: bool) -> Hello:
     return Hello(
         instance=name,
         reserved=reserved,
-        slots=engine.slots,
-        slot_tokens=engine.slot_tokens,
-        price_per_hour=2.66,
+        slots=settings.slots,
+        slot_tokens=settings.longest + 8,
+        price_per_hour=0.0 if reserved else 2.66,
         zone="stand-in",
         host="localhost",
         pid=os.getpid(),
@@ -124,13 +149,9 @@ def stand_in_hello(name: str, engine: StandInEngine, *, reserved: bool) -> Hello
     )
 
 
-async def nothing_to_pull(manifest: Manifest) -> object:
-    return None
-
-
-@dataclass
+@dataclass(frozen=True)
 class Pulled:
-    params: object = None
+    params: None = None
     fetched_bytes: int = 0
 
 
@@ -142,18 +163,19 @@ class NothingToPull:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    engine = StandInEngine(
+    settings = StandIn(
         rate=options.rate,
         slots=options.slots,
         steps=options.steps,
+        samples=options.samples,
         mean=options.mean,
         longest=options.longest,
     )
     client = InstanceClient(
         options.manager,
         Path(options.token_file).read_text().strip(),
-        stand_in_hello(options.name, engine, reserved=False),
-        Worker(engine),
+        stand_in_hello(options.name, settings, reserved=False),
+        Worker(StandInEngine(settings)),
         NothingToPull(),
     )
     loop = asyncio.get_running_loop()
@@ -161,18 +183,23 @@ async def serve(options: argparse.Namespace) -> None:
     await client.run()
 
 
-def main() -> None:
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--manager", required=True, help="HOST:PORT")
     parser.add_argument("--token_file", required=True)
     parser.add_argument("--name", default="")
     parser.add_argument("--rate", type=float, required=True, help="tokens per second")
-    parser.add_argument("--slots", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=8, help="tokens per row and dispatch")
-    parser.add_argument("--mean", type=float, default=100.0, help="mean response length")
-    parser.add_argument("--longest", type=int, default=800, help="longest response")
-    asyncio.run(serve(parser.parse_args()))
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=8, help="tokens per rollout and dispatch")
+    parser.add_argument("--samples", type=int, default=1024, help="responses of a training step")
+    parser.add_argument("--mean", type=float, default=64.0, help="mean response length")
+    parser.add_argument("--longest", type=int, default=512, help="longest response")
+    asyncio.run(serve(parser.parse_args(arguments)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["--nursery"]:
+        Zygote(main, 0, 1).serve()
+    else:
+        sys.exit(main(sys.argv[1:]))

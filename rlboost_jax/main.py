@@ -14,6 +14,8 @@ from types import FrameType
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from rlboost_jax.config.command_line import parse
+from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import run_config
 from rlboost_jax.config.plan import plan_text
 from rlboost_jax.observe.summary import Summary, headline
@@ -36,19 +38,23 @@ def train(config: ConfigDict, workdir: str) -> Summary:
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}; options begin with --")
     signal.signal(signal.SIGTERM, _interrupt)
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file at INFO
     try:
+        if len(argv) > 1:
+            raise ConfigError(f"unexpected argument {argv[1]!r}; options begin with --")
+        if _CONFIG.value is None:
+            raise ConfigError("no --config given; name a file such as configs/quickstart.py")
         if _DRY_RUN.value:
             print(plan_text(run_config(_CONFIG.value), workdir=_WORKDIR.value or ""))
             return
         if not _WORKDIR.value:
-            raise ValueError("no --workdir given; name the folder of the run")
+            raise ConfigError("no --workdir given; name the folder of the run")
         summary = train(_CONFIG.value, _WORKDIR.value)
     except (ValueError, RuntimeError, OSError) as error:
-        # Mistakes of use, not of code, which their own text explains.
+        # Errors of ours and of the system explain themselves; others are mistakes in the code.
+        if not (isinstance(error, OSError) or type(error).__module__.startswith("rlboost_")):
+            raise
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("interrupted; the same command goes on")
@@ -61,5 +67,4 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["config"])
-    app.run(main)
+    app.run(main, flags_parser=parse)

@@ -44,8 +44,14 @@ class Workdir:
 
     def __enter__(self) -> "Workdir":
         self._check_config()
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(self.path / "lock", "a+")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / "lock", "a+")
+        except OSError as error:
+            raise WorkdirUnusable(
+                f"{self.path} cannot be used as a folder: {error.strerror}; choose another "
+                "--workdir"
+            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -50,6 +50,8 @@ def run_config(config: ConfigDictLike) -> RunConfig:
 
     Raises ConfigError.
     """
+    if not hasattr(config, "to_dict"):
+        raise ConfigError(f"get_config() returned {config!r}; it must return the ConfigDict")
     record = run_config_from_dict(config.to_dict())
     check_files(record)
     return record

@@ -9,6 +9,10 @@ from rlboost_jax.messages import Manifest
 from rlboost_jax.weights.snapshots import SnapshotStore
 
 
+class SnapshotNotWritten(RuntimeError):
+    """A version cannot be published; its step was trained, and the checkpoint is sound."""
+
+
 class Publisher:
     """One writer thread. A version that cannot be written stops the run at the next call."""
 
@@ -42,7 +46,9 @@ class Publisher:
 
     def _raise_error(self) -> None:
         if self._error is not None:
-            raise RuntimeError(f"a snapshot could not be written: {self._error}") from self._error
+            raise SnapshotNotWritten(
+                f"a snapshot could not be written: {self._error}"
+            ) from self._error
 
     def _write_all(self) -> None:
         while (item := self._queue.get()) is not None:

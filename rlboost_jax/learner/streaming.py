@@ -9,12 +9,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from rlboost_jax import messages
 from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.micro_batches import MicroBatches
 from rlboost_jax.learner.trajectory import Group
+
+
+@runtime_checkable
+class Receiver(Protocol):
+    """What is needed of `ManagerLink`."""
+
+    def receive(self, timeout: float | None = None) -> messages.ToTrainer | None: ...
+
 
 MicroBatch = tuple[int, tuple[Group, ...]]
 
@@ -29,7 +37,7 @@ class StreamTimes:
 
 
 def stream_step(
-    link: ManagerLink,
+    link: Receiver,
     collector: StepCollector,
     micro_batches: MicroBatches,
     train: Callable[[int, tuple[Group, ...]], None],

@@ -52,6 +52,15 @@ def test_random_weights_do_before_any_are_loaded(
     assert engine.version is None
 
 
+def test_bfloat16_is_rounded_alike_in_both_programs(
+    model: ModelConfig, engine_config: EngineConfig
+) -> None:
+    """Compilers may leave out roundings, which must not depend on the program around them."""
+    small = replace(model, num_layers=1, dtype="bfloat16")
+    config = replace(engine_config, kv_dtype="bfloat16")
+    Engine(small, config, slot_tokens=44, truncated_sampling=False).assert_row_invariance()
+
+
 def test_a_layer_that_looks_at_other_rows_is_found(
     fresh_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

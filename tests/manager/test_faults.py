@@ -17,6 +17,7 @@ from tests.manager.world import Server, World
 
 FAULTS_END = 4.0  # seconds
 SCHEDULES = 2000
+SOAKED = 40_000
 PARTS = 20
 
 
@@ -119,7 +120,17 @@ class Schedule:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_sample_once_and_right(part: int) -> None:
-    for seed in range(part, SCHEDULES, PARTS):
+    run_all(range(part, SCHEDULES, PARTS))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_sample_once_and_right_for_long(part: int) -> None:
+    run_all(range(SCHEDULES + part, SCHEDULES + SOAKED, PARTS))
+
+
+def run_all(seeds: range) -> None:
+    for seed in seeds:
         schedule = Schedule(seed)
         try:
             schedule.run()

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "configs" / "tiny.py"
+MARK = "RLBOOST_TEST_WORKDIR"  # in the environment of every process of a run
 PATIENCE_SECONDS = 240  # after which a run that does not get there is a failure
 
 
@@ -32,6 +34,7 @@ class Run:
         self.process = subprocess.Popen(
             self.command,
             cwd=REPOSITORY,
+            env={**os.environ, MARK: str(self.workdir)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -94,22 +97,75 @@ class Run:
                 command = [word.decode(errors="replace") for word in words]
                 state = (process / "stat").read_text().rpartition(")")[2].split()[0]
                 if f"--token_file={token}" in command and state not in "ZX":
-                    name = next(w for w in command if w.startswith("--name=")).split("=")[1]
-                    found[name] = int(process.name)
+                    names = [w.split("=")[1] for w in command if w.startswith("--name=")]
+                    found[names[0] if names else f"process {process.name}"] = int(process.name)
         return found
+
+    def processes(self) -> dict[int, str]:
+        """Whatever this run has started that still lives: process ids and command lines."""
+        found = {}
+        mark = f"{MARK}={self.workdir}".encode()
+        for process in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):  # not a process, or gone meanwhile
+                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+                command = (process / "cmdline").read_bytes()
+                ours = mark in (process / "environ").read_bytes().split(b"\0")
+                named = b"rlboost_jax" in command and str(self.workdir).encode() in command
+                if state not in "ZX" and (ours or named):
+                    found[int(process.name)] = command.replace(b"\0", b" ").decode()
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """The fleet as the manager sees it now; {} where none answers."""
+        with contextlib.suppress(OSError, ValueError):
+            record = json.loads((self.workdir / "manager.json").read_text())
+            token = (self.workdir / "token").read_text()
+            request = urllib.request.Request(
+                f"http://{record['address']}/status", headers={"Authorization": f"Bearer {token}"}
+            )
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return json.load(answer)
+        return {}
+
+    def serve(self, *options: str, token_file: Path | None = None) -> subprocess.Popen[str]:
+        """Start a rollout server for this run, as one does from a second terminal."""
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "rlboost_jax.rollout"),
+                f"--manager={self.manager()['address']}",
+                f"--token_file={token_file or self.workdir / 'token'}",
+                *options,
+            ],
+            cwd=REPOSITORY,
+            env={**os.environ, MARK: str(self.workdir)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def wait_until(self, settled: Callable[[], Any], what: str) -> Any:
         """The first true value of `settled`, looked at while the run lives."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline:
+
+        def settled_or_over() -> Any:
             value = settled()
-            if value:
-                return value
-            if self.process is not None and self.process.poll() is not None:
+            if not value and self.process is not None and self.process.poll() is not None:
                 output = self.process.stdout.read() if self.process.stdout else ""
                 raise AssertionError(f"the run ended before {what}:\n{output[-4000:]}")
-            time.sleep(0.02)
-        raise AssertionError(f"no {what} in {PATIENCE_SECONDS} s")
+            return value
+
+        return wait_until(settled_or_over, what)
+
+
+def wait_until(settled: Callable[[], Any], what: str) -> Any:
+    """The first true value of `settled`."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        value = settled()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"no {what} in {PATIENCE_SECONDS} s")
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -131,11 +187,6 @@ def running(workdir: Path, *overrides: str, config: Path = TINY) -> Iterator[Run
         if run.process.poll() is None:
             run.process.kill()
             run.process.communicate()
-        record = workdir / "manager.json"
-        if record.exists():
-            pid = json.loads(record.read_text())["pid"]
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        for pid in run.servers().values():
+        for pid in run.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -32,8 +32,12 @@ def test_a_calm_run_is_complete(calm):
 
 
 def test_engine_and_learner_agree_to_rounding(calm):
-    # Both run the same layers on the same float32 weights; what differs is the order in
-    # which attention sums are taken (pages of a pool there, a dense row here).
+    # The learner recomputes what the engine sampled from with the same layers, the same float32
+    # weights and the engine's own attention (same blocks, same order of sums). Two things
+    # are left: a matrix product of another number of rows may add up in another order, and
+    # the sum under the logarithm does. Each moves a logit or its log-sum by a few units in
+    # the last place, which for logits of this size is some 1e-6 nats. Anything larger, such
+    # as stale weights, a wrong position or another temperature, shows as 1e-3 and more.
     assert all(row["max_logprob_gap"] <= 1e-5 for row in calm.metrics())
 
 

@@ -1,0 +1,152 @@
+"""A trainer whose gradients are a sleep; link, collector and micro-batches are the real ones."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.stand_in import STOP, StandIn, StandInEngine, stand_in_hello
+from rlboost_jax import messages
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.link import EventLoopThread, ManagerLink
+from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.micro_batches import MicroBatches
+from rlboost_jax.learner.streaming import stream_step
+from rlboost_jax.learner.trajectory import Group
+from rlboost_jax.rollout.stream import InstanceClient
+from rlboost_jax.rollout.worker import Worker
+
+RUN_ID = "benchmark"
+POLL_SECONDS = 0.05
+END_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Where the time of one step went, in seconds."""
+
+    began: float  # since the epoch
+    seconds: float
+    window: float
+    train_wait: float
+    remote_wait: float
+    instances: float  # ready ones on average
+    tokens: int
+
+
+class StandInTrainer:
+    """Starts the manager, joins it with the reserved engine, and trains step after step.
+
+    Args:
+        reserved: the engine that shares devices with the learner.
+        train_rate: tokens per second.
+    """
+
+    def __init__(
+        self, run: RunConfig, workdir: Path, reserved: StandIn, *, train_rate: float
+    ) -> None:
+        self._run, self._train_rate = run, train_rate
+        self._manager = ManagerProcess(workdir, RUN_ID)
+        self._thread = EventLoopThread()
+        self._link = ManagerLink(self._thread, locate=self._manager.locate)
+        self._link.connect(
+            messages.TrainerHello(run_id=RUN_ID, step=0, window=None, pid=os.getpid())
+        )
+        self.address, token = self._manager.locate()
+        self._client = InstanceClient(
+            self.address,
+            token,
+            stand_in_hello("reserved", reserved, reserved=True),
+            Worker(StandInEngine(reserved)),
+            None,
+        )
+        self._serving = self._thread.start(self._client.run())
+
+    def wait_for(self, instances: int) -> None:
+        """Until that many servers, and the reserved engine, hold version 0."""
+        self._offer(0)
+        ready = -1
+        while ready != instances + 1:
+            time.sleep(POLL_SECONDS)
+            status = self._link.status
+            ready = sum(i.state == "ready" for i in status.instances) if status else -1
+
+    def step(self, step: int) -> StepTime:
+        learner, group_size = self._run.learner, self._run.algorithm.group_size
+        num_prompts = learner.prompts_per_step
+        prompts = [np.array([3, 4, 5], np.int32)] * num_prompts
+        began, since = time.time(), time.perf_counter()
+        self._publish(step)
+        self._link.begin_step(self._begin(step, prompts))
+        self._thread.run(self._client.offer(None, step))
+        collector = StepCollector(
+            step,
+            version=step,
+            prompts=prompts,
+            group_size=group_size,
+            reward=lambda prompt, tokens: float(len(tokens) % 2),
+            normalize_by_std=True,
+        )
+        micro_batches = MicroBatches(
+            num_prompts, learner.micro_batch_prompts, self._run.deterministic
+        )
+        times = stream_step(self._link, collector, micro_batches, self._train)
+        report = self._link.trained(
+            messages.StepTrained(
+                step=step, train_wait_seconds=times.waiting, train_seconds=times.training
+            )
+        )
+        self._link.committed(step)
+        return StepTime(
+            began=began,
+            seconds=time.perf_counter() - since,
+            window=report.seeding_window_seconds,
+            train_wait=times.waiting,
+            remote_wait=report.remote_wait_seconds,
+            instances=report.instances_mean,
+            tokens=report.tokens_delivered,
+        )
+
+    def close(self) -> None:
+        self._link.end("measured")
+        self._serving.result(END_SECONDS)  # the manager sends it home
+        self._manager.close()
+        self._thread.close()
+
+    def _train(self, index: int, groups: tuple[Group, ...]) -> None:
+        tokens = sum(len(t.response_tokens) for group in groups for t in group.trajectories)
+        time.sleep(tokens / self._train_rate)
+
+    def _offer(self, version: int) -> None:
+        self._publish(version)
+        self._thread.run(self._client.offer(None, version))
+
+    def _publish(self, version: int) -> None:
+        self._link.publish(
+            messages.Manifest(
+                version=version, directory="", params_digest=str(version), files=(), leaves=()
+            )
+        )
+
+    def _begin(self, step: int, prompts: list[np.ndarray]) -> messages.BeginStep:
+        return messages.BeginStep(
+            step=step,
+            version=step,
+            params_digest=str(step),
+            seed=self._run.seed,
+            group_size=self._run.algorithm.group_size,
+            sampling=messages.Sampling(
+                temperature=1.0,
+                top_p=1.0,
+                top_k=0,
+                max_tokens=self._run.sampling.max_response_tokens,
+                stop_ids=(STOP,),
+            ),
+            prompts=tuple(
+                messages.PromptRequest(prompt=number, tokens=messages.pack_tokens(tokens))
+                for number, tokens in enumerate(prompts)
+            ),
+        )

@@ -1,0 +1,125 @@
+"""The learner's side of a step against a scripted manager."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+
+from rlboost_jax import messages as m
+from rlboost_jax.learner.collector import StepCollector, WrongVersion
+from rlboost_jax.learner.micro_batches import MicroBatches
+from rlboost_jax.learner.streaming import stream_step
+
+GROUP = 2
+
+
+def rollout(prompt: int, place: int, *, step: int = 0, version: int = 0) -> m.FinishedRollout:
+    return m.FinishedRollout(
+        step=step,
+        prompt=prompt,
+        sample=prompt * GROUP + place,
+        tokens=m.pack_tokens([5, place]),
+        logprobs=m.pack_logprobs([-1.0, -2.0]),
+        versions=((version, 2),),
+        instances=("a",),
+    )
+
+
+def collector(prompts: int = 4) -> StepCollector:
+    return StepCollector(
+        0,
+        version=0,
+        prompts=[np.array([1, p], np.int32) for p in range(prompts)],
+        group_size=GROUP,
+        reward=lambda prompt, tokens: float(tokens[1]),
+        normalize_by_std=False,
+    )
+
+
+class ScriptedLink:
+    """Yields messages in order; a clock that moves by one at each."""
+
+    def __init__(self, script: list[m.ToTrainer]) -> None:
+        self.script, self.now = deque(script), 0.0
+
+    def receive(self, timeout: float | None = None) -> m.ToTrainer | None:
+        if timeout == 0:
+            return None
+        self.now += 1.0
+        return self.script.popleft()
+
+
+def closed(step: int = 0) -> m.WindowClosed:
+    return m.WindowClosed(step=step, seconds=1.0, reason="the window is over")
+
+
+def whole_group(prompt: int) -> list[m.ToTrainer]:
+    return [rollout(prompt, place) for place in range(GROUP)]
+
+
+def run(link: ScriptedLink, micro_batch_prompts: int = 1) -> tuple[list[int], object]:
+    trained: list[int] = []
+    at: list[float] = []
+
+    def train(index: int, groups: tuple) -> None:
+        trained.append(index)
+        at.append(link.now)
+        link.now += 10.0
+
+    times = stream_step(
+        link,
+        collector(),
+        MicroBatches(4, micro_batch_prompts, True),
+        train,
+        clock=lambda: link.now,
+    )
+    return trained, (times, at)
+
+
+def test_nothing_is_trained_before_the_devices_are_free():
+    groups = [message for prompt in range(4) for message in whole_group(prompt)]
+    trained, (times, at) = run(ScriptedLink([*groups[:4], closed(), *groups[4:]]))
+    assert trained == [0, 1, 2, 3]
+    assert at[0] == 5.0, "right after the window closed, the fifth message"
+    assert times.seeding == 5.0
+    assert times.training == 40.0
+    assert times.waiting == 4.0, "one second for each message that was waited for"
+
+
+def test_without_servers_training_begins_when_all_is_generated():
+    groups = [message for prompt in range(4) for message in whole_group(prompt)]
+    trained, (times, at) = run(ScriptedLink(groups))
+    assert trained == [0, 1, 2, 3]
+    assert at[0] == times.seeding == 8.0
+    assert times.waiting == 0.0
+
+
+def test_the_window_of_another_step_is_not_ours():
+    groups = [message for prompt in range(4) for message in whole_group(prompt)]
+    _, (times, _) = run(ScriptedLink([closed(step=7), *groups]))
+    assert times.seeding == 9.0
+
+
+def test_micro_batches_are_trained_as_they_become_complete():
+    script = [closed(), *whole_group(3), *whole_group(2), *whole_group(0), *whole_group(1)]
+    trained, _ = run(ScriptedLink(script), micro_batch_prompts=2)
+    assert trained == [1, 0]
+
+
+def test_each_rollout_is_taken_once():
+    step = collector(prompts=1)
+    assert step.add(rollout(0, 0)) is None
+    assert step.add(rollout(0, 0)) is None, "repeated"
+    assert step.add(rollout(0, 1, step=3)) is None, "of another step"
+    assert step.add(rollout(5, 1)) is None, "of no prompt"
+    assert (step.taken, step.complete) == (1, False)
+    group = step.add(rollout(0, 1))
+    assert step.complete and step.total == 2
+    assert [t.sample for t in group.trajectories] == [0, 1]
+    assert [t.reward for t in group.trajectories] == [0.0, 1.0]
+    assert [t.advantage for t in group.trajectories] == [-0.5, 0.5]
+
+
+def test_a_token_of_another_version_ends_the_run():
+    with pytest.raises(WrongVersion, match=r"versions \[4\], expected 0"):
+        collector().add(rollout(0, 0, version=4))

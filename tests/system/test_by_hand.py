@@ -1,0 +1,240 @@
+"""What a person does to a living run with `kill` and a second terminal, and that no bit minds.
+
+All tests act on one run, each on whatever step it is in by then. The last one ends it and
+compares it with a run that was left alone.
+"""
+
+import os
+import signal
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from tests.system.harness import Run, running, wait_until
+
+pytestmark = pytest.mark.system
+
+STALL_SECONDS = 3.0  # the most that a loss may hold up its work, lease included
+SETTINGS = (
+    "seed=11",
+    "warmup.max_updates=12",
+    "warmup.habit_updates=2",
+    "evaluation.every_steps=0",
+    "fleet.orphan_seconds=5",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("by_hand") / "run", *SETTINGS, "num_steps=1000") as run:
+        yield run
+
+
+def server_at_work(run: Run) -> tuple[str, int] | None:
+    """Name and process id of a preemptible server amid a step that will go on for a while."""
+    status, pids = run.status(), run.servers()
+    if not status or status["total"] - status["finished"] < status["total"] // 2:
+        return None
+    busy = [i["instance"] for i in status["instances"] if i["running"] and i["instance"] in pids]
+    return (busy[0], pids[busy[0]]) if busy else None
+
+
+def events(run: Run, kind: str, since: float = 0.0, **detail) -> list[dict]:
+    """Events after a time whose details have these values; `_from` is read as `from`."""
+    wanted = {key.lstrip("_"): value for key, value in detail.items()}
+    return [
+        event
+        for event in run.events(kind)
+        if event["time"] >= since and wanted.items() <= event["detail"].items()
+    ]
+
+
+def assert_work_went_on(run: Run, lost: dict, since: float) -> None:
+    """What a lost server held was placed elsewhere, beginning within `STALL_SECONDS`."""
+    assert lost["detail"]["count"] > 0, "it held nothing, so nothing was shown"
+    run.wait_until(lambda: len(run.metrics()) > lost["step"], "the end of the step")
+    moved = [
+        event
+        for event in events(run, "migrated", lost["time"], _from=lost["instance"])
+        if event["step"] == lost["step"]
+    ]
+    assert moved[0]["time"] - since <= STALL_SECONDS
+    assert sum(event["detail"]["count"] for event in moved) >= lost["detail"]["count"]
+
+
+def assert_accounts_hold(run: Run) -> None:
+    for row in run.metrics():
+        assert row["tokens_generated"] == row["tokens_delivered"] + row["tokens_lost"], row
+        assert row["tokens_delivered"] == row["response_tokens"], row
+
+
+def one_lost(run: Run, name: str, since: float) -> dict:
+    def lost():
+        return [event for event in events(run, "lost", since) if event["instance"] == name]
+
+    return run.wait_until(lost, f"the loss of {name}")[0]
+
+
+@contextmanager
+def stopped(*pids: int):
+    """Processes that do not run for a while (SIGSTOP)."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_killed_server_holds_nobody_up(run):
+    name, pid = run.wait_until(lambda: server_at_work(run), "a server at work")
+    since = time.time()
+    os.kill(pid, signal.SIGKILL)
+    assert_work_went_on(run, one_lost(run, name, since), since)
+
+
+def test_a_server_from_a_second_terminal_works_at_once_and_leaves_politely(run):
+    server = run.serve("--price=1.5", "--zone=here")
+    joined = run.wait_until(lambda: events(run, "joined", pid=server.pid), "the server")[0]
+    name = joined["instance"]
+    assert joined["detail"]["price_per_hour"] == 1.5
+    assert joined["detail"]["zone"] == "here"
+
+    def working():
+        return [event for event in run.events("working") if event["instance"] == name]
+
+    first = run.wait_until(working, "work for it")[0]
+    assert first["step"] - joined["step"] <= 1
+
+    server.terminate()
+    output, errors = server.communicate(timeout=30)
+    assert server.returncode == 0, errors
+    assert output.rstrip().endswith("leaving: SIGTERM")
+    run.wait_until(
+        lambda: [event for event in run.events("drained") if event["instance"] == name],
+        "its goodbye",
+    )
+
+
+def test_a_silent_server_is_lost_and_its_late_tokens_change_nothing(run):
+    name, pid = run.wait_until(lambda: server_at_work(run), "a server at work")
+    since = time.time()
+    with stopped(pid):
+        lost = one_lost(run, name, since)
+        assert "silent" in lost["detail"]["reason"]
+        assert_work_went_on(run, lost, since)
+    # It wakes with tokens in its pipe, finds itself given up and comes back.
+    run.wait_until(lambda: events(run, "joined", lost["time"], pid=pid), "it again")
+    assert_accounts_hold(run)
+
+
+def test_damaged_weights_are_refused_and_delay_nobody(run):
+    name, _ = run.wait_until(lambda: server_at_work(run), "a server at work")
+    frozen = [run.process.pid, *run.servers().values()]
+    # Everyone stands still in mid-step, so the version that is damaged stays the newest and
+    # all the work that is left waits for the server that is to come.
+    with stopped(*frozen):
+        version = run.events("published")[-1]["detail"]["version"]
+        folder = run.workdir / "snapshots" / str(version)
+        file = max((f for f in folder.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
+        content = file.read_bytes()
+        flipped = bytearray(content)
+        flipped[len(content) // 2] ^= 1
+        file.write_bytes(flipped)
+
+        server = run.serve()
+        joined = run.wait_until(lambda: events(run, "joined", pid=server.pid), "the server")[0]
+        name = joined["instance"]
+
+        def refused(because: str) -> dict:
+            def found():
+                return [
+                    event
+                    for event in events(run, "rejected", version=version)
+                    if event["instance"] == name and because in event["detail"]["reason"]
+                ]
+
+            return run.wait_until(found, f"a refusal because of {because!r}")[0]
+
+        event = refused("SHA-256")
+        assert str(file.relative_to(folder)) in event["detail"]["reason"]
+        file.write_bytes(content[:-1])
+        refused(f"{len(content) - 1} bytes, its manifest says {len(content)}")
+        file.unlink()
+        refused("404")
+        status = run.status()
+        assert status["finished"] < status["total"], "no work was left to be withheld"
+        assert not [e for e in run.events("working") if e["instance"] == name]
+
+    # The step ends without it, and the next version, which is sound, makes it work.
+    run.wait_until(lambda: len(run.metrics()) > joined["step"], "the end of the step")
+    pulled = run.wait_until(
+        lambda: [e for e in run.events("pulled") if e["instance"] == name], "sound weights"
+    )[0]
+    assert pulled["detail"]["version"] > version
+    working = run.wait_until(
+        lambda: [e for e in run.events("working") if e["instance"] == name], "work for it"
+    )[0]
+    assert working["step"] > version
+    server.terminate()
+    server.communicate(timeout=30)
+
+
+def test_a_wrong_token_is_refused_and_the_run_does_not_notice(run, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("guess")
+    server = run.serve(token_file=token)
+    _, errors = server.communicate(timeout=60)
+    assert server.returncode != 0
+    assert errors.count("\n") == 1 and "wrong token" in errors and "guess" not in errors
+    done = len(run.metrics())
+    run.wait_until(lambda: len(run.metrics()) > done, "the next step")
+
+
+def test_a_killed_manager_is_replaced_and_found_again(run):
+    run.wait_until(lambda: server_at_work(run), "a server at work")
+    before, servers = run.manager(), run.servers()
+    done, since = len(run.metrics()), time.time()
+    os.kill(before["pid"], signal.SIGKILL)
+    after = run.wait_until(
+        lambda: (record := run.manager())["pid"] != before["pid"] and record, "another manager"
+    )
+    assert after["address"] == before["address"]
+
+    def back():
+        joined = events(run, "joined", since, reserved=False)
+        return servers.items() <= {e["instance"]: e["detail"]["pid"] for e in joined}.items()
+
+    run.wait_until(back, "its servers")
+    run.wait_until(lambda: len(run.metrics()) > done, "the end of the step")
+    assert_accounts_hold(run)
+
+
+def test_orphans_leave_by_themselves(run):
+    run.wait_until(lambda: server_at_work(run), "a server at work")
+    run.kill()
+    wait_until(lambda: not run.processes(), "end of the orphans")
+    assert not (run.workdir / "manager.json").exists()
+
+
+def test_an_interrupted_run_leaves_nothing_and_goes_on_with_the_same_bits(run, tmp_path):
+    done = len(run.metrics())
+    if run.process.poll() is not None:
+        run.start()
+    run.wait_until(lambda: len(run.metrics()) > done and server_at_work(run), "a server at work")
+    run.process.send_signal(signal.SIGTERM)
+    output = run.end()
+    assert run.process.returncode != 0
+    assert output.splitlines()[-1] == "interrupted; the same command goes on"
+    assert not run.processes()
+
+    steps = len(run.metrics()) + 1
+    run.command.append(f"--config.num_steps={steps}")
+    run.start().finish()
+    assert [row["step"] for row in run.metrics()] == list(range(steps))
+    assert not run.processes()
+    assert_accounts_hold(run)
+    calm = Run(tmp_path / "calm", *SETTINGS, f"num_steps={steps}").run()
+    assert run.digests() == calm.digests()
