@@ -4,6 +4,7 @@ config.json       the resolved configuration and the run's id
 metrics.jsonl     a row per step           events.jsonl   a row per fleet event
 checkpoints/      to go on from            snapshots/     policy versions for servers
 manager.json      while a manager lives    logs/          of manager and servers
+servers/          one file per server that the manager started and that runs
 report.html, summary.json, tensorboard/
 """
 

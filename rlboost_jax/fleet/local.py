@@ -1,8 +1,11 @@
 """Rollout servers as processes on this host, forked from one prepared process.
 
 The provider starts and signals; which instance and when is the manager's decision. Every
-server started is reported as exited exactly once, whatever ended it, unless the prepared
-process itself is lost: then its servers live on and the next start prepares another.
+server started is reported as exited exactly once, whatever ended it. Servers outlive the
+prepared process: where that is lost, the next start prepares another.
+
+`<workdir>/servers/<instance>` holds the process id and start time of each server that runs,
+so that the next provider finds what a killed manager has left.
 """
 
 import asyncio
@@ -18,7 +21,7 @@ from typing import Any
 LEAVE_SECONDS = 2.0  # from SIGTERM to SIGKILL when the run is over
 PREPARE_SECONDS = 60.0  # imports, on a busy machine
 
-OnExit = Callable[[str, int], None]
+OnExit = Callable[[str, int | str], None]
 
 
 class ServerNotStarted(RuntimeError):
@@ -34,7 +37,7 @@ class LocalProvider:
         token_file: with the bearer token; its content is never passed on.
         price_per_hour: dollars, announced by every server.
         on_exit: called with (instance, exit code) in the event loop; the code is negative
-            for the signal that ended it.
+            for the signal that ended it, and "unknown" for a server that was adopted.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class LocalProvider:
         zone: str = "local",
     ):
         self._logs = Path(workdir) / "logs"
+        self._records = Path(workdir) / "servers"
         self._args = [
             f"--manager={address}",
             f"--token_file={token_file}",
@@ -60,13 +64,33 @@ class LocalProvider:
         self._opening = asyncio.Lock()
         self._starting: dict[str, asyncio.Future[int]] = {}
         self._pids: dict[str, int] = {}
+        self._adopted: dict[str, int] = {}  # instance → a descriptor of its process
         self._emptied = asyncio.Event()
         self._closing = False
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the servers that this provider started and that have not exited."""
+        """Process ids of the servers started or adopted here that have not exited."""
         return dict(self._pids)
+
+    def adopt(self) -> list[str]:
+        """Take over the servers that an earlier provider left in this workdir; their names.
+
+        From now on they are signalled, reported and closed like those started here. On a
+        system without /proc and process descriptors nothing is found.
+        """
+        loop = asyncio.get_running_loop()
+        for record in sorted(self._records.glob("*")):
+            if record.name in self._pids:
+                continue
+            descriptor = _process(record)
+            if descriptor is None:
+                record.unlink(missing_ok=True)
+                continue
+            self._pids[record.name] = int(record.read_text().split()[0])
+            self._adopted[record.name] = descriptor
+            loop.add_reader(descriptor, self._adopted_left, record.name)
+        return list(self._adopted)
 
     async def open(self) -> None:
         """Prepare the process that servers are forked from. `start` does it where needed.
@@ -135,6 +159,10 @@ class LocalProvider:
         if isinstance(target, str):
             if target not in self._pids:
                 return False
+            if target in self._adopted:
+                with contextlib.suppress(ProcessLookupError):  # its end is seen in a moment
+                    signal.pidfd_send_signal(self._adopted[target], number)
+                return True
             await self._command(signal=target, number=int(number))
             return True
         if not _is_server(target):
@@ -182,17 +210,35 @@ class LocalProvider:
             report = json.loads(line)
             if "started" in report:
                 self._pids[report["started"]] = report["pid"]
+                self._records.mkdir(exist_ok=True)
+                record = f"{report['pid']} {_start_time(report['pid'])}\n"
+                (self._records / report["started"]).write_text(record)
                 self._settle(report["started"], report["pid"])
             elif "failed" in report:
                 self._settle(report["failed"], ServerNotStarted(report["reason"]))
-            elif "exited" in report and self._pids.pop(report["exited"], None) is not None:
-                self._emptied.set()
-                self._on_exit(report["exited"], report["code"])
-        # Its servers live on and are seen through their streams alone.
-        self._pids.clear()
+            elif "exited" in report and report["exited"] in self._pids:
+                self._left(report["exited"], report["code"])
+        # Servers outlive the process that forked them; those that went with it are told now.
+        orphans = self._pids.keys() - self._adopted.keys()
+        self._pids = {name: self._pids[name] for name in self._adopted}
+        self.adopt()
+        for instance in orphans - self._pids.keys():
+            self._on_exit(instance, "unknown")
         self._emptied.set()
         for instance in list(self._starting):
             self._settle(instance, ServerNotStarted("the process that forks servers is gone"))
+
+    def _adopted_left(self, instance: str) -> None:
+        descriptor = self._adopted.pop(instance)
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+        self._left(instance, "unknown")
+
+    def _left(self, instance: str, code: int | str) -> None:
+        del self._pids[instance]
+        (self._records / instance).unlink(missing_ok=True)
+        self._emptied.set()
+        self._on_exit(instance, code)
 
     def _settle(self, instance: str, result: int | Exception) -> None:
         started = self._starting.get(instance)
@@ -202,6 +248,28 @@ class LocalProvider:
             started.set_exception(result)
         else:
             started.set_result(result)
+
+
+def _process(record: Path) -> int | None:
+    """A descriptor of the server that a file tells of; None if it no longer runs."""
+    try:
+        pid, started = map(int, record.read_text().split())
+        descriptor = os.pidfd_open(pid)
+    except (OSError, ValueError, AttributeError):  # of it, of the file, of this system
+        return None
+    if _is_server(pid) and _start_time(pid) == started:
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _start_time(pid: int) -> int:
+    """When a process began, in the system's own count; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[19])  # the 22nd of all; the name before may hold anything
 
 
 def _is_server(pid: int) -> bool:

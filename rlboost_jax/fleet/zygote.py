@@ -22,6 +22,7 @@ import selectors
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 READ_BYTES = 65536
@@ -89,16 +90,20 @@ class Zygote:
             self._report({"failed": name, "reason": f"{error}"})
             return
         if pid == 0:
-            self._become_server(args, env, output)
+            self._become_server(name, args, env, output)
         os.close(output)
         self._children[pid] = name
         self._report({"started": name, "pid": pid})
 
-    def _become_server(self, args: list[str], env: dict[str, str], output: int) -> NoReturn:
+    def _become_server(
+        self, name: str, args: list[str], env: dict[str, str], output: int
+    ) -> NoReturn:
         """The child's whole life; it must not return into the parent's loop."""
         code = 1
         try:
             os.setsid()
+            with contextlib.suppress(OSError):  # how `ps -e` and `top` call it, on Linux
+                Path("/proc/self/comm").write_text(f"rlboost {name}")
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.dup2(output, 1)

@@ -33,6 +33,7 @@ from rlboost_jax.manager.events import (
     MachineAdded,
     MachineRemoved,
     Record,
+    ServerFound,
     Shutdown,
 )
 from rlboost_jax.manager.settings import Settings
@@ -118,13 +119,16 @@ def _open_fleet(
     """Let the provider and the market begin, where servers are not started by hand."""
     if run.fleet.provider != "local":
         return None
-    driver.provider = LocalProvider(
+    provider = LocalProvider(
         workdir,
         address,
         token_file,
         price_per_hour=run.fleet.price_per_hour,
         on_exit=lambda name, code: driver.apply(InstanceExited(name, f"exit code {code}")),
     )
+    driver.provider = provider
+    for name in provider.adopt():  # a manager that was killed has left them
+        driver.apply(ServerFound(name))
     events = market_events(run.fleet, seed=run.seed)
     return asyncio.create_task(driver.follow(_market(events, run.fleet, driver.begun)))
 

@@ -51,6 +51,13 @@ class InstanceExited:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerFound:
+    """A server that the provider of an earlier manager started still runs."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
 class MachineAdded:
     """The market lends one more machine. "" returns one that was taken namelessly."""
 
@@ -95,6 +102,7 @@ Event = (
     | FromTrainer
     | TrainerGone
     | InstanceExited
+    | ServerFound
     | MachineAdded
     | MachineRemoved
     | Stalled

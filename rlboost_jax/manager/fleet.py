@@ -19,7 +19,7 @@ class Server:
     """A process of the provider."""
 
     name: str
-    machine: str
+    machine: str  # "" if it was found and no machine has been lent for it yet
     joined: bool = False
     proved: bool = False  # has been ready once
     doomed: bool = False  # signalled
@@ -74,8 +74,20 @@ class Fleet:
             machine = self._taken.pop(0)
         elif not machine and self.blow is not None:
             self._returned_early = True
-        if machine:
-            self.machines.setdefault(machine, "")
+        if machine and not self.machines.setdefault(machine, ""):
+            homeless = (s for s in self.servers.values() if not s.machine and not s.doomed)
+            if (server := next(homeless, None)) is not None:
+                self.machines[machine], server.machine = server.name, machine
+
+    def found(self, name: str) -> None:
+        """A server that an earlier manager started: it takes up the next machine lent.
+
+        Where the market lends fewer than there were, it goes on all the same.
+        """
+        self.servers[name] = Server(name, "", proved=True)
+        number = name.rpartition("-")[2]
+        if number.isdecimal():
+            self._numbers = max(self._numbers, int(number))
 
     def take(self, machine: str) -> str:
         """That machine goes; returns the server on it, doomed now, or ""."""
@@ -88,9 +100,11 @@ class Fleet:
 
     def take_under(self, name: str) -> None:
         """The machine under that server goes, until the market returns it namelessly."""
-        machine = self.servers[name].machine
-        self.take(machine)
-        self._taken.append(machine)
+        server = self.servers[name]
+        if server.machine:
+            self.take(server.machine)
+            self._taken.append(server.machine)
+        server.doomed = True
         self.blow = None
         if self._returned_early:
             self._returned_early = False

@@ -15,6 +15,7 @@ from rlboost_jax.manager.events import (
     InstanceExited,
     MachineAdded,
     MachineRemoved,
+    ServerFound,
     ServerGone,
     Shutdown,
     Stalled,
@@ -119,6 +120,8 @@ class Manager:
                 server = self.fleet.exited(name, now)
                 if server is not None and not server.joined:
                     self._outbox.record("lost", name, reason=f"ended before it joined: {detail}")
+            case ServerFound(name):
+                self.fleet.found(name)
             case MachineAdded(machine):
                 self.fleet.lend(machine)
             case MachineRemoved():

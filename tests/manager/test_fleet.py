@@ -108,6 +108,29 @@ def test_a_server_that_was_taken_has_not_failed() -> None:
     assert fleet.retry_at < 100.0
 
 
+def test_servers_found_take_the_machines_first_lent() -> None:
+    fleet = Fleet(3, adaptive_cap=False)
+    fleet.found("local-4")
+    fleet.found("local-2")
+    for number in range(3):
+        fleet.lend(f"m{number}")
+    assert fleet.missing(9) == 1
+    assert fleet.start(1) == ["local-5"]  # a name that none of them bears
+    assert fleet.machines == {"m0": "local-4", "m1": "local-2", "m2": "local-5"}
+    fleet.exited("local-4", 100.0)
+    assert fleet.missing(9) == 1 and fleet.retry_at < 100.0
+
+
+def test_a_server_found_without_a_machine_goes_on_and_may_be_struck() -> None:
+    fleet = Fleet(3, adaptive_cap=False)
+    fleet.found("local-1")
+    assert fleet.missing(9) == 0 and fleet.standing == ["local-1"]
+    fleet.take_under("local-1")
+    assert fleet.standing == []
+    fleet.lend("m0")
+    assert fleet.missing(9) == 1  # the one that is about to end takes no machine
+
+
 @given(st.lists(st.tuples(st.sampled_from("adkx"), st.integers(0, 3)), max_size=40))
 def test_every_machine_has_one_server_at_most(moves: list[tuple[str, int]]) -> None:
     fleet = Fleet(2, adaptive_cap=False)

@@ -49,14 +49,15 @@ class Run:
         assert self.process.returncode == 0, output[-4000:]
         return output
 
-    def end(self) -> str:
+    def end(self, patience_seconds: float = PATIENCE_SECONDS) -> str:
+        """Wait for the end, good or bad; returns what was printed."""
         assert self.process is not None
         try:
-            output, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+            output, _ = self.process.communicate(timeout=patience_seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             output, _ = self.process.communicate()
-            raise AssertionError(f"not over in {PATIENCE_SECONDS} s:\n{output[-4000:]}") from None
+            raise AssertionError(f"not over in {patience_seconds} s:\n{output[-4000:]}") from None
         return output
 
     def run(self) -> "Run":
@@ -88,18 +89,11 @@ class Run:
         return json.loads(path.read_text())
 
     def servers(self) -> dict[str, int]:
-        """Process ids of the rollout servers that work for this run now, by name."""
-        token = str(self.workdir / "token")
-        found = {}
-        for process in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, StopIteration):
-                words = (process / "cmdline").read_bytes().split(b"\0")
-                command = [word.decode(errors="replace") for word in words]
-                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-                if f"--token_file={token}" in command and state not in "ZX":
-                    names = [w.split("=")[1] for w in command if w.startswith("--name=")]
-                    found[names[0] if names else f"process {process.name}"] = int(process.name)
-        return found
+        """Process ids of the rollout servers that live now, by the name of their instance."""
+        joined = [e for e in self.events("joined") if not e["detail"]["reserved"]]
+        living = self.processes()
+        pids = {event["instance"]: event["detail"]["pid"] for event in joined}
+        return {name: pid for name, pid in pids.items() if pid in living}
 
     def processes(self) -> dict[int, str]:
         """Whatever this run has started that still lives: process ids and command lines."""
