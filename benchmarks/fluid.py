@@ -20,34 +20,16 @@ def step_bound(
     train_seconds: float,
     reserved_rate: float,
     instance_rate: float,
-    instances: float,
+    start: float,
+    changes: Sequence[tuple[float, int]],
 ) -> tuple[float, float]:
-    """(shortest step, its seeding window), both in seconds.
+    """(shortest step, its seeding window), both in seconds, of one who knows the future.
 
     Args:
         tokens: to generate in the step.
         train_seconds: learner time for all of them.
         reserved_rate: tokens per second of the reserved devices while seeding.
         instance_rate: tokens per second of one preemptible instance.
-        instances: how many there are.
-    """
-    remote = instances * instance_rate
-    window = max(0.0, (tokens - remote * train_seconds) / (reserved_rate + remote))
-    return window + train_seconds, window
-
-
-def step_bound_under_churn(
-    *,
-    tokens: float,
-    train_seconds: float,
-    reserved_rate: float,
-    instance_rate: float,
-    start: float,
-    changes: Sequence[tuple[float, int]],
-) -> tuple[float, float]:
-    """The same with instances that come and go at known times: a clairvoyant's bound.
-
-    Args:
         start: when the step begins, seconds.
         changes: (time, instances from then on), in time order. Before the first there are
             none; after the last nothing changes any more.

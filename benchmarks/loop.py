@@ -23,7 +23,7 @@ import numpy as np
 if __package__ in (None, ""):  # started as a script
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.fluid import step_bound_under_churn
+from benchmarks.fluid import step_bound
 from benchmarks.nursery import Nursery, play
 from benchmarks.stand_in import StandIn, response_lengths
 from benchmarks.trainer import StandInTrainer, StepTime
@@ -32,14 +32,11 @@ from rlboost_jax.config.load import run_config_from_dict, write_run_config
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.observe.events import read_events
 
-PROMPTS, GROUP, MICRO_BATCH = 128, 8, 2
+GROUP, MICRO_BATCH = 8, 2
+STEP_TOKENS = 65_536  # on average
 INSTANCE_RATE = 4_000.0  # tokens per second
 RESERVED_RATE = 4 * INSTANCE_RATE  # eight devices beside instances of two
 TRAIN_RATE = 42_000.0  # tokens per second
-INSTANCE = StandIn(
-    rate=INSTANCE_RATE, slots=8, steps=8, samples=PROMPTS * GROUP, mean=64.0, longest=512
-)
-RESERVED = replace(INSTANCE, rate=RESERVED_RATE, slots=4 * INSTANCE.slots)
 LIFETIME_SECONDS, GAP_SECONDS = 20.0, 5.0  # of an instance under churn, on average
 SETTLING = 5  # first steps, in which the window is being found: not in the means
 
@@ -84,54 +81,69 @@ HEADER = (
 )
 
 
-def description(slots: int) -> str:
-    tokens = mean_tokens()
+def stand_in(prompts: int, slots: int) -> StandIn:
+    """An instance, for steps of `STEP_TOKENS` in so many prompts."""
+    samples = prompts * GROUP
+    mean = STEP_TOKENS / samples
+    return StandIn(
+        rate=INSTANCE_RATE,
+        slots=slots,
+        steps=8,
+        samples=samples,
+        mean=mean,
+        longest=round(8 * mean),
+    )
+
+
+def description(server: StandIn) -> str:
+    tokens = mean_tokens(server)
     rollout, train = tokens / RESERVED_RATE, tokens / TRAIN_RATE
-    response = INSTANCE.mean * slots / INSTANCE_RATE
-    longest = response * INSTANCE.longest / INSTANCE.mean
+    response = server.mean * server.slots / server.rate
+    longest = response * server.longest / server.mean
     return f"""\
-{PROMPTS} prompts x {GROUP} responses of {INSTANCE.mean:g} tokens on average (exponential, at most \
-{INSTANCE.longest}), micro-batches of {MICRO_BATCH} prompts.
+{server.samples // GROUP} prompts x {GROUP} responses of {server.mean:g} tokens on average \
+(exponential, at most {server.longest}), micro-batches of {MICRO_BATCH} prompts.
 Instance {INSTANCE_RATE:g} tokens/s, reserved {RESERVED_RATE:g}, learner {TRAIN_RATE:g}: a step \
 without instances is {rollout:.2f} s of rollout ({rollout / (rollout + train):.2f}) and \
 {train:.2f} s of training.
-{slots} slots per instance, {4 * slots} reserved: where all are full a mean response takes \
-{response:.2f} s, the longest {longest:.2f} s.
+{server.slots} slots per instance, {4 * server.slots} reserved: where all are full a mean response \
+takes {response:.3f} s, the longest {longest:.2f} s.
 Churn: an instance lives {LIFETIME_SECONDS:g} s, its place is empty for {GAP_SECONDS:g} s (means \
 of exponential times).
 ready: instances; wait: learner without work after its window; drain: from the last token to \
 the end of the step. Means leave out the first {SETTLING} steps."""
 
 
-def mean_tokens() -> float:
-    return float(np.mean([tokens_of(step).sum() for step in range(8)]))
+def mean_tokens(server: StandIn) -> float:
+    """Of the first steps: the lengths are drawn, and cut."""
+    sizes = [
+        response_lengths(step, samples=server.samples, mean=server.mean, longest=server.longest)
+        for step in range(8)
+    ]
+    return float(np.mean([lengths.sum() for lengths in sizes]))
 
 
-def tokens_of(step: int) -> np.ndarray:
-    return response_lengths(
-        step, samples=INSTANCE.samples, mean=INSTANCE.mean, longest=INSTANCE.longest
-    )
-
-
-def settings(instances: int, deterministic: bool) -> RunConfig:
+def settings(server: StandIn, instances: int, deterministic: bool) -> RunConfig:
     config = base.get_config()
     config.deterministic = deterministic
-    config.learner.prompts_per_step, config.learner.micro_batch_prompts = PROMPTS, MICRO_BATCH
+    config.learner.prompts_per_step = server.samples // GROUP
+    config.learner.micro_batch_prompts = MICRO_BATCH
     config.algorithm.group_size = GROUP
-    config.sampling.max_response_tokens = INSTANCE.longest
+    config.sampling.max_response_tokens = server.longest
     config.fleet.provider = "none"
     config.fleet.max_instances = max(1, instances)
     return run_config_from_dict(config.to_dict())
 
 
-def measure(instances: int, churn: bool, num_steps: int, slots: int, deterministic: bool) -> Result:
-    run = settings(instances, deterministic)
+def measure(
+    server: StandIn, instances: int, churn: bool, num_steps: int, deterministic: bool
+) -> Result:
+    run = settings(server, instances, deterministic)
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder)
         write_run_config(workdir / "config.json", run, "benchmark")
-        reserved = replace(RESERVED, slots=4 * slots)
+        reserved = replace(server, rate=RESERVED_RATE, slots=4 * server.slots)
         trainer = StandInTrainer(run, workdir, reserved, train_rate=TRAIN_RATE)
-        server = replace(INSTANCE, slots=slots)
         nursery = Nursery(server, trainer.address, workdir / "token", workdir)
         stop = threading.Event()
         market = replace(
@@ -182,7 +194,7 @@ def summary(
     killed: int,
 ) -> Result:
     bounds = [
-        step_bound_under_churn(
+        step_bound(
             tokens=time.tokens,
             train_seconds=time.tokens / TRAIN_RATE,
             reserved_rate=RESERVED_RATE,
@@ -211,24 +223,24 @@ def main() -> None:
     parser.add_argument("--instances", default="0,1,2,4,8", help="fleet sizes")
     parser.add_argument("--fleets", default="calm,churn")
     parser.add_argument("--steps", type=int, default=12, help="of each calm run; churn has 1.5x")
-    parser.add_argument("--slots", type=int, default=INSTANCE.slots, help="of an instance")
+    parser.add_argument("--prompts", type=int, default=256, help="the fewer, the longer responses")
+    parser.add_argument("--slots", type=int, default=4, help="of an instance")
     parser.add_argument("--deterministic", type=int, default=1, choices=(0, 1))
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     options = parser.parse_args()
-    print(description(options.slots) + "\n\n" + HEADER, flush=True)
+    server = stand_in(options.prompts, options.slots)
+    print(description(server) + "\n\n" + HEADER, flush=True)
     results = []
     for churn in (fleet == "churn" for fleet in options.fleets.split(",")):
         for instances in map(int, options.instances.split(",")):
             if churn and not instances:
                 continue
             num_steps = options.steps * 3 // 2 if churn else options.steps if instances else 4
-            result = measure(
-                instances, churn, num_steps, options.slots, bool(options.deterministic)
-            )
+            result = measure(server, instances, churn, num_steps, bool(options.deterministic))
             results.append(result)
             print(result.line(), flush=True)
     if options.json is not None:
-        lines = [{**asdict(r), "ratio": r.ratio, "slots": options.slots} for r in results]
+        lines = [{**asdict(r), "ratio": r.ratio, **asdict(server)} for r in results]
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(lines, indent=1) + "\n")
 

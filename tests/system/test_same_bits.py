@@ -48,6 +48,22 @@ def test_killed_and_joining_servers_change_no_bit(calm, tmp_path):
     assert_accounts_hold(chaos)
 
 
+def test_a_replayed_trace_changes_no_bit(calm, tmp_path):
+    # Two machines at first; then every second one of them is taken, and back 1.5 s later.
+    lines = ["0,add,east", "0,add,west"]
+    for second in range(1, 200):
+        machine = ("east", "west")[second % 2]
+        lines += [f"{second}000,remove,{machine}", f"{second + 1}500,add,{machine}"]
+    lines.sort(key=lambda line: int(line.partition(",")[0]))
+    trace = tmp_path / "trace.csv"
+    trace.write_text("\n".join(lines) + "\n")
+    market = (f"fleet.trace={trace}", "fleet.trace_speed=1.0", "fleet.max_instances=2")
+    replayed = Run(tmp_path / "run", SEED, *market).run()
+    assert replayed.events("lost")
+    assert replayed.digests() == calm.digests()
+    assert_accounts_hold(replayed)
+
+
 def test_no_server_at_all_changes_no_bit(calm, tmp_path):
     alone = Run(tmp_path / "run", SEED, "fleet.max_instances=0").run()
     assert not [e for e in alone.events("joined") if "reserved" not in e["instance"]]
