@@ -13,7 +13,8 @@ WORKDIR ?= runs/quickstart
 # The default interpreter gets .venv, any other one its own.
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install -c requirements.lock
-METADATA := pyproject.toml kernels/pyproject.toml requirements.lock
+METADATA := pyproject.toml kernels/pyproject.toml kernels/setup.py requirements.lock \
+  $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
 .PHONY: quickstart test soak lint lock clean
 

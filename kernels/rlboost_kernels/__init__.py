@@ -2,13 +2,23 @@
 
 from rlboost_kernels.attention.api import ragged_paged_attention
 from rlboost_kernels.attention.validation import validate_metadata
-from rlboost_kernels.implementations import available_implementations
+from rlboost_kernels.implementations import active, available_implementations
 from rlboost_kernels.kv_pages.update import kv_pages_shape, update_kv_pages
+from rlboost_kernels.logprobs.api import selected_logprobs
+from rlboost_kernels.sampling.api import kept_entries, sample_tokens, tokens_from_noise
+from rlboost_kernels.sampling.noise import noise_keys, uniforms
 
 __all__ = [
+    "active",
     "available_implementations",
+    "kept_entries",
     "kv_pages_shape",
+    "noise_keys",
     "ragged_paged_attention",
+    "sample_tokens",
+    "selected_logprobs",
+    "tokens_from_noise",
+    "uniforms",
     "update_kv_pages",
     "validate_metadata",
 ]

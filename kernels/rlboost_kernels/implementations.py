@@ -1,25 +1,67 @@
 """The names an `implementation` argument takes, and which one `None` means."""
 
-AVAILABLE = ("reference", "xla")
-_BEST = "xla"
+import jax
+
+from rlboost_kernels.cpu import library
+
+PLAIN = ("reference", "xla")  # of the operations that are written in JAX alone
+WITH_KERNELS = ("ragged_paged_attention", "update_kv_pages")  # and those with more
+
+# What `choose_late` says where the choice is left to the platform a program is compiled for.
+BY_PLATFORM = "by platform"
 
 
 def available_implementations() -> tuple[str, ...]:
     """Names that run on this machine, the definition first."""
-    return AVAILABLE
+    return PLAIN if library.why_missing() else (*PLAIN, "cpu")
 
 
-def choose(implementation: str | None) -> str:
+def active() -> dict[str, str]:
+    """What `implementation=None` picks for each operation here, with a kernel's instruction set.
+
+    Equal values, on equal versions of jax and machines of one kind, give equal bits.
+    """
+    name = choose(None)
+    described = f"cpu[{library.isa()}]" if name == "cpu" else name
+    return dict.fromkeys(WITH_KERNELS, described)
+
+
+def choose(implementation: str | None, platform: str | None = None) -> str:
     """The implementation to run: the best available for None or "auto", else the one named.
+
+    Args:
+        platform: "cpu", "gpu" or "tpu"; None is that of JAX's default device.
 
     Raises:
         NotImplementedError: the one named is not available; no other is put in its place.
     """
     if implementation is None or implementation == "auto":
-        return _BEST
-    if implementation not in AVAILABLE:
+        on_cpu = (platform or jax.default_backend()) == "cpu"
+        return "cpu" if on_cpu and not library.why_missing() else "xla"
+    if implementation == "cpu" and (reason := library.why_missing()):
+        raise NotImplementedError(f"implementation 'cpu' is not available here: {reason}")
+    _require_one_of(available_implementations(), implementation)
+    return implementation
+
+
+def choose_late(implementation: str | None) -> str:
+    """`choose`, but None is left open until the platform is known, if that makes a difference."""
+    if implementation is None or implementation == "auto":
+        return "xla" if library.why_missing() else BY_PLATFORM
+    return choose(implementation)
+
+
+def choose_plain(implementation: str | None) -> str:
+    """`choose` for an operation whose implementations are those of `PLAIN`, the best one last."""
+    if implementation is None or implementation == "auto":
+        return PLAIN[-1]
+    _require_one_of(PLAIN, implementation)
+    return implementation
+
+
+def _require_one_of(available: tuple[str, ...], implementation: str) -> None:
+    if implementation not in available:
         raise NotImplementedError(
             f"implementation {implementation!r} is not available here; "
-            f"available: {', '.join(AVAILABLE)}, or None for the best of them"
+            f"available: {', '.join(available)}, or None for the best of them"
         )
-    return implementation

@@ -76,18 +76,32 @@ def _spread(shortest: int, longest: int, count: int) -> tuple[int, ...]:
     return tuple(int(length) for length in np.random.default_rng(0).permutation(lengths))
 
 
+def _decodes(count: int, length: int) -> dict[str, tuple[int, ...]]:
+    return {"q_lens": (1,) * count, "kv_lens": (length,) * count}
+
+
 # The quickstart's model: 4 query heads, 2 key heads, head dim 32.
 _small = partial(
     Problem, num_query_heads=4, num_key_heads=2, head_dim=32, pages_per_sequence=13, num_slots=64
 )
 _medium = partial(Problem, num_query_heads=8, num_key_heads=4, head_dim=64)
+_wide = partial(Problem, num_query_heads=16, num_key_heads=8, head_dim=128)
 
 BENCHED = (
     _small(name="small decode, 64 x 3-32", q_lens=(1,) * 64, kv_lens=_spread(3, 32, 64)),
     _small(name="small decode, 64 x 7-208", q_lens=(1,) * 64, kv_lens=_spread(7, 208, 64)),
     _small(name="small mix, 40 + 24 x 1 of 150", q_lens=(40, *(1,) * 24), kv_lens=(150,) * 25),
-    _medium(name="medium decode, 32 x 1024", q_lens=(1,) * 32, kv_lens=(1024,) * 32),
-    _medium(name="medium prefill, 256 of 1024", q_lens=(256,), kv_lens=(1024,)),
+    *(
+        shape(dtype=dtype)
+        for dtype in ("float32", "bfloat16")
+        for shape in (
+            partial(_medium, name="medium decode, 32 x 1024", **_decodes(32, 1024)),
+            partial(_medium, name="medium decode, 32 x 4096", **_decodes(32, 4096)),
+            partial(_medium, name="medium decode, 1 x 32768", **_decodes(1, 32768)),
+            partial(_wide, name="wide decode, 32 x 1024", **_decodes(32, 1024)),
+            partial(_medium, name="medium prefill, 256 of 1024", q_lens=(256,), kv_lens=(1024,)),
+        )
+    ),
 )
 
 _ragged = partial(

@@ -3,15 +3,20 @@
 import subprocess
 import sys
 
-from rlboost_kernels import bench
+from rlboost_kernels import available_implementations, bench
 
 
 def test_prints_every_implementation_of_a_shape(capsys):
-    bench.main(["--rounds=1", "--only=3-32"])
+    bench.main(["--rounds=1", "--only=3-32", "--gigabytes=0.01"])
     lines = capsys.readouterr().out.splitlines()[2:]
-    assert [line.split()[5] for line in lines] == ["reference", "xla"]
-    assert all(line.split()[8] == "0.56" for line in lines)  # MB of keys and values
-    assert lines[0].endswith("1.00 x")
+    assert [line.split()[6] for line in lines] == list(available_implementations()[1:])
+    assert all(line.split()[9] == "0.56" for line in lines)  # MB of keys and values
+    assert lines[0].rstrip().endswith("1.0 x")  # xla against itself
+
+
+def test_writing_and_calling_have_a_line_each():
+    assert "bfloat16 pool of 67 MB, xla:" in bench.update_row("bfloat16", "xla", rounds=1)
+    assert "µs a call" in bench.overhead_row(rounds=1)
 
 
 def test_imports_jax_and_numpy_only():
@@ -23,4 +28,5 @@ def test_imports_jax_and_numpy_only():
     out = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert set(out.stdout.split()) <= {"rlboost_kernels", "jax", "numpy"}
+    others = set(out.stdout.split()) - set(sys.stdlib_module_names)
+    assert others <= {"rlboost_kernels", "jax", "numpy"}

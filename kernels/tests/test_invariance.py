@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlboost_kernels import available_implementations, ragged_paged_attention
+from rlboost_kernels import ragged_paged_attention
 
 LONGEST = 150  # tokens
 NUM_SEQUENCES = 9
@@ -117,6 +117,7 @@ CASES = (
     *(("reference", "small", num_rows) for num_rows in (64, 80, 128, 256)),
     ("reference", "groups of 7", 64),
 )
+CPU_CASES = tuple((name, num_rows) for name in WORLDS for num_rows in (1, 7, 33, 64, 256))
 
 
 @pytest.mark.parametrize(("implementation", "name", "num_rows"), CASES)
@@ -131,7 +132,16 @@ def test_slots_companions_pages_chunks_and_row_counts_cannot_show(
             assert bits == expected[row], f"row {row} of {chunks}"
 
 
-@pytest.mark.parametrize("implementation", available_implementations())
+@pytest.mark.parametrize(("name", "num_rows"), CPU_CASES)
+def test_the_cpu_kernel_has_one_class_of_bits_for_any_number_of_rows(cpu, name, num_rows, alone):
+    rng = np.random.default_rng(num_rows)
+    expected = alone(name, cpu)
+    for _ in range(5):
+        chunks = random_chunks(num_rows, rng)
+        for row, bits in run(WORLDS[name], chunks, num_rows, rng, cpu).items():
+            assert bits == expected[row], f"row {row} of {chunks}"
+
+
 def test_decoding_a_position_gives_the_bits_of_its_prefill(implementation, alone):
     rng = np.random.default_rng(1)
     expected = alone("small", implementation)

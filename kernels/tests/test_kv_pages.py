@@ -1,10 +1,12 @@
 """Writing tokens into the pool, against a loop, and without copying the pool."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rlboost_kernels import kv_pages_shape, ragged_paged_attention, update_kv_pages
 from rlboost_kernels.problems import Problem, random_arguments
@@ -18,9 +20,13 @@ def tokens(count, seed=0):
     return k, v
 
 
-@settings(max_examples=30, deadline=None)
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # a name, the same every time
+)
 @given(st.lists(st.integers(-30, 50), min_size=6, max_size=6, unique=True), st.integers(0, 99))
-def test_writes_each_token_to_its_slot_and_drops_those_outside(slots, seed):
+def test_writes_each_token_to_its_slot_and_drops_those_outside(implementation, slots, seed):
     pool = np.random.default_rng(seed + 1).standard_normal(SHAPE, np.float32)
     k, v = tokens(6, seed)
     expected = pool.copy()
@@ -29,34 +35,26 @@ def test_writes_each_token_to_its_slot_and_drops_those_outside(slots, seed):
             for head in range(2):
                 expected[slot // 4, slot % 4, 2 * head] = k[t, head]
                 expected[slot // 4, slot % 4, 2 * head + 1] = v[t, head]
-    out = update_kv_pages(jnp.asarray(pool), k, v, jnp.asarray(slots, jnp.int32))
+    out = update_kv_pages(
+        jnp.asarray(pool), k, v, jnp.asarray(slots, jnp.int32), implementation=implementation
+    )
     np.testing.assert_array_equal(out, expected)
 
 
-def test_many_tokens_may_share_a_slot_that_is_dropped():
+def test_many_tokens_may_share_a_slot_that_is_dropped(implementation):
     pool = jnp.ones(SHAPE)
-    slots = jnp.asarray([3, 20, 20, 20, 2**31 - 1, 2**31 - 1], jnp.int32)
-    out = update_kv_pages(pool, *tokens(6), slots)
+    slots = jnp.asarray([3, 20, 20, 20, 2**31 - 1, -(2**31)], jnp.int32)
+    out = update_kv_pages(pool, *tokens(6), slots, implementation=implementation)
     assert (np.asarray(out) != 1).any(axis=(2, 3)).sum() == 1
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        "float32",
-        "float16",
-        pytest.param(
-            "bfloat16",
-            marks=pytest.mark.skipif(
-                OLD_JAX, reason="jax 0.10 rewrites a bfloat16 pool on CPU; see update_kv_pages"
-            ),
-        ),
-    ],
-)
-def test_a_donated_pool_is_written_in_place(dtype):
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_donated_pool_is_written_in_place(dtype, implementation):
+    if OLD_JAX and dtype == "bfloat16" and implementation != "cpu":
+        pytest.skip("jax 0.10 rewrites a bfloat16 pool on CPU; see update_kv_pages")
     pool = jnp.zeros(kv_pages_shape(256, 16, 4, 64), dtype)
     k = v = jnp.ones((64, 4, 64), dtype)
-    update = jax.jit(update_kv_pages, donate_argnums=0)
+    update = jax.jit(partial(update_kv_pages, implementation=implementation), donate_argnums=0)
     slots = jnp.arange(64, dtype=jnp.int32) * 50
     memory = update.lower(pool, k, v, slots).compile().memory_analysis()
     assert memory.alias_size_in_bytes == pool.nbytes
@@ -68,7 +66,7 @@ def test_a_donated_pool_is_written_in_place(dtype):
 
 
 @pytest.mark.parametrize("num_steps", [1, 8])
-def test_a_loop_that_writes_and_attends_copies_no_pool(num_steps):
+def test_a_loop_that_writes_and_attends_copies_no_pool(num_steps, implementation):
     """As a decode program does: the pool is carried through the steps and donated."""
     problem = Problem(
         name="decode",
@@ -86,26 +84,31 @@ def test_a_loop_that_writes_and_attends_copies_no_pool(num_steps):
             kv_pages, q = carry
             position = kv_lens + i
             page = jnp.take_along_axis(page_indices, position[:, None] // 16, axis=1)[:, 0]
-            kv_pages = update_kv_pages(kv_pages, q, q, page * 16 + position % 16)
+            slots = page * 16 + position % 16
+            kv_pages = update_kv_pages(kv_pages, q, q, slots, implementation=implementation)
             metadata = (position + 1, page_indices, cu_q_lens, num_seqs)
-            return kv_pages, ragged_paged_attention(q, kv_pages, *metadata)
+            return kv_pages, ragged_paged_attention(
+                q, kv_pages, *metadata, implementation=implementation
+            )
 
         return jax.lax.fori_loop(0, num_steps, step, (kv_pages, q))
 
     q, kv_pages, *metadata = arguments
     compiled = jax.jit(decode, donate_argnums=0).lower(kv_pages, q, *metadata).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < kv_pages.nbytes / 3
+    # The dense definition makes copies of its own, by design.
+    if implementation != "reference":
+        assert compiled.memory_analysis().temp_size_in_bytes < kv_pages.nbytes / 3
 
 
-def test_without_donation_the_old_pool_stays_as_it_was():
-    pool = jnp.zeros(SHAPE)
-    update_kv_pages(pool, *tokens(6), jnp.arange(6, dtype=jnp.int32))
+def test_without_donation_the_old_pool_stays_as_it_was(implementation):
+    pool, slots = jnp.zeros(SHAPE), jnp.arange(6, dtype=jnp.int32)
+    update_kv_pages(pool, *tokens(6), slots, implementation=implementation)
     assert not np.any(pool)
 
 
-def test_casts_to_the_type_of_the_pool():
-    k, v = tokens(1)
-    out = update_kv_pages(jnp.zeros(SHAPE, jnp.bfloat16), k, v, jnp.zeros(1, jnp.int32))
+def test_casts_to_the_type_of_the_pool(implementation):
+    (k, v), pool = tokens(1), jnp.zeros(SHAPE, jnp.bfloat16)
+    out = update_kv_pages(pool, k, v, jnp.zeros(1, jnp.int32), implementation=implementation)
     assert out.dtype == jnp.bfloat16
     np.testing.assert_array_equal(out[0, 0, 0::2], jnp.asarray(k[0], jnp.bfloat16))
     np.testing.assert_array_equal(out[0, 0, 1::2], jnp.asarray(v[0], jnp.bfloat16))

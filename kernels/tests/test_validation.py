@@ -44,8 +44,8 @@ def test_shapes_are_checked_while_tracing():
 
 
 def test_implementations_by_name():
-    assert available_implementations() == ("reference", "xla")
-    best = ragged_paged_attention(*ARGUMENTS, implementation="xla")
+    assert available_implementations()[:2] == ("reference", "xla")
+    best = ragged_paged_attention(*ARGUMENTS, implementation=available_implementations()[-1])
     for name in (None, "auto"):
         assert (ragged_paged_attention(*ARGUMENTS, implementation=name) == best).all()
     with pytest.raises(NotImplementedError, match="'mosaic' is not available here; available: ref"):

@@ -1,16 +1,19 @@
 """The public function: validate, choose an implementation, run it."""
 
 from functools import partial
-from typing import NoReturn
+from importlib import import_module
+from typing import Any, NoReturn
 
 import jax
-from jax import Array
+from jax import Array, lax
 
 from rlboost_kernels.attention import reference, xla
-from rlboost_kernels.attention.validation import check_arguments
-from rlboost_kernels.implementations import choose
+from rlboost_kernels.attention.validation import check_arguments, check_ranges
+from rlboost_kernels.cpu import calls as cpu
+from rlboost_kernels.implementations import BY_PLATFORM, choose, choose_late
 
-_PROGRAMS = {"reference": reference.attend, "xla": xla.attend}
+_PROGRAMS = {"reference": reference.attend, "xla": xla.attend, "cpu": cpu.attend}
+_FOR_GPU = ("mosaic_gpu", "triton")  # modules that are imported once they are named
 
 
 def ragged_paged_attention(
@@ -24,8 +27,12 @@ def ragged_paged_attention(
     sm_scale: float | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    return_lse: bool = False,
     implementation: str | None = None,
-) -> Array:  # [T, H, D]
+    interpret: bool = False,
+) -> Any:  # [T, H, D], or that and f32[T, H]
     """Attention of packed query rows to the paged keys and values of their sequences.
 
     Sequence s owns rows `cu_q_lens[s]` to `cu_q_lens[s+1]` of `q`: one row when it decodes,
@@ -48,10 +55,17 @@ def ragged_paged_attention(
         sm_scale: factor of the scores; None is D ** -0.5.
         sliding_window: each row sees this many tokens at most, itself included.
         soft_cap: scores become soft_cap * tanh(scores / soft_cap).
+        k_scale, v_scale: factors of the keys and values in the pool; None is 1.
+        return_lse: return also the logarithm (natural, float32, [T, H]) of the sum of the
+            exponentials of a row's scores: what it takes to merge attention over parts of a
+            sequence. Rows of no sequence have minus infinity.
         implementation: a name of `available_implementations()`; None or "auto" takes the best.
+            On a GPU also "mosaic_gpu" (Hopper) and "triton".
+        interpret: run a kernel for GPU on CPU, step by step. The others take no notice.
 
     Raises:
-        ValueError: shapes, types or options do not fit together.
+        ValueError: shapes, types or options do not fit together; or, where they can be seen
+            because this is called outside of a compiled program, the metadata's values.
         NotImplementedError: the named implementation cannot run here, or a derivative is asked
             for.
 
@@ -68,10 +82,13 @@ def ragged_paged_attention(
         sm_scale=sm_scale,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
-    name = choose(implementation)
+    check_ranges(q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs)
+    name = _choose(implementation, q, kv_pages, interpret)
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
-    return _attend(
+    out, lse = _attend(
         q,
         kv_pages,
         kv_lens,
@@ -81,12 +98,20 @@ def ragged_paged_attention(
         sm_scale=float(scale),
         sliding_window=sliding_window,
         soft_cap=soft_cap,
+        k_scale=1.0 if k_scale is None else float(k_scale),
+        v_scale=1.0 if v_scale is None else float(v_scale),
+        return_lse=return_lse,
         name=name,
+        interpret=interpret,
     )
+    return (out, lse) if return_lse else out
+
+
+_OPTIONS = ("sm_scale", "sliding_window", "soft_cap", "k_scale", "v_scale", "return_lse")
 
 
 # Compiled on its own when called eagerly; traced once for all layers inside a larger program.
-@partial(jax.jit, static_argnames=("sm_scale", "sliding_window", "soft_cap", "name"))
+@partial(jax.jit, static_argnames=(*_OPTIONS, "name", "interpret"))
 def _attend(
     q: Array,
     kv_pages: Array,
@@ -98,18 +123,42 @@ def _attend(
     sm_scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    k_scale: float,
+    v_scale: float,
+    return_lse: bool,
     name: str,
-) -> Array:
-    program = jax.custom_jvp(
-        partial(
-            _PROGRAMS[name],
-            sm_scale=sm_scale,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
-        )
-    )
+    interpret: bool,
+) -> tuple[Array, Array | None]:
+    options: dict[str, Any] = {
+        "sm_scale": sm_scale,
+        "sliding_window": sliding_window,
+        "soft_cap": soft_cap,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+        "return_lse": return_lse,
+    }
+    if name == BY_PLATFORM:
+        on_cpu, elsewhere = (partial(_PROGRAMS[n], **options) for n in ("cpu", choose(None, "gpu")))
+        program = jax.custom_jvp(partial(lax.platform_dependent, cpu=on_cpu, default=elsewhere))
+    elif name in _FOR_GPU:
+        attend = import_module(f"rlboost_kernels.attention.{name}").attend
+        program = jax.custom_jvp(partial(attend, **options, interpret=interpret))
+    else:
+        program = jax.custom_jvp(partial(_PROGRAMS[name], **options))
     program.defjvp(_no_derivative)
     return program(q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs)
+
+
+def _choose(implementation: str | None, q: Array, kv_pages: Array, interpret: bool) -> str:
+    if implementation not in _FOR_GPU:
+        return choose_late(implementation)
+    module = import_module(f"rlboost_kernels.attention.{implementation}")
+    reason = module.why_not(q, kv_pages, interpret=interpret)
+    if not reason and not interpret and jax.default_backend() != "gpu":
+        reason = f"it is for GPU and this is {jax.default_backend()}; interpret=True tries it out"
+    if reason:
+        raise NotImplementedError(f"implementation '{implementation}' cannot run this: {reason}")
+    return implementation
 
 
 def _no_derivative(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> NoReturn:

@@ -22,7 +22,10 @@ def attend(
     sm_scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
-) -> Array:  # [T, H, D]
+    k_scale: float,
+    v_scale: float,
+    return_lse: bool,
+) -> tuple[Array, Array | None]:  # [T, H, D], f32[T, H]
     """Softmax attention of each row to positions 0 … its own, in float32."""
     (T, H, D), (P, L, heads, _) = q.shape, kv_pages.shape
     K, M = heads // 2, page_indices.shape[1]
@@ -37,12 +40,17 @@ def attend(
     if sliding_window is not None:
         held_TN &= position_N[None, :] >= visible_T[:, None] - sliding_window
 
-    scores_TKGN = jnp.einsum("tkgd,tnkd->tkgn", q_TKGD, kv_TNKD[:, :, 0::2]) * sm_scale
+    k_TNKD = kv_TNKD[:, :, 0::2] * k_scale
+    scores_TKGN = jnp.einsum("tkgd,tnkd->tkgn", q_TKGD, k_TNKD) * sm_scale
     if soft_cap is not None:
         scores_TKGN = soft_cap * jnp.tanh(scores_TKGN / soft_cap)
     # Finite, so that a row which sees nothing averages zeros below and is not NaN.
     scores_TKGN = jnp.where(held_TN[:, None, None, :], scores_TKGN, jnp.finfo(jnp.float32).min)
     weights_TKGN = jax.nn.softmax(scores_TKGN, axis=-1)
     # What a page holds past the end of its sequence may be anything, and 0 times NaN is NaN.
-    v_TNKD = jnp.where(held_TN[:, :, None, None], kv_TNKD[:, :, 1::2], 0.0)
-    return jnp.einsum("tkgn,tnkd->tkgd", weights_TKGN, v_TNKD).reshape(T, H, D).astype(q.dtype)
+    v_TNKD = jnp.where(held_TN[:, :, None, None], kv_TNKD[:, :, 1::2] * v_scale, 0.0)
+    out = jnp.einsum("tkgn,tnkd->tkgd", weights_TKGN, v_TNKD).reshape(T, H, D).astype(q.dtype)
+    if not return_lse:
+        return out, None
+    scores_TKGN = jnp.where(held_TN[:, None, None, :], scores_TKGN, -jnp.inf)
+    return out, jax.nn.logsumexp(scores_TKGN, axis=-1).reshape(T, H)

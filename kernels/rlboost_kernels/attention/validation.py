@@ -1,11 +1,13 @@
 """Checks of the arguments of ragged paged attention.
 
 `check_arguments` looks at shapes and types only, so it costs nothing in a compiled program.
-`validate_metadata` looks at values and is for debugging, on concrete arrays.
+`check_ranges` looks at values, where there are some to be seen, and `validate_metadata` looks for
+more and is for debugging.
 """
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -25,6 +27,8 @@ def check_arguments(
     sm_scale: float | None,
     sliding_window: int | None,
     soft_cap: float | None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
 ) -> None:
     """Raise ValueError, with the value and the limit, if the arguments do not fit together."""
     _require(q.ndim == 3, f"q has shape {q.shape}; it must be [rows, query heads, head dim]")
@@ -62,7 +66,9 @@ def check_arguments(
     )
     _require(num_seqs.shape == (1,), f"num_seqs has shape {num_seqs.shape}; it must be [1]")
 
-    _require(sm_scale is None or sm_scale > 0, f"sm_scale is {sm_scale}; it must be positive")
+    factors = {"sm_scale": sm_scale, "k_scale": k_scale, "v_scale": v_scale}
+    for name, factor in factors.items():
+        _require(factor is None or factor > 0, f"{name} is {factor}; it must be positive")
     _require(
         sliding_window is None or sliding_window > 0,
         f"sliding_window is {sliding_window}; it must be at least 1, or None for no window",
@@ -86,6 +92,48 @@ def check_kv_pages(kv_pages: ArrayLike) -> None:
     )
 
 
+def check_ranges(
+    q: ArrayLike,  # [T, H, D]
+    kv_pages: ArrayLike,  # [P, L, 2*K, D]
+    kv_lens: ArrayLike,  # i32[S]
+    page_indices: ArrayLike,  # i32[S, M]
+    cu_q_lens: ArrayLike,  # i32[S+1]
+    num_seqs: ArrayLike,  # i32[1]
+) -> None:
+    """Raise ValueError if the metadata names a row, token or page that is not there.
+
+    In a compiled program the values are not known and nothing is checked. There, whatever lies
+    outside is cut to what is inside: wrong metadata give wrong rows and reach no other memory.
+    """
+    arrays = (kv_lens, page_indices, cu_q_lens, num_seqs)
+    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+        return
+    lens, pages, ends, num = (np.asarray(array) for array in arrays)
+    (T, _, _), (P, L, _, _), (S, M) = q.shape, kv_pages.shape, pages.shape
+    n = int(num[0])
+    _require(0 <= n <= S, f"num_seqs is {n}; kv_lens has room for {S}")
+    lens, pages, ends = lens[:n], pages[:n], ends[: n + 1]
+    _require(int(ends[0]) == 0, f"cu_q_lens starts with {ends[0]}; it must start with 0")
+    _require(int(ends[-1]) <= T, f"cu_q_lens ends with {ends[-1]}; q has {T} rows")
+    rows = np.diff(ends)
+    if (s := _first(rows < 0)) is not None:
+        raise ValueError(f"cu_q_lens falls from {ends[s]} to {ends[s + 1]} at sequence {s}")
+    if (s := _first(rows > lens)) is not None:
+        raise ValueError(
+            f"sequence {s} has {rows[s]} new rows and kv_lens {lens[s]}; kv_lens counts them too"
+        )
+    if (s := _first(lens > M * L)) is not None:
+        raise ValueError(
+            f"kv_lens of sequence {s} is {lens[s]}; {M} pages of {L} tokens hold {M * L}"
+        )
+    used = np.arange(M)[None, :] * L < lens[:, None]
+    if (s := _first((used & ((pages < 0) | (pages >= P))).any(axis=1))) is not None:
+        raise ValueError(
+            f"page_indices of sequence {s} are {pages[s][used[s]].tolist()}; "
+            f"the pool has pages 0 to {P - 1}"
+        )
+
+
 def validate_metadata(
     q: ArrayLike,  # [T, H, D]
     kv_pages: ArrayLike,  # [P, L, 2*K, D]
@@ -96,47 +144,22 @@ def validate_metadata(
 ) -> None:
     """Raise ValueError if the values of the metadata are inconsistent. Copies them to the host.
 
-    `ragged_paged_attention` itself does not look at values: wrong ones give wrong rows.
+    Besides what `check_ranges` looks for, that is a sequence that names a page twice.
     """
-    check_arguments(
-        q,
-        kv_pages,
-        kv_lens,
-        page_indices,
-        cu_q_lens,
-        num_seqs,
-        sm_scale=None,
-        sliding_window=None,
-        soft_cap=None,
-    )
-    (T, _, _), (P, L, _, _), (S, M) = q.shape, kv_pages.shape, page_indices.shape
-    n = int(np.asarray(num_seqs)[0])
-    _require(0 <= n <= S, f"num_seqs is {n}; kv_lens has room for {S}")
-
-    ends = np.asarray(cu_q_lens)[: n + 1]
-    _require(int(ends[0]) == 0, f"cu_q_lens starts with {ends[0]}; it must start with 0")
-    _require(int(ends[-1]) <= T, f"cu_q_lens ends with {ends[-1]}; q has {T} rows")
-    for s in range(n):
-        rows = int(ends[s + 1]) - int(ends[s])
-        tokens = int(np.asarray(kv_lens)[s])
-        _require(rows >= 0, f"cu_q_lens falls from {ends[s]} to {ends[s + 1]} at sequence {s}")
-        _require(
-            rows <= tokens,
-            f"sequence {s} has {rows} new rows and kv_lens {tokens}; kv_lens counts them too",
-        )
-        _require(
-            tokens <= M * L,
-            f"kv_lens of sequence {s} is {tokens}; {M} pages of {L} tokens hold {M * L}",
-        )
-        used = np.asarray(page_indices)[s, : -(-tokens // L)]
-        _require(
-            bool(np.all((used >= 0) & (used < P))),
-            f"page_indices of sequence {s} are {used.tolist()}; the pool has pages 0 to {P - 1}",
-        )
+    arguments = (q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs)
+    check_arguments(*arguments, sm_scale=None, sliding_window=None, soft_cap=None)
+    check_ranges(*arguments)
+    L = kv_pages.shape[1]
+    for s in range(int(np.asarray(num_seqs)[0])):
+        used = np.asarray(page_indices)[s, : -(-int(np.asarray(kv_lens)[s]) // L)]
         _require(
             len(set(used.tolist())) == len(used),
             f"page_indices of sequence {s} name a page twice: {used.tolist()}",
         )
+
+
+def _first(wrong: np.ndarray) -> int | None:
+    return int(np.argmax(wrong)) if wrong.any() else None
 
 
 def _require(holds: bool, message: str) -> None:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from rlboost_kernels.attention.rows import row_sequences
+from rlboost_kernels.sharding import differ_like
 
 TILE_ROWS = 16
 BLOCK_TOKENS = 32  # or one page where that is more; 64 is slower on short sequences
@@ -48,7 +49,10 @@ def attend(
     sm_scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
-) -> Array:  # [T, H, D]
+    k_scale: float,
+    v_scale: float,
+    return_lse: bool,
+) -> tuple[Array, Array | None]:  # [T, H, D], f32[T, H]
     """Softmax attention of each row to positions 0 … its own, in float32."""
     (T, H, D), (P, L, heads, _), M = q.shape, kv_pages.shape, page_indices.shape[1]
     K = heads // 2
@@ -59,11 +63,14 @@ def attend(
     padding = -M % pages_per_block
     pages_SM = jnp.pad(jnp.clip(page_indices, 0, P - 1), ((0, 0), (0, padding)))
 
-    def attend_tile(tile: Array, out_THD: Array) -> Array:
+    def differing(x: Array) -> Array:
+        return differ_like(x, q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs)
+
+    def attend_tile(tile: Array, results: tuple[Array, ...]) -> tuple[Array, ...]:
         take = partial(lax.dynamic_slice_in_dim, start_index=tile * TILE_ROWS, slice_size=TILE_ROWS)
         row_R, visible_R, pages_RM = take(row_N), take(visible_N), pages_SM[take(sequence_N)]
         q_RKGD = q.at[row_R].get(mode="clip").astype(jnp.float32).reshape(-1, K, H // K, D)
-        q_RKGD = q_RKGD * sm_scale
+        q_RKGD = q_RKGD * (sm_scale * k_scale)
         first_R = jnp.zeros_like(visible_R)
         if sliding_window is not None:
             first_R = jnp.maximum(visible_R - sliding_window, 0)
@@ -81,14 +88,25 @@ def attend(
         # Rows that see nothing come last, so they share a tile with rows that do or have none.
         start = jnp.min(jnp.where(visible_R > 0, first_R, M * L)) // C
         stop = (jnp.max(visible_R) + C - 1) // C
-        softmax = lax.fori_loop(start, stop, attend_block, _empty(TILE_ROWS, K, H // K, D))
+        empty = _Softmax(*map(differing, _empty(TILE_ROWS, K, H // K, D)))
+        softmax = lax.fori_loop(start, stop, attend_block, empty)
         total = softmax.total[..., None]
         mean = jnp.where(total > 0, softmax.weighted / total, 0.0).reshape(-1, H, D)
-        return out_THD.at[row_R].set(mean, mode="drop", unique_indices=True)
+        of_tile = [mean if v_scale == 1 else mean * v_scale]
+        if return_lse:
+            lse = jnp.where(softmax.total > 0, softmax.maximum + jnp.log(softmax.total), -jnp.inf)
+            of_tile.append(lse.reshape(-1, H))
+        return tuple(
+            result.at[row_R].set(part, mode="drop", unique_indices=True)
+            for result, part in zip(results, of_tile, strict=True)
+        )
 
     num_tiles = (jnp.sum(visible_N > 0) + TILE_ROWS - 1) // TILE_ROWS
-    out_THD = lax.fori_loop(0, num_tiles, attend_tile, jnp.zeros((T, H, D), jnp.float32))
-    return out_THD.astype(q.dtype)
+    results: tuple[Array, ...] = (jnp.zeros((T, H, D), jnp.float32),)
+    if return_lse:
+        results += (jnp.full((T, H), -jnp.inf, jnp.float32),)
+    results = lax.fori_loop(0, num_tiles, attend_tile, tuple(map(differing, results)))
+    return results[0].astype(q.dtype), results[1] if return_lse else None
 
 
 def _longest_first(sequence_T: Array, visible_T: Array) -> tuple[Array, Array, Array]:

@@ -1,11 +1,14 @@
 """The pool of key and value pages, and writing new tokens into it."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from rlboost_kernels.attention.validation import check_kv_pages
-from rlboost_kernels.implementations import choose
+from rlboost_kernels.cpu import calls as cpu
+from rlboost_kernels.implementations import BY_PLATFORM, choose_late
 
 
 def kv_pages_shape(
@@ -41,14 +44,15 @@ def update_kv_pages(
     Call it under `jax.jit` with the pool donated: only the new tokens are then written.
     Without donation the whole pool is copied. `kv_pages` must not be used afterwards.
 
-    On CPU, jax 0.10 converts a whole bfloat16 pool to float32 and back around the write, donated
-    or not; later versions do not, and float32 and float16 pools are not affected.
+    With "xla" on CPU, jax 0.10 converts a whole bfloat16 pool to float32 and back around the
+    write, donated or not; "cpu" does not, nor do later versions of jax or other types.
 
     Args:
         k, v: cast to the type of the pool.
         slot_mapping: page * page_size + offset of each token; no slot twice. A slot outside
             the pool drops its token, which is how padded rows are written nowhere.
-        implementation: a name of `available_implementations()`; all share one program here.
+        implementation: a name of `available_implementations()`; None or "auto" takes the best,
+            and "reference" is the program of "xla".
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -56,12 +60,20 @@ def update_kv_pages(
     """
     check_kv_pages(kv_pages)
     _check_tokens(kv_pages, k, v, slot_mapping)
-    choose(implementation)
-    return _update(kv_pages, k, v, slot_mapping)
+    return _update(kv_pages, k, v, slot_mapping, name=choose_late(implementation))
 
 
-@jax.jit
-def _update(kv_pages: Array, k: Array, v: Array, slot_mapping: Array) -> Array:
+@partial(jax.jit, static_argnames="name")
+def _update(kv_pages: Array, k: Array, v: Array, slot_mapping: Array, *, name: str) -> Array:
+    if name == BY_PLATFORM:
+        return lax.platform_dependent(
+            kv_pages, k, v, slot_mapping, cpu=cpu.update, default=_scatter
+        )
+    program = cpu.update if name == "cpu" else _scatter
+    return program(kv_pages, k, v, slot_mapping)
+
+
+def _scatter(kv_pages: Array, k: Array, v: Array, slot_mapping: Array) -> Array:
     P, L, heads, D = kv_pages.shape
     T = k.shape[0]
     tokens = jnp.stack([k, v], axis=2).reshape(T, heads, D).astype(kv_pages.dtype)

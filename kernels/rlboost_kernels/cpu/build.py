@@ -1,0 +1,106 @@
+"""Compile the library of the `cpu` implementation
+
+Needs a C++17 compiler (the environment variable CXX, or g++, clang++ or c++) and the headers that
+come with jaxlib. The code of each instruction set is compiled for that set and nothing else is,
+so one library runs on every machine of an architecture. `setup.py` builds with the same function,
+loading this file by its path: it imports the standard library alone.
+"""
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "src"
+LIBRARY = Path(__file__).parent / "librlboost_kernels.so"  # of any Python, so without its tag
+
+# No contraction: where a product is rounded is part of what is promised about bits.
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall")
+_X86_64 = {
+    "attention_avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
+    "attention_avx512.cpp": (
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
+        "-Wno-maybe-uninitialized",  # which GCC 12 says of its own header
+    ),
+}
+
+
+class CannotBuild(Exception):
+    """A compiler or a header is missing, or the compiler failed."""
+
+
+def build(library: Path = LIBRARY) -> None:
+    """Compile and link `library`; an older one stays until the new one is complete.
+
+    Raises:
+        CannotBuild: with what is missing, or what the compiler said.
+    """
+    compiler, include = _compiler(), _headers()
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="rlboost-kernels-") as folder:
+
+        def compile_one(source: Path) -> str:
+            target = Path(folder) / (source.stem + ".o")
+            define = f'-DRLBOOST_SOURCES="{sources_digest()}"'
+            flags = (*_FLAGS, *_machine_flags(source), define, "-isystem", str(include))
+            _run([*compiler, *flags, "-c", str(source), "-o", str(target)])
+            return str(target)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compile_one, sorted(SOURCES.glob("*.cpp"))))
+        linked = Path(folder) / library.name
+        _run([*compiler, "-shared", "-pthread", *objects, "-o", str(linked)])
+        # Beside the old one first: a running process keeps the file it has mapped.
+        beside = library.with_name(f".{library.name}.{os.getpid()}")
+        shutil.copyfile(linked, beside)
+        os.replace(beside, library)
+
+
+def sources_digest() -> str:
+    """Of all the files a library is compiled from."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        if path.suffix in (".cpp", ".h"):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _compiler() -> list[str]:
+    if named := os.environ.get("CXX"):
+        command = shlex.split(named)
+        if not shutil.which(command[0]):
+            raise CannotBuild(f"CXX names {command[0]}, which is not there")
+        return command
+    for name in ("g++", "clang++", "c++"):
+        if found := shutil.which(name):
+            return [found]
+    raise CannotBuild("there is no C++ compiler: neither g++, clang++ nor c++, and CXX is not set")
+
+
+def _headers() -> Path:
+    spec = importlib.util.find_spec("jaxlib")
+    if spec is None or not spec.submodule_search_locations:
+        raise CannotBuild("jaxlib, which has the headers, is not installed")
+    include = Path(spec.submodule_search_locations[0]) / "include"
+    if not (include / "xla" / "ffi" / "api" / "ffi.h").exists():
+        raise CannotBuild(f"{include} lacks xla/ffi/api/ffi.h")
+    return include
+
+
+def _machine_flags(source: Path) -> tuple[str, ...]:
+    return _X86_64.get(source.name, ()) if platform.machine() in ("x86_64", "AMD64") else ()
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise CannotBuild(f"{shlex.join(command)} failed:\n{done.stderr[-4000:]}")
+    if done.stderr:
+        print(done.stderr, file=sys.stderr)

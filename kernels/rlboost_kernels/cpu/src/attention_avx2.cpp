@@ -1,0 +1,10 @@
+// The code for machines with AVX2; compiled for that and called only there.
+
+#if defined(__x86_64__)
+#include "numbers.h"
+#include "vectors_avx2.h"
+
+#include "attention_kernel.h"
+
+const rlboost::Isa rlboost::kAvx2{"avx2", attend_split, merge, write, read};
+#endif

@@ -1,0 +1,8 @@
+// The code that runs on every machine.
+
+#include "numbers.h"
+#include "vectors_portable.h"
+
+#include "attention_kernel.h"
+
+const rlboost::Isa rlboost::kPortable{"portable", attend_split, merge, write, read};

@@ -1,0 +1,84 @@
+// What the XLA calls share: XLA's own threads, and their arithmetic.
+
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#include "xla/ffi/api/ffi.h"
+
+namespace rlboost {
+
+// Rounding to the nearest with denormal numbers, as IEEE 754 has it, for as long as this lives. XLA
+// flushes them to zero, and not on all of its threads: the bits of a sum would depend on where it
+// was computed, and small float16 numbers would be lost on their way through float32.
+class IeeeArithmetic {
+ public:
+#if defined(__x86_64__)
+  IeeeArithmetic() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }  // the state at power-up
+  ~IeeeArithmetic() { _mm_setcsr(before_); }
+
+ private:
+  unsigned before_;
+#elif defined(__aarch64__)
+  IeeeArithmetic() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before_));
+    __asm__ volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
+  }
+  ~IeeeArithmetic() { __asm__ volatile("msr fpcr, %0" : : "r"(before_)); }
+
+ private:
+  uint64_t before_;
+#else
+  IeeeArithmetic() {}  // what XLA does there is not known to us
+#endif
+};
+
+// Calls work(i) for 0 <= i < count on this thread and on up to `helpers` of the pool's.
+//
+// This thread works too and waits only for calls that have begun, so it does not matter whether
+// the pool's threads are busy, or whether this is one of them.
+template <class Work>
+void share(xla::ffi::ThreadPool& pool, int64_t count, int64_t helpers, const Work& work) {
+  helpers = helpers < count - 1 ? helpers : count - 1;
+  if (helpers <= 0) {
+    const IeeeArithmetic ieee;
+    for (int64_t i = 0; i < count; ++i) work(i);
+    return;
+  }
+  struct State {
+    std::atomic<int64_t> next{0}, done{0};
+    std::mutex mutex;
+    std::condition_variable finished;
+  };
+  // A helper may start when all is over and `work` is gone: it then finds no call left.
+  auto state = std::make_shared<State>();
+  const auto run = [state, count, &work] {
+    const IeeeArithmetic ieee;
+    for (int64_t i; (i = state->next.fetch_add(1)) < count;) {
+      work(i);
+      if (state->done.fetch_add(1) + 1 == count) {
+        std::lock_guard<std::mutex> lock(state->mutex);
+        state->finished.notify_all();
+      }
+    }
+  };
+  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([run] { run(); });
+  run();
+  std::unique_lock<std::mutex> lock(state->mutex);
+  state->finished.wait(lock, [&] { return state->done.load() == count; });
+}
+
+inline bool same_shape(xla::ffi::Span<const int64_t> a, xla::ffi::Span<const int64_t> b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
+}
+
+}  // namespace rlboost

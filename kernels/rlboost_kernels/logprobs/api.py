@@ -1,0 +1,151 @@
+"""The public function: validate, choose an implementation and the blocks, run it."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from rlboost_kernels.implementations import choose_plain
+from rlboost_kernels.logprobs import reference, xla
+from rlboost_kernels.logprobs.shards import Options, vary_alike, varying, vocabulary_size
+
+_PROGRAMS: dict[str, Callable[..., tuple[Array, Array]]] = {
+    "reference": reference.select,
+    "xla": xla.select,
+}
+_FLOATS = ("float32", "bfloat16", "float16")
+
+_BLOCK_LOGITS: Final = 1 << 24  # of a block, by default: 64 MiB
+_FEWEST_ROWS: Final = 128  # of a block, by default; fewer would read the matrix too often
+_ROWS_STEP: Final = 64  # on CPU, products of 64, 128, … rows give a row the same bits
+
+
+def selected_logprobs(
+    hidden: Array,  # [N, E]
+    unembedding: Array,  # [E, V]
+    tokens: Array,  # i32[N]
+    *,
+    temperature: float = 1.0,
+    soft_cap: float | None = None,
+    axis_name: str | None = None,
+    chunk: tuple[int, int] | None = None,
+    implementation: str | None = None,
+) -> tuple[Array, Array]:  # f32[N], f32[N]
+    """Log-probabilities of given tokens and entropies, in nats, without the [N, V] logits.
+
+    They are those of softmax(hidden @ unembedding / temperature), in float32. Both results have
+    gradients to `hidden` and `unembedding`. No more logits than a block of `chunk` exist at a
+    time, forwards or backwards: beyond arguments, results and float32 sums of both gradients,
+    memory is about 2 and at most 4 float32 arrays of that size and a few copies of `hidden`.
+
+    Under `jax.shard_map`, `unembedding` may hold this device's columns of a vocabulary split
+    over the mesh axis `axis_name`, in order; tokens stay global, results are whole, and so are
+    the gradients. Under plain `jax.jit`, split rows stay split.
+
+    For one `chunk` and N, the bits of a row do not depend on the other rows.
+
+    Args:
+        tokens: ids in [0, V). Others raise where values are known and are clipped where not.
+        temperature: above 0.
+        soft_cap: logits become soft_cap * tanh(logits / soft_cap) before the division.
+        chunk: rows and vocabulary entries of a block. None takes whole rows, as many as give
+            2**24 logits but at least 128; with whole rows the arithmetic is the plain one.
+        implementation: "reference" or "xla"; None or "auto" takes the best.
+
+    Raises:
+        ValueError: shapes, types, options or concrete tokens do not fit; or `unembedding` is not
+            split over `axis_name`, as with `shard_map(…, check_vma=False)`.
+        NotImplementedError: the named implementation cannot run here.
+    """
+    _check(hidden, unembedding, tokens, temperature, soft_cap, axis_name, chunk)
+    rows, entries = chunk or _default_chunk(hidden.shape[0], unembedding.shape[1])
+    options = Options(
+        temperature=float(temperature),
+        soft_cap=soft_cap,
+        axis_name=axis_name,
+        rows=min(rows, hidden.shape[0]),
+        entries=min(entries, unembedding.shape[1]),
+    )
+    return _select(hidden, unembedding, tokens, options=options, name=choose_plain(implementation))
+
+
+# Compiled on its own when called eagerly.
+@partial(jax.jit, static_argnames=("options", "name"))
+def _select(
+    hidden: Array, unembedding: Array, tokens: Array, *, options: Options, name: str
+) -> tuple[Array, Array]:
+    hidden, unembedding, tokens = vary_alike(hidden, unembedding, tokens)
+    return _PROGRAMS[name](hidden, unembedding, tokens, options)
+
+
+def _default_chunk(N: int, V: int) -> tuple[int, int]:
+    """Whole rows: all of them, or blocks of nearly equal size."""
+    most = max(_FEWEST_ROWS, _BLOCK_LOGITS // V // _ROWS_STEP * _ROWS_STEP)
+    if most >= N:
+        return N, V
+    return math.ceil(N / math.ceil(N / most) / _ROWS_STEP) * _ROWS_STEP, V
+
+
+def _check(
+    hidden: Any,
+    unembedding: Any,
+    tokens: Any,
+    temperature: float,
+    soft_cap: float | None,
+    axis_name: str | None,
+    chunk: tuple[int, int] | None,
+) -> None:
+    def require(holds: bool, message: str) -> None:
+        if not holds:
+            raise ValueError(message)
+
+    require(
+        hidden.ndim == 2 and 0 not in hidden.shape,
+        f"hidden has shape {hidden.shape}; it must be [rows, width]",
+    )
+    E = hidden.shape[1]
+    require(
+        unembedding.ndim == 2 and 0 not in unembedding.shape and unembedding.shape[0] == E,
+        f"unembedding has shape {unembedding.shape}; it must be [{E}, vocabulary]",
+    )
+    for name, array in {"hidden": hidden, "unembedding": unembedding}.items():
+        require(
+            str(array.dtype) in _FLOATS,
+            f"{name} has type {array.dtype}; it must be one of {', '.join(_FLOATS)}",
+        )
+    require(
+        hidden.dtype == unembedding.dtype,
+        f"hidden has type {hidden.dtype} and unembedding {unembedding.dtype}; "
+        "they must be equal, cast one",
+    )
+    require(
+        tokens.shape == hidden.shape[:1],
+        f"tokens has shape {tokens.shape}; it must be [{hidden.shape[0]}], one per row",
+    )
+    require(tokens.dtype == jnp.int32, f"tokens has type {tokens.dtype}; it must be int32")
+    require(temperature > 0, f"temperature is {temperature}; it must be above 0")
+    require(
+        soft_cap is None or soft_cap > 0,
+        f"soft_cap is {soft_cap}; it must be positive, or None for no cap",
+    )
+    require(
+        chunk is None or (len(chunk) == 2 and min(chunk) >= 1),
+        f"chunk is {chunk}; it must be (rows, vocabulary entries), each at least 1",
+    )
+    require(
+        axis_name is None or axis_name in varying(unembedding),
+        f"unembedding is not split over axis {axis_name!r}; call this inside jax.shard_map with "
+        f"in_specs that split its columns, and leave check_vma on",
+    )
+    if not isinstance(tokens, jax.core.Tracer):
+        V, values = vocabulary_size(unembedding, axis_name), np.asarray(tokens)
+        outside = values[(values < 0) | (values >= V)]
+        require(
+            outside.size == 0,
+            f"tokens hold {outside[:3].tolist()}; the vocabulary has ids 0 to {V - 1}",
+        )

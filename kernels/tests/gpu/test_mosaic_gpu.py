@@ -1,0 +1,128 @@
+"""The Mosaic kernels, interpreted on CPU: float64 loops, bits of rows, and lowering for CUDA."""
+
+import pathlib
+import runpy
+import sys
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from rlboost_kernels import ragged_paged_attention
+from rlboost_kernels.attention import mosaic_gpu
+from rlboost_kernels.problems import Problem, random_arguments
+
+interpreted = pytest.mark.skipif(
+    not hasattr(plgpu, "InterpretGPUParams"),
+    reason=f"jax {jax.__version__} has no interpreter for Mosaic GPU; 0.11 and later do",
+)
+ALL_OPTIONS = {
+    "sm_scale": 0.2,
+    "sliding_window": 37,
+    "soft_cap": 3.0,
+    "k_scale": 0.7,
+    "v_scale": 2.5,
+}
+_ragged = partial(Problem, q_lens=(1, 5, 0, 1), num_rows=8, num_slots=6)
+CASES = (
+    (_ragged(name="two splits", kv_lens=(90, 40, 5, 600), num_query_heads=2, num_key_heads=1,
+             head_dim=64, page_size=64, dtype="bfloat16"), {}),
+    (_ragged(name="two key heads", kv_lens=(90, 40, 5, 1), num_query_heads=6, num_key_heads=2,
+             head_dim=128, page_size=16, dtype="bfloat16"), ALL_OPTIONS),
+    (_ragged(name="large pages", kv_lens=(130, 40, 5, 60), num_query_heads=1, num_key_heads=1,
+             head_dim=256, page_size=128, dtype="float16"), {"sliding_window": 70}),
+)  # fmt: skip
+attend = partial(ragged_paged_attention, implementation="mosaic_gpu", interpret=True)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # NaN, which is masked
+@pytest.mark.parametrize(("problem", "options"), CASES, ids=lambda case: getattr(case, "name", ""))
+def test_matches_float64_loops(problem, options, assert_matches_loops):
+    assert_matches_loops(attend, problem, options)
+
+
+@interpreted
+def test_agrees_with_the_definition():
+    arguments = random_arguments(CASES[1][0])
+    expected = ragged_paged_attention(*arguments, implementation="reference").astype(jnp.float32)
+    error = np.linalg.norm(attend(*arguments).astype(jnp.float32) - expected)
+    assert error <= 4e-3 * np.linalg.norm(expected)
+
+
+@interpreted
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 90, "soft_cap": 3.0}], ids=str)
+def test_companions_slots_pages_and_chunks_cannot_show(options, assert_same_bits):
+    chunks = ((61, 66, 2), (510, 514, 1))  # over the border of a block and of a split
+    shape = {"num_rows": 8, "longest": 560, "head_dim": 64, "page_size": 16}
+    assert_same_bits(partial(attend, **options), dtype="bfloat16", chunks=chunks, **shape)
+
+
+@interpreted
+def test_in_a_compiled_loop():
+    arguments = random_arguments(replace(CASES[0][0], kv_lens=(90, 40, 5, 60)))
+
+    def step(q):
+        return attend(q, *arguments[1:])
+
+    def looped(q):
+        return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, step(c[1])), (0, q))[1]
+
+    np.testing.assert_array_equal(jax.jit(looped)(arguments.q), step(step(arguments.q)))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "page_size", "heads", "dtype"),
+    [(128, 64, (16, 8), "bfloat16"), (64, 16, (14, 2), "float16"), (256, 128, (64, 1), "bfloat16")],
+)
+def test_lowers_for_cuda(head_dim, page_size, heads, dtype):
+    problem = Problem(
+        name="decode",
+        q_lens=(1,) * 32,
+        kv_lens=(1000,) * 32,
+        num_query_heads=heads[0],
+        num_key_heads=heads[1],
+        head_dim=head_dim,
+        page_size=page_size,
+        num_rows=64,
+        dtype=dtype,
+    )
+    shapes = jax.eval_shape(lambda: random_arguments(problem))
+    traced = jax.jit(partial(mosaic_gpu.attend, **ALL_OPTIONS, return_lse=True)).trace(*shapes)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.custom_call @mosaic_gpu") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, "it is for GPU and this is cpu; interpret=True tries it out"),
+        ({"dtype": "float32"}, "q has type float32; it takes bfloat16 and float16"),
+        ({"head_dim": 32}, "head dim is 32; it takes 64, 128, 256"),
+        ({"page_size": 48}, "page size is 48; it takes 8, 16, 32 and multiples of 64"),
+    ],
+)
+def test_says_why_it_cannot_run(change, message):
+    arguments = random_arguments(replace(CASES[0][0], **change))
+    with pytest.raises(NotImplementedError, match=message):
+        attend(*arguments, interpret=False)
+
+
+def test_the_choice_needs_shapes_and_types_only():
+    q, half = (jax.ShapeDtypeStruct((1, 1, 64), t) for t in ("bfloat16", "float16"))
+    pages = jax.ShapeDtypeStruct((1, 64, 2, 64), "float16")
+    assert mosaic_gpu.why_not(half, pages) == ""
+    assert mosaic_gpu.why_not(q, pages).startswith("q has type bfloat16 and kv_pages float16")
+
+
+@pytest.mark.parametrize("name", ["mosaic_gpu", "triton"])
+def test_a_jax_without_the_backend_is_a_reason(name, monkeypatch):
+    monkeypatch.delattr(f"jax.experimental.pallas.{name}")
+    monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.{name}", None)
+    folder = pathlib.Path(mosaic_gpu.__file__).parent
+    why_not = runpy.run_path(str(folder / f"{name}.py"))["why_not"]
+    arrays = random_arguments(CASES[0][0])[:2]
+    assert why_not(*arrays).startswith("this jax has no Pallas")

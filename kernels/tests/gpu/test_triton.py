@@ -1,0 +1,96 @@
+"""The Triton kernels, interpreted on CPU: float64 loops, bits of rows, and lowering for CUDA."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rlboost_kernels import ragged_paged_attention
+from rlboost_kernels.attention import triton
+from rlboost_kernels.problems import Problem, random_arguments
+
+ALL_OPTIONS = {
+    "sm_scale": 0.2,
+    "sliding_window": 37,
+    "soft_cap": 3.0,
+    "k_scale": 0.7,
+    "v_scale": 2.5,
+}
+_ragged = partial(Problem, q_lens=(1, 9, 1, 0, 4), num_rows=20, num_slots=7)
+CASES = (
+    (_ragged(name="pairs", kv_lens=(90, 40, 1, 5, 600), num_query_heads=4, num_key_heads=2,
+             head_dim=64, page_size=64, dtype="bfloat16"), {}),
+    (_ragged(name="groups of 7", kv_lens=(90, 40, 1, 5, 200), num_query_heads=7, num_key_heads=1,
+             head_dim=128, page_size=16, dtype="bfloat16"), ALL_OPTIONS),
+    (_ragged(name="float32", kv_lens=(90, 40, 1, 5, 600), num_query_heads=4, num_key_heads=2,
+             head_dim=32, page_size=24, dtype="float32"), {"sliding_window": 100}),
+    (_ragged(name="more heads than rows of a tile", kv_lens=(9, 40, 1, 5, 66), num_query_heads=34,
+             num_key_heads=1, head_dim=16, page_size=128, dtype="float16"), {"soft_cap": 2.0}),
+)  # fmt: skip
+attend = partial(ragged_paged_attention, implementation="triton", interpret=True)
+
+
+@pytest.mark.parametrize(("problem", "options"), CASES, ids=lambda case: getattr(case, "name", ""))
+def test_matches_float64_loops(problem, options, assert_matches_loops):
+    assert_matches_loops(attend, problem, options)
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 90, "soft_cap": 3.0}], ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_companions_slots_pages_and_chunks_cannot_show(dtype, options, assert_same_bits):
+    chunks = ((0, 33, 7), (50, 77, 11), (500, 530, 9), (559, 560, 39))
+    shape = {"num_rows": 40, "longest": 560, "head_dim": 32, "page_size": 16}
+    assert_same_bits(partial(attend, **options), dtype=dtype, chunks=chunks, **shape)
+
+
+def test_in_a_compiled_loop_and_over_a_leading_axis():
+    arguments = random_arguments(CASES[1][0])
+
+    def step(q):
+        return attend(q, *arguments[1:])
+
+    def looped(q):
+        return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, step(c[1])), (0, q))[1]
+
+    np.testing.assert_array_equal(jax.jit(looped)(arguments.q), step(step(arguments.q)))
+    pair = jnp.stack([arguments.q, -arguments.q])
+    np.testing.assert_array_equal(jax.vmap(step)(pair), jnp.stack([*map(step, pair)]))
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize(
+    ("head_dim", "page_size", "heads", "dtype"),
+    [(128, 64, (16, 8), "bfloat16"), (64, 16, (14, 2), "float16"), (32, 24, (4, 4), "float32")],
+)
+def test_lowers_for_cuda(head_dim, page_size, heads, dtype, an_h100):
+    problem = Problem(
+        name="decode",
+        q_lens=(1,) * 32,
+        kv_lens=(1000,) * 32,
+        num_query_heads=heads[0],
+        num_key_heads=heads[1],
+        head_dim=head_dim,
+        page_size=page_size,
+        num_rows=64,
+        dtype=dtype,
+    )
+    shapes = jax.eval_shape(lambda: random_arguments(problem))
+    options = {**ALL_OPTIONS, "return_lse": True}
+    with an_h100:
+        traced = jax.jit(partial(triton.attend, **options)).trace(*shapes)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("xla.gpu.triton") == 2
+
+
+def test_says_why_it_cannot_run():
+    (problem, _), *_ = CASES
+    arguments = random_arguments(problem)
+    with pytest.raises(NotImplementedError, match="it is for GPU and this is cpu"):
+        attend(*arguments, interpret=False)
+    with pytest.raises(NotImplementedError, match="q has type float32 and kv_pages bfloat16"):
+        attend(*arguments._replace(q=arguments.q.astype(jnp.float32)))
+    narrow = random_arguments(replace(problem, head_dim=48))
+    with pytest.raises(NotImplementedError, match="head dim is 48; it takes 16, 32"):
+        attend(*narrow)

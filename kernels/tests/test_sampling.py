@@ -1,0 +1,191 @@
+"""Sampled tokens against float64 distributions, a Threefry in plain Python, and themselves."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rlboost_kernels import noise_keys, sample_tokens, tokens_from_noise, uniforms
+from rlboost_kernels.bench import median_seconds
+from rlboost_kernels.logprobs import bench as logprobs_bench
+from rlboost_kernels.sampling import bench as sampling_bench
+
+IMPLEMENTATIONS = ("reference", "xla")
+
+
+def distribution(logits, temperature, top_p, top_k):
+    """Float64 probabilities of one row: ranked by logit and then by id, cut, renormalised."""
+    logits = np.asarray(logits, np.float64)
+    if temperature == 0:
+        return np.eye(len(logits))[np.argmax(logits)]
+    p = np.exp((logits - logits.max()) / temperature)
+    order = np.lexsort((np.arange(len(p)), -logits))
+    if top_k > 0:
+        p[order[top_k:]] = 0
+    if top_p < 1:
+        before = np.cumsum(p[order]) - p[order]
+        p[order[before >= top_p * p.sum()]] = 0
+    return p / p.sum()
+
+
+def columns(T, temperature=1.0, top_p=1.0, top_k=0):
+    return (
+        jnp.full(T, temperature, jnp.float32),
+        jnp.full(T, top_p, jnp.float32),
+        jnp.full(T, top_k, jnp.int32),
+    )
+
+
+def assert_samples(logits, noise, settings, tokens, logprobs):
+    """The cumulative distribution passes the noise at the token, give or take float32 sums; its
+    log-probability is the one it was drawn with."""
+    for row, u, setting, token, logprob in zip(
+        logits, noise, settings, tokens, logprobs, strict=True
+    ):
+        p = distribution(row, *setting)
+        assert p[token] > 0
+        np.testing.assert_allclose(logprob, np.log(p[token]), atol=1e-5)
+        assert p[:token].sum() - 1e-5 <= u <= p[: token + 1].sum() + 1e-5
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@settings(max_examples=8, deadline=None)
+@given(
+    V=st.sampled_from([1, 17, 300]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    ties=st.booleans(),
+    top_p=st.sampled_from([1.0, 0.93, 0.51, 0.013]),
+    top_k=st.sampled_from([0, 1, 3, 50]),
+    temperature=st.sampled_from([0.0, 0.6, 1.0, 1.9]),
+    seed=st.integers(0, 99),
+)
+def test_inverts_the_float64_distribution(
+    implementation, V, dtype, ties, top_p, top_k, temperature, seed
+):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 2, (8, V))
+    logits = jnp.asarray(np.round(logits) if ties else logits, dtype)
+    noise = rng.uniform(1e-6, 1 - 1e-6, 8).astype(np.float32)
+    tokens, logprobs = tokens_from_noise(
+        logits,
+        jnp.asarray(noise),
+        *columns(8, temperature, top_p, top_k),
+        implementation=implementation,
+    )
+    assert tokens.dtype == jnp.int32 and logprobs.dtype == jnp.float32
+    setting = (float(np.float32(temperature)), float(np.float32(top_p)), top_k)
+    if temperature == 0:
+        assert np.array_equal(tokens, np.argmax(np.asarray(logits, np.float32), axis=-1))
+        assert not np.any(logprobs)
+    else:
+        assert_samples(logits, noise, [setting] * 8, tokens, logprobs)
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_a_large_vocabulary(truncated):
+    """Every 16-way sum is short: log-probabilities of 40 000 entries are good to 1e-5."""
+    T, V = 6, 40_003
+    logits = np.random.default_rng(0).normal(0, 2, (T, V)).astype(np.float32)
+    noise = np.linspace(0.01, 0.99, T, dtype=np.float32)
+    setting = (0.9, 0.8 if truncated else 1.0, 0)
+    tokens, logprobs = tokens_from_noise(
+        jnp.asarray(logits), jnp.asarray(noise), *columns(T, *setting), truncated=truncated
+    )
+    setting = (float(np.float32(0.9)), float(np.float32(setting[1])), 0)
+    assert_samples(logits, noise, [setting] * T, tokens, logprobs)
+
+
+def threefry(key, counter):
+    """20 rounds of Threefry-2x32, from the paper's description, in plain integers."""
+    words, rotations = 0xFFFFFFFF, ((13, 15, 26, 6), (17, 29, 16, 24))
+    keys = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
+    x, y = (counter[0] + keys[0]) & words, (counter[1] + keys[1]) & words
+    for i in range(5):
+        for r in rotations[i % 2]:
+            x = (x + y) & words
+            y = ((y << r) | (y >> (32 - r))) & words
+            y ^= x
+        x = (x + keys[(i + 1) % 3]) & words
+        y = (y + keys[(i + 2) % 3] + i + 1) & words
+    return x, y
+
+
+def test_noise_is_threefry_of_seed_step_sample_and_position():
+    places = [(0, 0, 0, 0), (1, 2, 3, 4), (2**32 - 1, 7, 191, 199), (5, 2**31, 9, 4095)]
+    seed, step, sample = (jnp.asarray([p[i] for p in places], jnp.uint32) for i in range(3))
+    position = jnp.asarray([p[3] for p in places], jnp.int32)
+    noise = uniforms(noise_keys(seed, step, sample), position)
+    for place, u in zip(places, noise.tolist(), strict=True):
+        key = (0, place[0])
+        for number in place[1:]:
+            key = threefry(key, (0, number))
+        assert u == ((key[0] >> 9) + 0.5) * 2.0**-23
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 50)), jnp.float32)
+    settings = columns(4, 0.8, 0.9, 20)
+    together = sample_tokens(logits, seed, step, sample, position, *settings)
+    for x, y in zip(together, tokens_from_noise(logits, noise, *settings), strict=True):
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+@pytest.mark.parametrize("V", [112, 9000])
+def test_rows_do_not_see_each_other(V):
+    """Not even those that need the search between equal logits, or are greedy."""
+    rng = np.random.default_rng(3)
+    logits = rng.normal(0, 2, (64, V)).astype(np.float32)
+    logits[::3] = np.round(logits[::3])
+    arguments = [
+        logits,
+        rng.random(64, np.float32),
+        rng.choice(np.array([0, 0.5, 1.3], np.float32), 64),
+        rng.choice(np.array([0.4, 0.9, 1], np.float32), 64),
+        rng.choice(np.array([0, 7, 60], np.int32), 64),
+    ]
+    before = tokens_from_noise(*map(jnp.asarray, arguments))
+    order = rng.permutation(64)
+    moved = tokens_from_noise(*(jnp.asarray(x[order]) for x in arguments))
+    for row in (0, 1, 2):
+        copies = tokens_from_noise(*(jnp.asarray(x[np.full(64, row)]) for x in arguments))
+        for x, y, z in zip(before, moved, copies, strict=True):
+            assert np.asarray(x)[order].tobytes() == np.asarray(y).tobytes()
+            assert np.asarray(z).tobytes() == np.full(64, x[row]).tobytes()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_what_has_no_probability_is_never_drawn(implementation):
+    logits = np.full((5, 40), -np.inf, np.float32)
+    logits[:, 3::7] = np.random.default_rng(1).normal(size=6)
+    noise = jnp.asarray([0, 2.0**-24, 0.5, 1 - 2.0**-24, 1], jnp.float32)
+    for setting in ((1.0, 1.0, 0), (1e-30, 0.5, 3), (1e-39, 0.0, 0), (1.0, 0.9, 100)):
+        tokens, logprobs = tokens_from_noise(
+            jnp.asarray(logits), noise, *columns(5, *setting), implementation=implementation
+        )
+        assert set(np.asarray(tokens) % 7) == {3}
+        assert np.isfinite(logprobs).all()
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "message"),
+    [
+        (0, jnp.zeros(4), r"logits has shape \(4,\); it must be \[rows, vocabulary\]"),
+        (0, jnp.zeros((4, 5), jnp.int32), "logits has type int32"),
+        (1, jnp.zeros(4, jnp.int32), "seed has type int32; it must be uint32"),
+        (4, jnp.zeros(3, jnp.int32), r"position has shape \(3,\); it must be \(4,\)"),
+        (5, jnp.zeros(4, jnp.int32), "temperature has type int32; it must be float32"),
+        (7, jnp.zeros(4), "top_k has type float32; it must be int32"),
+    ],
+)
+def test_what_does_not_fit(index, value, message):
+    numbers = [jnp.zeros(4, jnp.uint32)] * 3
+    arguments = [jnp.zeros((4, 5)), *numbers, jnp.zeros(4, jnp.int32), *columns(4)]
+    with pytest.raises(NotImplementedError, match="'mosaic' is not available"):
+        sample_tokens(*arguments, implementation="mosaic")
+    arguments[index] = value
+    with pytest.raises(ValueError, match=message):
+        sample_tokens(*arguments)
+
+
+def test_the_benchmarks_print_their_rows(monkeypatch):
+    monkeypatch.setattr(sampling_bench, "SHAPES", ((64, 112),))
+    monkeypatch.setattr(logprobs_bench, "SHAPES", ((64, 16, 112),))
+    assert len(sampling_bench.sampling_rows(median_seconds, 1)) == 2
+    assert len(logprobs_bench.logprobs_rows(median_seconds, 1)) == 3
