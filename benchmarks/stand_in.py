@@ -171,9 +171,9 @@ async def serve(options: argparse.Namespace) -> None:
         mean=options.mean,
         longest=options.longest,
     )
+    token = Path(options.token_file).read_text().strip()
     client = InstanceClient(
-        options.manager,
-        Path(options.token_file).read_text().strip(),
+        lambda: (options.manager, token),
         stand_in_hello(options.name, settings, reserved=False),
         Worker(StandInEngine(settings)),
         NothingToPull(),

@@ -1,6 +1,5 @@
 """A trainer whose gradients are a sleep; link, collector and micro-batches are the real ones."""
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from rlboost_jax.rollout.worker import Worker
 
 RUN_ID = "benchmark"
 POLL_SECONDS = 0.05
-END_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +47,14 @@ class StandInTrainer:
         self, run: RunConfig, workdir: Path, reserved: StandIn, *, train_rate: float
     ) -> None:
         self._run, self._train_rate = run, train_rate
+        self._snapshots = str(workdir / "snapshots")
         self._manager = ManagerProcess(workdir, RUN_ID)
         self._thread = EventLoopThread()
         self._link = ManagerLink(self._thread, locate=self._manager.locate)
-        self._link.connect(
-            messages.TrainerHello(run_id=RUN_ID, step=0, window=None, pid=os.getpid())
-        )
-        self.address, token = self._manager.locate()
+        self._link.connect(messages.TrainerHello(run_id=RUN_ID, window=None))
+        self.address, _ = self._manager.locate()
         self._client = InstanceClient(
-            self.address,
-            token,
+            self._manager.locate,
             stand_in_hello("reserved", reserved, reserved=True),
             Worker(StandInEngine(reserved)),
             None,
@@ -81,7 +77,7 @@ class StandInTrainer:
         began, since = time.time(), time.perf_counter()
         self._publish(step)
         self._link.begin_step(self._begin(step, prompts))
-        self._thread.run(self._client.offer(None, step))
+        self._thread.run(self._client.offer(None, step, str(step)))
         collector = StepCollector(
             step,
             version=step,
@@ -111,8 +107,8 @@ class StandInTrainer:
         )
 
     def close(self) -> None:
+        self._serving.cancel()
         self._link.end("measured")
-        self._serving.result(END_SECONDS)  # the manager sends it home
         self._manager.close()
         self._thread.close()
 
@@ -122,12 +118,16 @@ class StandInTrainer:
 
     def _offer(self, version: int) -> None:
         self._publish(version)
-        self._thread.run(self._client.offer(None, version))
+        self._thread.run(self._client.offer(None, version, str(version)))
 
     def _publish(self, version: int) -> None:
         self._link.publish(
             messages.Manifest(
-                version=version, directory="", params_digest=str(version), files=(), leaves=()
+                version=version,
+                directory=self._snapshots,
+                params_digest=str(version),
+                files=(),
+                leaves=(),
             )
         )
 

@@ -1,0 +1,273 @@
+"""Tokens per second of the engine: against `transformers`, and against what the machine allows.
+
+    python -m benchmarks.engine [--models=10M,50M] [--batches=16,64] [--json=FILE]
+
+Every sequence has a prompt of 64 tokens and gets 256 more, greedily, in float32, with the
+same weights on both sides; the first tokens are compared. All that is timed takes turns in
+one process. Ceilings are measured in the same run: the fastest linear read, and the fastest
+matrix product of the model's own shapes.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rlboost_kernels
+from numpy.typing import NDArray
+
+from configs import base
+from rlboost_jax.config.load import run_config_from_dict
+from rlboost_jax.config.plan import num_parameters
+from rlboost_jax.config.records import EngineConfig, ModelConfig
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
+from rlboost_jax.models.params import Params, init_params
+
+PROMPT, NEW = 64, 256
+GROUP = 8
+
+_shape = partial(
+    ModelConfig,
+    rope_theta=1e6,
+    norm_epsilon=1e-6,
+    tie_embeddings=True,
+    qk_norm=True,
+    dtype="float32",
+    head_dim=64,
+)
+MODELS = {
+    "10M": _shape(
+        vocab_size=4096,
+        embed_dim=384,
+        num_layers=6,
+        num_query_heads=6,
+        num_key_heads=2,
+        hidden_dim=1024,
+    ),
+    "50M": _shape(
+        vocab_size=8192,
+        embed_dim=640,
+        num_layers=10,
+        num_query_heads=8,
+        num_key_heads=4,
+        hidden_dim=1920,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One model and batch. Rates are tokens per second of wall time, prompts included."""
+
+    model: str
+    parameters: int
+    batch: int
+    engine: float
+    engine_minimal_rows: float  # as few rows as the batch has: not the deterministic class
+    transformers: float
+    group_shared: float  # prompts shared by groups of 8
+    group_alone: float  # the same prompts, none shared
+    step_seconds: float  # of decoding, at the mean context
+    ideal_seconds: float
+
+    def line(self) -> str:
+        return (
+            f"{self.model:>5} {self.batch:>5} {self.engine:>9.0f} {self.transformers:>9.0f} "
+            f"{self.engine / self.transformers:>7.2f} {self.step_seconds * 1e3:>8.2f} "
+            f"{self.ideal_seconds * 1e3:>8.2f} {self.ideal_seconds / self.step_seconds:>6.2f} "
+            f"{self.engine_minimal_rows / self.engine:>8.2f} "
+            f"{self.group_shared / self.group_alone:>6.2f}"
+        )
+
+
+HEADER = (
+    f"{'model':>5} {'batch':>5} {'engine/s':>9} {'torch/s':>9} {'ratio':>7} {'step ms':>8} "
+    f"{'ideal ms':>8} {'share':>6} {'fewrows':>8} {'group':>6}"
+)
+
+
+def make_engine(model: ModelConfig, params: Params, slots: int, rows: int) -> Engine:
+    config: EngineConfig = run_config_from_dict(base.get_config().to_dict()).engine
+    config = replace(config, slots=slots, token_rows=rows, max_prompt_tokens=PROMPT)
+    engine = Engine(model, config, slot_tokens=PROMPT + NEW, truncated_sampling=False)
+    engine.load(params, 0)
+    engine.warm_up()
+    return engine
+
+
+def generate(
+    engine: Engine, prompts: NDArray[np.int32], *, share: bool = False
+) -> tuple[NDArray[np.int32], float]:
+    """The greedy continuation of all prompts [B, P]: [B, NEW], and seconds per decode step.
+
+    Args:
+        share: equal prompts that follow one another are a group.
+    """
+    engine.submit(requests(prompts, share))
+    responses: list[list[int]] = [[] for _ in prompts]
+    decoding: list[tuple[float, int]] = []  # (time, tokens so far) once all are decoding
+    while engine.begin():
+        dispatch = engine.finish()
+        tokens = iter(dispatch.tokens.tolist())
+        for i, count in zip(dispatch.request_ids, dispatch.counts, strict=True):
+            responses[i] += itertools.islice(tokens, int(count))
+        if decoding or dispatch.counts.min() > 1:
+            decoding.append((time.perf_counter(), sum(map(len, responses))))
+    (start, before), (end, after) = decoding[0], decoding[-1]
+    return np.array(responses, np.int32), (end - start) * len(prompts) / (after - before)
+
+
+def requests(prompts: NDArray[np.int32], share: bool) -> list[GenerateRequest]:
+    changes = (prompts[1:] != prompts[:-1]).any(axis=1)
+    groups = np.concatenate([[0], np.cumsum(changes)]) if share else np.arange(len(prompts))
+    sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=NEW, stop_ids=())
+    return [
+        GenerateRequest(
+            request_id=i,
+            step=0,
+            prompt=int(groups[i]),
+            sample=i,
+            version=0,
+            seed=0,
+            prompt_tokens=pack_tokens(prompt),
+            response_tokens=b"",
+            sampling=sampling,
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def take_turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of each call; the first round is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds + 1):
+        for name, call in calls.items():
+            since = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - since)
+    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
+
+
+def read_rate() -> float:
+    """Bytes per second of the fastest linear pass over memory that fits no cache."""
+    array = jnp.ones(2**28, jnp.float32)
+    total = jax.jit(jnp.sum)
+    seconds = take_turns({"sum": lambda: total(array).block_until_ready()}, rounds=5)["sum"]
+    return array.nbytes / seconds
+
+
+def product_rate(model: ModelConfig, rows: int) -> float:
+    """Operations per second of the model's largest matrix product with so many rows."""
+    shape = (model.embed_dim, model.hidden_dim)
+    weights = [jnp.ones(shape, jnp.float32) for _ in range(2 * model.num_layers)]
+    x = jnp.ones((rows, shape[0]), jnp.float32)
+
+    @jax.jit
+    def products(x: jax.Array, weights: list[jax.Array]) -> list[jax.Array]:
+        return [x @ w for w in weights]
+
+    call = {"products": lambda: jax.block_until_ready(products(x, weights))}
+    seconds = take_turns(call, rounds=9)["products"]
+    return 2 * rows * shape[0] * shape[1] * len(weights) / seconds
+
+
+def ideal_step(model: ModelConfig, parameters: int, batch: int, bandwidth: float) -> float:
+    """Seconds of a decode step: what has to be read or multiplied, whichever takes longer."""
+    context = PROMPT + NEW / 2
+    heads = model.num_layers * model.num_key_heads * model.head_dim
+    read = 4 * (parameters + 2 * heads * context * batch)
+    return max(read / bandwidth, 2 * parameters * batch / product_rate(model, max(16, batch)))
+
+
+def measure(name: str, batch: int, rounds: int, bandwidth: float) -> Result:
+    model = MODELS[name]
+    params = init_params(model, 0)
+    engine = make_engine(model, params, batch, max(64, batch))
+    minimal = make_engine(model, params, batch, batch)
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(model.vocab_size, size=(batch, PROMPT)).astype(np.int32)
+    groups = np.repeat(prompts[: batch // GROUP], GROUP, axis=0)
+    steps: list[float] = []
+
+    def ours() -> NDArray[np.int32]:
+        responses, step_seconds = generate(engine, prompts)
+        steps.append(step_seconds)
+        return responses
+
+    calls: dict[str, Callable[[], object]] = {
+        "engine": ours,
+        "minimal": partial(generate, minimal, prompts),
+        "shared": partial(generate, engine, groups, share=True),
+        "alone": partial(generate, engine, groups),
+    }
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+        from benchmarks import hugging_face
+
+        peer = hugging_face.qwen3(model, params)
+        theirs = partial(hugging_face.generate, peer, prompts.astype(np.int64), NEW)
+        calls["transformers"] = theirs
+        check_agreement(ours(), theirs())
+    seconds = take_turns(calls, rounds)
+    rates = {name: batch * NEW / took for name, took in seconds.items()}
+    count = num_parameters(model)
+    return Result(
+        model=name,
+        parameters=count,
+        batch=batch,
+        engine=rates["engine"],
+        engine_minimal_rows=rates["minimal"],
+        transformers=rates.get("transformers", math.nan),
+        group_shared=rates["shared"],
+        group_alone=rates["alone"],
+        step_seconds=statistics.median(steps[-rounds:]),
+        ideal_seconds=ideal_step(model, count, batch, bandwidth),
+    )
+
+
+def check_agreement(ours: NDArray[np.int32], theirs: NDArray[np.int64]) -> None:
+    """Both sides must run the same model. Later on, near ties may part them for good."""
+    head = 16
+    same = (ours[:, :head] == theirs[:, :head]).all(axis=1).mean()
+    if same < 0.9:
+        raise RuntimeError(f"only {same:.2f} of the sequences agree in their first {head} tokens")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="10M,50M", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--batches", default="16,64")
+    parser.add_argument("--rounds", type=int, default=3, help="timed turns of each")
+    parser.add_argument("--json", type=Path, default=None, help="where to write the results")
+    options = parser.parse_args()
+    bandwidth = read_rate()
+    print(
+        f"jax {jax.__version__} on {jax.devices()[0].device_kind}; linear read "
+        f"{bandwidth / 1e9:.1f} GB/s; kernels: {rlboost_kernels.available_implementations()}\n"
+        f"prompt {PROMPT} + {NEW} tokens, greedy, float32. ratio: to transformers; share: ideal "
+        f"over measured decode step;\nfewrows: speed with as few rows as sequences, over that in "
+        f"the deterministic class; group: prompts shared by {GROUP} over not shared\n\n{HEADER}",
+        flush=True,
+    )
+    results = []
+    for name in options.models.split(","):
+        for batch in map(int, options.batches.split(",")):
+            results.append(measure(name, batch, options.rounds, bandwidth))
+            print(results[-1].line(), flush=True)
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

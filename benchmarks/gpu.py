@@ -1,0 +1,141 @@
+"""Everything that only a GPU can tell, in one command for a bare CUDA machine with jax 0.11.
+
+    python -m benchmarks.gpu [--parts=correctness,bandwidth] [--json=FILE] [--dry_run]
+
+Each part runs in a process of its own, so that one which fails, or takes the device with it,
+leaves the others alone. A part whose packages are missing is left out, and the table says so.
+`--dry_run` goes through the same parts at reduced sizes on whatever device there is, with kernels
+for GPU interpreted; its figures mean nothing.
+
+The parts, in `gpu_kernels.py` and `gpu_models.py`:
+
+    correctness   every GPU implementation of attention against float64; the bits of its rows
+    bandwidth     attention as a share of the fastest read, 4 MB to 4 GB of keys and values
+    latency       one tiny call inside a compiled step
+    products      row counts of equal bits in matrix products; the price of a constant one
+    engine        tokens per second of our engine, in the shape of Qwen3-0.6B
+    transformers  the same of `transformers` on torch
+    training      a training step as a share of the peak of matrix products
+    loop          the whole loop of configs/tiny.py
+"""
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+PARTS = {
+    "correctness": "gpu_kernels",
+    "bandwidth": "gpu_kernels",
+    "latency": "gpu_kernels",
+    "products": "gpu_kernels",
+    "engine": "gpu_models",
+    "transformers": "gpu_models",
+    "training": "gpu_models",
+    "loop": "gpu_models",
+}
+PART_SECONDS = 1800.0  # until a part is given up
+Result = dict[str, Any]  # of a part: status, reason, seconds, figures
+
+
+def run_part(name: str, *, dry_run: bool) -> Result:
+    """The result of one part, in this process."""
+    since = time.perf_counter()
+    try:
+        module = importlib.import_module(f"benchmarks.{PARTS[name]}")
+        outcome = {"status": "ok", "figures": getattr(module, name)(dry_run=dry_run)}
+    except ModuleNotFoundError as error:
+        outcome = {"status": "left out", "reason": f"{error.name} is not installed"}
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        outcome = {"status": "failed", "reason": reason, "traceback": traceback.format_exc()}
+    return {"reason": "", "figures": [], **outcome, "seconds": time.perf_counter() - since}
+
+
+def run_apart(name: str, *, dry_run: bool) -> Result:
+    """The result of one part, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        command = [sys.executable, "-m", "benchmarks.gpu", f"--one={name}", f"--json={path}"]
+        since, lost = time.perf_counter(), ""
+        try:
+            process = subprocess.run(
+                [*command, "--dry_run"] if dry_run else command, timeout=PART_SECONDS
+            )
+            lost = f"its process ended with {process.returncode}"
+        except subprocess.TimeoutExpired:
+            lost = f"not done after {PART_SECONDS:.0f} s"
+        if path.exists():
+            return json.loads(path.read_text())
+    seconds = time.perf_counter() - since
+    return {"status": "failed", "reason": lost, "figures": [], "seconds": seconds}
+
+
+def table(results: dict[str, Result]) -> str:
+    """One line per figure, and one for each part that has none."""
+    lines = [f"{'part':13} {'figure':62} {'value':>12} {'unit':10} target"]
+    for name, result in results.items():
+        for figure in result["figures"]:
+            value = figure["value"]
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            lines.append(
+                f"{name:13} {figure['name']:62} {text:>12} {figure['unit']:10} {figure['target']}"
+            )
+        if result["status"] != "ok":
+            lines.append(f"{name:13} {result['status']}: {result['reason']}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def machine() -> dict[str, str]:
+    """What the figures were taken on. JAX is not asked: it would take the device's memory."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in ("jax", "jaxlib", "torch", "transformers"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "missing"
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        found["device"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        found["device"] = "no NVIDIA device"
+    return found
+
+
+def main(argv: Iterable[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/gpu.json"))
+    parser.add_argument("--dry_run", action="store_true", help="small sizes, any device")
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.one:
+        result = run_part(options.one, dry_run=options.dry_run)
+        options.json.write_text(json.dumps(result))
+        return 0
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    names = options.parts.split(",")
+    if unknown := set(names) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    results: dict[str, Result] = {}
+    for name in names:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        results[name] = run_apart(name, dry_run=options.dry_run)
+        # After each part: a machine that is lent for an hour may go before the last one.
+        whole = {"machine": machine(), "dry_run": options.dry_run, "parts": results}
+        options.json.write_text(json.dumps(whole, indent=1) + "\n")
+    print(table(results))
+    return int(any(result["status"] == "failed" for result in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
