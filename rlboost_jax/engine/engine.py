@@ -25,6 +25,7 @@ from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine import invariance, metadata
 from rlboost_jax.engine.fingerprint import fingerprint
 from rlboost_jax.engine.layouts import make_layout
+from rlboost_jax.engine.pages import PagePool
 from rlboost_jax.engine.parameters import EngineParameters
 from rlboost_jax.engine.programs import LOGPROBS, TOKENS, Programs
 from rlboost_jax.engine.requests import Limits, RequestRejected, check_request
@@ -141,6 +142,7 @@ class Engine:
             ValueError: a leaf is missing, unknown or of another shape.
         """
         self._require_idle("load")
+        self._scheduler.prefixes.forget()
         self.parameters.load(params, version)
 
     def warm_up(self, announce: Callable[[str], None] | None = None) -> None:
@@ -176,7 +178,20 @@ class Engine:
         """
         self._require_idle("assert_row_invariance")
         leaves = self.parameters.leaves_or_random()
+        self._scheduler.prefixes.forget()
         self.pools = invariance.check(self.programs, leaves, self.pools)
+
+    def lend_pages(self) -> PagePool:
+        """A fresh account of all pages, for `verbs.py`; what was in them is forgotten.
+
+        Until its last use this engine must be given no rollouts.
+
+        Raises:
+            EngineBusy: rollouts are held.
+        """
+        self._require_idle("lend_pages")
+        self._scheduler.prefixes.forget()
+        return PagePool(self.layout.num_pages)
 
     def submit(self, requests: Sequence[GenerateRequest]) -> None:
         """Take rollouts to begin or to go on with. They run from the next `begin` on.

@@ -3,7 +3,8 @@
 Whether a matrix product treats its rows alike is a property of libraries, devices and sizes, so
 it is measured with the very programs that will run, rather than looked up: one sequence is run
 alone, then in every slot at once, then among random companions, in random places, on random
-pages and in random chunks; decoded by the decode program and by mixed steps. Tokens, the bits of
+pages and in random chunks; decoded by the decode program and by mixed steps. A longer sequence,
+over several blocks of attention, is run alone and then in few slots. Tokens, the bits of
 log-probabilities, checksums of the logits, and the bits of all keys and values must agree.
 """
 
@@ -20,6 +21,8 @@ from rlboost_jax.engine.rollouts import Rollout, new_rollout
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 
 _CROWDS: Final = 2  # trials with random companions
+_BLOCK_TOKENS: Final = 32  # of attention, in the widest implementation
+_FEW: Final = 4  # copies of the longer sequence, so that the check stays short
 _OUTPUTS: Final = {TOKENS: "token", LOGPROBS: "log-probability", CHECKSUMS: "logits"}
 
 
@@ -40,16 +43,25 @@ def check(programs: Programs, leaves: tuple[Array, ...], pools: Pools) -> Pools:
 
     Overwrites the pages; returns the pools, which the programs take by donation.
     """
-    probe = _Probe(programs, leaves, pools)
-    (alone,) = probe.run(copies=1, companions=0, by_mixed=False, shuffle=False)
-    many, half = probe.capacity, max(1, probe.capacity // 2)
-    trials = [(many, 0, False, False), (many, 0, True, False)]
-    trials += [(half, many - half, bool(i % 2), True) for i in range(_CROWDS)]
-    for copies, companions, by_mixed, shuffle in trials:
-        traces = probe.run(copies=copies, companions=companions, by_mixed=by_mixed, shuffle=shuffle)
-        for copy, trace in enumerate(traces):
-            _compare(programs, alone, trace, copy, "mixed" if by_mixed else "decode")
-    return probe.pools
+    # More than a page where a slot has two, and odd lengths, so that chunks get cut.
+    for known, most in (
+        (programs.layout.page_size + 3, programs.layout.slots),
+        (2 * _BLOCK_TOKENS + 3, _FEW),
+    ):
+        probe = _Probe(programs, leaves, pools, known)
+        (alone,) = probe.run(copies=1, companions=0, by_mixed=False, shuffle=False)
+        many = min(most, probe.capacity)
+        half = max(1, many // 2)
+        trials = [(many, 0, False, False), (many, 0, True, False)]
+        trials += [(half, many - half, bool(i % 2), True) for i in range(_CROWDS)]
+        for copies, companions, by_mixed, shuffle in trials:
+            traces = probe.run(
+                copies=copies, companions=companions, by_mixed=by_mixed, shuffle=shuffle
+            )
+            for copy, trace in enumerate(traces):
+                _compare(programs, alone, trace, copy, "mixed" if by_mixed else "decode")
+        pools = probe.pools
+    return pools
 
 
 def _compare(programs: Programs, alone: _Trace, trace: _Trace, copy: int, program: str) -> None:
@@ -77,13 +89,15 @@ def _compare(programs: Programs, alone: _Trace, trace: _Trace, copy: int, progra
 class _Probe:
     """Runs copies of one sequence, with and without companions, through the step programs."""
 
-    def __init__(self, programs: Programs, leaves: tuple[Array, ...], pools: Pools) -> None:
+    def __init__(
+        self, programs: Programs, leaves: tuple[Array, ...], pools: Pools, known: int
+    ) -> None:
+        """For a sequence of `known` tokens, or as many as fit a slot."""
         self.programs, self.leaves, self.pools = programs, leaves, pools
         layout = programs.layout
         slot_tokens = layout.pages_per_slot * layout.page_size
         self._steps = min(programs.max_steps, slot_tokens - 1)
-        # More than a page where a slot has two, and an odd length, so that chunks get cut.
-        self._known = max(1, min(layout.page_size + 3, slot_tokens - self._steps - 1))
+        self._known = max(1, min(known, slot_tokens - self._steps - 1))
         self._pages = -(-(self._known + self._steps) // layout.page_size)
         self.capacity = min(layout.slots, layout.num_pages // self._pages)
         self._random = np.random.default_rng(0)
@@ -175,7 +189,11 @@ class _Probe:
 
     def _rollout(self, sample: int, tokens: NDArray[np.int64]) -> Rollout:
         sampling = Sampling(
-            temperature=1.0, top_p=1.0, top_k=0, max_tokens=self._steps + 1, stop_ids=()
+            temperature=1.0,
+            top_p=0.9,  # ignored where truncation is not compiled in
+            top_k=0,
+            max_tokens=self._steps + 1,
+            stop_ids=(),
         )
         request = GenerateRequest(
             request_id=sample,

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from rlboost_jax.config.ranges import MAX_POSITIONS
 from rlboost_jax.config.records import EngineConfig
-from rlboost_jax.models.rope import MAX_POSITIONS
 
 
 @dataclass(frozen=True, kw_only=True)

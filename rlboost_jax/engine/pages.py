@@ -5,6 +5,7 @@ two kinds add up to all pages. A page is written by one rollout only; the others
 read what it held before that (a shared prompt), so sharing needs no copy of whole pages.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 
@@ -17,8 +18,10 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, -1, -1))
+        # Longest free first, so that what a page held can be found again for as long as possible.
+        self._free = OrderedDict.fromkeys(range(num_pages))
         self._holders = [0] * num_pages
+        self._uses = [0] * num_pages
 
     @property
     def num_free(self) -> int:
@@ -32,6 +35,10 @@ class PagePool:
         """How many hold the page; 0 if it is free."""
         return self._holders[page]
 
+    def uses(self, page: int) -> int:
+        """How often the page was allocated: as long as it is the same, so is what it holds."""
+        return self._uses[page]
+
     def alloc(self, count: int) -> list[int]:
         """Take pages, each with one holder. What they contain is undefined but finite.
 
@@ -43,10 +50,17 @@ class PagePool:
                 f"{count} pages needed, {len(self._free)} of {self.num_pages} free; "
                 "raise engine.num_pages or lower engine.slots"
             )
-        pages = [self._free.pop() for _ in range(count)]
+        pages = [self._free.popitem(last=False)[0] for _ in range(count)]
         for page in pages:
             self._holders[page] = 1
+            self._uses[page] += 1
         return pages
+
+    def revive(self, pages: Iterable[int]) -> None:
+        """Add a holder to each page, held or free, for what is in it."""
+        for page in pages:
+            self._free.pop(page, None)
+            self._holders[page] += 1
 
     def share(self, pages: Iterable[int]) -> None:
         """Add a holder to each page. Raises ValueError if one is free."""
@@ -68,7 +82,7 @@ class PagePool:
         for page in pages:
             self._holders[page] -= 1
             if self._holders[page] == 0:
-                self._free.append(page)
+                self._free[page] = None
 
     def _require_held(self, pages: list[int]) -> None:
         for page in pages:

@@ -15,14 +15,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
-from rlboost_kernels import kv_pages_shape, ragged_paged_attention, update_kv_pages
+from rlboost_kernels import (
+    kv_pages_shape,
+    noise_keys,
+    ragged_paged_attention,
+    tokens_from_noise,
+    uniforms,
+    update_kv_pages,
+)
 from rlboost_kernels.implementations import choose
 
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.metadata import Controls, Rows
-from rlboost_jax.engine.sampler import noise_keys, sample, uniforms
 from rlboost_jax.models.forward import apply_layer, embed, head
 from rlboost_jax.models.params import Params, abstract_params, unstack_layers
 
@@ -81,9 +87,10 @@ class Programs:
         params = jax.tree.unflatten(self._tree, leaves)
         rows, records, last_rows = metadata.unpack_mixed(self.layout, packed)
         controls = metadata.controls(records)
+        keys = noise_keys(controls.seed, controls.step, controls.sample)
         x, pools = self._run_layers(params, pools, rows)
         tokens, logprobs, checksums = self._sample(
-            params, x[last_rows], noise_keys(controls), records[:, metadata.RESPONSE], controls
+            params, x[last_rows], keys, records[:, metadata.RESPONSE], controls
         )
         tokens = jnp.where(records[:, metadata.BUDGET] > 0, tokens, -1)
         return pools, _outputs(tokens, logprobs, checksums)[:, None, : self.layout.slots]
@@ -99,7 +106,7 @@ class Programs:
         params = jax.tree.unflatten(self._tree, leaves)
         num_sequences, num_steps, records = metadata.unpack_decode(self.layout, packed)
         controls = metadata.controls(records)
-        keys = noise_keys(controls)
+        keys = noise_keys(controls.seed, controls.step, controls.sample)
         length, response = records[:, metadata.LENGTH], records[:, metadata.RESPONSE]
         S = self.layout.slots
 
@@ -164,8 +171,13 @@ class Programs:
         controls: Controls,
     ) -> tuple[Int[Array, " T"], Float[Array, " T"], Int[Array, " T"]]:
         logits = head(self.model, params, x)
-        tokens, logprobs = sample(
-            logits, uniforms(keys, positions), controls, truncated=self._truncated
+        tokens, logprobs = tokens_from_noise(
+            logits,
+            uniforms(keys, positions),
+            controls.temperature,
+            controls.top_p,
+            controls.top_k,
+            truncated=self._truncated,
         )
         return tokens, logprobs, _checksum(logits)
 

@@ -32,6 +32,8 @@ class Rollout:
     computed: int = 0  # tokens whose keys and values are in the pages
     most_computed: int = 0  # before evictions; what lies below is computed again
     pages: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)  # of its full pages of tokens, as asked for
+    remembered: int = 0  # first pages that need not be entered into the index
     record: NDArray[np.int32]
 
     @property
@@ -55,7 +57,7 @@ class Rollout:
         """Forget keys and values, but no token. Returns the pages."""
         pages, self.pages = self.pages, []
         self.record[metadata.PAGES :] = 0
-        self.computed = 0
+        self.computed = self.remembered = 0
         return pages
 
     def append(self, tokens: NDArray[np.int32]) -> None:

@@ -7,6 +7,8 @@
 - The members of a group share the pages of their prompt. A sibling waits for an older member
   that is running the prompt, holds its full pages by reference, and gets a copy of the
   page with the last prompt token, from which on it computes for itself.
+- A rollout whose first pages are still there, its own from before an eviction or those of another
+  one with the same tokens, begins after them.
 - When pages run out the youngest rollout goes back to waiting. It keeps its tokens and runs
   them again later. The oldest is never evicted for another and can have every page, so it
   always goes on: nothing is dropped and nothing waits for ever.
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.pages import PagePool
+from rlboost_jax.engine.prefixes import Prefixes
 from rlboost_jax.engine.prompts import SharedPrompts
 from rlboost_jax.engine.rollouts import PromptKey, Rollout
 
@@ -57,6 +60,7 @@ class Scheduler:
         self._layout, self._max_steps = layout, max_steps
         self.pool = PagePool(layout.num_pages)
         self.prompts = SharedPrompts(self.pool)
+        self.prefixes = Prefixes(self.pool, layout.page_size)
         self.waiting: deque[Rollout] = deque()
         self.running: list[Rollout] = []  # oldest first
         self._copies: list[tuple[int, int]] = []  # of the plan being made
@@ -69,14 +73,14 @@ class Scheduler:
     def remove(self, rollout: Rollout) -> None:
         """Forget a rollout and free its pages."""
         (self.running if rollout in self.running else self.waiting).remove(rollout)
-        self.pool.free(rollout.drop_pages())
+        self._drop_pages(rollout)
         self.prompts.leave(rollout)
 
     def report(self, rollout: Rollout, tokens: NDArray[np.int32]) -> bool:
         """The rollout yielded these. True if that finishes it; it is then forgotten."""
         before = rollout.computed
         rollout.append(tokens)
-        self._share_prompt(rollout, before)
+        self._share(rollout, before)
         if rollout.finished:
             self.remove(rollout)
         return rollout.finished
@@ -117,9 +121,10 @@ class Scheduler:
         promised = 0
         while self.waiting and len(self.running) < self._layout.slots:
             rollout = self.waiting[0]
-            need = self._pages_for(rollout.known)
-            if self.prompts.find(rollout) is not None:
-                need -= (rollout.prompt_length - 1) // self._layout.page_size
+            shared = self.prompts.find(rollout) or ()
+            full = (rollout.prompt_length - 1) // self._layout.page_size
+            found = [page for page in self.prefixes.find(rollout) if self.pool.holders(page)]
+            need = self._pages_for(rollout.known) - max(len(shared[:full]), len(found))
             if self.running and need + promised + len(self.running) > self.pool.num_free:
                 return
             promised += need
@@ -141,12 +146,8 @@ class Scheduler:
             if rollout.ready:
                 leading |= self._leads(rollout)
                 continue
-            if rollout.computed == 0 and rollout.prompt_length > 1:
-                shared = self.prompts.find(rollout)
-                if shared is None and rollout.prompt_key in leading:
-                    continue
-                if shared is not None and not self._fork(rollout, shared):
-                    continue
+            if rollout.computed == 0 and not self._resume(rollout, leading):
+                continue
             leading |= self._leads(rollout)
             count = self._chunk_tokens(rollout, rows)
             if rollout.ready or count == 0:
@@ -156,6 +157,21 @@ class Scheduler:
             ends = start + count == rollout.known
             chunks.append(Work(rollout=rollout, start=start, count=count, budget=int(ends)))
         return chunks
+
+    def _resume(self, rollout: Rollout, leading: set[PromptKey]) -> bool:
+        """Begin after the pages that there are for its tokens. False if it has to wait."""
+        found = self.prefixes.find(rollout)
+        if 1 < rollout.prompt_length > len(found) * self._layout.page_size:
+            shared = self.prompts.find(rollout)
+            if shared is not None:
+                return self._fork(rollout, shared)
+            if rollout.prompt_key in leading:
+                return False
+        self.pool.revive(found)
+        rollout.take_pages(list(found))
+        rollout.computed = len(found) * self._layout.page_size
+        rollout.remembered = len(found)
+        return True
 
     def _leads(self, rollout: Rollout) -> set[PromptKey]:
         """The prompt that the rollout will have run soon, for siblings to wait for."""
@@ -178,7 +194,7 @@ class Scheduler:
         self.pool.share(full)
         rollout.take_pages(list(full))
         if not self._reserve(rollout, rollout.prompt_length):
-            self.pool.free(rollout.drop_pages())
+            self._drop_pages(rollout)
             return False
         # The source may have been given up for this very reservation. What it holds is still
         # there when the copy runs, before anything else of this plan.
@@ -210,17 +226,22 @@ class Scheduler:
         return True
 
     def _evict(self, rollout: Rollout) -> None:
-        self.pool.free(rollout.drop_pages())
+        self._drop_pages(rollout)
         self.waiting.appendleft(rollout)
+
+    def _drop_pages(self, rollout: Rollout) -> None:
+        """The last page is used anew first: without the one before it, it is of no use."""
+        self.pool.free(reversed(rollout.drop_pages()))
 
     def _advance(self, rollout: Rollout, count: int) -> None:
         before = rollout.computed
         rollout.computed += count
         rollout.most_computed = max(rollout.most_computed, rollout.computed)
-        self._share_prompt(rollout, before)
+        self._share(rollout, before)
 
-    def _share_prompt(self, rollout: Rollout, before: int) -> None:
-        """Offer the prompt's pages to siblings at the moment the prompt is through."""
+    def _share(self, rollout: Rollout, before: int) -> None:
+        """Offer its full pages to all, and its prompt to siblings once that is through."""
+        self.prefixes.remember(rollout)
         if before < rollout.prompt_length <= rollout.computed and rollout.prompt_length > 1:
             self.prompts.publish(rollout, self._pages_for(rollout.prompt_length))
 

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.engine.pages import PagePool
 from rlboost_jax.engine.programs import LOGPROBS, TOKENS
 from rlboost_jax.engine.requests import RequestRejected, check_request
 from rlboost_jax.engine.rollouts import Rollout, new_rollout
@@ -87,7 +86,7 @@ class SlotEngine:
                 f"{engine.version} and {len(engine.held())} rollouts"
             )
         self._engine, self._layout = engine, engine.layout
-        self._pool = PagePool(engine.layout.num_pages)
+        self._pool = engine.lend_pages()
         self._arrivals = 0
 
     @property
@@ -141,6 +140,7 @@ class SlotEngine:
         Raises:
             ValueError: a slot is taken, a sibling has another prompt or already a response, or
                 there are not as many siblings as further slots.
+            OutOfPages: too many prefixes and slots are held; nothing is taken.
         """
         leader = prefix.rollout
         prompt = leader.tokens[: leader.prompt_length].tobytes()
@@ -154,10 +154,10 @@ class SlotEngine:
         prefixes = [prefix] + [Prefix(rollout=self._rollout(sibling)) for sibling in siblings]
         full = leader.pages[: (leader.prompt_length - 1) // self._layout.page_size]
         copies = []
-        for place in prefixes[1:]:
+        for place, page in zip(prefixes[1:], self._pool.alloc(len(siblings)), strict=True):
             self._pool.share(full)
-            place.rollout.take_pages([*full, *self._pool.alloc(1)])
-            copies.append((leader.pages[len(full)], place.rollout.pages[-1]))
+            place.rollout.take_pages([*full, page])
+            copies.append((leader.pages[len(full)], page))
         self._engine.pools = self._engine.programs.copy_pages(
             self._engine.pools, metadata.pack_copies(self._layout, copies)
         )

@@ -127,9 +127,14 @@ class Head(nnx.Module):
             self.kernel = _normal(shape, 0.02, rngs)
 
     def __call__(self, x: Float[Array, "N E"], table: Float[Array, "V E"]) -> Float[Array, "N V"]:
+        return jnp.matmul(*self.factors(x, table), preferred_element_type=jnp.float32)
+
+    def factors(
+        self, x: Float[Array, "N E"], table: Float[Array, "V E"]
+    ) -> tuple[Float[Array, "N E"], Float[Array, "E V"]]:
         x = self.norm(x)
         kernel = table.T if self.tied else self.kernel[...]
-        return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=jnp.float32)
+        return x, kernel.astype(x.dtype)
 
 
 class Decoder(nnx.Module):

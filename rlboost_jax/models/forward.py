@@ -49,6 +49,13 @@ def head(config: ModelConfig, params: Params, x: Float[Array, "N E"]) -> Float[A
     return nnx.merge(_graph(Head, config), params["head"])(x, params["embedding"]["table"])
 
 
+def head_factors(
+    config: ModelConfig, params: Params, x: Float[Array, "N E"]
+) -> tuple[Float[Array, "N E"], Float[Array, "E V"]]:
+    """The two factors whose product `head` is, for who needs no logits all at once."""
+    return nnx.merge(_graph(Head, config), params["head"]).factors(x, params["embedding"]["table"])
+
+
 def hidden_states(
     config: ModelConfig,
     params: Params,

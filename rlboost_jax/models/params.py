@@ -6,7 +6,6 @@
 
 import functools
 import hashlib
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,10 +91,6 @@ def params_digest(params: Params) -> str:
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def num_params(params: Params) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 @functools.cache

@@ -14,9 +14,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
+from rlboost_jax.config.ranges import MAX_POSITIONS
+
 FINE = 1024  # positions in the fine table
-COARSE = 256  # multiples of FINE in the coarse table
-MAX_POSITIONS = FINE * COARSE
+COARSE = MAX_POSITIONS // FINE  # multiples of FINE in the coarse table
 
 
 def rotate(

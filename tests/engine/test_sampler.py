@@ -1,4 +1,4 @@
-"""The sampler against closed forms and float64."""
+"""The sampler that the engine runs, against closed forms and float64."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,26 +8,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rlboost_kernels import noise_keys, tokens_from_noise, uniforms
 
-from rlboost_jax.engine.metadata import Controls
-from rlboost_jax.engine.sampler import noise_keys, sample, uniforms
 from rlboost_jax.messages import Sampling
 
 ROWS, VOCABULARY = 4096, 270  # few shapes, few compilations
 
-run_sample = jax.jit(sample, static_argnames="truncated")
 
-
-def controls(rows: int, **values: Any) -> Controls:
+def controls(rows: int, **values: Any) -> dict[str, jax.Array]:
+    """How each row is sampled: the noise's numbers and the distribution's."""
     defaults = {"seed": 0, "step": 0, "sample": 0, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
     kinds = {"temperature": np.float32, "top_p": np.float32, "top_k": np.int32}
-    columns = {
+    return {
         name: jnp.asarray(
             np.broadcast_to(np.asarray(value, kinds.get(name, np.uint32)), (rows,)).copy()
         )
         for name, value in {**defaults, **values}.items()
     }
-    return Controls(**columns, stop_ids=jnp.full((rows, 8), -1, jnp.int32))
+
+
+def keys_of(rows: int, **values: Any) -> jax.Array:
+    settings = controls(rows, **values)
+    return noise_keys(settings["seed"], settings["step"], settings["sample"])
+
+
+def distribution(settings: dict[str, jax.Array]) -> list[jax.Array]:
+    return [settings[name] for name in ("temperature", "top_p", "top_k")]
 
 
 def draw(
@@ -35,11 +41,12 @@ def draw(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sample the same logits once for every number in `noise`, in calls of one shape."""
     rows = jnp.asarray(np.broadcast_to(logits.astype(np.float32), (ROWS, len(logits))))
-    settings, parts = controls(ROWS, **values), []
+    settings, parts = distribution(controls(ROWS, **values)), []
     for start in range(0, len(noise), ROWS):
         part = np.full(ROWS, 0.5, np.float32)
         part[: len(noise) - start] = noise[start : start + ROWS]
-        parts.append(run_sample(rows, jnp.asarray(part), settings, truncated=truncated))
+        part = jnp.asarray(part)
+        parts.append(tokens_from_noise(rows, part, *settings, truncated=truncated))
     tokens, logprobs = (np.concatenate([p[i] for p in parts])[: len(noise)] for i in (0, 1))
     return tokens, logprobs
 
@@ -51,13 +58,13 @@ def widen(values: list[float]) -> np.ndarray:
 
 def test_noise_is_threefry_of_seed_step_sample_and_position(oracle: Any) -> None:
     places = np.array([(0, 0, 0, 0), (1, 2, 3, 4), (2**32 - 1, 7, 191, 199), (5, 2**31, 9, 4095)])
-    keys = noise_keys(controls(4, seed=places[:, 0], step=places[:, 1], sample=places[:, 2]))
+    keys = keys_of(4, seed=places[:, 0], step=places[:, 1], sample=places[:, 2])
     noise = uniforms(keys, jnp.asarray(places[:, 3], jnp.int32))
     assert noise.tolist() == [oracle.uniform(*place) for place in places.tolist()]
 
 
 def test_noise_key_is_the_documented_chain() -> None:
-    keys = noise_keys(controls(1, seed=6, step=7, sample=8))
+    keys = keys_of(1, seed=6, step=7, sample=8)
     chain = jax.random.key(6)
     for number in (7, 8):
         chain = jax.random.fold_in(chain, number)
@@ -66,7 +73,7 @@ def test_noise_key_is_the_documented_chain() -> None:
 
 def test_noise_is_uniform_and_stays_inside_the_open_interval() -> None:
     count = 1 << 16
-    keys = noise_keys(controls(count, sample=np.arange(count)))
+    keys = keys_of(count, sample=np.arange(count))
     noise = np.asarray(jax.jit(uniforms)(keys, jnp.zeros(count, jnp.int32)), np.float64)
     assert noise.min() > 0 and noise.max() < 1
     counts = np.histogram(noise, bins=64, range=(0, 1))[0]
@@ -91,7 +98,7 @@ def test_frequencies_follow_the_softmax(oracle: Any, vocabulary: int, temperatur
 def test_random_draws_pass_a_chi_square_test(oracle: Any) -> None:
     logits = widen(np.random.default_rng(1).normal(0, 1, 40).tolist())
     count = 1 << 15
-    keys = noise_keys(controls(count, seed=3, sample=np.arange(count)))
+    keys = keys_of(count, seed=3, sample=np.arange(count))
     noise = np.asarray(jax.jit(uniforms)(keys, jnp.full(count, 17, jnp.int32)))
     tokens, _ = draw(logits, noise)
     sampling = Sampling(temperature=1, top_p=1, top_k=0, max_tokens=1, stop_ids=())
@@ -181,9 +188,9 @@ def test_rows_do_not_see_each_other() -> None:
     )
 
     def run(order: np.ndarray) -> list[np.ndarray]:
-        settings = Controls(*(column[order] for column in values))
         arrays = jnp.asarray(logits[order]), jnp.asarray(noise[order])
-        return [np.asarray(x) for x in run_sample(*arrays, settings, truncated=True)]
+        settings = [column[order] for column in distribution(values)]
+        return [np.asarray(x) for x in tokens_from_noise(*arrays, *settings)]
 
     order = rng.permutation(ROWS)
     for before, after in zip(run(np.arange(ROWS)), run(order), strict=True):

@@ -267,3 +267,35 @@ def test_the_youngest_gives_way_and_comes_back(
     assert [rollout.known for rollout in rollouts] == [32, 32]
     again = [plan for plan in plans if plan.prefilled_again]
     assert again and {work.rollout.arrival for plan in again for work in plan.work} == {1}
+
+
+def test_a_rollout_that_comes_back_goes_on_from_its_full_pages() -> None:
+    layout = Layout(token_rows=64, slots=2, page_size=4, pages_per_slot=8, num_pages=32)
+    scheduler, prompt = Scheduler(layout, MAX_STEPS), list(range(20, 30))
+    device = SymbolicDevice(layout)
+    first = new_rollout(make_request(0, prompt, (), 0, 16, stop_ids=()), layout, 0)
+    scheduler.add(first)
+    for _ in range(3):  # the prompt, and twice four tokens
+        plan = scheduler.plan()
+        assert plan is not None
+        for work, tokens in zip(plan.work, device.run(plan), strict=True):
+            scheduler.report(work.rollout, np.array(tokens, np.int32))
+    assert first.known == 19
+    scheduler.remove(first)
+    assert scheduler.pool.num_held == 0
+
+    response = tuple(first.tokens[10 : first.known].tolist())
+    other = (*response[:-5], (response[-5] + 1) % 11, *response[-4:])  # differs at token 14
+    for arrival, (have, start) in enumerate([(response, 16), (other, 12), ((), 8)], start=1):
+        again = make_request(arrival, prompt, have, arrival, 16, stop_ids=())
+        scheduler.add(new_rollout(again, layout, arrival))
+        plan = scheduler.plan()
+        assert plan is not None
+        assert [work.start for work in plan.work] == [start]
+        device.run(plan)  # attends to nothing but what the tokens stand for
+        scheduler.remove(scheduler.running[0])
+
+    scheduler.prefixes.forget()  # new weights
+    scheduler.add(new_rollout(make_request(9, prompt, response, 9, 16), layout, 9))
+    plan = scheduler.plan()
+    assert plan is not None and plan.work[0].start == 0

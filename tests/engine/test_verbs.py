@@ -101,3 +101,34 @@ def test_misuse_is_an_error(build_engine: Build, request_of: Requests) -> None:
     with pytest.raises(RequestRejected, match="without rollouts"):
         SlotEngine(engine)
     engine.release([6])
+
+
+def test_the_engine_forgets_what_the_verbs_overwrote(
+    build_engine: Build, request_of: Requests, drain: Drain
+) -> None:
+    engine = build_engine()
+    request = request_of(1, range(20), stop_ids=(), max_tokens=20)
+    engine.submit([request])
+    expected = drain(engine)
+    verbs = SlotEngine(engine)
+    for i in range(6):  # on pages of the first rollout
+        verbs.prefill(request_of(i, range(20, 0, -1), group=i))
+    engine.submit([request])
+    assert drain(engine) == expected
+
+
+def test_no_page_is_lost_where_a_group_does_not_fit(
+    build_engine: Build, request_of: Requests
+) -> None:
+    engine = build_engine(num_pages=11)
+    verbs = SlotEngine(engine)
+    requests = [request_of(i, range(20)) for i in range(5)]
+    prefix, _ = verbs.prefill(requests[0])  # 5 pages
+    other, _ = verbs.prefill(request_of(9, range(12), group=1))  # 3
+    with pytest.raises(OutOfPages, match="4 pages needed, 3 of 11 free"):
+        verbs.bulk_insert(
+            prefix, verbs.init_decode_state(), slots=[0, 1, 2, 3, 4], siblings=requests[1:]
+        )
+    verbs.discard(prefix)
+    verbs.discard(other)
+    verbs.prefill(request_of(10, [7] * 40, max_tokens=4))  # 10 of the 11: all are free again

@@ -3,8 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlboost_jax.config.ranges import MAX_POSITIONS
 from rlboost_jax.models import rope
-from rlboost_jax.models.rope import FINE, MAX_POSITIONS, rotate
+from rlboost_jax.models.rope import FINE, rotate
 
 THETA = 10_000.0
 

@@ -1,0 +1,63 @@
+"""Full pages found again by the tokens they stand for.
+
+A page of keys and values is a function of the weights and of all tokens up to its last one. Each
+full page is therefore known by a digest of these tokens: a rollout that comes back, after an
+eviction or from another engine, goes on from the pages that still hold its beginning. Pages
+stay findable after their last holder has left, until the pool gives them to someone else.
+"""
+
+import hashlib
+
+from rlboost_jax.engine.pages import PagePool
+from rlboost_jax.engine.rollouts import Rollout
+
+DIGEST_BYTES = 16  # equal digests of other tokens would be other bits: none in practice
+
+
+class Prefixes:
+    """Digest of tokens → page whose content they are. At most one entry a page."""
+
+    def __init__(self, pool: PagePool, page_size: int) -> None:
+        self._pool, self._page_size = pool, page_size
+        self._pages: dict[bytes, int] = {}
+        self._entries: dict[int, tuple[bytes, int]] = {}  # page → digest, use of the page
+
+    def find(self, rollout: Rollout) -> tuple[int, ...]:
+        """The longest run of pages with the rollout's first tokens, all but its newest."""
+        digests = self._digests(rollout, (rollout.known - 1) // self._page_size)
+        pages: list[int] = []
+        for digest in digests:
+            page = self._pages.get(digest)
+            if page is None or self._entries[page] != (digest, self._pool.uses(page)):
+                break
+            pages.append(page)
+        return tuple(pages)
+
+    def remember(self, rollout: Rollout) -> None:
+        """Enter the full pages that the rollout has computed since it was last entered."""
+        full = rollout.computed // self._page_size
+        if full <= rollout.remembered:
+            return
+        digests = self._digests(rollout, full)
+        for index in range(rollout.remembered, full):
+            page, digest = rollout.pages[index], digests[index]
+            before = self._entries.get(page)
+            if before is not None and self._pages.get(before[0]) == page:
+                del self._pages[before[0]]
+            self._pages[digest] = page
+            self._entries[page] = digest, self._pool.uses(page)
+        rollout.remembered = full
+
+    def forget(self) -> None:
+        """The weights change: what pages hold stands for nothing any more."""
+        self._pages.clear()
+        self._entries.clear()
+
+    def _digests(self, rollout: Rollout, count: int) -> list[bytes]:
+        """Of the first `count` pages of tokens, each chained to the one before."""
+        digests, size = rollout.digests, self._page_size
+        for index in range(len(digests), count):
+            digest = hashlib.blake2b(digests[-1] if digests else b"", digest_size=DIGEST_BYTES)
+            digest.update(rollout.tokens[index * size : (index + 1) * size].tobytes())
+            digests.append(digest.digest())
+        return digests[:count]
