@@ -53,7 +53,7 @@ def get_config() -> ConfigDict:
     config.algorithm.loss_aggregation = "token_mean"  # or "sequence_mean"
 
     config.sampling = ConfigDict()
-    config.sampling.temperature = 1.0  # divides the logits; 0 is greedy
+    config.sampling.temperature = 1.0  # divides the logits; above 0
     config.sampling.top_p = 1.0  # 1 keeps all
     config.sampling.top_k = 0  # 0 keeps all
     config.sampling.max_response_tokens = 200  # a longer response is cut off here
@@ -79,7 +79,7 @@ def get_config() -> ConfigDict:
     config.engine.page_size = 16  # tokens per page
     config.engine.num_pages = 0  # pages in the pool; 0 gives every slot its longest rollout
     config.engine.max_prompt_tokens = 8  # longest prompt; with the longest response it fills a slot
-    config.engine.token_rows = 64  # rows of the step program: a multiple of 16, at least 64
+    config.engine.token_rows = 64  # of the step program; deterministic: 64, 80, 96, …
     config.engine.steps_per_dispatch = 8  # decode steps per program call
     config.engine.attention = "auto"  # or an implementation of rlboost_kernels
     config.engine.kv_dtype = "float32"  # of cached keys and values

@@ -30,6 +30,11 @@ MAY_DIFFER: Final = (
 )
 
 
+def may_differ(config: RunConfig) -> tuple[str, ...]:
+    """What a run in its workdir may change. The length too, unless the schedule depends on it."""
+    return (*MAY_DIFFER, "num_steps") if config.learner.schedule == "constant" else MAY_DIFFER
+
+
 class ConfigDictLike(Protocol):
     """An `ml_collections.ConfigDict`, as far as it is needed here."""
 
@@ -114,7 +119,7 @@ def differences(
     """Fields in which two configurations differ.
 
     Args:
-        ignore: dotted names of fields and whole sections to leave out, such as MAY_DIFFER.
+        ignore: dotted names of fields and whole sections to leave out; see `may_differ`.
     """
     pairs = zip(_fields(first, ""), _fields(second, ""), strict=True)
     return tuple(

@@ -11,7 +11,9 @@ from rlboost_jax.config.task_sizes import TASK_SIZES
 
 MAX_LEASE_SECONDS: Final = 2.0
 MAX_SEED: Final = 2**31 - 1
+MAX_POSITIONS: Final = 2**18  # tokens of a slot; see rlboost_jax/models/rope.py
 DTYPES: Final = ("float32", "bfloat16", "float16")
+ATTENTION: Final = ("auto", "reference", "xla", "cpu", "mosaic_gpu", "triton")
 
 AT_LEAST: Final[Mapping[str, int]] = {
     "seed": 0,
@@ -31,7 +33,6 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "warmup.habit_worked_fraction": 0,
     "algorithm.group_size": 2,  # an advantage compares the responses of one prompt
     "algorithm.kl_coefficient": 0,
-    "sampling.temperature": 0,
     "sampling.top_k": 0,
     "sampling.max_response_tokens": 1,
     "learner.prompts_per_step": 1,
@@ -56,6 +57,7 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "fleet.price_per_hour": 0,
     "fleet.reserved_price_per_hour": 0,
     "fleet.orphan_seconds": 0,
+    "fleet.chaos.seed": 0,
     "fleet.chaos.kills_per_minute": 0,
     "fleet.chaos.terms_per_minute": 0,
     "fleet.chaos.joins_per_minute": 0,
@@ -70,6 +72,7 @@ ABOVE_ZERO: Final = (
     "warmup.habit_learning_rate",
     "algorithm.clip_low",
     "algorithm.clip_high",
+    "sampling.temperature",  # greedy responses of a group are equal and teach nothing
     "sampling.top_p",
     "learner.learning_rate",
     "learner.max_gradient_norm",
@@ -99,6 +102,7 @@ ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "algorithm.loss_aggregation": ("token_mean", "sequence_mean"),
     "learner.schedule": ("constant", "linear", "cosine"),
     "learner.attention": ("auto", "paged", "dense"),
+    "engine.attention": ATTENTION,
     "engine.kv_dtype": DTYPES,
     "weights.rollout_dtype": DTYPES,
     "weights.source": ("auto", "directory", "http"),

@@ -184,7 +184,3 @@ class RunConfig:
     def slot_tokens(self) -> int:
         """Longest prompt plus response that a slot holds."""
         return self.engine.max_prompt_tokens + self.sampling.max_response_tokens
-
-    @property
-    def samples_per_step(self) -> int:
-        return self.learner.prompts_per_step * self.algorithm.group_size

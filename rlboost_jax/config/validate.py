@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.ranges import out_of_range
+from rlboost_jax.config.ranges import MAX_POSITIONS, out_of_range
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.task_sizes import MIN_LENGTH, NUM_COUNTERS, task_size
 from rlboost_jax.config.traces import read_trace
@@ -102,6 +102,11 @@ def _learner(config: RunConfig) -> Iterator[str]:
             f"{config.slot_tokens} (engine.max_prompt_tokens + sampling.max_response_tokens); "
             "raise it, or 0 takes just that"
         )
+    if learner.attention == "paged" and math.prod(learner.mesh) > 1:
+        yield (
+            f"learner.attention is 'paged' and learner.mesh {learner.mesh}; the engine's kernel "
+            "would gather what is sharded: take 'dense' or 'auto', or one device"
+        )
     if learner.schedule_warmup_steps > config.num_steps:
         yield (
             f"learner.schedule_warmup_steps is {learner.schedule_warmup_steps}; choose 0 to "
@@ -111,10 +116,16 @@ def _learner(config: RunConfig) -> Iterator[str]:
 
 def _engine(config: RunConfig) -> Iterator[str]:
     engine = config.engine
-    if engine.token_rows < MIN_TOKEN_ROWS or engine.token_rows % ROW_CLASS:
+    in_class = engine.token_rows >= MIN_TOKEN_ROWS and engine.token_rows % ROW_CLASS == 0
+    if config.deterministic and not in_class:
         yield (
             f"engine.token_rows is {engine.token_rows}; equal bits need a multiple of {ROW_CLASS}, "
-            f"at least {MIN_TOKEN_ROWS}"
+            f"at least {MIN_TOKEN_ROWS}; or set deterministic to False"
+        )
+    if config.slot_tokens > MAX_POSITIONS:
+        yield (
+            f"engine.max_prompt_tokens and sampling.max_response_tokens add up to "
+            f"{config.slot_tokens}; the model has {MAX_POSITIONS} positions, lower one of them"
         )
     if engine.slots > engine.token_rows:
         yield (

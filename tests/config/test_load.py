@@ -169,3 +169,13 @@ def test_what_may_differ_exists(config: RunConfig) -> None:
 def test_ignore_means_whole_names(config: RunConfig) -> None:
     other = dataclasses.replace(config, seed=1)
     assert load.differences(config, other, ignore=("see",))
+
+
+@pytest.mark.parametrize(("schedule", "may"), [("constant", True), ("cosine", False)])
+def test_a_run_may_go_on_for_longer_unless_its_schedule_says_how_long(
+    config: RunConfig, schedule: str, may: bool
+) -> None:
+    learner = dataclasses.replace(config.learner, schedule=schedule)
+    shorter = dataclasses.replace(config, learner=learner, num_steps=5)
+    longer = dataclasses.replace(shorter, num_steps=10)
+    assert bool(load.differences(shorter, longer, ignore=load.may_differ(longer))) is not may

@@ -1,13 +1,16 @@
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from ml_collections import ConfigDict
+from rlboost_kernels import available_implementations
 
 from configs import base, quickstart, tiny
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import run_config, run_config_from_dict
-from rlboost_jax.config.ranges import ABOVE_ZERO, AT_LEAST, AT_MOST, ONE_OF
+from rlboost_jax.config.ranges import ATTENTION
 
 
 def changed(changes: dict[str, object]) -> ConfigDict:
@@ -61,6 +64,19 @@ WRONG = [
     ({"evaluation.num_prompts": 257}, "257", ["evaluation.num_prompts", "task.num_heldout"]),
     ({"fleet.provider": "none", "fleet.trace": "synthetic"}, "none", ["fleet.trace"]),
     ({"seed": -1}, "-1", ["seed"]),
+    ({"sampling.temperature": 0.0}, "0.0", ["sampling.temperature"]),
+    ({"engine.attention": "pallas"}, "pallas", ["engine.attention"]),
+    ({"fleet.chaos.seed": -1}, "-1", ["fleet.chaos.seed"]),
+    (
+        {"sampling.max_response_tokens": 262_137},
+        "262145",
+        ["engine.max_prompt_tokens", "sampling.max_response_tokens"],
+    ),
+    (
+        {"learner.attention": "paged", "learner.mesh": (2, 1, 1)},
+        "paged",
+        ["learner.attention", "learner.mesh"],
+    ),
     ({"fleet.trace": "/no/such/trace.csv"}, "/no/such/trace.csv", ["fleet.trace"]),
 ]
 
@@ -100,24 +116,116 @@ def test_every_mistake_is_told_at_once() -> None:
     assert len(mistakes(changes)) == 3
 
 
-def beyond_the_ranges() -> Iterator[tuple[str, object]]:
-    yield from ((name, limit - 1) for name, limit in AT_LEAST.items())
-    yield from ((name, 0) for name in ABOVE_ZERO)
-    yield from ((name, float("inf")) for name in ABOVE_ZERO)
-    yield from ((name, limit + 1) for name, limit in AT_MOST.items())
-    yield from ((name, "no such thing") for name in ONE_OF)
+def numbers(section: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, type]]:
+    """Dotted names, and types, of all fields of the base configuration that hold a number."""
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield prefix + name, type(value)
 
 
-@pytest.mark.parametrize(("name", "value"), list(beyond_the_ranges()))
-def test_every_range_is_kept(name: str, value: object) -> None:
+def impossible_numbers() -> Iterator[tuple[str, float]]:
+    for name, kind in numbers(base.get_config().to_dict()):
+        yield name, -1
+        if kind is float:
+            yield from ((name, math.nan), (name, math.inf))
+
+
+@pytest.mark.parametrize(("name", "value"), list(impossible_numbers()))
+def test_no_number_may_be_negative_or_endless(name: str, value: float) -> None:
     config = base.get_config().to_dict()
     *sections, field = name.split(".")
-    section = config
-    for key in sections:
-        section = section[key]
+    section = functools.reduce(dict.__getitem__, sections, config)
     section[field] = type(section[field])(value)
     lines = mistakes_of(config)
     assert any(line.startswith(f"{name} ") for line in lines), lines
+
+
+POSITIVE_NUMBERS = [
+    "num_steps",
+    "model.vocab_size",
+    "model.embed_dim",
+    "model.num_layers",
+    "model.num_query_heads",
+    "model.num_key_heads",
+    "model.head_dim",
+    "model.hidden_dim",
+    "model.rope_theta",
+    "model.norm_epsilon",
+    "task.mean_length",
+    "task.num_heldout",
+    "warmup.learning_rate",
+    "warmup.habit_learning_rate",
+    "algorithm.clip_low",
+    "algorithm.clip_high",
+    "sampling.temperature",
+    "sampling.top_p",
+    "sampling.max_response_tokens",
+    "learner.prompts_per_step",
+    "learner.micro_batch_prompts",
+    "learner.pack_rows",
+    "learner.learning_rate",
+    "learner.max_gradient_norm",
+    "engine.slots",
+    "engine.page_size",
+    "engine.max_prompt_tokens",
+    "engine.steps_per_dispatch",
+    "manager.lease_seconds",
+    "manager.renew_seconds",
+    "manager.window_initial_seconds",
+    "manager.window_eta",
+    "weights.keep_versions",
+    "checkpoint.every_steps",
+    "checkpoint.keep",
+    "fleet.trace_speed",
+    "fleet.synthetic_lifetime_seconds",
+    "fleet.synthetic_gap_seconds",
+    "evaluation.num_prompts",
+]
+NAMES = [
+    "model.dtype",
+    "task.name",
+    "algorithm.name",
+    "algorithm.loss_aggregation",
+    "learner.schedule",
+    "learner.attention",
+    "engine.attention",
+    "engine.kv_dtype",
+    "weights.rollout_dtype",
+    "weights.source",
+    "fleet.provider",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", 2**31),
+        ("algorithm.group_size", 1),
+        ("algorithm.clip_low", 1.5),
+        ("sampling.top_p", 1.01),
+        ("learner.beta1", 1.0),
+        ("learner.beta2", 1.0),
+        ("warmup.worked_fraction", 1.01),
+        ("warmup.habit_worked_fraction", 1.01),
+        ("manager.port", 65536),
+        ("manager.lease_seconds", 2.01),
+        *((name, 0) for name in POSITIVE_NUMBERS),
+        *((name, "no such thing") for name in NAMES),
+    ],
+)
+def test_a_value_just_beyond_its_range(name: str, value: object) -> None:
+    config = base.get_config().to_dict()
+    *sections, field = name.split(".")
+    section = functools.reduce(dict.__getitem__, sections, config)
+    section[field] = type(section[field])(value)
+    lines = mistakes_of(config)
+    assert any(line.startswith(f"{name} ") for line in lines), lines
+
+
+def test_the_kernels_that_can_be_named_are_those_there_are() -> None:
+    assert set(available_implementations()) < set(ATTENTION)
 
 
 def mistakes_of(values: dict[str, object]) -> list[str]:
