@@ -95,9 +95,10 @@ class Renew(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The engine holds this version and takes work of it."""
+    """The engine holds these parameters and takes work of them."""
 
     version: int
+    params_digest: str  # of the manifest that was announced, or of what the trainer offered
     seconds: float = 0.0  # from announcement to readiness
     fetched_bytes: int = 0
 
@@ -157,6 +158,9 @@ class Announce(Message, frozen=True, kw_only=True):
 
 
 class Generate(Message, frozen=True, kw_only=True):
+    """Work for whoever holds these parameters. An engine that does not gives it back."""
+
+    params_digest: str  # of all requests; a version alone may be published twice
     requests: tuple[GenerateRequest, ...]
 
 
@@ -183,9 +187,7 @@ class WindowState(msgspec.Struct, frozen=True, kw_only=True):
 
 class TrainerHello(Message, frozen=True, kw_only=True):
     run_id: str
-    step: int  # the next step it will ask for
     window: WindowState | None  # from the checkpoint, None at the first start
-    pid: int
 
 
 class Publish(Message, frozen=True, kw_only=True):
@@ -232,7 +234,12 @@ class EndRun(Message, frozen=True, kw_only=True):
 
 class TrainerWelcome(Message, frozen=True, kw_only=True):
     window: WindowState
-    kept_steps: tuple[int, ...]  # steps whose tokens are still here
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """The trainer asked for something impossible: to say it again would not help."""
+
+    reason: str
 
 
 class FinishedRollout(Message, frozen=True, kw_only=True):
@@ -268,7 +275,7 @@ class StepReport(Message, frozen=True, kw_only=True):
     tokens_prefilled_again: int
     tokens_reserved: int
     tokens_preemptible: int
-    cost_dollars: float
+    cost_dollars: float  # since the report of the step before: the pause between them included
     window: WindowState
 
 
@@ -301,7 +308,7 @@ class FleetStatus(Message, frozen=True, kw_only=True):
 ServerMessage = Hello | Renew | Ready | WeightsRejected | TokenBatch | Released | Goodbye
 ToServer = Welcome | Announce | Generate | Release | Leave
 TrainerMessage = TrainerHello | Publish | BeginStep | StepTrained | StepCommitted | EndRun
-ToTrainer = TrainerWelcome | FinishedRollout | WindowClosed | StepReport | FleetStatus
+ToTrainer = TrainerWelcome | Refused | FinishedRollout | WindowClosed | StepReport | FleetStatus
 
 encode = msgspec.msgpack.Encoder().encode
 decode_server = msgspec.msgpack.Decoder(ServerMessage).decode

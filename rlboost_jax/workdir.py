@@ -3,8 +3,11 @@
 config.json       the resolved configuration and the run's id
 metrics.jsonl     a row per step           events.jsonl   a row per fleet event
 checkpoints/      to go on from            snapshots/     policy versions for servers
+reference/        where there is a KL term: the parameters that it is taken to
 manager.json      while a manager lives    logs/          of manager and servers
+token             servers come in with it  trainer_token  and the trainer with this one
 servers/          one file per server that the manager started and that runs
+lock, manager.lock   held by the trainer and the manager at work
 report.html, summary.json, tensorboard/
 """
 
@@ -16,8 +19,8 @@ from types import TracebackType
 from typing import IO
 
 from rlboost_jax.config.load import (
-    MAY_DIFFER,
     differences,
+    may_differ,
     read_run_config,
     read_run_id,
     write_run_config,
@@ -88,7 +91,7 @@ class Workdir:
                 )
             return
         before = read_run_config(self.path)
-        foreign = differences(before, self._run, ignore=(*MAY_DIFFER, "num_steps"))
+        foreign = differences(before, self._run, ignore=may_differ(self._run))
         if foreign:
             shown = "; ".join(map(str, foreign[:3])) + ("; …" if len(foreign) > 3 else "")
             raise WorkdirUnusable(

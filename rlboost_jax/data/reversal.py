@@ -5,18 +5,10 @@ digit is looked up beside its place in the question first, then the list is writ
 is right one time in 10ⁿ, so here only the short problems reward guessing at all.
 """
 
-import numpy as np
-
+from rlboost_jax.data.digits import draw, question
 from rlboost_jax.data.vocabulary import counter, digit
 
-
-def draw(rng: np.random.Generator, length: int) -> tuple[int, ...]:
-    """`length` digits."""
-    return tuple(int(d) for d in rng.integers(10, size=length))
-
-
-def question(operands: tuple[int, ...]) -> list[int]:
-    return [digit(d) for d in operands]
+__all__ = ["answer", "draw", "question", "work"]
 
 
 def work(operands: tuple[int, ...]) -> list[int]:

@@ -6,18 +6,10 @@ sum so far after each digit. The counter says which digit of the question comes 
 
 from itertools import accumulate
 
-import numpy as np
-
+from rlboost_jax.data.digits import draw, question
 from rlboost_jax.data.vocabulary import counter, digit
 
-
-def draw(rng: np.random.Generator, length: int) -> tuple[int, ...]:
-    """`length` digits."""
-    return tuple(int(d) for d in rng.integers(10, size=length))
-
-
-def question(operands: tuple[int, ...]) -> list[int]:
-    return [digit(d) for d in operands]
+__all__ = ["answer", "draw", "question", "work"]
 
 
 def work(operands: tuple[int, ...]) -> list[int]:

@@ -48,13 +48,12 @@ class Problem:
 
 
 class Task:
-    """A family of problems. Lengths are MIN_LENGTH + Exp(mean_length), cut at max_length."""
+    """A family of problems. Lengths are MIN_LENGTH + Exp(mean_length), cut at max_length.
+
+    `get_task` is the maker.
+    """
 
     def __init__(self, config: TaskConfig) -> None:
-        if config.name not in RULES:
-            raise ConfigError(
-                f"task.name {config.name!r} does not exist; known: {', '.join(RULES)}"
-            )
         size = task_size(config)
         self.name = config.name
         self.vocab_size = size.vocab_size

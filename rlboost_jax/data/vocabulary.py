@@ -5,12 +5,11 @@ from typing import Final
 
 from rlboost_jax.config.task_sizes import FIRST_COUNTER, NUM_SPECIALS, VOCAB_SIZE
 
-PAD: Final = 0
 END: Final = 1  # the only stop id
 BEGIN: Final = 2
 EQUALS: Final = 3  # ends the question
 ANSWER: Final = 4  # what follows is the answer
-MARKS: Final = ("_", "<end>", "<begin>", "=", "#")
+MARKS: Final = ("_", "<end>", "<begin>", "=", "#")  # words of tokens 0 … 4; nothing is token 0
 assert len(MARKS) == NUM_SPECIALS
 
 

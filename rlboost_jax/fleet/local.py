@@ -11,17 +11,26 @@ so that the next provider finds what a killed manager has left.
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from signal import Signals
 from typing import Any
+
+from rlboost_jax import processes
 
 LEAVE_SECONDS = 2.0  # from SIGTERM to SIGKILL when the run is over
 PREPARE_SECONDS = 60.0  # imports, on a busy machine
+START_SECONDS = 10.0  # a fork, once it is prepared
+ZYGOTE = (sys.executable, "-m", "rlboost_jax.fleet.zygote")
 
 OnExit = Callable[[str, int | str], None]
+OnFailure = Callable[[BaseException], None]
+
+log = logging.getLogger(__name__)
 
 
 class ServerNotStarted(RuntimeError):
@@ -38,6 +47,8 @@ class LocalProvider:
         price_per_hour: dollars, announced by every server.
         on_exit: called with (instance, exit code) in the event loop; the code is negative
             for the signal that ended it, and "unknown" for a server that was adopted.
+        on_failure: called with the mistake that ended the reading of reports. Nothing is
+            started from then on, and exits are not heard of any more.
     """
 
     def __init__(
@@ -48,6 +59,7 @@ class LocalProvider:
         *,
         price_per_hour: float,
         on_exit: OnExit,
+        on_failure: OnFailure,
         zone: str = "local",
     ):
         self._logs = Path(workdir) / "logs"
@@ -58,12 +70,14 @@ class LocalProvider:
             f"--price={price_per_hour}",
             f"--zone={zone}",
         ]
-        self._on_exit = on_exit
+        self._on_exit, self._on_failure = on_exit, on_failure
         self._zygote: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
         self._starting: dict[str, asyncio.Future[int]] = {}
+        self._given_up: set[str] = set()  # not started in time; ended if they come after all
         self._pids: dict[str, int] = {}
+        self._signals: dict[str, Signals] = {}  # last told the zygote to send
         self._adopted: dict[str, int] = {}  # instance → a descriptor of its process
         self._emptied = asyncio.Event()
         self._closing = False
@@ -73,11 +87,13 @@ class LocalProvider:
         """Process ids of the servers started or adopted here that have not exited."""
         return dict(self._pids)
 
-    def adopt(self) -> list[str]:
-        """Take over the servers that an earlier provider left in this workdir; their names.
+    def adopt(self) -> dict[str, int]:
+        """Take over the servers that an earlier provider left in this workdir.
 
         From now on they are signalled, reported and closed like those started here. On a
         system without /proc and process descriptors nothing is found.
+
+        Returns: names and process ids.
         """
         loop = asyncio.get_running_loop()
         for record in sorted(self._records.glob("*")):
@@ -85,12 +101,12 @@ class LocalProvider:
                 continue
             descriptor = _process(record)
             if descriptor is None:
-                record.unlink(missing_ok=True)
+                self._forget(record.name)
                 continue
             self._pids[record.name] = int(record.read_text().split()[0])
             self._adopted[record.name] = descriptor
             loop.add_reader(descriptor, self._adopted_left, record.name)
-        return list(self._adopted)
+        return {instance: self._pids[instance] for instance in self._adopted}
 
     async def open(self) -> None:
         """Prepare the process that servers are forked from. `start` does it where needed.
@@ -106,7 +122,7 @@ class LocalProvider:
             self._logs.mkdir(parents=True, exist_ok=True)
             with open(self._logs / "zygote.log", "ab") as log:
                 self._zygote = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "rlboost_jax.fleet.zygote"),
+                    *ZYGOTE,
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
@@ -127,6 +143,7 @@ class LocalProvider:
                     f"see {self._logs / 'zygote.log'}"
                 )
             self._reader = asyncio.create_task(self._read(self._zygote.stdout))
+            self._reader.add_done_callback(self._read_all)
 
     async def start(self, instance: str) -> int:
         """Start a server of that name; returns its process id.
@@ -138,39 +155,31 @@ class LocalProvider:
         started = asyncio.get_running_loop().create_future()
         self._starting[instance] = started
         try:
-            await self._command(
-                start=instance,
-                args=[*self._args, f"--name={instance}"],
-                # One XLA worker thread a server: more of them only contend for the cores.
-                env={"NPROC": os.environ.get("NPROC", "1")},
-                log=str(self._logs / f"{instance}.log"),
-            )
-            return await started
+            async with asyncio.timeout(START_SECONDS):
+                await self._command(
+                    start=instance,
+                    args=[*self._args, f"--name={instance}"],
+                    # One XLA worker thread a server: more of them only contend for the cores.
+                    env={"NPROC": os.environ.get("NPROC", "1")},
+                    log=str(self._logs / f"{instance}.log"),
+                )
+                return await started
+        except TimeoutError:
+            self._given_up.add(instance)
+            raise ServerNotStarted(f"no word of its start in {START_SECONDS:g} s") from None
         finally:
             self._starting.pop(instance, None)
 
-    async def signal(self, target: str | int, number: signal.Signals) -> bool:
-        """Send a signal to a server; False if it is no longer there.
-
-        Args:
-            target: an instance of this provider, or the process id of a server that an
-                earlier manager started on this host.
-        """
-        if isinstance(target, str):
-            if target not in self._pids:
-                return False
-            if target in self._adopted:
-                with contextlib.suppress(ProcessLookupError):  # its end is seen in a moment
-                    signal.pidfd_send_signal(self._adopted[target], number)
-                return True
-            await self._command(signal=target, number=int(number))
-            return True
-        if not _is_server(target):
+    async def signal(self, instance: str, number: Signals) -> bool:
+        """Send a signal to a server started or adopted here; False if it is no longer there."""
+        if instance not in self._pids:
             return False
-        try:
-            os.kill(target, number)
-        except ProcessLookupError:
-            return False
+        if instance in self._adopted:
+            self._signal_adopted(instance, number)
+        else:
+            self._signals[instance] = number
+            with contextlib.suppress(ServerNotStarted):  # it is sent once the server is adopted
+                await self._command(signal=instance, number=int(number))
         return True
 
     async def close(self) -> None:
@@ -182,8 +191,7 @@ class LocalProvider:
             await asyncio.wait(self._starting.values())
         for number in (signal.SIGTERM, signal.SIGKILL):
             for instance in list(self._pids):
-                with contextlib.suppress(ServerNotStarted):
-                    await self.signal(instance, number)
+                await self.signal(instance, number)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LEAVE_SECONDS):
                     while self._pids:
@@ -191,42 +199,75 @@ class LocalProvider:
                         await self._emptied.wait()
         if self._zygote is not None and self._zygote.stdin is not None:
             self._zygote.stdin.close()
-            with contextlib.suppress(ConnectionError):
-                await self._zygote.stdin.wait_closed()
-            if self._reader is not None:
-                await self._reader
-            await self._zygote.wait()
+            try:
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await self._zygote.wait()
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    self._zygote.kill()
+                await self._zygote.wait()
+        if self._reader is not None:
+            await asyncio.wait([self._reader], timeout=LEAVE_SECONDS)
+            self._reader.cancel()
 
     async def _command(self, **command: Any) -> None:
         assert self._zygote is not None and self._zygote.stdin is not None
         try:
-            self._zygote.stdin.write(json.dumps(command).encode() + b"\n")
+            self._tell(**command)
             await self._zygote.stdin.drain()
         except ConnectionError:
             raise ServerNotStarted("the process that forks servers is gone") from None
 
+    def _tell(self, **command: Any) -> None:
+        assert self._zygote is not None and self._zygote.stdin is not None
+        self._zygote.stdin.write(json.dumps(command).encode() + b"\n")
+
     async def _read(self, reports: asyncio.StreamReader) -> None:
-        async for line in reports:
-            report = json.loads(line)
-            if "started" in report:
-                self._pids[report["started"]] = report["pid"]
-                self._records.mkdir(exist_ok=True)
-                record = f"{report['pid']} {_start_time(report['pid'])}\n"
-                (self._records / report["started"]).write_text(record)
-                self._settle(report["started"], report["pid"])
-            elif "failed" in report:
-                self._settle(report["failed"], ServerNotStarted(report["reason"]))
-            elif "exited" in report and report["exited"] in self._pids:
-                self._left(report["exited"], report["code"])
-        # Servers outlive the process that forked them; those that went with it are told now.
+        """Every report there will be. However that ends, no start waits for one any longer."""
+        try:
+            async for line in reports:
+                self._hear(json.loads(line))
+            self._orphaned()
+        finally:
+            for instance in list(self._starting):
+                gone = ServerNotStarted("the process that forks servers reports no more")
+                self._settle(instance, gone)
+
+    def _read_all(self, reader: asyncio.Task[None]) -> None:
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            self._closing = True
+            self._on_failure(error)
+
+    def _hear(self, report: dict[str, Any]) -> None:
+        if "started" in report:
+            instance, pid = report["started"], report["pid"]
+            self._pids[instance] = pid
+            self._note(instance, pid)
+            self._settle(instance, pid)
+            if instance in self._given_up:
+                self._signals[instance] = signal.SIGKILL
+                self._tell(signal=instance, number=int(signal.SIGKILL))
+        elif "failed" in report:
+            self._given_up.discard(report["failed"])
+            self._settle(report["failed"], ServerNotStarted(report["reason"]))
+        elif "exited" in report and report["exited"] in self._pids:
+            self._left(report["exited"], report["code"])
+
+    def _orphaned(self) -> None:
+        """Servers outlive the process that forked them; those that went with it are told now."""
         orphans = self._pids.keys() - self._adopted.keys()
         self._pids = {name: self._pids[name] for name in self._adopted}
         self.adopt()
+        signals, self._signals = self._signals, {}
+        for instance in orphans & self._adopted.keys() & signals.keys():
+            self._signal_adopted(instance, signals[instance])  # it may not have been sent
         for instance in orphans - self._pids.keys():
             self._on_exit(instance, "unknown")
         self._emptied.set()
-        for instance in list(self._starting):
-            self._settle(instance, ServerNotStarted("the process that forks servers is gone"))
+
+    def _signal_adopted(self, instance: str, number: Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # its end is seen in a moment
+            signal.pidfd_send_signal(self._adopted[instance], number)
 
     def _adopted_left(self, instance: str) -> None:
         descriptor = self._adopted.pop(instance)
@@ -236,9 +277,23 @@ class LocalProvider:
 
     def _left(self, instance: str, code: int | str) -> None:
         del self._pids[instance]
-        (self._records / instance).unlink(missing_ok=True)
+        self._signals.pop(instance, None)
+        self._given_up.discard(instance)
+        self._forget(instance)
         self._emptied.set()
         self._on_exit(instance, code)
+
+    def _note(self, instance: str, pid: int) -> None:
+        """Without its record a server works as well, but no later manager finds it."""
+        try:
+            self._records.mkdir(exist_ok=True)
+            (self._records / instance).write_text(f"{pid} {processes.start_time(pid)}\n")
+        except OSError as error:
+            log.warning("no record of %s: %s; no later manager will find it", instance, error)
+
+    def _forget(self, instance: str) -> None:
+        with contextlib.suppress(OSError):  # a record of what has ended misleads nobody
+            (self._records / instance).unlink(missing_ok=True)
 
     def _settle(self, instance: str, result: int | Exception) -> None:
         started = self._starting.get(instance)
@@ -253,29 +308,11 @@ class LocalProvider:
 def _process(record: Path) -> int | None:
     """A descriptor of the server that a file tells of; None if it no longer runs."""
     try:
-        pid, started = map(int, record.read_text().split())
-        descriptor = os.pidfd_open(pid)
+        pid, started = record.read_text().split(maxsplit=1)
+        descriptor = os.pidfd_open(int(pid))
     except (OSError, ValueError, AttributeError):  # of it, of the file, of this system
         return None
-    if _is_server(pid) and _start_time(pid) == started:
+    if processes.runs(int(pid), started.strip()):
         return descriptor
     os.close(descriptor)
     return None
-
-
-def _start_time(pid: int) -> int:
-    """When a process began, in the system's own count; 0 if it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return int(fields[19])  # the 22nd of all; the name before may hold anything
-
-
-def _is_server(pid: int) -> bool:
-    """Whether that process is one of ours: process ids are used again."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return b"rlboost_jax" in command

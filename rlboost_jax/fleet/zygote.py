@@ -84,14 +84,13 @@ class Zygote:
 
     def _start(self, name: str, args: list[str], env: dict[str, str], log: str) -> None:
         try:
-            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            pid = os.fork()
+            with open(log, "ab", buffering=0) as output:
+                pid = os.fork()
+                if pid == 0:
+                    self._become_server(name, args, env, output.fileno())
         except OSError as error:
             self._report({"failed": name, "reason": f"{error}"})
             return
-        if pid == 0:
-            self._become_server(name, args, env, output)
-        os.close(output)
         self._children[pid] = name
         self._report({"started": name, "pid": pid})
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the train state, and what else it needs to go on, as JSON.
+"""Checkpoints: a tree of arrays, such as a train state, and JSON values beside it.
 
 A step is written beside its place and moved there when complete, so that a reader sees all
 of it or nothing, and one torn by a crash is never restored. Orbax stays behind this module.
@@ -8,11 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import orbax.checkpoint as ocp
 
-from rlboost_jax.learner.state import TrainState
+from rlboost_jax.weights.snapshots import ORBAX_BEGINS
+
+Tree = TypeVar("Tree")  # a pytree of arrays
 
 
 class CheckpointNotFound(ValueError):
@@ -45,13 +47,14 @@ class Checkpoints:
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
 
-    def save(self, step: int, state: TrainState, extra: dict[str, Any]) -> None:
+    def save(self, step: int, state: Any, extra: dict[str, Any]) -> None:
         """Begin to save; returns once the arrays are copied to the host, and may be donated.
 
         A save that is still under way is waited for first.
 
         Args:
             step: greater than those saved before.
+            state: a tree of arrays.
             extra: plain JSON values.
 
         Raises:
@@ -61,12 +64,13 @@ class Checkpoints:
         newest = self.latest()
         if newest is not None and step <= newest:
             raise ValueError(f"checkpoint {step} would come after {newest}; steps only grow")
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra)
-            ),
-        )
+        with ORBAX_BEGINS:
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra)
+                ),
+            )
         self._saving = self._waiter.submit(self._finish, step)
 
     def wait(self) -> None:
@@ -79,12 +83,12 @@ class Checkpoints:
         """Step of the newest complete checkpoint, None if there is none."""
         return self._manager.latest_step()
 
-    def restore(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    def restore(self, step: int, abstract: Tree) -> tuple[Tree, dict[str, Any]]:
         """State and extra of a step.
 
         Args:
-            abstract: shapes, dtypes and shardings to restore onto (`state.abstract_state`);
-                the mesh may be another than the one that saved.
+            abstract: shapes, dtypes and shardings to restore onto, such as
+                `state.abstract_state`; the mesh may be another than the one that saved.
 
         Raises:
             CheckpointNotFound: no complete checkpoint of the step is in the folder.

@@ -41,14 +41,6 @@ class StepCollector:
         self.groups: dict[int, Group] = {}  # finished ones, by prompt
 
     @property
-    def total(self) -> int:
-        return len(self._prompts) * self._group_size
-
-    @property
-    def taken(self) -> int:
-        return len(self._taken)
-
-    @property
     def complete(self) -> bool:
         return len(self.groups) == len(self._prompts)
 

@@ -9,15 +9,6 @@ at most one partial sum per level, like the digits of a binary counter.
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
-
-def _add(left: Any, right: Any) -> Any:
-    return jax.tree.map(lambda a, b: a + b, left, right)
-
-
-_add_donated = jax.jit(_add, donate_argnums=0)
-
 
 class GradientSum:
     """Pairwise tree sum of `num_parts` pytrees of gradients.
@@ -25,10 +16,9 @@ class GradientSum:
     The parts are consumed: an added tree must not be used again.
     """
 
-    def __init__(self, num_parts: int, combine: Callable[[Any, Any], Any] = _add_donated) -> None:
+    def __init__(self, num_parts: int, combine: Callable[[Any, Any], Any]) -> None:
         """Args:
-        combine: (left, right) → their sum, left being the lower indices. The default adds
-            leaf by leaf and reuses the memory of the left one.
+        combine: (left, right) → their sum, left being the lower indices.
         """
         if num_parts < 1:
             raise ValueError(f"a sum of {num_parts} parts; at least 1 is needed")
@@ -36,11 +26,6 @@ class GradientSum:
         self._combine = combine
         self._added: set[int] = set()
         self._partial: dict[tuple[int, int], Any] = {}  # (level, index in level) → sum
-
-    @property
-    def live(self) -> int:
-        """Partial sums in memory."""
-        return len(self._partial)
 
     def add(self, index: int, part: Any) -> None:
         """Take in the part of `index` in [0, num_parts); each index once.

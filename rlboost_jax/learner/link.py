@@ -4,7 +4,8 @@ An asyncio loop in a thread of its own holds the socket; the training loop stays
 blocking code. A broken stream is dialled again; what the manager must know to go on
 (`TrainerHello`, the newest `Publish`, the `BeginStep` in force) is said again, so that
 neither a restarted manager nor a cut connection loses a step. Rollouts may then arrive
-twice: the receiver of `receive()` drops those it has.
+twice: the receiver of `receive()` drops those it has. What the manager refuses is not
+said again: it ends the run with the manager's reason.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import aiohttp
@@ -23,11 +25,20 @@ T = TypeVar("T")
 
 DIAL_SECONDS = 0.2  # between two attempts to reach the manager
 ANSWER_SECONDS = 30.0  # for a reply that the manager can give at once
+CLOSE_SECONDS = 5.0  # for what runs in the background to end
 END_SECONDS = 5.0  # for the manager to hang up after the end of the run
 
 
 class ManagerLost(RuntimeError):
     """The manager does not answer any more."""
+
+
+class ManagerRefused(RuntimeError):
+    """The manager holds what it was asked for to be impossible, and says why."""
+
+
+class StepTooLarge(ValueError):
+    """The prompts of a step do not fit in a message to the manager."""
 
 
 class EventLoopThread:
@@ -38,16 +49,27 @@ class EventLoopThread:
         self._thread = threading.Thread(target=self.loop.run_forever, name="asyncio", daemon=True)
         self._thread.start()
 
-    def start(self, coroutine: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)  # type: ignore[return-value]
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run to the end and return the result; raises TimeoutError after `timeout` seconds."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
 
     def close(self) -> None:
+        """Cancel what still runs, and end."""
+        with contextlib.suppress(TimeoutError):
+            self.run(_cancel_others(), CLOSE_SECONDS)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=5)
+        self._thread.join(CLOSE_SECONDS)
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others)
 
 
 class ManagerLink:
@@ -63,33 +85,43 @@ class ManagerLink:
         self._outbox: asyncio.Queue[messages.TrainerMessage] = asyncio.Queue()
         self._publish: messages.Publish | None = None
         self._begin: messages.BeginStep | None = None
-        self._next_step = 0
         self._trained: messages.StepTrained | None = None  # not yet answered
         self.status: messages.FleetStatus | None = None  # the newest
         self.welcome: messages.TrainerWelcome | None = None
         self._closing = False
-        self._task: asyncio.Future[None] | None = None
+        self._trouble = "it was not reached"  # what stands between us and an answer
+        self._task: Future[bool] | None = None
 
     def connect(self, hello: messages.TrainerHello) -> messages.TrainerWelcome:
         """Dial, and block until the manager has answered.
 
         Args:
-            hello: first message of every stream; its step and window are brought up to date
+            hello: first message of every stream; its window is brought up to date
                 when the manager is dialled again.
 
         Raises:
-            ManagerLost, or whatever `locate` raises.
+            ManagerLost, ManagerRefused, or whatever `locate` raises.
         """
         self._task = self._thread.start(self._run(hello))
         message = self.receive(timeout=ANSWER_SECONDS)
         if not isinstance(message, messages.TrainerWelcome):
-            raise ManagerLost(f"no welcome from the manager in {ANSWER_SECONDS:g} s: {message}")
+            raise ManagerLost(
+                f"no welcome from the manager in {ANSWER_SECONDS:g} s: {self._trouble}"
+            )
         return message
 
     def publish(self, manifest: messages.Manifest) -> None:
         self._send(messages.Publish(manifest=manifest))
 
     def begin_step(self, begin: messages.BeginStep) -> None:
+        """Raises StepTooLarge; the manager would hang up on it at each attempt."""
+        size = len(messages.encode(begin))
+        if size > messages.MAX_FRAME_BYTES:
+            raise StepTooLarge(
+                f"the {len(begin.prompts)} prompts of step {begin.step} take {size:,} bytes of the "
+                f"{messages.MAX_FRAME_BYTES:,} in a message; lower learner.prompts_per_step or "
+                "engine.max_prompt_tokens"
+            )
         self._send(begin)
 
     def committed(self, step: int) -> None:
@@ -100,17 +132,24 @@ class ManagerLink:
 
         Raises:
             ManagerLost: it did not answer within `ANSWER_SECONDS`.
+            ManagerRefused: it knows nothing of that step.
         """
         self._send(trained)
         while True:
             message = self.receive(timeout=ANSWER_SECONDS)
             if message is None:
-                raise ManagerLost(f"no report of step {trained.step} in {ANSWER_SECONDS} s")
+                raise ManagerLost(
+                    f"no report of step {trained.step} in {ANSWER_SECONDS:g} s: {self._trouble}"
+                )
             if isinstance(message, messages.StepReport) and message.step == trained.step:
                 return message
 
     def receive(self, timeout: float | None = None) -> messages.ToTrainer | None:
-        """The next message other than `FleetStatus`; None when `timeout` seconds passed."""
+        """The next message other than `FleetStatus`; None when `timeout` seconds passed.
+
+        Raises:
+            ManagerRefused, or whatever else ended the link or was handed to `fail`.
+        """
         try:
             message = self._inbox.get(timeout=timeout)
         except queue.Empty:
@@ -123,13 +162,16 @@ class ManagerLink:
         """Let the training loop hear of something that ends the run."""
         self._inbox.put(error)
 
-    def end(self, reason: str) -> None:
-        """Send everyone home; returns when the manager has hung up, or after a while."""
-        if self._task is not None and not self._task.done():
-            self._closing = True
-            self._send(messages.EndRun(reason=reason))
-            with contextlib.suppress(TimeoutError):  # whoever started it sees to its end
-                self._task.result(END_SECONDS)  # type: ignore[call-arg]
+    def end(self, reason: str) -> bool:
+        """Have everyone sent home; whether the manager hung up on that within `END_SECONDS`."""
+        if self._task is None:
+            return False
+        self._closing = True
+        self._send(messages.EndRun(reason=reason))
+        try:
+            return self._task.result(END_SECONDS)
+        except TimeoutError:
+            return False
 
     def _send(self, message: messages.TrainerMessage) -> None:
         self._thread.loop.call_soon_threadsafe(self._queue, message)
@@ -145,17 +187,21 @@ class ManagerLink:
                 self._trained = message
         self._outbox.put_nowait(message)
 
-    async def _run(self, hello: messages.TrainerHello) -> None:
+    async def _run(self, hello: messages.TrainerHello) -> bool:
+        """One stream after the other; whether the manager ended the last because it was told."""
         try:
             while True:
                 address, token = await asyncio.to_thread(self._locate)
-                with contextlib.suppress(aiohttp.ClientError, OSError):
-                    await self._talk(address, token, hello)  # the next says everything again
+                try:
+                    await self._talk(address, token, hello)
+                except (aiohttp.ClientError, OSError) as error:  # the next says everything again
+                    self._trouble = str(error) or type(error).__name__
                 if self._closing:
-                    return
+                    return True
                 await asyncio.sleep(DIAL_SECONDS)
         except Exception as error:  # reported to the training loop, whatever it is
             self._inbox.put(error)
+            return False
 
     async def _talk(self, address: str, token: str, hello: messages.TrainerHello) -> None:
         headers = {"Authorization": f"Bearer {token}"}
@@ -168,9 +214,9 @@ class ManagerLink:
             await self._say_again(stream, hello)
             sender = asyncio.create_task(self._drain(stream))
             try:
-                async for frame in stream:
-                    if frame.type is aiohttp.WSMsgType.BINARY:
-                        self._take(messages.decode_to_trainer(frame.data))
+                while (frame := await stream.receive()).type is aiohttp.WSMsgType.BINARY:
+                    self._take(messages.decode_to_trainer(frame.data))
+                self._trouble = f"it hung up: {frame.extra or frame.data or frame.type.name}"
             finally:
                 sender.cancel()
 
@@ -178,7 +224,7 @@ class ManagerLink:
         self, stream: aiohttp.ClientWebSocketResponse, hello: messages.TrainerHello
     ) -> None:
         window = self.welcome.window if self.welcome else hello.window
-        hello = msgspec.structs.replace(hello, step=max(hello.step, self._next_step), window=window)
+        hello = msgspec.structs.replace(hello, window=window)
         again = [hello, self._publish, self._begin, self._trained]
         # What still waits to be sent for the first time is among these or, being a
         # commit or the end, follows in its own turn.
@@ -197,15 +243,17 @@ class ManagerLink:
 
     def _take(self, message: messages.ToTrainer) -> None:
         match message:
+            case messages.Refused(reason=reason):
+                raise ManagerRefused(f"the manager refused: {reason}")
             case messages.FleetStatus():
                 self.status = message
             case messages.TrainerWelcome():
                 first, self.welcome = self.welcome is None, message
+                self._trouble = "no answer"
                 if first:
                     self._inbox.put(message)
             case messages.StepReport():
                 self._begin = self._trained = None  # nothing of that step is to be said again
-                self._next_step = message.step + 1
                 self._inbox.put(message)
             case _:
                 self._inbox.put(message)

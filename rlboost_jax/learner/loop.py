@@ -1,5 +1,9 @@
 """The training loop: begin a step, train what streams in, update, publish, again.
 
+A version is published at the end of the step that made it, so that servers fetch it while
+the row is written, the checkpoint begun and, now and then, held-out accuracy measured. Only
+then does the next step begin, with the reserved engine ready for its seeding window.
+
 Invariants:
 - the parameters of step s have been updated s times, and every token of step s was sampled
   from just these;
@@ -32,7 +36,6 @@ from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import StreamTimes, stream_step
 from rlboost_jax.learner.trajectory import Group, trajectories_digest
 from rlboost_jax.models.params import Params, params_digest
-from rlboost_jax.observe.console import Console
 
 
 class NotFinite(RuntimeError):
@@ -46,7 +49,6 @@ class TrainingLoop:
         self,
         run: RunConfig,
         *,
-        run_id: str,
         task: Task,
         learner: LearnerStep,
         state: TrainState,
@@ -55,12 +57,11 @@ class TrainingLoop:
         reserved: ReservedEngine,
         publisher: Publisher,
         checkpoints: Checkpoints,
-        console: Console,
     ):
-        self._run, self._run_id, self._task = run, run_id, task
+        self._run, self._task = run, task
         self._learner, self.state, self._reference = learner, state, reference
         self._link, self._reserved = link, reserved
-        self._publisher, self._checkpoints, self._console = publisher, checkpoints, console
+        self._publisher, self._checkpoints = publisher, checkpoints
         self._prompts = PromptStream(
             task, seed=run.seed, prompts_per_step=run.learner.prompts_per_step
         )
@@ -73,20 +74,22 @@ class TrainingLoop:
             stop_ids=tuple(task.stop_ids),
         )
         self._row_tokens = run.learner.row_tokens or run.slot_tokens
-        self._params, self._digest = self._to_host()
+        self._window: messages.WindowState | None = None  # after the last step
+        self._publish(int(state.step))
+        self._lap = time.perf_counter()  # when the last step was over
 
     def step(self, step: int) -> dict[str, Any]:
         """Generate and train one step; returns its row of metrics.
 
+        Its seconds follow on those of the step before, evaluation left out.
+
         Raises:
             NotFinite: `state` is of no more use; the last checkpoint is.
         """
-        since = time.perf_counter()
+        accuracy, evaluation_seconds = self._evaluate(step)
         prompts = self._prompts.step(step)
-        publish_seconds = self._offer_version(step)
+        self._reserved.load(self._params, step, self._digest)
         self._begin(step, prompts)
-        accuracy = self._accuracy(step)
-        self._reserved.load(self._params, step)
 
         collector = StepCollector(
             step,
@@ -99,21 +102,20 @@ class TrainingLoop:
         total, times = self._stream(collector)
         applying = time.perf_counter()
         sums, divisor = self._apply(step, total, collector)
-        self._params, self._digest = self._to_host()
         train_seconds = times.training + time.perf_counter() - applying
+        publish_seconds = self._publish(step + 1)
 
         report = self._link.trained(
             messages.StepTrained(
                 step=step, train_wait_seconds=times.waiting, train_seconds=train_seconds
             )
         )
-        self._save(step + 1, report)
-        return {
+        self._window = report.window
+        row = {
             "step": step,
             "version": step,
             "accuracy": accuracy,
             **_policy_metrics(collector, sums, divisor),
-            "step_seconds": time.perf_counter() - since,
             "train_seconds": train_seconds,
             "train_wait_seconds": times.waiting,
             "publish_seconds": publish_seconds,
@@ -121,6 +123,16 @@ class TrainingLoop:
             "trajectories_digest": trajectories_digest(collector.trajectories()),
             "params_digest": self._digest,
         }
+        before, self._lap = self._lap, time.perf_counter()
+        return {**row, "step_seconds": self._lap - before - evaluation_seconds}
+
+    def save(self, step: int) -> None:
+        """Begin the checkpoint to go on with `step` from, where one is due.
+
+        Once it is durable no row of an earlier step is written any more.
+        """
+        if step % self._run.checkpoint.every_steps == 0 or step == self._run.num_steps:
+            self._checkpoints.save(step, self.state, checkpoint_extra(self._window))
 
     def final_accuracy(self, version: int) -> float | None:
         """Of the parameters after the last update; None where nothing is evaluated."""
@@ -128,16 +140,19 @@ class TrainingLoop:
             return None
         return self._reserved.accuracy(self._params, version, self._task, self._heldout)
 
-    def _to_host(self) -> tuple[Params, str]:
-        """Parameters in host memory, which engines, snapshots and digests are made of."""
-        params = jax.device_get(self.state.params)
-        return params, params_digest(params)
+    def _publish(self, version: int) -> float:
+        """Copy the parameters to the host, where engines and snapshots are made of them.
 
-    def _offer_version(self, step: int) -> float:
-        """Hand the parameters to the snapshot writer; seconds that this took."""
+        Returns:
+            seconds that the copy took; the digest and the disk are beside the point.
+        """
         since = time.perf_counter()
-        self._publisher.submit(step, self._params, self._digest)
-        return time.perf_counter() - since
+        self._params = jax.device_get(self.state.params)
+        seconds = time.perf_counter() - since
+        self._digest = params_digest(self._params)
+        if version < self._run.num_steps:  # else no step needs it
+            self._publisher.submit(version, self._params, self._digest)
+        return seconds
 
     def _begin(self, step: int, prompts: tuple[Prompt, ...]) -> None:
         self._link.begin_step(
@@ -155,11 +170,14 @@ class TrainingLoop:
             )
         )
 
-    def _accuracy(self, step: int) -> float | None:
+    def _evaluate(self, step: int) -> tuple[float | None, float]:
+        """Accuracy before the step, where it is due, and the seconds that this took."""
         every = self._run.evaluation.every_steps
         if not every or (step % every and step != self._run.num_steps - 1):
-            return None
-        return self._reserved.accuracy(self._params, step, self._task, self._heldout)
+            return None, 0.0
+        since = time.perf_counter()
+        accuracy = self._reserved.accuracy(self._params, step, self._task, self._heldout)
+        return accuracy, time.perf_counter() - since
 
     def _stream(self, collector: StepCollector) -> tuple[tuple[Params, Any], StreamTimes]:
         """The step's gradients and sums, of all its micro-batches."""
@@ -180,9 +198,7 @@ class TrainingLoop:
             part = self._learner.micro_batch(self.state.params, self._reference, batches)
             total.add(index, jax.block_until_ready(part))
 
-        times = stream_step(
-            self._link, collector, micro_batches, train, on_progress=self._show_fleet
-        )
+        times = stream_step(self._link, collector, micro_batches, train)
         return total.total(), times
 
     def _apply(
@@ -200,20 +216,10 @@ class TrainingLoop:
         self.state = state
         return host_sums, divisor
 
-    def _save(self, step: int, report: messages.StepReport) -> None:
-        every = self._run.checkpoint.every_steps
-        if step % every == 0 or step == self._run.num_steps:
-            self._checkpoints.save(step, self.state, checkpoint_extra(self._run_id, report.window))
 
-    def _show_fleet(self) -> None:
-        if self._link.status is not None:
-            self._console.fleet(self._link.status)
-
-
-def checkpoint_extra(run_id: str, window: messages.WindowState | None) -> dict[str, Any]:
+def checkpoint_extra(window: messages.WindowState | None) -> dict[str, Any]:
     """What a checkpoint holds besides arrays. The prompt cursor is the step itself."""
     return {
-        "run_id": run_id,
         "window": None
         if window is None
         else {
@@ -238,7 +244,7 @@ def window_of(extra: Mapping[str, Any]) -> messages.WindowState | None:
 
 def _policy_metrics(
     collector: StepCollector, sums: Mapping[str, float], divisor: int
-) -> dict[str, float]:
+) -> dict[str, Any]:
     trajectories = collector.trajectories()
     rewards = np.array([t.reward for t in trajectories])
     lengths = np.array([len(t.response_tokens) for t in trajectories])
@@ -256,7 +262,7 @@ def _policy_metrics(
     }
 
 
-def _report_metrics(report: messages.StepReport) -> dict[str, float]:
+def _report_metrics(report: messages.StepReport) -> dict[str, Any]:
     names = (
         "rollout_seconds",
         "remote_wait_seconds",
@@ -273,6 +279,8 @@ def _report_metrics(report: messages.StepReport) -> dict[str, float]:
         "tokens_preemptible",
         "cost_dollars",
     )
-    found = {name: getattr(report, name) for name in names}
     cost = report.cost_dollars
-    return {**found, "tokens_per_dollar": report.tokens_delivered / cost if cost > 0 else None}
+    return {
+        **{name: getattr(report, name) for name in names},
+        "tokens_per_dollar": report.tokens_delivered / cost if cost > 0 else None,
+    }

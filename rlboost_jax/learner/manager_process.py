@@ -2,27 +2,36 @@
 
 The manager outlives its trainer: it is started in a session of its own and found again
 through `<workdir>/manager.json`, so that a trainer killed in mid-step comes back to the
-tokens its fleet went on producing.
+tokens its fleet went on producing. Only the manager's own lock says who manages: one that
+was started beside another leaves by itself.
 """
 
-import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 
-START_SECONDS = 20.0
+from rlboost_jax.manager.files import (
+    ALREADY_MANAGED,
+    ManagerRecord,
+    read_record,
+    trainer_token_file,
+)
+
+ANSWER_SECONDS = 30.0  # for a manager to answer, one that starts or stands still included
+ASK_SECONDS = 2.0  # for one answer
 LEAVE_SECONDS = 10.0
 POLL_SECONDS = 0.02
 
 
 class ManagerNotStarted(RuntimeError):
-    """The manager process ended, or did not listen in time."""
+    """The manager process ended, or did not answer in time."""
 
 
 class ManagerProcess:
@@ -30,66 +39,80 @@ class ManagerProcess:
 
     def __init__(self, workdir: Path, run_id: str):
         self._workdir, self._run_id = workdir, run_id
-        self._child: subprocess.Popen[bytes] | None = None
+        self._log = workdir / "logs" / "manager.log"
+        self._child: subprocess.Popen[bytes] | None = None  # the last that was started here
+        self._locating = threading.Lock()
 
     def locate(self) -> tuple[str, str]:
-        """(HOST:PORT, token) of the living manager; starts one where there is none.
+        """(HOST:PORT, trainer's token) of the manager; starts one where none lives.
+
+        One that lives is waited for, however slowly it answers. May be called from several
+        threads at once.
 
         Raises:
             ManagerNotStarted: with the end of its log.
         """
-        return self._living() or self._start()
+        with self._locating:
+            deadline = time.monotonic() + ANSWER_SECONDS
+            child, code = None, None  # what was started here and now, and how it ended
+            while (found := self._answering()) is None:
+                code = child.poll() if child is not None else None
+                if code not in (None, ALREADY_MANAGED) or time.monotonic() > deadline:
+                    if child is not None and code is None:
+                        child.kill()  # it has not come to where others could find it
+                    raise ManagerNotStarted(self._complaint(code))
+                if self._living() is None and (child is None or code is not None):
+                    child = self._start()
+                time.sleep(POLL_SECONDS)
+            return found
 
     def close(self) -> None:
         """Wait until it has left; tell it to go if it has not after `LEAVE_SECONDS`."""
-        pid = self._pid()
-        if pid is not None and not self._wait(lambda: not self._running(pid), LEAVE_SECONDS):
+        record = self._living()
+        if record is not None and not self._wait(lambda: not self._runs(record), LEAVE_SECONDS):
             self.dismiss()
 
     def dismiss(self) -> None:
         """Tell a living manager to send its fleet home and go, and wait until it has."""
-        pid = self._pid()
+        record = self._living()
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if pid is None or not self._running(pid):
+            if record is None or not self._runs(record):
                 return
-            os.kill(pid, number)
-            self._wait(lambda: not self._running(pid), LEAVE_SECONDS)
+            os.kill(record.pid, number)
+            self._wait(lambda: not self._runs(record), LEAVE_SECONDS)
 
-    def _pid(self) -> int | None:
+    def _record(self) -> ManagerRecord | None:
+        """Of the manager of this run that was the last to listen."""
+        record = read_record(self._workdir)
+        return record if record is not None and record.run_id == self._run_id else None
+
+    def _living(self) -> ManagerRecord | None:
         record = self._record()
-        if record is None or record.get("run_id") != self._run_id or not _alive(record["pid"]):
-            return None
-        return int(record["pid"])
+        return record if record is not None and self._runs(record) else None
 
-    def _running(self, pid: int) -> bool:
-        if self._child is not None and self._child.pid == pid:
+    def _runs(self, record: ManagerRecord) -> bool:
+        if self._child is not None and self._child.pid == record.pid:
             return self._child.poll() is None
-        return _alive(pid)
+        return record.lives
 
-    def _record(self) -> dict | None:
-        try:
-            return json.loads((self._workdir / "manager.json").read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            return None
-
-    def _living(self) -> tuple[str, str] | None:
+    def _answering(self) -> tuple[str, str] | None:
         record = self._record()
-        if record is None or record.get("run_id") != self._run_id or not _alive(record["pid"]):
+        if record is None:
             return None
-        token = Path(record["token_file"]).read_text().strip()
-        request = urllib.request.Request(
-            f"http://{record['address']}/status", headers={"Authorization": f"Bearer {token}"}
-        )
         try:
-            with urllib.request.urlopen(request, timeout=2):
-                return record["address"], token
-        except (urllib.error.URLError, OSError):
+            token = trainer_token_file(self._workdir).read_text().strip()
+            request = urllib.request.Request(
+                f"http://{record.local_address}/status",
+                headers={"Authorization": f"Bearer {token}"},
+            )
+            with urllib.request.urlopen(request, timeout=ASK_SECONDS):
+                return record.local_address, token
+        except (OSError, HTTPException):  # it is not there, slow, or another program
             return None
 
-    def _start(self) -> tuple[str, str]:
-        (self._workdir / "logs").mkdir(exist_ok=True)
-        log_path = self._workdir / "logs" / "manager.log"
-        with open(log_path, "ab") as log:
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._log.parent.mkdir(exist_ok=True)
+        with open(self._log, "ab") as log:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "rlboost_jax.manager", f"--workdir={self._workdir}"],
                 stdin=subprocess.DEVNULL,
@@ -97,23 +120,25 @@ class ManagerProcess:
                 stderr=log,
                 start_new_session=True,
             )
-        child, found = self._child, None
+        return self._child
 
-        def settled() -> bool:
-            nonlocal found
-            record = self._record()
-            if record is not None and record["pid"] == child.pid:
-                found = self._living()
-            return found is not None or child.poll() is not None
+    def _complaint(self, code: int | None) -> str:
+        """Why there is no manager.
 
-        self._wait(settled, START_SECONDS)
-        if found is None:
-            lines = log_path.read_text(errors="replace").strip().splitlines()[-1:]
-            raise ManagerNotStarted(
-                f"the manager (exit code {child.poll()}) does not listen after at most "
-                f"{START_SECONDS:g} s; last words in {log_path}: {' '.join(lines) or 'none'}"
+        Args:
+            code: with which one that was started here has ended.
+        """
+        record = self._living()
+        if record is not None:
+            return (
+                f"the manager (process {record.pid}) lives and has not answered for "
+                f"{ANSWER_SECONDS:g} s; let it go on, or end it, and start again"
             )
-        return found
+        lines = self._log.read_text(errors="replace").strip().splitlines()[-1:]
+        return (
+            f"the manager (exit code {code}) does not listen after at most {ANSWER_SECONDS:g} s; "
+            f"last words in {self._log}: {' '.join(lines) or 'none'}"
+        )
 
     @staticmethod
     def _wait(settled: Callable[[], bool], seconds: float) -> bool:
@@ -123,19 +148,3 @@ class ManagerProcess:
                 return False
             time.sleep(POLL_SECONDS)
         return True
-
-
-def _alive(pid: int) -> bool:
-    """Whether a process of that number runs (a zombie has ended)."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        pass
-    if os.path.isdir("/proc/self"):
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -1,6 +1,9 @@
-"""Write policy versions to disk beside the training loop, and tidy up after them."""
+"""Write policy versions to disk beside the training loop, and tidy up after them.
 
-import queue
+Only the newest version counts: a step begins after the one before is over, so nobody needs
+a version any more once a newer one was handed over.
+"""
+
 import threading
 from collections.abc import Callable, Collection
 from typing import Any
@@ -10,11 +13,11 @@ from rlboost_jax.weights.snapshots import SnapshotStore
 
 
 class SnapshotNotWritten(RuntimeError):
-    """A version cannot be published; its step was trained, and the checkpoint is sound."""
+    """A version cannot be published; the last checkpoint is sound."""
 
 
 class Publisher:
-    """One writer thread. A version that cannot be written stops the run at the next call."""
+    """One writer thread. A version that cannot be written stops the run at the next `submit`."""
 
     def __init__(
         self,
@@ -22,42 +25,59 @@ class Publisher:
         *,
         announce: Callable[[Manifest], None],
         in_use: Callable[[], Collection[int]],
+        report: Callable[[str], None],
     ):
         """Args:
         announce: called in the writer thread with each version once it is complete on disk.
         in_use: versions that servers hold or fetch now; they are not deleted.
+        report: called in the writer thread with what went wrong, in words.
         """
         self._store, self._announce, self._in_use = store, announce, in_use
-        self._queue: queue.Queue[tuple[int, Any, str] | None] = queue.Queue(maxsize=1)
-        self._error: Exception | None = None
+        self._report = report
+        self._changed = threading.Condition()  # of the three below
+        self._pending: tuple[int, Any, str] | None = None
+        self._closing = False
+        self._error: SnapshotNotWritten | None = None
         self._thread = threading.Thread(target=self._write_all, name="publisher", daemon=True)
         self._thread.start()
 
     def submit(self, version: int, host_params: Any, params_digest: str) -> None:
-        """Hand a version over; waits only while the one before the last is not on disk."""
-        self._raise_error()
-        self._queue.put((version, host_params, params_digest))
+        """Hand a version over, in place of one that the writer has not come to.
+
+        Raises:
+            SnapshotNotWritten: an earlier version.
+        """
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            self._pending = version, host_params, params_digest
+            self._changed.notify()
 
     def close(self) -> None:
-        """Wait for what was handed over."""
-        self._queue.put(None)
+        """Wait for what is being written; what nobody has come to is not needed any more."""
+        with self._changed:
+            self._pending, self._closing = None, True
+            self._changed.notify()
         self._thread.join()
-        self._raise_error()
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise SnapshotNotWritten(
-                f"a snapshot could not be written: {self._error}"
-            ) from self._error
+    def _next(self) -> tuple[int, Any, str] | None:
+        """The version to write now; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending is not None or self._closing)
+            item, self._pending = self._pending, None
+            return item
 
     def _write_all(self) -> None:
-        while (item := self._queue.get()) is not None:
-            if self._error is not None:
-                continue
+        while (item := self._next()) is not None:
             version, host_params, params_digest = item
             try:
                 manifest = self._store.write(version, host_params, params_digest)
                 self._announce(manifest)
                 self._store.prune({version, *self._in_use()})
             except Exception as error:  # whatever it is, the training loop must hear of it
-                self._error = error
+                failure = SnapshotNotWritten(f"version {version} could not be published: {error}")
+                failure.__cause__ = error
+                with self._changed:
+                    self._error = failure
+                self._report(str(failure))
+                return

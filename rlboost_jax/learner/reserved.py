@@ -1,11 +1,7 @@
 """The trainer's own engine: an instance of the fleet that shares the learner's devices."""
 
-import asyncio
-import os
-import socket
 from collections.abc import Callable, Sequence
-
-import jax
+from concurrent.futures import Future
 
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.prompts import Prompt
@@ -13,12 +9,16 @@ from rlboost_jax.data.tasks import Task
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner.evaluation import greedy_accuracy
 from rlboost_jax.learner.link import EventLoopThread
-from rlboost_jax.messages import Hello
 from rlboost_jax.models.params import Params
+from rlboost_jax.rollout.instance import hello_of
 from rlboost_jax.rollout.stream import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 
 NAME = "reserved"
+
+
+class ReservedEngineLost(RuntimeError):
+    """The trainer's own engine is out of the fleet; the last checkpoint is sound."""
 
 
 class ReservedEngine:
@@ -39,40 +39,41 @@ class ReservedEngine:
         self._on_failure = on_failure
         self._worker = Worker(engine)
         self._client: InstanceClient | None = None
-        self._running: asyncio.Future[None] | None = None
+        self._running: Future[None] | None = None
 
-    def connect(self, address: str, token: str) -> None:
-        """Join the fleet of the manager at `address`."""
-        engine = self._engine
-        hello = Hello(
-            instance=NAME,
+    def connect(self, locate: Callable[[], tuple[str, str]]) -> None:
+        """Join the fleet, and join it again whenever the manager is another.
+
+        Args:
+            locate: returns (HOST:PORT, trainer's token) of a living manager.
+        """
+        hello = hello_of(
+            self._engine,
+            name=NAME,
             reserved=True,
-            slots=engine.slots,
-            slot_tokens=engine.slot_tokens,
             price_per_hour=0.0,  # paid for whether it generates or not
             zone="reserved",
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            device=jax.devices()[0].device_kind,
-            fingerprint=engine.fingerprint,
         )
-        self._client = InstanceClient(address, token, hello, self._worker, puller=None)
+        self._client = InstanceClient(locate, hello, self._worker, puller=None)
         self._running = self._thread.start(self._serve(self._client))
 
     async def _serve(self, client: InstanceClient) -> None:
+        """Until `close`; any other end is a failure, since the run may need this engine."""
         try:
-            await client.run()
+            reason = await client.run()
         except Exception as error:  # of whatever kind: the training loop waits for tokens
             self._on_failure(error)
+        else:
+            self._on_failure(ReservedEngineLost(f"the trainer's own engine has left: {reason}"))
 
-    def load(self, params: Params, version: int) -> None:
+    def load(self, params: Params, version: int, params_digest: str) -> None:
         """Give the engine a version; it takes work of it from now on.
 
         Args:
             params: stacked tree in the rollout dtype, on host or device.
         """
         assert self._client is not None
-        self._thread.run(self._client.offer(params, version))
+        self._thread.run(self._client.offer(params, version, params_digest))
 
     def accuracy(
         self, params: Params, version: int, task: Task, prompts: Sequence[Prompt]

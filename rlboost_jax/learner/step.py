@@ -12,14 +12,16 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
+from rlboost_kernels import selected_logprobs
 
-from rlboost_jax.algorithms.losses import (
-    clipped_policy_loss,
-    entropy,
-    kl_to_reference,
-    selected_logprobs,
+from rlboost_jax.algorithms.losses import clipped_policy_loss, kl_to_reference
+from rlboost_jax.config.records import (
+    AlgorithmConfig,
+    LearnerConfig,
+    ModelConfig,
+    SamplingConfig,
 )
-from rlboost_jax.config.records import AlgorithmConfig, LearnerConfig, ModelConfig
+from rlboost_jax.learner.logprobs import sampled_logprobs, truncates
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import (
     TrainState,
@@ -28,7 +30,7 @@ from rlboost_jax.learner.state import (
     state_shardings,
 )
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
-from rlboost_jax.models.forward import head, hidden_states
+from rlboost_jax.models.forward import head_factors, hidden_states
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, replicated
 
@@ -56,22 +58,17 @@ class LearnerStep:
         model: ModelConfig,
         learner: LearnerConfig,
         algorithm: AlgorithmConfig,
+        sampling: SamplingConfig,
         *,
-        temperature: float,
         num_steps: int,
         mesh: Mesh,
     ) -> None:
-        if temperature <= 0:
-            raise ValueError(
-                f"sampling.temperature is {temperature}; greedy responses cannot be trained on, "
-                "raise it above 0"
-            )
         self.optimizer = make_optimizer(learner, num_steps)
         self.shardings = state_shardings(model, self.optimizer, mesh)
         self.mesh = mesh
         params, whole = self.shardings.params, replicated(mesh)
         self.gradients = jax.jit(
-            _gradients(model, learner, algorithm, temperature, mesh),
+            _gradients(model, learner, algorithm, sampling, mesh),
             in_shardings=(params, None, batch_sharding(mesh)),
             out_shardings=(params, whole),
         )
@@ -120,10 +117,12 @@ def _gradients(
     model: ModelConfig,
     learner: LearnerConfig,
     algorithm: AlgorithmConfig,
-    temperature: float,
+    sampling: SamplingConfig,
     mesh: Mesh,
 ) -> Callable[[Params, Params | None, PackedBatch], tuple[Params, Sums]]:
-    def logits_of(params: Params, batch: PackedBatch) -> Float[Array, "N V"]:
+    def factors_of(
+        params: Params, batch: PackedBatch
+    ) -> tuple[Float[Array, "N E"], Float[Array, "E V"]]:
         tokens, positions, segments = map(
             jnp.asarray, (batch.tokens, batch.positions, batch.segments)
         )
@@ -137,25 +136,23 @@ def _gradients(
             mesh=mesh,
             attention=_attention(learner, mesh, tokens.size),
         )
-        return head(model, params, x)
+        return head_factors(model, params, x)
+
+    def whole_logprobs(hidden: Array, unembedding: Array, targets: Array) -> Array:
+        return selected_logprobs(hidden, unembedding, targets, temperature=sampling.temperature)[0]
 
     def loss(
         params: Params, reference: Params | None, batch: PackedBatch
     ) -> tuple[Float[Array, ""], Sums]:
-        targets, behaviour, advantages, weights, mask = map(
+        behaviour, advantages, weights, mask = map(
             jnp.ravel,
-            (
-                batch.targets,
-                batch.behaviour_logprobs,
-                batch.advantages,
-                batch.weights,
-                batch.response_mask,
-            ),
+            (batch.behaviour_logprobs, batch.advantages, batch.weights, batch.response_mask),
         )
         counted = mask.astype(jnp.float32)
 
-        logits = logits_of(params, batch)
-        logprobs = selected_logprobs(logits, targets, temperature=temperature)
+        targets = jnp.ravel(batch.targets)
+        factors = factors_of(params, batch)
+        logprobs, entropy = sampled_logprobs(*factors, targets, sampling)
         total, clipped = clipped_policy_loss(
             logprobs,
             behaviour,
@@ -166,15 +163,15 @@ def _gradients(
         )
         kl = jnp.zeros(())
         if reference is not None:
-            frozen = selected_logprobs(
-                logits_of(reference, batch), targets, temperature=temperature
-            )
-            kl = kl_to_reference(logprobs, frozen, counted)
-            total += algorithm.kl_coefficient * kl_to_reference(logprobs, frozen, weights)
+            # Of the whole softmax: what one policy's top-p leaves may be nothing of the other's.
+            frozen = whole_logprobs(*factors_of(reference, batch), targets)
+            whole = whole_logprobs(*factors, targets) if truncates(sampling) else logprobs
+            kl = kl_to_reference(whole, frozen, counted)
+            total += algorithm.kl_coefficient * kl_to_reference(whole, frozen, weights)
         return total, {
             "loss": total,
             "kl": kl,
-            "entropy": entropy(logits, counted, temperature=temperature),
+            "entropy": (entropy * counted).sum(),
             "clipped": clipped,
             "tokens": counted.sum(),
             "max_logprob_gap": jnp.where(mask, jnp.abs(logprobs - behaviour), 0.0).max(),
@@ -204,7 +201,7 @@ def _apply(
         state: TrainState, gradients: Params, divisor: Float[Array, ""]
     ) -> tuple[TrainState, dict[str, Array]]:
         gradients = jax.tree.map(lambda leaf: leaf / divisor, gradients)
-        norm = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(gradients)))
+        norm = optax.tree.norm(gradients)  # leaf by leaf where it lies, without a gather
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = {

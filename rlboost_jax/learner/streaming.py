@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from rlboost_jax import messages
 from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.micro_batches import MicroBatches
+from rlboost_jax.learner.micro_batches import MicroBatch, MicroBatches
 from rlboost_jax.learner.trajectory import Group
 
 
@@ -24,15 +24,11 @@ class Receiver(Protocol):
     def receive(self, timeout: float | None = None) -> messages.ToTrainer | None: ...
 
 
-MicroBatch = tuple[int, tuple[Group, ...]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class StreamTimes:
     """Wall seconds of one step's stream, from its begin to the last micro-batch."""
 
-    seeding: float  # until the devices were free to train
-    waiting: float  # after that, idle for want of a complete micro-batch
+    waiting: float  # idle for want of a complete micro-batch, once the devices were free
     training: float  # inside `train`
 
 
@@ -42,20 +38,17 @@ def stream_step(
     micro_batches: MicroBatches,
     train: Callable[[int, tuple[Group, ...]], None],
     *,
-    on_progress: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StreamTimes:
     """Receive rollouts until the step is complete and call `train` once per micro-batch.
 
     Args:
         train: (micro-batch index, its groups); called in the order of completion.
-        on_progress: called after each message, for the live view.
 
     Raises:
         ManagerLost, ManagerNotStarted, WrongVersion: from the link and the collector.
     """
     ready: deque[MicroBatch] = deque()
-    begun = clock()
     handed_over: float | None = None
     training = 0.0
 
@@ -68,7 +61,6 @@ def stream_step(
                     ready.extend(micro_batches.add(group))
             case messages.WindowClosed(step=collector.step) if handed_over is None:
                 handed_over = clock()
-        on_progress()
 
     while ready or not collector.complete:
         free = handed_over is not None or collector.complete
@@ -86,7 +78,6 @@ def stream_step(
     end = clock()
     handed_over = end if handed_over is None else handed_over
     return StreamTimes(
-        seeding=handed_over - begun,
         waiting=max(0.0, end - handed_over - training),
         training=training,
     )

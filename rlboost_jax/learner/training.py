@@ -1,17 +1,15 @@
 """Set a run up, let its loop run, and take everything down again."""
 
+import asyncio
 import contextlib
-import json
-import os
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlboost_jax import compile_cache
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.tasks import Task, get_task
-from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, checkpoint_extra, window_of
@@ -27,10 +25,13 @@ from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.metrics import MetricsWriter, read_metrics
 from rlboost_jax.observe.report import write_report
-from rlboost_jax.observe.summary import Summary, summarize
+from rlboost_jax.observe.summary import Summary, summarize, write_summary
 from rlboost_jax.observe.tensorboard import TensorBoardWriter
+from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.weights.snapshots import SnapshotStore
 from rlboost_jax.workdir import Workdir
+
+LOOK_SECONDS = 0.25  # between two looks at the fleet, for the live view
 
 
 def run_training(run: RunConfig, path: str | Path) -> Summary:
@@ -56,7 +57,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             run.model,
             run.learner,
             run.algorithm,
-            temperature=run.sampling.temperature,
+            run.sampling,
             num_steps=run.num_steps,
             mesh=mesh,
         )
@@ -76,23 +77,22 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
         )
         restored = _restore(run, learner, checkpoints)
         first = checkpoints.latest() or 0
+        stack.enter_context(_sending_home(link, manager))
+        stack.enter_context(_showing_fleet(thread, link, console))
         # The fleet starts now, while the learner warms up and compiles.
         with console.phase("starting the manager and its fleet"):
             link.connect(
                 TrainerHello(
                     run_id=workdir.run_id,
-                    step=first,
                     window=window_of(restored[1]) if restored else None,
-                    pid=os.getpid(),
                 )
             )
-        stack.enter_context(_sending_home(link))
         if restored:
             state = restored[0]
             console.note(f"going on with step {first + 1} of {run.num_steps}")
         else:
             state = _start(run, task, learner, console)
-            checkpoints.save(0, state, checkpoint_extra(workdir.run_id, None))
+            checkpoints.save(0, state, checkpoint_extra(None))
         reference = _reference(run, workdir.path, learner, state)
         with console.phase("compiling the learner's programs"):
             learner.compile(
@@ -102,9 +102,11 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
                 row_tokens=run.learner.row_tokens or run.slot_tokens,
             )
 
-        reserved = ReservedEngine(run, _engine(run, console), thread, on_failure=link.fail)
+        with console.phase("compiling the engine's programs"):
+            engine = engine_of(run)
+        reserved = ReservedEngine(run, engine, thread, on_failure=link.fail)
         stack.callback(reserved.close)
-        reserved.connect(*manager.locate())
+        reserved.connect(manager.locate)
         publisher = Publisher(
             SnapshotStore(
                 workdir.path / "snapshots",
@@ -113,11 +115,11 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             ),
             announce=link.publish,
             in_use=lambda: link.status.versions_in_use if link.status else (),
+            report=console.note,
         )
         stack.callback(publisher.close)
         loop = TrainingLoop(
             run,
-            run_id=workdir.run_id,
             task=task,
             learner=learner,
             state=state,
@@ -126,7 +128,6 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             reserved=reserved,
             publisher=publisher,
             checkpoints=checkpoints,
-            console=console,
         )
         metrics = stack.enter_context(MetricsWriter(workdir.path, step=first))
         board = None
@@ -138,13 +139,14 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             console.step(row)
             if board is not None:
                 board.write(row)
+            loop.save(step + 1)
         accuracy = loop.final_accuracy(run.num_steps)
     return _finish(run, workdir.path, accuracy)
 
 
 @contextlib.contextmanager
-def _sending_home(link: ManagerLink) -> Iterator[None]:
-    """However the loop ends, manager and servers do not stay behind."""
+def _sending_home(link: ManagerLink, manager: ManagerProcess) -> Iterator[None]:
+    """However the run ends, manager and servers do not stay behind."""
     reason = "the run is over"
     try:
         yield
@@ -152,7 +154,25 @@ def _sending_home(link: ManagerLink) -> Iterator[None]:
         reason = f"the trainer stopped: {type(error).__name__}"
         raise
     finally:
-        link.end(reason)
+        if not link.end(reason):
+            manager.dismiss()
+
+
+@contextlib.contextmanager
+def _showing_fleet(thread: EventLoopThread, link: ManagerLink, console: Console) -> Iterator[None]:
+    """Show the fleet as the manager last described it, whatever the trainer waits for."""
+
+    async def show() -> None:
+        while True:
+            if link.status is not None:
+                console.fleet(link.status)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    showing = thread.start(show())
+    try:
+        yield
+    finally:
+        showing.cancel()
 
 
 def _restore(
@@ -187,25 +207,10 @@ def _reference(
         return None
     with Checkpoints(path / "reference", keep=1) as kept:
         if kept.latest() is None:
-            kept.save(0, state, {})
+            kept.save(0, state.params, {})
             kept.wait()
         abstract = abstract_state(run.model, learner.optimizer, learner.mesh)
-        return kept.restore(0, abstract)[0].params
-
-
-def _engine(run: RunConfig, console: Console) -> Engine:
-    engine = Engine(
-        run.model,
-        run.engine,
-        slot_tokens=run.slot_tokens,
-        truncated_sampling=run.sampling.top_p < 1 or run.sampling.top_k > 0,
-        param_dtype=run.weights.rollout_dtype,
-    )
-    with console.phase("compiling the engine's programs"):
-        engine.warm_up()
-    if run.deterministic:
-        engine.assert_row_invariance()
-    return engine
+        return kept.restore(0, abstract.params)[0]
 
 
 def _finish(run: RunConfig, path: Path, accuracy: float | None) -> Summary:
@@ -219,6 +224,6 @@ def _finish(run: RunConfig, path: Path, accuracy: float | None) -> Summary:
     )
     if accuracy is not None:
         summary = replace(summary, last_accuracy=accuracy)
-    (path / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n")
+    write_summary(path, summary)
     write_report(path)
     return summary

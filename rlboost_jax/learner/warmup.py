@@ -71,20 +71,18 @@ def warm_up(
 
     average = math.log(config.model.vocab_size)  # the loss of knowing nothing
     updates = 0
-    for rate in _skill_rates(warmup):
-        state, loss = update(state, lessons.batch(warmup.worked_fraction), rate)
-        updates += 1
-        if updates % LOOK_EVERY == 0:
-            average = MEMORY * average + (1 - MEMORY) * float(loss)
-            report(updates, average)
-            if average < warmup.target_loss:
-                break
-    for rate in _habit_rates(warmup):
-        state, loss = update(state, lessons.batch(warmup.habit_worked_fraction), rate)
-        updates += 1
-        if updates % LOOK_EVERY == 0:
-            average = MEMORY * average + (1 - MEMORY) * float(loss)
-            report(updates, average)
+    for rates, worked_fraction, target_loss in (
+        (_skill_rates(warmup), warmup.worked_fraction, warmup.target_loss),
+        (_habit_rates(warmup), warmup.habit_worked_fraction, -math.inf),
+    ):
+        for rate in rates:
+            state, loss = update(state, lessons.batch(worked_fraction), rate)
+            updates += 1
+            if updates % LOOK_EVERY == 0:
+                average = MEMORY * average + (1 - MEMORY) * float(loss)
+                report(updates, average)
+                if average < target_loss:
+                    break
     return state.params
 
 

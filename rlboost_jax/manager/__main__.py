@@ -1,19 +1,16 @@
 """The manager process: `python -m rlboost_jax.manager --workdir=W`.
 
-Reads `<W>/config.json`, makes `<W>/token` if there is none, listens, then writes
+Reads `<W>/config.json`, makes the tokens if there are none, listens, then writes
 `<W>/manager.json` for trainers and people to find it; appends to `<W>/events.jsonl`.
-Ends with code 0 when the run is over, 3 when no trainer came back, 2 on a mistake in what
-it was given.
+Ends with code 0 when the run is over, 3 when no trainer came back, 4 when another manager
+works there, 2 on a mistake in what it was given.
 """
 
 import argparse
 import asyncio
 import contextlib
-import fcntl
-import json
 import logging
 import os
-import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -21,11 +18,13 @@ from pathlib import Path
 
 from aiohttp import web
 
+from rlboost_jax import processes
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import read_run_config, read_run_id
 from rlboost_jax.config.records import FleetConfig, ManagerConfig, RunConfig
 from rlboost_jax.fleet.local import LocalProvider
 from rlboost_jax.fleet.market import MarketEvent, initial_capacity, market_events
+from rlboost_jax.manager.addresses import for_other_hosts, for_this_host
 from rlboost_jax.manager.app import make_app
 from rlboost_jax.manager.driver import Driver
 from rlboost_jax.manager.events import (
@@ -35,6 +34,16 @@ from rlboost_jax.manager.events import (
     Record,
     ServerFound,
     Shutdown,
+)
+from rlboost_jax.manager.files import (
+    ALREADY_MANAGED,
+    AlreadyManaged,
+    ManagerRecord,
+    only_manager,
+    read_record,
+    read_tokens,
+    recorded,
+    server_token_file,
 )
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state import Manager
@@ -47,10 +56,6 @@ SHUTDOWN_SECONDS = 1.0  # for handlers to end
 log = logging.getLogger("rlboost_jax.manager")
 
 
-class AlreadyManaged(RuntimeError):
-    """Another manager works in the same directory."""
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rlboost_jax.manager", description=__doc__)
     parser.add_argument("--workdir", type=Path, required=True, help="of the run; has config.json")
@@ -58,11 +63,11 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     try:
         run, run_id = read_run_config(workdir), read_run_id(workdir)
-        with _only_one(workdir):
+        with only_manager(workdir):
             return asyncio.run(serve(workdir, run, run_id))
     except (ConfigError, AlreadyManaged, OSError) as error:
         print(error, file=sys.stderr)
-        return MISTAKE
+        return ALREADY_MANAGED if isinstance(error, AlreadyManaged) else MISTAKE
 
 
 async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
@@ -72,8 +77,6 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         OSError: the address cannot be listened on.
     """
     loop = asyncio.get_running_loop()
-    token_file = workdir / "token"
-    token = _token(token_file)
     with EventsWriter(workdir) as events:
 
         def record(time: float, line: Record) -> None:
@@ -91,46 +94,68 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             loop.add_signal_handler(number, driver.apply, Shutdown(number.name))
         app = make_app(
             driver,
-            token=token,
+            tokens=read_tokens(workdir),
             config=(workdir / "config.json").read_bytes(),
+            snapshots=workdir / "snapshots",
             add_routes=[lambda app: add_routes(app, manager.manifest)],
         )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
         try:
-            await _listen(runner, run.manager, _former_port(workdir, run_id))
-            host, port = runner.addresses[0][:2]
-            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            with _manager_file(workdir, address, token_file, run_id):
-                log.info("listening on %s", address)
-                market = _open_fleet(driver, run, workdir, address, token_file)
-                code = (await driver.finished).code
-                if market is not None:
-                    market.cancel()
-                await driver.close()
+            return await _work(driver, runner, workdir, run, run_id)
         finally:
             await runner.cleanup()
+
+
+async def _work(
+    driver: Driver, runner: web.AppRunner, workdir: Path, run: RunConfig, run_id: str
+) -> int:
+    """From the first moment of listening to the end of the run."""
+    before = read_record(workdir)  # of a manager that died
+    former = before.port if before is not None and before.run_id == run_id else 0
+    await _listen(runner, run.manager, former)
+    host, port = runner.addresses[0][:2]
+    record = ManagerRecord(
+        address=for_other_hosts(host, port),
+        local_address=for_this_host(host, port),
+        token_file=str(server_token_file(workdir)),
+        pid=os.getpid(),
+        started=processes.start_time(os.getpid()),
+        run_id=run_id,
+    )
+    with recorded(workdir, record):
+        log.info("listening on %s", record.address)
+        if run.fleet.provider == "local":  # else servers are started by hand
+            await _open_fleet(driver, run, workdir, record, expected=port == former)
+            events = market_events(run.fleet, seed=run.seed)
+            driver.follow(_market(events, run.fleet, driver.begun))
+        code = (await driver.finished).code
+        await driver.close()
     return code
 
 
-def _open_fleet(
-    driver: Driver, run: RunConfig, workdir: Path, address: str, token_file: Path
-) -> asyncio.Task[None] | None:
-    """Let the provider and the market begin, where servers are not started by hand."""
-    if run.fleet.provider != "local":
-        return None
+async def _open_fleet(
+    driver: Driver, run: RunConfig, workdir: Path, record: ManagerRecord, *, expected: bool
+) -> None:
+    """Give the driver a provider, with the servers that a manager which died has left.
+
+    Args:
+        expected: this is where they look for a manager. Elsewhere they would never find it:
+            they are ended, and count until they are gone.
+    """
     provider = LocalProvider(
         workdir,
-        address,
-        token_file,
+        record.local_address,
+        server_token_file(workdir),
         price_per_hour=run.fleet.price_per_hour,
         on_exit=lambda name, code: driver.apply(InstanceExited(name, f"exit code {code}")),
+        on_failure=driver.fail,
     )
     driver.provider = provider
-    for name in provider.adopt():  # a manager that was killed has left them
-        driver.apply(ServerFound(name))
-    events = market_events(run.fleet, seed=run.seed)
-    return asyncio.create_task(driver.follow(_market(events, run.fleet, driver.begun)))
+    for name, pid in provider.adopt().items():
+        driver.apply(ServerFound(name, pid))
+        if not expected:
+            await provider.signal(name, signal.SIGKILL)
 
 
 async def _market(
@@ -153,66 +178,13 @@ async def _market(
             yield MachineRemoved(event.name, event.kind == "terminate", event.draw)
 
 
-async def _listen(runner: web.AppRunner, settings: ManagerConfig, former_port: int) -> None:
-    """On the port of the settings, or on the one before where any will do and it is free."""
-    if settings.port == 0 and former_port:
+async def _listen(runner: web.AppRunner, settings: ManagerConfig, former: int) -> None:
+    """On the port of the settings; where any will do, on the former one if it is free."""
+    if settings.port == 0 and former:
         with contextlib.suppress(OSError):
-            await web.TCPSite(runner, settings.host, former_port).start()
+            await web.TCPSite(runner, settings.host, former).start()
             return
     await web.TCPSite(runner, settings.host, settings.port).start()
-
-
-def _former_port(workdir: Path, run_id: str) -> int:
-    """Where a manager of this run that was killed used to listen; its servers dial on. 0: none."""
-    try:
-        record = json.loads((workdir / "manager.json").read_text())
-        return int(record["address"].rpartition(":")[2]) if record["run_id"] == run_id else 0
-    except (OSError, ValueError, KeyError):
-        return 0
-
-
-def _token(path: Path) -> str:
-    """The bearer token of the workdir, readable by its owner only; made where absent."""
-    with contextlib.suppress(FileExistsError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(32))
-    token = path.read_text().strip()
-    if not token:
-        raise ConfigError(f"{path} is empty; delete it, and a new token is made")
-    return token
-
-
-@contextlib.contextmanager
-def _only_one(workdir: Path) -> Iterator[None]:
-    """Hold the workdir's lock, which the system frees however the process ends."""
-    with open(workdir / "manager.lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AlreadyManaged(
-                f"a manager works in {workdir} already; {workdir / 'manager.json'} says where"
-            ) from None
-        yield
-
-
-@contextlib.contextmanager
-def _manager_file(workdir: Path, address: str, token_file: Path, run_id: str) -> Iterator[None]:
-    """`manager.json`, in one piece, for as long as the manager listens."""
-    path = workdir / "manager.json"
-    part = workdir / "manager.json.part"
-    values = {
-        "address": address,
-        "token_file": str(token_file),
-        "pid": os.getpid(),
-        "run_id": run_id,
-    }
-    part.write_text(json.dumps(values) + "\n")
-    part.replace(path)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

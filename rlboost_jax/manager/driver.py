@@ -6,6 +6,7 @@ state machine and queues what comes back. A mistake in the state machine ends th
 
 import asyncio
 import logging
+import math
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +26,7 @@ from rlboost_jax.manager.events import (
     Record,
     Send,
     ServerGone,
+    ServerStarted,
     Signal,
     Stalled,
     Start,
@@ -33,17 +35,21 @@ from rlboost_jax.manager.events import (
 )
 from rlboost_jax.manager.peer import Peer
 from rlboost_jax.manager.state import Manager
-from rlboost_jax.messages import BeginStep, encode
+from rlboost_jax.messages import BeginStep, ToServer, ToTrainer, encode
 
 SERVER_QUEUE_BYTES = 64 * 2**20  # unsent frames of one server
 TRAINER_QUEUE_BYTES = 2 * 2**30  # a resumed step is sent again in one go
+PULSE_SECONDS = 0.25  # from one sign of life of the loop to the next, at most
 STALL_SECONDS = 0.25  # a timer as late as this was late because the whole process was
 
 log = logging.getLogger(__name__)
 
 
 class Provider(Protocol):
-    """What starts servers; `rlboost_jax.fleet.local.LocalProvider` is one."""
+    """What starts servers; `rlboost_jax.fleet.local.LocalProvider` is one.
+
+    `close` ends all servers, those being started included.
+    """
 
     async def start(self, instance: str) -> int: ...
 
@@ -68,6 +74,9 @@ class Driver:
         self._peers: dict[int, Peer] = {}
         self._streams = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf  # when the timer should call, on the clock of `now`
+        self._ran_at = self.now()  # when the loop was last seen to run
+        self._closing = False
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._arm()
@@ -92,6 +101,11 @@ class Driver:
         )
         return stream
 
+    def send(self, stream: int, message: ToServer | ToTrainer) -> None:
+        """Queue a message for a peer, if it is still there."""
+        if stream in self._peers:
+            self._peers[stream].send(encode(message))
+
     async def shut(self, stream: int, reason: str) -> None:
         """The reading side of a stream has ended; returns when the sending side has, too."""
         peer = self._peers.pop(stream)
@@ -102,31 +116,53 @@ class Driver:
         """Hand over an event and do what it calls for."""
         if isinstance(event, FromTrainer) and isinstance(event.message, BeginStep):
             self.begun.set()
+        if self._closing:
+            return
+        now = self.now()
+        stalled, self._ran_at = now - self._ran_at, now
         try:
-            for action in self.manager.handle(event, self.now()):
-                self._perform(action)
+            if now - self._due > STALL_SECONDS:
+                self._handle(Stalled(stalled), now)
+                self._due = now
+            self._handle(event, now)
             self._arm()
         except Exception as error:
             # Half-taken decisions cannot be repaired here: the process ends with the cause.
-            if not self.finished.done():
-                self.finished.set_exception(error)
+            self.fail(error)
             raise
 
-    async def follow(self, market: AsyncIterator[MachineAdded | MachineRemoved]) -> None:
-        async for event in market:
-            self.apply(event)
+    def fail(self, error: BaseException) -> None:
+        """End the process with a mistake that nobody waits for."""
+        if not self.finished.done():
+            self.finished.set_exception(error)
+
+    def follow(self, market: AsyncIterator[MachineAdded | MachineRemoved]) -> None:
+        """Let the market lend and take machines until `close`."""
+        self._spawn(self._follow(market))
 
     async def close(self) -> None:
         """Let what was sent leave, then end all streams and the provider's servers."""
+        self._closing = True
         if self._timer is not None:
             self._timer.cancel()
         for peer in self._peers.values():
             peer.close("the manager leaves")
-        for task in (*self._starting.values(), *self._tasks):
+        starting = list(self._starting.values())  # a server may exist already: they go on
+        others = self._tasks.difference(starting)
+        for task in others:
             task.cancel()
         await asyncio.gather(*(peer.ended() for peer in list(self._peers.values())))
         if self.provider is not None:
             await self.provider.close()
+        await asyncio.gather(*starting, *others, return_exceptions=True)
+
+    def _handle(self, event: Event, now: float) -> None:
+        for action in self.manager.handle(event, now):
+            self._perform(action)
+
+    async def _follow(self, market: AsyncIterator[MachineAdded | MachineRemoved]) -> None:
+        async for event in market:
+            self.apply(event)
 
     def _give_up(self, event: ServerGone | TrainerGone) -> None:
         self.apply(event)
@@ -136,8 +172,7 @@ class Driver:
     def _perform(self, action: Action) -> None:
         match action:
             case Send(stream, message):
-                if stream in self._peers:
-                    self._peers[stream].send(encode(message))
+                self.send(stream, message)
             case Close(stream, reason):
                 if stream in self._peers:
                     self._peers[stream].close(reason)
@@ -157,9 +192,11 @@ class Driver:
     async def _start(self, instance: str) -> None:
         assert self.provider is not None
         try:
-            await self.provider.start(instance)
+            pid = await self.provider.start(instance)
         except (RuntimeError, OSError) as error:  # tried again after a pause
             self.apply(InstanceExited(instance, str(error)))
+        else:
+            self.apply(ServerStarted(instance, pid))
 
     async def _signal(self, instance: str, notice: bool) -> None:
         assert self.provider is not None
@@ -170,21 +207,30 @@ class Driver:
     def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
         task: asyncio.Task[None] = self._loop.create_task(coroutine)  # type: ignore[arg-type]
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
     def _arm(self) -> None:
-        """Have `_tick` called at the next deadline. A timer that is early does no harm."""
+        """Have `_tick` called at the next deadline, or before: that does no harm.
+
+        It comes late only where the whole loop did not run, and then nobody could be heard.
+        """
         deadline = self.manager.next_deadline()
         if deadline is None:
             return
-        if self._timer is not None and not self._timer.cancelled():
-            if self._timer.when() <= deadline:
+        due = max(self._ran_at, min(deadline, self._ran_at + PULSE_SECONDS))
+        if self._timer is not None:
+            if self._due <= due:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(deadline, self._tick, deadline)
+        self._due = due
+        self._timer = self._loop.call_at(due, self._tick)
 
-    def _tick(self, due: float) -> None:
+    def _tick(self) -> None:
         self._timer = None
-        late = self.now() - due
-        self.apply(Stalled(late) if late > STALL_SECONDS else Tick())
+        self.apply(Tick())

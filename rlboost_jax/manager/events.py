@@ -43,6 +43,14 @@ class TrainerGone:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerStarted:
+    """The provider has started a server; what names the same process in its Hello is it."""
+
+    instance: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceExited:
     """A process that the provider started has ended, or could not be started."""
 
@@ -55,6 +63,7 @@ class ServerFound:
     """A server that the provider of an earlier manager started still runs."""
 
     instance: str
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +77,8 @@ class MachineAdded:
 class MachineRemoved:
     """The market takes a machine back, with the server on it.
 
-    "" takes that of some server at work, as soon as there is one; `draw` in [0, 1) says
-    which, so that chance stays with the sender.
+    "" takes that of some server at work: a removal waits until there is one. `draw` in
+    [0, 1) says which, so that chance stays with the sender.
     """
 
     machine: str
@@ -79,7 +88,7 @@ class MachineRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """The driver itself did not run for so long: no silence in that time counts."""
+    """The driver itself did not run for so long: nobody's silence in that time counts."""
 
     seconds: float
 
@@ -101,6 +110,7 @@ Event = (
     | ServerGone
     | FromTrainer
     | TrainerGone
+    | ServerStarted
     | InstanceExited
     | ServerFound
     | MachineAdded

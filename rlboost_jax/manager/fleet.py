@@ -8,9 +8,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.manager.events import MachineRemoved
+from rlboost_jax.messages import Hello
 
-FIRST_RETRY_SECONDS = 0.5  # after a server ended before it was ever ready; doubles each time
+FIRST_RETRY_SECONDS = 0.5  # after a server ended that gave no token; doubles each time
 LAST_RETRY_SECONDS = 30.0
 
 
@@ -20,8 +22,9 @@ class Server:
 
     name: str
     machine: str  # "" if it was found and no machine has been lent for it yet
+    pid: int | None = None  # known once the provider has started it
     joined: bool = False
-    proved: bool = False  # has been ready once
+    proved: bool = False  # has given tokens
     doomed: bool = False  # signalled
 
 
@@ -43,8 +46,8 @@ def victim(working: Sequence[str], draw: float) -> str | None:
 class Fleet:
     """Machines on loan and the provider's servers on them, from their start to their exit.
 
-    A removal that names no machine is a blow to some server at work. With none at work it
-    waits for one; others that come meanwhile are the same blow.
+    A removal that names no machine hits some server at work. With none at work it waits for
+    one; others that come meanwhile are the same removal.
     """
 
     def __init__(self, max_instances: int, *, adaptive_cap: bool) -> None:
@@ -53,9 +56,9 @@ class Fleet:
         self.machines: dict[str, str] = {}  # name → server on it, "" where free
         self.servers: dict[str, Server] = {}
         self.retry_at = -math.inf
-        self.blow: MachineRemoved | None = None  # nameless: falls once a server is at work
-        self._returned_early = False  # the machine that the blow will take
-        self._taken: list[str] = []  # machines taken by blows and not returned yet
+        self.removal: MachineRemoved | None = None  # nameless: waits for a server at work
+        self._returned_early = False  # the machine that `removal` will take
+        self._taken: list[str] = []  # machines taken namelessly and not returned yet
         self._failures = 0
         self._numbers = 0
 
@@ -72,19 +75,24 @@ class Fleet:
         """One machine more; "" returns the one that was taken first without a name."""
         if not machine and self._taken:
             machine = self._taken.pop(0)
-        elif not machine and self.blow is not None:
+        elif not machine and self.removal is not None:
             self._returned_early = True
         if machine and not self.machines.setdefault(machine, ""):
             homeless = (s for s in self.servers.values() if not s.machine and not s.doomed)
             if (server := next(homeless, None)) is not None:
                 self.machines[machine], server.machine = server.name, machine
 
-    def found(self, name: str) -> None:
+    def server_of(self, hello: Hello) -> Server | None:
+        """Who says this; None if it was started by hand, whatever name it was given."""
+        server = self.servers.get(hello.instance)
+        return server if server is not None and server.pid == hello.pid else None
+
+    def found(self, name: str, pid: int) -> None:
         """A server that an earlier manager started: it takes up the next machine lent.
 
         Where the market lends fewer than there were, it goes on all the same.
         """
-        self.servers[name] = Server(name, "", proved=True)
+        self.servers[name] = Server(name, "", pid, proved=True)
         number = name.rpartition("-")[2]
         if number.isdecimal():
             self._numbers = max(self._numbers, int(number))
@@ -105,7 +113,7 @@ class Fleet:
             self.take(server.machine)
             self._taken.append(server.machine)
         server.doomed = True
-        self.blow = None
+        self.removal = None
         if self._returned_early:
             self._returned_early = False
             self.lend("")
@@ -133,7 +141,7 @@ class Fleet:
         return started
 
     def exited(self, name: str, now: float) -> Server | None:
-        """Forget a server. One that ended by itself and was never ready delays the next."""
+        """Forget a server. One that ended by itself and gave no token delays the next."""
         server = self.servers.pop(name, None)
         if server is None:
             return None
@@ -143,6 +151,7 @@ class Fleet:
             self._failures = 0
         elif not server.doomed:
             self._failures += 1
-            pause = FIRST_RETRY_SECONDS * 2 ** min(self._failures - 1, 30)
-            self.retry_at = now + min(LAST_RETRY_SECONDS, pause)
+            self.retry_at = now + backoff_seconds(
+                self._failures - 1, first=FIRST_RETRY_SECONDS, longest=LAST_RETRY_SECONDS
+            )
         return server

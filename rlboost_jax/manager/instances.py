@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlboost_jax.manager.accounts import Integral
 from rlboost_jax.manager.ledger import Rollout, Step
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.messages import Hello, InstanceStatus, Manifest
+from rlboost_jax.messages import BeginStep, Hello, InstanceStatus, Manifest
 
 
 class Instance:
@@ -26,7 +26,7 @@ class Instance:
         self.leaving = False
         self.announced: Manifest | None = None
         self.version: int | None = None
-        self.digest = ""  # of the parameters it holds, where known
+        self.digest = ""  # of the parameters it holds; "" once others were announced
         self.worked = False
         self.held: dict[int, Rollout] = {}  # by request id, oldest placement first
         self.groups: Counter[int] = Counter()  # rollouts held per prompt
@@ -46,7 +46,7 @@ class Instance:
             return "joining" if self.version is None else "ready"
         if self.announced is None:
             return "joining"
-        return "ready" if self._holds(self.announced) else "pulling"
+        return "ready" if self.holds(self.announced) else "pulling"
 
     @property
     def kind(self) -> tuple[str, str, int]:
@@ -60,22 +60,22 @@ class Instance:
 
     def ready_for(self, step: Step) -> bool:
         """Whether it holds exactly the parameters of that step."""
-        if self.state != "ready" or self.version != step.begin.version:
-            return False
-        return self.reserved or self.digest == step.begin.params_digest
+        return self.state == "ready" and self.holds(step.begin)
 
     def announce(self, manifest: Manifest) -> bool:
-        """Note a new version; False if it holds just that already."""
-        if self._holds(manifest):
+        """Note a new version; False if it holds just that already.
+
+        Whatever was announced is taken for on its way into the engine: what the server holds
+        is known again when it says so.
+        """
+        if self.state == "ready" and self.holds(manifest):
             self.announced = manifest
             return False
-        self.announced = manifest
+        self.announced, self.digest = manifest, ""
         return True
 
-    def loaded(self, version: int) -> None:
-        self.version = version
-        known = self.announced is not None and self.announced.version == version
-        self.digest = self.announced.params_digest if known and self.announced else ""
+    def loaded(self, version: int, digest: str) -> None:
+        self.version, self.digest = version, digest
 
     def hold(self, rollout: Rollout) -> None:
         rollout.holder, rollout.releasing, rollout.yielded = self.name, False, False
@@ -107,8 +107,9 @@ class Instance:
             seconds=now - self.joined_at,
         )
 
-    def _holds(self, manifest: Manifest) -> bool:
-        return self.version == manifest.version and self.digest == manifest.params_digest
+    def holds(self, named: Manifest | BeginStep) -> bool:
+        """Whether the parameters it has are just those."""
+        return self.version == named.version and self.digest == named.params_digest
 
 
 class Roster:
@@ -141,9 +142,9 @@ class Roster:
             )
         if not 0 <= hello.price_per_hour < math.inf:
             return f"price_per_hour = {hello.price_per_hour} is not a price; set --price"
-        return self.stranger(hello)
+        return self.mismatch(hello)
 
-    def stranger(self, hello: Hello) -> str:
+    def mismatch(self, hello: Hello) -> str:
         """Why its tokens could differ in bits from the reserved engine's; "" if they cannot."""
         if not self._settings.deterministic or self.fingerprint in (None, hello.fingerprint):
             return ""

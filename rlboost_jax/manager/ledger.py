@@ -189,7 +189,6 @@ class Ledger:
     def __init__(self) -> None:
         self.steps: dict[int, Step] = {}
         self.active: Step | None = None
-        self.newest_step = -1
         self._gap = Books()  # between two steps; counted with the one that follows
         self._requests = 0
 
@@ -215,9 +214,7 @@ class Ledger:
                 self.cancel(s for s in self.kept if s >= begin.step)
             step = Step(begin, now)
         self.cancel(s for s in self.kept if s < begin.step and not self.steps[s].finished)
-        step.begun_at = now
         self.steps[begin.step] = self.active = step
-        self.newest_step = begin.step
         step.books.add(self._gap)
         self._gap = Books()
         return step, resumed

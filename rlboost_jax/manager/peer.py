@@ -69,8 +69,7 @@ class Peer:
                     await self._socket.send_bytes(data)
                     self._queued -= len(data)
                 if self._closing is not None:
-                    message = self._closing.encode()[:CLOSE_REASON_BYTES]
-                    await self._socket.close(message=message)
+                    await self._socket.close(message=_cut(self._closing))
                     return
         except (ConnectionError, asyncio.CancelledError):
             pass  # the reading side hears of a broken connection; a cancelled one is ours
@@ -79,3 +78,8 @@ class Peer:
             self._queue.clear()
             if not self._socket.closed and self._transport is not None:
                 self._transport.abort()  # a frozen peer would never confirm the close
+
+
+def _cut(reason: str) -> bytes:
+    """As much as a close frame carries, in whole characters."""
+    return reason.encode()[:CLOSE_REASON_BYTES].decode(errors="ignore").encode()

@@ -53,7 +53,7 @@ class Servers:
         """Take in a frame. True: there may be room, work or a ready instance now."""
         instance = self._roster.streams.get(stream)
         if instance is None:
-            return self._stranger(stream, message, now)
+            return self._unknown(stream, message, now)
         instance.heard_at = now
         match message:
             case TokenBatch():
@@ -107,9 +107,7 @@ class Servers:
     def lose(self, instance: Instance, reason: str, kind: str = "lost") -> None:
         """The stream is over; the dispatch that was under way is charged as lost."""
         self._ledger.books.wasted(instance.in_flight, reserved=instance.reserved)
-        self._ended[instance.stream] = instance.reserved, instance.in_flight
-        if len(self._ended) > REMEMBERED_STREAMS:
-            del self._ended[next(iter(self._ended))]
+        self._remember(instance.stream, reserved=instance.reserved, charged=instance.in_flight)
         self._roster.leave(instance)
         count = self._work.put_back(instance, list(instance.held))
         self._outbox.close(instance.stream, reason)
@@ -120,13 +118,13 @@ class Servers:
             self._roster.lost += 1
             self._ledger.books.gone += 1
 
-    def _stranger(self, stream: int, message: ServerMessage, now: float) -> bool:
+    def _unknown(self, stream: int, message: ServerMessage, now: float) -> bool:
         """A frame of a stream that is new, or was given up."""
         if stream in self._ended:
             if isinstance(message, TokenBatch):
                 reserved, charged = self._ended[stream]
                 tokens = len(message.tokens) // 4
-                self._ended[stream] = reserved, max(0, charged - tokens)
+                self._remember(stream, reserved=reserved, charged=max(0, charged - tokens))
                 self._ledger.books.wasted(max(0, tokens - charged), reserved=reserved)
             return False
         if not isinstance(message, Hello):
@@ -139,16 +137,22 @@ class Servers:
         self._join(stream, message, now)
         return True
 
+    def _remember(self, stream: int, *, reserved: bool, charged: int) -> None:
+        """Of a stream that was given up: tokens that may still come and are counted already."""
+        self._ended[stream] = reserved, charged
+        if len(self._ended) > REMEMBERED_STREAMS:
+            del self._ended[next(iter(self._ended))]
+
     def _refuse(self, stream: int, name: str, reason: str) -> None:
-        self._ended[stream] = False, 0
+        self._remember(stream, reserved=False, charged=0)
         self._outbox.send(stream, Leave(reason=reason))
         self._outbox.close(stream, reason)
         self._outbox.record("rejected", name, reason=reason)
 
     def _join(self, stream: int, hello: Hello, now: float) -> None:
         instance = self._roster.join(stream, hello, now)
-        if hello.instance in self._fleet.servers:
-            self._fleet.servers[hello.instance].joined = True
+        if (server := self._fleet.server_of(hello)) is not None:
+            server.joined = True
         self._outbox.send(
             stream,
             Welcome(
@@ -172,8 +176,8 @@ class Servers:
             self._roster.joined += 1
             self._ledger.books.joined += 1
         else:
-            for other in [i for i in self._roster if self._roster.stranger(i.hello)]:
-                reason = self._roster.stranger(other.hello)
+            for other in [i for i in self._roster if self._roster.mismatch(i.hello)]:
+                reason = self._roster.mismatch(other.hello)
                 self._outbox.send(other.stream, Leave(reason=reason))
                 self.lose(other, reason, kind="rejected")
         self._announce(instance)
@@ -188,11 +192,9 @@ class Servers:
         if not instance.member and not instance.leaving and not instance.reserved:
             self._roster.changed = True
             self._outbox.record("ready", instance.name, version=message.version)
-        instance.loaded(message.version)
-        stale = [r for r in instance.held.values() if r.step.begin.version != message.version]
+        instance.loaded(message.version, message.params_digest)
+        stale = [r for r in instance.held.values() if not instance.holds(r.step.begin)]
         self._work.release(instance, stale)
-        if instance.hello.instance in self._fleet.servers:
-            self._fleet.servers[instance.hello.instance].proved = True
         if not instance.reserved:
             self._outbox.record(
                 "pulled",
@@ -225,6 +227,8 @@ class Servers:
             due = instance.next_sequence
             self.lose(instance, f"malformed: token batch {batch.sequence} where {due} was due")
             return True
+        if rows.num_tokens and (server := self._fleet.server_of(instance.hello)) is not None:
+            server.proved = True
         self._observe(instance, rows.num_tokens, now)
         instance.next_sequence += 1
         instance.tokens += rows.num_tokens

@@ -17,6 +17,7 @@ from rlboost_jax.manager.events import (
     MachineRemoved,
     ServerFound,
     ServerGone,
+    ServerStarted,
     Shutdown,
     Stalled,
     Tick,
@@ -30,10 +31,10 @@ from rlboost_jax.manager.servers import Servers
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.trainer import ProtocolError, Trainer
 from rlboost_jax.manager.work import Work
-from rlboost_jax.messages import FleetStatus, Manifest
+from rlboost_jax.messages import FleetStatus, Manifest, Refused
 
 STATUS_SECONDS = 1.0  # between two FleetStatus to the trainer
-ORPHANED = 3  # exit code: no trainer for `fleet.orphan_seconds`
+ORPHANED = 3  # exit code: no trainer came, or came back
 
 
 class Manager:
@@ -61,7 +62,7 @@ class Manager:
             return []
         changed = self._take(event, now)
         changed |= self.servers.expire(now)
-        changed |= self._strike()
+        changed |= self._carry_out_removal()
         if changed or now >= min(self._window_at(), self._retry_at()):
             self.work.settle(now)
             self._staff(now)
@@ -70,8 +71,7 @@ class Manager:
             self._status_at = now + STATUS_SECONDS
             self._outbox.to_trainer(self.status(now))
         if now >= self.trainer.orphan_at and not self.over:
-            waited = self._settings.fleet.orphan_seconds
-            self.trainer.end(f"no trainer for {waited:g} s", ORPHANED)
+            self.trainer.end(f"no trainer for {self.trainer.patience:g} s", ORPHANED)
         self.over = self.trainer.ended
         return self._outbox.take()
 
@@ -112,53 +112,64 @@ class Manager:
                 try:
                     self.trainer.hear(stream, message, now)
                 except ProtocolError as error:
+                    self._outbox.send(stream, Refused(reason=str(error)))
                     self._outbox.close(stream, str(error))
                     self.trainer.gone(stream, now)
             case TrainerGone(stream, _):
                 return self.trainer.gone(stream, now)
+            case ServerStarted(name, pid):
+                self._started(name, pid)
             case InstanceExited(name, detail):
                 server = self.fleet.exited(name, now)
                 if server is not None and not server.joined:
                     self._outbox.record("lost", name, reason=f"ended before it joined: {detail}")
-            case ServerFound(name):
-                self.fleet.found(name)
+            case ServerFound(name, pid):
+                self.fleet.found(name, pid)
             case MachineAdded(machine):
                 self.fleet.lend(machine)
             case MachineRemoved():
                 self._remove(event)
             case Stalled(seconds):
                 self.roster.extend(seconds, now)
+                self.trainer.orphan_at += seconds
             case Shutdown(reason):
                 self.trainer.end(reason, 0)
             case Tick():
                 return False
         return True
 
+    def _started(self, name: str, pid: int) -> None:
+        server = self.fleet.servers.get(name)
+        if server is not None:  # else it has ended meanwhile
+            server.pid = pid
+            server.joined = any(self.fleet.server_of(i.hello) is server for i in self.roster)
+
     def _remove(self, event: MachineRemoved) -> None:
         """The market takes a machine back."""
         if not event.machine:
-            self.fleet.blow = self.fleet.blow or event
+            self.fleet.removal = self.fleet.removal or event
         elif name := self.fleet.take(event.machine):
             self._signal(name, event.notice)
 
-    def _strike(self) -> bool:
-        """Let a waiting blow fall if a server is at work; whether it did."""
-        blow = self.fleet.blow
-        if blow is None:
+    def _carry_out_removal(self) -> bool:
+        """Let a waiting removal hit a server, if one is at work; whether it did."""
+        removal = self.fleet.removal
+        if removal is None:
             return False
-        working = {i.hello.instance for i in self.roster if i.state == "ready" and i.in_flight}
-        name = victim([name for name in self.fleet.standing if name in working], blow.draw)
+        at_work = [i for i in self.roster if i.state == "ready" and i.in_flight]
+        working = {server.name for i in at_work if (server := self.fleet.server_of(i.hello))}
+        name = victim([name for name in self.fleet.standing if name in working], removal.draw)
         if name is None:
             return False
         self.fleet.take_under(name)
-        self._signal(name, blow.notice)
+        self._signal(name, removal.notice)
         return True
 
     def _signal(self, name: str, notice: bool) -> None:
         """End a server. Under notice it gets no more work."""
         self._outbox.signal(name, notice=notice)
         for instance in self.roster:
-            if notice and not instance.reserved and instance.hello.instance == name:
+            if notice and self.fleet.server_of(instance.hello) is self.fleet.servers[name]:
                 self.roster.retire(instance)
                 self._outbox.record("notice", instance.name)
 

@@ -26,9 +26,11 @@ from rlboost_jax.messages import (
     WindowState,
 )
 
+FIRST_TRAINER_SECONDS = 60.0  # from the manager's start to its first trainer
+
 
 class ProtocolError(ValueError):
-    """The trainer asked for something impossible. Its stream is closed with the reason."""
+    """The trainer asked for something impossible. It is told the reason and hung up on."""
 
 
 class Trainer:
@@ -49,12 +51,13 @@ class Trainer:
         self._servers = servers
         self._outbox = outbox
         self.window: WindowState = initial(settings.manager.window_initial_seconds)
-        self.orphan_at = now + settings.fleet.orphan_seconds
+        self.patience = FIRST_TRAINER_SECONDS  # for the trainer now awaited
+        self.orphan_at = now + self.patience
         self.ended = False
         self._learnt = False  # this manager has seen a whole step
         self._resumed = False  # the active step began with tokens kept
         self._ready_before = 0.0  # instance-seconds when the step began
-        self._cost_before = 0.0  # dollars, same
+        self._paid: dict[int, float] = {}  # step → dollars of the run when it was reported
 
     def hear(self, stream: int, message: TrainerMessage, now: float) -> None:
         """Raises ProtocolError; nothing of the message has been done then."""
@@ -72,6 +75,7 @@ class Trainer:
                 self._trained(message, now)
             case StepCommitted():
                 self._ledger.forget(message.step)
+                self._paid = {s: paid for s, paid in self._paid.items() if s >= message.step}
                 if self._ledger.active is None:
                     self._work.stop(now)
                 self._work.release_cancelled()
@@ -83,7 +87,8 @@ class Trainer:
         if stream != self._outbox.trainer:
             return False
         self._outbox.trainer, self._outbox.begun = None, False
-        self.orphan_at = now + self._settings.fleet.orphan_seconds
+        self.patience = self._settings.fleet.orphan_seconds
+        self.orphan_at = now + self.patience
         return True
 
     def end(self, reason: str, code: int) -> None:
@@ -107,11 +112,11 @@ class Trainer:
         self.orphan_at = math.inf
         if hello.window is not None and not self._learnt:
             self.window = hello.window
-        welcome = TrainerWelcome(window=self.window, kept_steps=self._ledger.kept)
-        self._outbox.send(stream, welcome)
+        self._outbox.send(stream, TrainerWelcome(window=self.window))
 
     def _begin(self, begin: BeginStep, now: float) -> None:
         self._check(begin)
+        active = self._ledger.active
         step, self._resumed = self._ledger.begin(begin, now)
         self._outbox.step, self._outbox.begun = begin.step, True
         self._work.release_cancelled()
@@ -124,13 +129,18 @@ class Trainer:
             )
             for result in step.results():
                 self._outbox.to_trainer(result)
+        if step is not active:  # else only its trainer was away
+            self._open(step, now)
+
+    def _open(self, step: Step, now: float) -> None:
+        """Start the clocks of a step."""
+        step.begun_at = now
         if self._settings.manager.window_memory:
             self.window = recall(self.window, self._roster.members)
         seconds = self.window.seconds if self._settings.manager.seeding else 0.0
         self._work.seeding.begin(now, seconds)
         self._roster.changed = False
         self._ready_before = self._roster.ready.total(now)
-        self._cost_before = self._roster.cost.total(now)
 
     def _check(self, begin: BeginStep) -> None:
         if begin.group_size < 1 or not begin.prompts or begin.sampling.max_tokens < 1:
@@ -199,6 +209,17 @@ class Trainer:
             tokens_prefilled_again=books.prefilled_again,
             tokens_reserved=books.reserved,
             tokens_preemptible=books.preemptible,
-            cost_dollars=self._roster.cost.total(now) - self._cost_before,
+            cost_dollars=self._cost_since_last(step.begin.step, now),
             window=self.window,
         )
+
+    def _cost_since_last(self, step: int, now: float) -> float:
+        """Dollars since the report of the step before this one.
+
+        So the rows that a run keeps add up to all that was paid: what went on between two
+        steps is in the second, and what a returned trainer does again replaces what it did.
+        """
+        self._paid = {s: paid for s, paid in self._paid.items() if s < step}
+        before = max(self._paid.values(), default=0.0)
+        self._paid[step] = self._roster.cost.total(now)
+        return self._paid[step] - before

@@ -47,12 +47,8 @@ class Work:
             self._close(step, "reserved engines have nothing left", now)
 
     def reserved(self, step: Step) -> list[Instance]:
-        """The trainer's engines, if the trainer has begun the step.
-
-        Such an engine names a version and no digest: until then it may hold other bits.
-        """
-        begun = self._outbox.begun
-        return [i for i in self._roster if i.reserved and begun and i.ready_for(step)]
+        """The trainer's engines that can work on a step."""
+        return [i for i in self._roster if i.reserved and i.ready_for(step)]
 
     def remote(self, step: Step) -> list[Instance]:
         """Preemptible instances that can work on a step, in the order in which they joined."""
@@ -152,11 +148,11 @@ class Work:
         for rollout in rollouts:
             requests.append(rollout.request())
             size += 4 * rollout.length
-            if size >= GENERATE_BYTES:
-                self._outbox.send(instance.stream, Generate(requests=tuple(requests)))
+            if size >= GENERATE_BYTES or rollout is rollouts[-1]:
+                digest = step.begin.params_digest
+                frame = Generate(params_digest=digest, requests=tuple(requests))
+                self._outbox.send(instance.stream, frame)
                 requests, size = [], 0
-        if requests:
-            self._outbox.send(instance.stream, Generate(requests=tuple(requests)))
 
     def _balance(self, step: Step, eligible: list[Instance]) -> None:
         """Continuous load balancing: pending rollouts first, then running ones."""

@@ -11,7 +11,8 @@ def reserved_only_dollars(
     windows, then training as measured, then the rest of the step as measured.
 
     Generation and training are taken one after the other, since one set of devices does
-    both. None where the reserved engines generated nothing, so that no rate is known.
+    both. Evaluations, which are in the bill of the run, are left out. None where the
+    reserved engines generated nothing, so that no rate is known.
     """
     rows = list(rows)
     tokens = sum(row["tokens_reserved"] or 0 for row in rows)

@@ -22,10 +22,10 @@ KEYS: Final = (
     "response_tokens",
     "response_length_mean",
     "response_length_max",
-    "step_seconds",
+    "step_seconds",  # from the end of the step before; evaluation left out
     "rollout_seconds",
     "train_seconds",
-    "publish_seconds",
+    "publish_seconds",  # copying the updated parameters to the host
     "train_wait_seconds",  # learner idle for want of groups, window excluded
     "remote_wait_seconds",  # servers idle while the learner finishes
     "seeding_window_seconds",

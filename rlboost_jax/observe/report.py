@@ -1,7 +1,8 @@
 """`report.html`: a run for a person, in one file that needs no network.
 
-Drawn from `metrics.jsonl`, `events.jsonl` and `config.json` alone, so it can be made again
-from a finished workdir, or from one whose run is still going on.
+Drawn from `metrics.jsonl`, `events.jsonl`, `config.json` and, once the run is over,
+`summary.json` alone, so it can be made again from a finished workdir, or from one whose run
+is still going on.
 """
 
 import html
@@ -21,7 +22,7 @@ from rlboost_jax.config.records import RunConfig
 from rlboost_jax.observe import figures
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.observe.metrics import read_metrics
-from rlboost_jax.observe.summary import Summary, duration, headline, summarize
+from rlboost_jax.observe.summary import Summary, duration, headline, read_summary, summarize
 from rlboost_jax.observe.timeline import lives
 
 FILE: Final = "report.html"
@@ -40,12 +41,12 @@ def write_report(workdir: str | Path) -> Path:
     Raises ConfigError where `workdir` holds no run.
     """
     workdir = Path(workdir)
-    page = report_page(
-        read_run_config(workdir / "config.json"),
-        read_metrics(workdir),
-        read_events(workdir),
-        name=workdir.name,
-    )
+    config, rows = read_run_config(workdir / "config.json"), read_metrics(workdir)
+    summary = read_summary(workdir)
+    if summary is None or summary.steps != len(rows):  # the run goes, or went, further
+        price = config.fleet.reserved_price_per_hour
+        summary = summarize(rows, reserved_price_per_hour=price)
+    page = report_page(config, summary, rows, read_events(workdir), name=workdir.name)
     part = workdir / (FILE + ".part")
     part.write_text(page, encoding="utf-8")
     return part.replace(workdir / FILE)
@@ -53,14 +54,13 @@ def write_report(workdir: str | Path) -> Path:
 
 def report_page(
     config: RunConfig,
+    summary: Summary,
     rows: Sequence[Mapping[str, Any]],
     events: Sequence[Mapping[str, Any]],
     *,
     name: str,
 ) -> str:
     """The whole page. With no rows or no events the figures that need them are left out."""
-    price = config.fleet.reserved_price_per_hour
-    summary = summarize(rows, reserved_price_per_hour=price)
     template = Template(
         resources.files(__package__).joinpath("report_template.html").read_text("utf-8")
     )

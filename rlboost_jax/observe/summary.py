@@ -1,10 +1,18 @@
-"""A run in a few numbers and one sentence."""
+"""A run in a few numbers and one sentence.
 
+`summary.json` holds them once a run is over, with what its rows do not have: the accuracy
+after the last update.
+"""
+
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
 
 from rlboost_jax.observe.cost import reserved_only_dollars, total
+
+FILE: Final = "summary.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +20,7 @@ class Summary:
     """None where nothing was measured."""
 
     steps: int
-    seconds: float  # of all steps; warm-up and start are not in it
+    seconds: float  # of all steps; start, warm-up and evaluations are not in it
     first_accuracy: float | None
     last_accuracy: float | None
     first_reward: float | None
@@ -49,6 +57,18 @@ def summarize(rows: Sequence[Mapping[str, Any]], *, reserved_price_per_hour: flo
             rows, reserved_price_per_hour=reserved_price_per_hour
         ),
     )
+
+
+def write_summary(workdir: str | Path, summary: Summary) -> None:
+    part = Path(workdir) / (FILE + ".part")
+    part.write_text(json.dumps(asdict(summary), indent=2) + "\n")
+    part.replace(Path(workdir) / FILE)
+
+
+def read_summary(workdir: str | Path) -> Summary | None:
+    """What `write_summary` wrote; None where there is none."""
+    path = Path(workdir) / FILE
+    return Summary(**json.loads(path.read_text())) if path.exists() else None
 
 
 def headline(summary: Summary) -> str:

@@ -6,9 +6,7 @@ registers: a server that is known to the manager is one that can work at once.
 
 import argparse
 import asyncio
-import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -23,13 +21,12 @@ from rlboost_jax.config.load import run_config_from_dict
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
-from rlboost_jax.messages import Hello
+from rlboost_jax.rollout.instance import engine_of, hello_of
 from rlboost_jax.rollout.stream import FIRST_BACKOFF_SECONDS, InstanceClient, Refused
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.weights.pull import Http, Puller
 
 CANNOT_SERVE = 2  # exit code: something to change on the command line or at the manager
-ENGINE_FAILED = 1
 ANSWER_SECONDS = 10.0
 
 
@@ -43,7 +40,7 @@ def main(argv: list[str]) -> int:
     try:
         token = read_token(args.token_file)
         config = asyncio.run(fetch_config(args.manager, token, args.patience_seconds))
-        engine = build_engine(config)
+        engine = prepared_engine(config)
         reason = asyncio.run(_serve(args, token, config, engine))
     except (CannotServe, Refused, ConfigError, RowsNotInvariant) as error:
         line = "; ".join(str(error).splitlines())
@@ -109,42 +106,23 @@ async def fetch_config(address: str, token: str, patience_seconds: float) -> Run
     return run_config_from_dict(values)
 
 
-def build_engine(config: RunConfig) -> Engine:
-    """An engine with every program compiled, and checked for row invariance where that counts."""
+def prepared_engine(config: RunConfig) -> Engine:
+    """`engine_of` for whoever follows the server's log."""
     place = compile_cache.enable(config.compile_cache_dir)
     print(f"device {jax.devices()[0].device_kind}; compiled programs in {place}", flush=True)
-    engine = Engine(
-        config.model,
-        config.engine,
-        slot_tokens=config.slot_tokens,
-        truncated_sampling=config.sampling.top_p < 1 or config.sampling.top_k > 0,
-        param_dtype=config.weights.rollout_dtype,
-    )
     started = time.perf_counter()
-    engine.warm_up(lambda text: print(text, flush=True))
-    if config.deterministic:
-        engine.assert_row_invariance()
+    engine = engine_of(config, announce=lambda text: print(text, flush=True))
     print(f"programs ready in {time.perf_counter() - started:.1f} s", flush=True)
     return engine
 
 
 async def _serve(args: argparse.Namespace, token: str, config: RunConfig, engine: Engine) -> str:
-    hello = Hello(
-        instance=args.name,
-        reserved=False,
-        slots=engine.slots,
-        slot_tokens=engine.slot_tokens,
-        price_per_hour=args.price,
-        zone=args.zone,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        device=jax.devices()[0].device_kind,
-        fingerprint=engine.fingerprint,
+    hello = hello_of(
+        engine, name=args.name, reserved=False, price_per_hour=args.price, zone=args.zone
     )
     puller = Puller(source=config.weights.source, http=Http(f"http://{args.manager}", token))
     client = InstanceClient(
-        args.manager,
-        token,
+        lambda: (args.manager, token),
         hello,
         Worker(engine),
         puller,

@@ -2,18 +2,22 @@
 
 Invariants: a fresh stream begins with nothing held and sequence 0; the lease is renewed
 while the engine computes or compiles; of several announced versions only the newest is
-pulled; however the stream ends, this side either dials again or leaves, never both.
+pulled; however the stream ends, this side either dials again or leaves, never both. The
+trainer's own engine leaves with its trainer only: managers may go and come meanwhile.
 """
 
 import asyncio
 import contextlib
+import math
 import random
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import aiohttp
 import msgspec
 
 from rlboost_jax import messages
+from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.messages import (
     MAX_FRAME_BYTES,
     Announce,
@@ -38,15 +42,11 @@ LEAVE_SECONDS = 0.7  # for the last tokens and the goodbye
 CLOSE_SECONDS = 0.2  # for the other side to confirm the end of a stream
 FIRST_BACKOFF_SECONDS = 0.1  # doubles with each attempt
 LONGEST_BACKOFF_SECONDS = 2.0
+SETTLED_SECONDS = 5.0  # a stream that lived as long was a good one: the back-off begins anew
 
 
 class Refused(RuntimeError):
     """The manager does not want this server: a wrong token, or a Leave in place of Welcome."""
-
-
-class PulledLike(Protocol):
-    params: Any
-    fetched_bytes: int
 
 
 class PullerLike(Protocol):
@@ -59,8 +59,10 @@ class InstanceClient:
     """One instance in the eyes of a manager.
 
     Args:
-        address: HOST:PORT of the manager.
-        hello: first message of every stream.
+        locate: returns (HOST:PORT, token) of the manager; called from a worker thread each
+            time it is dialled. An exception of it ends `run`.
+        hello: first message of every stream. A `reserved` instance belongs to a trainer: it
+            looks for a manager as long as it takes, and none can send it home.
         worker: not yet started.
         puller: None for the trainer's own engine, which is given its parameters by `offer`.
         orphan_seconds: how long to look for a manager; a `Welcome` replaces it.
@@ -68,26 +70,24 @@ class InstanceClient:
 
     def __init__(
         self,
-        address: str,
-        token: str,
+        locate: Callable[[], tuple[str, str]],
         hello: Hello,
         worker: Worker,
         puller: PullerLike | None,
         *,
         orphan_seconds: float = 10.0,
     ):
-        self._url = f"http://{address}/instance"
-        self._token, self._hello, self._worker, self._puller = token, hello, worker, puller
-        self._orphan_seconds = orphan_seconds
+        self._locate, self._hello, self._worker, self._puller = locate, hello, worker, puller
+        self._orphan_seconds = math.inf if hello.reserved else orphan_seconds
         self._outbox: asyncio.Queue[ServerMessage] = asyncio.Queue()
         self._taking: asyncio.Task[None] | None = None  # the newest announced version
         self._loaded: tuple[int, str] | None = None  # version and digest that the engine has
-        self._offered: int | None = None
+        self._offered: Ready | None = None  # what to say of the parameters offered
         self._leaving: asyncio.Future[str] | None = None  # its result is the reason
         self._welcomed = asyncio.Event()
         self._broken: asyncio.Future[None]  # its exception is a mistake of this side
         self._lost_at = 0.0  # when there was last a manager, by the loop's clock
-        self._attempt = 0  # dials since then
+        self._attempt = 0  # dials since a stream was good
 
     @property
     def welcomed(self) -> asyncio.Event:
@@ -99,7 +99,7 @@ class InstanceClient:
 
         Raises:
             Refused: by the manager.
-            Exception: whatever the engine raised.
+            Exception: whatever the engine or `locate` raised.
         """
         loop = asyncio.get_running_loop()
         self._broken = loop.create_future()
@@ -134,24 +134,24 @@ class InstanceClient:
         if not self._leaving.done():
             self._leaving.set_result(reason)
 
-    async def offer(self, params: Any, version: int) -> None:
+    async def offer(self, params: Any, version: int, params_digest: str) -> None:
         """Load parameters that are here already and say so; for an instance without puller."""
-        await asyncio.wrap_future(self._worker.load(params, version))
-        self._offered = version
+        await asyncio.wrap_future(self._worker.load(params, version, params_digest))
+        self._offered = Ready(version=version, params_digest=params_digest)
         if self._welcomed.is_set():
-            self._outbox.put_nowait(Ready(version=version))
+            self._outbox.put_nowait(self._offered)
 
     async def _serve_all(self) -> str:
         """One stream after the other."""
         assert self._leaving is not None
         loop = asyncio.get_running_loop()
-        headers = {"Authorization": f"Bearer {self._token}"}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_SECONDS)
         self._lost_at, self._attempt = loop.time(), 0
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout) as session:
             while not self._leaving.done():
+                address, token = await asyncio.to_thread(self._locate)
                 try:
-                    await self._serve_one(session)
+                    await self._serve_one(session, address, token)
                 except aiohttp.WSServerHandshakeError as error:
                     if error.status in (401, 403):
                         raise Refused("wrong token; give the manager's own token file") from None
@@ -162,13 +162,12 @@ class InstanceClient:
                 if loop.time() - self._lost_at >= self._orphan_seconds:
                     return f"no manager for {self._orphan_seconds:g} s"
                 # A whole fleet comes back to one manager: not at one moment.
-                await asyncio.wait(
-                    {self._leaving}, timeout=_backoff(self._attempt) * random.uniform(0.5, 1.0)
-                )
+                pause = _backoff(self._attempt) * random.uniform(0.5, 1.0)
+                await asyncio.wait({self._leaving}, timeout=pause)
                 self._attempt += 1
         return self._leaving.result()
 
-    async def _serve_one(self, session: aiohttp.ClientSession) -> None:
+    async def _serve_one(self, session: aiohttp.ClientSession, address: str, token: str) -> None:
         """One stream from Hello to its end.
 
         Raises:
@@ -178,7 +177,8 @@ class InstanceClient:
         await asyncio.wrap_future(self._worker.reset())
         self._outbox = asyncio.Queue()
         async with session.ws_connect(
-            self._url,
+            f"http://{address}/instance",
+            headers={"Authorization": f"Bearer {token}"},
             max_msg_size=MAX_FRAME_BYTES,
             heartbeat=PING_SECONDS,
             timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
@@ -189,15 +189,20 @@ class InstanceClient:
                 raise Refused(answer.reason)
             if not isinstance(answer, Welcome):
                 return
-            self._orphan_seconds = answer.orphan_seconds
+            if not self._hello.reserved:
+                self._orphan_seconds = answer.orphan_seconds
+            loop = asyncio.get_running_loop()
+            welcomed_at = loop.time()
             try:
                 self._welcomed.set()
                 if self._offered is not None:
-                    self._outbox.put_nowait(Ready(version=self._offered))
+                    self._outbox.put_nowait(self._offered)
                 await self._talk(stream, answer.renew_seconds)
             finally:
                 self._welcomed.clear()
-                self._lost_at, self._attempt = asyncio.get_running_loop().time(), 0
+                self._lost_at = loop.time()
+                if self._lost_at - welcomed_at >= SETTLED_SECONDS:
+                    self._attempt = 0
                 await _cancel(self._taking)
                 self._taking = None
 
@@ -253,15 +258,15 @@ class InstanceClient:
         loop = asyncio.get_running_loop()
         while True:
             match await _receive(stream):
-                case Generate(requests=requests):
-                    self._worker.submit(requests)
+                case Generate(requests=requests, params_digest=params_digest):
+                    self._worker.submit(requests, params_digest)
                 case Release(request_ids=request_ids):
                     self._worker.release(messages.unpack_ids(request_ids).tolist())
                 case Announce(manifest=manifest) if self._puller is not None:
                     await _cancel(self._taking)
                     self._taking = loop.create_task(self._take(manifest, loop.time()))
                     self._taking.add_done_callback(self._taken)
-                case Leave(reason=reason):
+                case Leave(reason=reason) if not self._hello.reserved:
                     self.leave(reason)
                     await asyncio.Event().wait()  # `_talk` sees to it and ends this
                 case None:
@@ -276,8 +281,9 @@ class InstanceClient:
         """Pull a version, as often as it takes, and make it the engine's."""
         assert self._puller is not None
         loop = asyncio.get_running_loop()
-        version, fetched_bytes, attempt = manifest.version, 0, 0
-        while self._loaded != (version, manifest.params_digest):
+        version, params_digest = manifest.version, manifest.params_digest
+        fetched_bytes, attempt = 0, 0
+        while self._loaded != (version, params_digest):
             try:
                 pulled = await self._puller.pull(manifest)
             except WeightsError as error:
@@ -286,18 +292,23 @@ class InstanceClient:
                 attempt += 1
                 continue
             self._loaded = None  # whatever happens to this coroutine, not what it was
-            await asyncio.wrap_future(self._worker.load(pulled.params, version))
-            self._loaded = (version, manifest.params_digest)
+            await asyncio.wrap_future(self._worker.load(pulled.params, version, params_digest))
+            self._loaded = (version, params_digest)
             fetched_bytes = pulled.fetched_bytes
         seconds = loop.time() - announced
         self._outbox.put_nowait(
-            Ready(version=version, seconds=seconds, fetched_bytes=fetched_bytes)
+            Ready(
+                version=version,
+                params_digest=params_digest,
+                seconds=seconds,
+                fetched_bytes=fetched_bytes,
+            )
         )
 
 
 def _backoff(attempt: int) -> float:
     """Seconds to wait after that many attempts, the first being 0."""
-    return min(FIRST_BACKOFF_SECONDS * 2.0 ** min(attempt, 10), LONGEST_BACKOFF_SECONDS)
+    return backoff_seconds(attempt, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS)
 
 
 async def _receive(

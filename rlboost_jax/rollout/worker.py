@@ -3,7 +3,7 @@
 Invariants: a dispatch is announced (`in_flight`) before its tokens exist; tokens of a
 request are sent before the `Released` that names it; each message is emitted once, in the
 order in which things happened. An exception of the engine ends the thread and is the
-result of `failure`.
+result of `failure`. Every question is answered, after the end with an exception.
 """
 
 import queue
@@ -58,6 +58,11 @@ class EngineLike(Protocol):
 
 
 Emit = Callable[[TokenBatch | Released], None]
+Command = Callable[[], None]
+
+
+class WorkerStopped(RuntimeError):
+    """The engine's thread has ended and carries nothing out any more."""
 
 
 class Worker:
@@ -66,7 +71,10 @@ class Worker:
     def __init__(self, engine: EngineLike):
         self._engine = engine
         self._emit: Emit = lambda message: None
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[Command, Future[Any] | None]] = queue.SimpleQueue()
+        self._end: BaseException | None = None  # why nothing is carried out any more
+        self._ending = threading.Lock()  # of `_end`, and what is queued before it is set
+        self._digest = ""  # of the engine's parameters; "" where nobody said
         self._unsent: DispatchLike | None = None
         self._sequence = 0
         self._stopping = False
@@ -78,20 +86,28 @@ class Worker:
         self._emit = emit
         self._thread.start()
 
-    def submit(self, requests: Sequence[GenerateRequest]) -> None:
-        """Take requests; those of another version than the engine's are given back."""
-        self._commands.put(lambda: self._submit(requests))
+    def submit(self, requests: Sequence[GenerateRequest], params_digest: str) -> None:
+        """Take requests; those of other parameters than the engine's are given back."""
+        self._put(lambda: self._submit(requests, params_digest))
 
     def release(self, request_ids: Sequence[int]) -> None:
         """Stop these, send what there is of them, emit `Released` with all of them."""
-        self._commands.put(lambda: self._release(request_ids))
+        self._put(lambda: self._release(request_ids))
 
-    def load(self, params: Any, version: int) -> Future[None]:
+    def load(self, params: Any, version: int, params_digest: str) -> Future[None]:
         """Give back what is held and swap the parameters; done when the engine has them."""
-        return self.call(lambda engine: engine.load(params, version))
+
+        def swap(engine: Any) -> None:
+            engine.load(params, version)
+            self._digest = params_digest
+
+        return self.call(swap)
 
     def call(self, function: Callable[[Any], T]) -> Future[T]:
-        """Give back what is held and run `function(engine)`; the result or exception is its."""
+        """Give back what is held and run `function(engine)`; the result or exception is its.
+
+        It may change the parameters: no work is taken until the next `load`.
+        """
         return self._ask(lambda: self._call(function), fatal=False)
 
     def reset(self) -> Future[None]:
@@ -110,40 +126,60 @@ class Worker:
             try:
                 answer.set_result(command())
             except Exception as error:
+                answer.set_exception(error)
                 if fatal:
                     raise
-                answer.set_exception(error)
 
-        self._commands.put(run)
+        self._put(run, answer)
         return answer
 
+    def _put(self, command: Command, answer: Future[Any] | None = None) -> None:
+        with self._ending:
+            if self._end is None:
+                self._commands.put((command, answer))
+            elif answer is not None:
+                answer.set_exception(self._end)
+
     def _work(self) -> None:
-        idle = True
+        end: BaseException = WorkerStopped("the engine's thread has been stopped")
         try:
-            while True:
-                self._obey(wait=idle)
-                if self._stopping:
-                    return
-                in_flight = self._engine.begin()
-                idle = in_flight == 0
-                if self._unsent is not None or not idle:
-                    self._send(in_flight)
-                if not idle:
-                    self._unsent = self._engine.finish()
+            self._dispatch_until_stopped()
         except BaseException as error:  # its owner decides: the thread only hands it over
+            end = error
             self.failure.set_exception(error)
+        with self._ending:
+            self._end = end
+        while not self._commands.empty():
+            _, answer = self._commands.get()
+            if answer is not None:
+                answer.set_exception(end)
+
+    def _dispatch_until_stopped(self) -> None:
+        idle = True
+        while True:
+            self._obey(wait=idle)
+            if self._stopping:
+                return
+            in_flight = self._engine.begin()
+            idle = in_flight == 0
+            if self._unsent is not None or not idle:
+                self._send(in_flight)
+            if not idle:
+                self._unsent = self._engine.finish()
 
     def _obey(self, *, wait: bool) -> None:
         """Carry out all commands there are; if `wait`, until there was at least one."""
         try:
-            self._commands.get(block=wait)()
+            command, _ = self._commands.get(block=wait)
+            command()
             while not self._stopping:
-                self._commands.get_nowait()()
+                command, _ = self._commands.get_nowait()
+                command()
         except queue.Empty:
             return
 
-    def _submit(self, requests: Sequence[GenerateRequest]) -> None:
-        version = self._engine.version
+    def _submit(self, requests: Sequence[GenerateRequest], params_digest: str) -> None:
+        version = self._engine.version if params_digest == self._digest else None
         self._engine.submit([r for r in requests if r.version == version])
         foreign = [r.request_id for r in requests if r.version != version]
         if foreign:
@@ -160,6 +196,7 @@ class Worker:
             self._release(held)
         else:
             self._flush()
+        self._digest = ""
         return function(self._engine)
 
     def _reset(self) -> None:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import aiohttp
 
+from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.messages import FileEntry
 from rlboost_jax.weights.names import WeightsError
 
@@ -93,7 +94,7 @@ async def download_file(
         checked = _Checked(entry, stream, url)
         for attempt in range(ATTEMPTS):
             if attempt:
-                await asyncio.sleep(FIRST_BACKOFF_SECONDS * 2 ** (attempt - 1))
+                await asyncio.sleep(backoff_seconds(attempt - 1, first=FIRST_BACKOFF_SECONDS))
             try:
                 await _receive(checked, session, url)
                 break

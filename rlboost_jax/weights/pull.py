@@ -2,7 +2,8 @@
 
 Whatever the source, every file is first brought into a spool of this process and hashed as
 it comes, so that what is read later is what was verified. The spool is in memory where the
-host offers that, and is gone once the arrays are read.
+host offers that, and is gone once the arrays are read. File systems may hang: they are
+touched in threads only, never in the event loop that renews the lease.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ class Puller:
         """
         num_bytes = sum(entry.size for entry in manifest.files)
         try:
-            with _spool(self._folder, num_bytes) as spool:
+            async with _spool(self._folder, num_bytes) as spool:
                 await fetch(manifest, source=self._source, http=self._http, spool=spool)
                 params = await asyncio.to_thread(read_params, spool, manifest)
         except OSError as error:  # of this host: no room, no permission
@@ -82,13 +83,13 @@ async def fetch(manifest: Manifest, *, source: str, http: Http | None, spool: Pa
         WeightsError: naming the first file that is missing or differs, and how.
     """
     check_names(manifest)
-    for folder in {(spool / entry.path).parent for entry in manifest.files}:
-        folder.mkdir(parents=True, exist_ok=True)
-    directory = Path(manifest.directory)
     if source not in ("auto", "directory", "http"):
         raise ValueError(f"weights.source = {source!r}; use 'auto', 'directory' or 'http'")
-    visible = bool(manifest.files) and (directory / manifest.files[0].path).is_file()
-    if source == "directory" or (source == "auto" and visible):
+    await asyncio.to_thread(_make_folders, spool, manifest)
+    directory = Path(manifest.directory)
+    if source == "directory" or (
+        source == "auto" and await asyncio.to_thread(_visible, directory, manifest)
+    ):
         try:
             await _copy_all(manifest.files, directory, spool)
             return spool
@@ -191,6 +192,15 @@ async def _all_or_first_error(futures: Sequence[asyncio.Future[None]]) -> None:
         await asyncio.gather(*futures, return_exceptions=True)
 
 
+def _make_folders(spool: Path, manifest: Manifest) -> None:
+    for folder in {(spool / entry.path).parent for entry in manifest.files}:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _visible(directory: Path, manifest: Manifest) -> bool:
+    return bool(manifest.files) and (directory / manifest.files[0].path).is_file()
+
+
 def _put(params: dict[str, Any], name: str, leaf: np.ndarray) -> None:
     """Set the leaf of a dotted name."""
     *folders, last = name.split(".")
@@ -199,24 +209,60 @@ def _put(params: dict[str, Any], name: str, leaf: np.ndarray) -> None:
     params[last] = leaf
 
 
-@contextlib.contextmanager
-def _spool(folder: Path | None, num_bytes: int) -> Iterator[Path]:
+@contextlib.asynccontextmanager
+async def _spool(folder: Path | None, num_bytes: int) -> AsyncIterator[Path]:
     """A folder of this process, gone afterwards; those of killed processes go too."""
-    parent = folder or _roomiest(num_bytes)
-    for left in parent.glob(f"{SPOOL_PREFIX}*"):
-        _remove_if_orphaned(left)
-    fresh = Path(tempfile.mkdtemp(prefix=".fresh-", dir=parent))
-    lock = os.open(fresh, os.O_RDONLY)
+    spool = _Spool()
+    # A thread that has begun cannot be cancelled: the only one here makes, then removes.
+    thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+    loop = asyncio.get_running_loop()
+    try:
+        yield await loop.run_in_executor(thread, spool.make, folder, num_bytes)
+    finally:
+        removed = loop.run_in_executor(thread, spool.remove)
+        thread.shutdown(wait=False)
+        await removed
+
+
+class _Spool:
+    """A locked folder. The lock ends with the process, and then anyone may remove it."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._lock: int | None = None
+
+    def make(self, folder: Path | None, num_bytes: int) -> Path:
+        parent = folder or _roomiest(num_bytes)
+        for left in parent.glob(f"{SPOOL_PREFIX}*"):
+            _remove_if_orphaned(left)
+        while self._path is None:
+            path = Path(tempfile.mkdtemp(prefix=SPOOL_PREFIX, dir=parent))
+            self._lock = _locked(path)
+            if self._lock is not None:
+                self._path = path
+        return self._path
+
+    def remove(self) -> None:
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+def _locked(path: Path) -> int | None:
+    """A lock on a new folder; None if it was taken for an orphan before it had one."""
+    try:
+        lock = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    kept = False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Only now it bears a name that others look for.
-        spool = fresh.rename(parent / f"{SPOOL_PREFIX}{fresh.name.removeprefix('.fresh-')}")
-        try:
-            yield spool
-        finally:
-            shutil.rmtree(spool, ignore_errors=True)
+        kept = path.exists()
     finally:
-        os.close(lock)
+        if not kept:
+            os.close(lock)
+    return lock if kept else None
 
 
 def _roomiest(num_bytes: int) -> Path:

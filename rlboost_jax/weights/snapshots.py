@@ -9,6 +9,7 @@ leaf, which tensorstore reads without Orbax.
 import hashlib
 import logging
 import shutil
+import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,10 @@ from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
 from rlboost_jax.models.params import Params, flatten_params, unflatten_params
 
 PARTIAL = ".partial"
+
+# Orbax names the signals between a save's threads after a counter of the whole process, read as
+# they start: two saves that begin at once wait for each other's, for ever.
+ORBAX_BEGINS = threading.Lock()
 
 
 class SnapshotStore:
@@ -46,7 +51,7 @@ class SnapshotStore:
         found = [path for path in self._folder.iterdir() if _version(path) is not None]
         found.sort(key=lambda path: path.stat().st_mtime_ns)
         self._written = [int(path.name) for path in found]
-        self._checkpointer = ocp.Checkpointer(
+        self._checkpointer = ocp.AsyncCheckpointer(
             ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
         )
 
@@ -68,7 +73,9 @@ class SnapshotStore:
         place = self._folder / str(version)
         partial = place.with_name(place.name + PARTIAL)
         leaves = {name: self._cast(leaf) for name, leaf in flatten_params(host_params).items()}
-        self._checkpointer.save(partial, unflatten_params(leaves), force=True)
+        with ORBAX_BEGINS:
+            self._checkpointer.save(partial, unflatten_params(leaves), force=True)
+        self._checkpointer.wait_until_finished()
         names = _leaf_files(partial, leaves)
         with ThreadPoolExecutor(thread_name_prefix="hash") as threads:
             entries = threads.map(lambda name: _file_entry(partial, name), names)

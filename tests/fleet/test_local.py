@@ -1,4 +1,4 @@
-"""Servers that a killed manager has left, under the provider of the next."""
+"""The provider: servers that it starts, and those that a killed manager has left."""
 
 import asyncio
 import json
@@ -8,10 +8,20 @@ import sys
 
 import pytest
 
-from rlboost_jax.fleet.local import LocalProvider, _start_time
+from rlboost_jax.fleet import local
+from rlboost_jax.fleet.local import LocalProvider, ServerNotStarted
+from rlboost_jax.processes import start_time
 
 SLEEPER = "import time; time.sleep(600)  # in place of a server of rlboost_jax"
 PATIENCE_SECONDS = 60
+FORKS = """
+import signal
+from rlboost_jax.fleet.zygote import Zygote
+Zygote(lambda args: signal.pause(), 0, 1).serve()
+"""
+READY = "import signal, sys; print('{\"ready\": 1}', flush=True); "
+HANGS = READY + "signal.pause()"
+TALKS_NONSENSE = READY + "sys.stdin.readline(); print('nonsense', flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
@@ -23,29 +33,45 @@ def left():
     process.wait()
 
 
-def record(workdir, name: str, pid: int, started: int) -> None:
+def record(workdir, name: str, pid: int, started: str) -> None:
     (workdir / "servers").mkdir(exist_ok=True)
     (workdir / "servers" / name).write_text(f"{pid} {started}\n")
 
 
-def provider(workdir, exits: asyncio.Queue) -> LocalProvider:
+@pytest.fixture
+def zygote(monkeypatch):
+    """Let providers prepare such a program."""
+
+    def use(program: str) -> None:
+        monkeypatch.setattr(local, "ZYGOTE", (sys.executable, "-c", program))
+
+    return use
+
+
+def provider(workdir, exits: asyncio.Queue, on_failure=None) -> LocalProvider:
     return LocalProvider(
         workdir,
         "127.0.0.1:9",
         workdir / "token",
         price_per_hour=1.0,
         on_exit=lambda *exit: exits.put_nowait(exit),
+        on_failure=on_failure or pytest.fail,
     )
+
+
+async def next_exit(exits: asyncio.Queue) -> tuple[str, int | str]:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        return await exits.get()
 
 
 @pytest.mark.parametrize("end", ["its own", "signal", "close"])
 def test_a_server_that_was_left_is_signalled_reported_and_closed(tmp_path, left, end):
-    record(tmp_path, "local-7", left.pid, _start_time(left.pid))
+    record(tmp_path, "local-7", left.pid, start_time(left.pid))
 
     async def scenario():
         exits: asyncio.Queue = asyncio.Queue()
         fleet = provider(tmp_path, exits)
-        assert fleet.adopt() == ["local-7"]
+        assert fleet.adopt() == {"local-7": left.pid}
         assert fleet.pids == {"local-7": left.pid}
         if end == "its own":
             left.kill()
@@ -63,12 +89,12 @@ def test_a_server_that_was_left_is_signalled_reported_and_closed(tmp_path, left,
 
 
 def test_a_process_that_only_has_the_number_is_left_alone(tmp_path, left):
-    record(tmp_path, "local-1", left.pid, _start_time(left.pid) + 1)
-    record(tmp_path, "local-2", 2**22 + 1, 5)  # above every process id
+    record(tmp_path, "local-1", left.pid, "another time")
+    record(tmp_path, "local-2", 2**22 + 1, "5")  # above every process id
     (tmp_path / "servers" / "local-3").write_text("")
 
     async def scenario():
-        assert provider(tmp_path, asyncio.Queue()).adopt() == []
+        assert provider(tmp_path, asyncio.Queue()).adopt() == {}
 
     asyncio.run(scenario())
     assert left.poll() is None
@@ -89,5 +115,100 @@ def test_servers_outlive_the_process_that_forked_them(tmp_path, left):
         assert await fleet.signal("local-1", signal.SIGKILL)
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert await exits.get() == ("local-1", "unknown")
+
+    asyncio.run(scenario())
+
+
+def test_a_server_without_a_record_works_as_well(tmp_path, zygote, caplog):
+    zygote(FORKS)
+    (tmp_path / "servers").write_text("a file where their folder should be")
+
+    async def scenario():
+        exits: asyncio.Queue = asyncio.Queue()
+        fleet = provider(tmp_path, exits)
+        assert await fleet.start("local-1") == fleet.pids["local-1"]
+        assert "no record of local-1" in caplog.text
+        await fleet.signal("local-1", signal.SIGKILL)
+        assert await next_exit(exits) == ("local-1", -signal.SIGKILL)
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_zygote_that_makes_no_sense_ends_every_start(tmp_path, zygote):
+    zygote(TALKS_NONSENSE)
+
+    async def scenario():
+        failure = asyncio.get_running_loop().create_future()
+        fleet = provider(tmp_path, asyncio.Queue(), failure.set_result)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with pytest.raises(ServerNotStarted, match="reports no more"):
+                await fleet.start("local-1")
+            assert isinstance(await failure, ValueError)
+            with pytest.raises(ServerNotStarted, match="the run is over"):
+                await fleet.start("local-2")
+            await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_starts_too_late_is_ended(tmp_path, zygote, monkeypatch):
+    zygote(FORKS)
+    monkeypatch.setattr(local, "START_SECONDS", 0.0)
+
+    async def scenario():
+        exits: asyncio.Queue = asyncio.Queue()
+        fleet = provider(tmp_path, exits)
+        with pytest.raises(ServerNotStarted, match="no word of its start in 0 s"):
+            await fleet.start("local-1")
+        assert await next_exit(exits) == ("local-1", -signal.SIGKILL)
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_signal_reaches_a_server_whose_zygote_has_just_died(tmp_path, zygote):
+    zygote(FORKS)
+
+    async def scenario():
+        exits: asyncio.Queue = asyncio.Queue()
+        fleet = provider(tmp_path, exits)
+        await fleet.start("local-1")
+        fleet._zygote.kill()
+        assert await fleet.signal("local-1", signal.SIGKILL)
+        assert await next_exit(exits) == ("local-1", "unknown")
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_end_finds_a_server_that_is_being_started(tmp_path, zygote):
+    zygote(FORKS)
+
+    async def scenario():
+        exits: asyncio.Queue = asyncio.Queue()
+        fleet = provider(tmp_path, exits)
+        await fleet.open()
+        starting = asyncio.create_task(fleet.start("local-1"))
+        await asyncio.sleep(0)  # it has been asked for
+        await fleet.close()
+        assert await starting and fleet.pids == {}
+        assert await next_exit(exits) == ("local-1", -signal.SIGTERM)
+        with pytest.raises(ServerNotStarted, match="the run is over"):
+            await fleet.start("local-2")
+
+    asyncio.run(scenario())
+
+
+def test_a_zygote_that_does_not_leave_is_killed(tmp_path, zygote, monkeypatch):
+    zygote(HANGS)
+    monkeypatch.setattr(local, "LEAVE_SECONDS", 0.05)
+
+    async def scenario():
+        fleet = provider(tmp_path, asyncio.Queue())
+        await fleet.open()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await fleet.close()
+        assert fleet._zygote.returncode == -signal.SIGKILL
 
     asyncio.run(scenario())

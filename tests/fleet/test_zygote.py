@@ -1,5 +1,6 @@
 """The forking process, with a few lines in place of a rollout server."""
 
+import errno
 import json
 import os
 import select
@@ -8,6 +9,8 @@ import subprocess
 import sys
 
 import pytest
+
+from rlboost_jax.fleet.zygote import Zygote
 
 PATIENCE_SECONDS = 30.0
 PROGRAM = """
@@ -127,6 +130,20 @@ def test_a_server_that_cannot_start_is_reported(zygote, tmp_path):
     zygote.start("a", tmp_path / "not there" / "a.log", "0")
     report = zygote.report()
     assert report["failed"] == "a" and "No such file" in report["reason"]
+
+
+def test_a_fork_that_fails_leaves_no_log_open(tmp_path, monkeypatch):
+    def no_fork():
+        raise BlockingIOError(errno.EAGAIN, "no fork today")
+
+    reports, reported = os.pipe()
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "fork", no_fork)
+    Zygote(int, 0, reported)._start("a", [], {}, str(tmp_path / "a.log"))
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert b"no fork today" in os.read(reports, 1000)
+    os.close(reports)
+    os.close(reported)
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b'{"start": "a"}', b'{"signal": "a"}', b"7"])

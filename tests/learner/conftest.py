@@ -45,7 +45,7 @@ def learner_step(config: RunConfig) -> Callable[..., LearnerStep]:
             config.model,
             config.learner,
             replace(config.algorithm, **algorithm),
-            temperature=0.8,
+            replace(config.sampling, temperature=0.8),
             num_steps=config.num_steps,
             mesh=make_mesh((1, 1, 1)),
         )

@@ -10,6 +10,7 @@ from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.weights.snapshots import SnapshotStore
 
 EXTRA = {"prompt": 48, "window": {"seconds": 1.5, "memory": [[2, 0.75]]}, "seed": 0, "none": None}
 
@@ -130,3 +131,21 @@ def test_steps_only_grow(tmp_path, training):
         checkpoints.save(3, state, EXTRA)
         with pytest.raises(ValueError, match="checkpoint 3 would come after 3"):
             checkpoints.save(3, state, EXTRA)
+
+
+def test_snapshots_are_written_while_checkpoints_are_saved(tmp_path):
+    store = SnapshotStore(tmp_path / "snapshots", dtype="float32", keep=2)
+    tree = {"w": np.ones(1000, np.float32), "b": {"c": np.zeros(7, np.float32)}}
+
+    def write() -> None:
+        for version in range(25):
+            store.write(version, tree, "digest")
+            store.prune()
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
+        for step in range(25):
+            checkpoints.save(step, tree, {})
+    writer.join()
+    assert store.versions == (23, 24)

@@ -178,7 +178,7 @@ def test_any_arrival_order_gives_the_same_bits(config, learner_step, groups):
 def test_an_update_compiles_nothing_after_the_first(config, groups, count_compiles):
     mesh = make_mesh((1, 1, 1))
     step = LearnerStep(
-        config.model, config.learner, config.algorithm, temperature=1.0, num_steps=3, mesh=mesh
+        config.model, config.learner, config.algorithm, config.sampling, num_steps=3, mesh=mesh
     )
     state, made = fresh(config, step), []
     for _ in range(3):
@@ -227,18 +227,6 @@ def test_a_gradient_that_is_not_finite_is_flagged(config, learner_step):
     assert not metrics["finite"]
 
 
-def test_greedy_responses_cannot_be_trained_on(config):
-    with pytest.raises(ValueError, match=r"sampling\.temperature is 0"):
-        LearnerStep(
-            config.model,
-            config.learner,
-            config.algorithm,
-            temperature=0.0,
-            num_steps=1,
-            mesh=make_mesh((1, 1, 1)),
-        )
-
-
 MESH_PROGRAM = """
 import sys
 from dataclasses import replace
@@ -277,8 +265,8 @@ jax.monitoring.register_event_duration_secs_listener(
 )
 
 def train(shape):
-    step = LearnerStep(config.model, config.learner, config.algorithm,
-                       temperature=1.0, num_steps=10, mesh=make_mesh(shape))
+    step = LearnerStep(config.model, config.learner, config.algorithm, config.sampling,
+                       num_steps=10, mesh=make_mesh(shape))
     state = init_state(init_params(config.model, 0), step.optimizer, step.shardings)
     losses, after = [], []
     for update in range(2):
@@ -293,6 +281,11 @@ def train(shape):
 alone, one, _ = train((1, 1, 1))
 spread, eight, shard = train((2, 2, 2))
 assert shard == (2, 8, 16), shard
+step = LearnerStep(config.model, config.learner, config.algorithm, config.sampling,
+                   num_steps=10, mesh=make_mesh((1, 4, 2)))
+state = init_state(init_params(config.model, 0), step.optimizer, step.shardings)
+update = step.apply.lower(state, state.params, np.float32(1)).compile().as_text()
+assert "all-gather" not in update, "an update gathers parameters"
 np.testing.assert_allclose(one, eight, rtol=1e-5)
 start = init_params(config.model, 0)
 moved = max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), alone, start)))

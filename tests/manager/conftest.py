@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import aiohttp
@@ -13,12 +14,14 @@ from rlboost_jax import messages as m
 from rlboost_jax.manager.app import make_app
 from rlboost_jax.manager.driver import Driver
 from rlboost_jax.manager.events import Record
+from rlboost_jax.manager.files import Tokens
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state import Manager
-from tests.manager.fakes import settings
+from tests.manager.fakes import RUN, SNAPSHOTS, hello, settings
 
-TOKEN = "secret"
-HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+TOKENS = Tokens(server="secret", trainer="more secret")
+HEADERS = {"Authorization": f"Bearer {TOKENS.trainer}"}
+SERVER_HEADERS = {"Authorization": f"Bearer {TOKENS.server}"}
 T = TypeVar("T")
 
 
@@ -30,11 +33,43 @@ class Loopback:
         manager = Manager(chosen, asyncio.get_running_loop().time())
         self.driver = Driver(manager, lambda _, record: self.records.append(record))
         self.client: TestClient[Any, Any] = TestClient(
-            TestServer(make_app(self.driver, token=TOKEN, config=b'{"run_id": "run"}'))
+            TestServer(
+                make_app(
+                    self.driver,
+                    tokens=TOKENS,
+                    config=b'{"run_id": "run"}',
+                    snapshots=Path(SNAPSHOTS),
+                )
+            )
         )
 
-    async def dial(self, route: str) -> aiohttp.ClientWebSocketResponse:
-        return await self.client.ws_connect(route, headers=HEADERS, max_msg_size=m.MAX_FRAME_BYTES)
+    async def dial(
+        self, route: str, headers: dict[str, str] = HEADERS
+    ) -> aiohttp.ClientWebSocketResponse:
+        return await self.client.ws_connect(route, headers=headers, max_msg_size=m.MAX_FRAME_BYTES)
+
+
+async def read(stream: aiohttp.ClientWebSocketResponse, kind: type, decode: Any) -> Any:
+    """The next message of that kind."""
+    async for frame in stream:
+        message = decode(frame.data)
+        if isinstance(message, kind):
+            return message
+    raise AssertionError(f"the stream ended before a {kind.__name__}")
+
+
+async def join(loopback: Loopback, **changes: Any) -> aiohttp.ClientWebSocketResponse:
+    stream = await loopback.dial("/instance")
+    await stream.send_bytes(m.encode(hello(**changes)))
+    await read(stream, m.Welcome, m.decode_to_server)
+    return stream
+
+
+async def open_trainer(loopback: Loopback) -> aiohttp.ClientWebSocketResponse:
+    stream = await loopback.dial("/trainer")
+    await stream.send_bytes(m.encode(m.TrainerHello(run_id=RUN, window=None)))
+    await read(stream, m.TrainerWelcome, m.decode_to_trainer)
+    return stream
 
 
 class Open(Protocol):

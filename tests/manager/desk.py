@@ -15,7 +15,17 @@ from rlboost_jax.manager.events import (
 )
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state import Manager
-from tests.manager.fakes import RUN, batch, begin_step, hello, length, manifest, settings, token
+from tests.manager.fakes import (
+    RUN,
+    batch,
+    begin_step,
+    hello,
+    length,
+    manifest,
+    ready,
+    settings,
+    token,
+)
 
 T = TypeVar("T")
 TRAINER, RESERVED = 1, 2
@@ -47,7 +57,7 @@ class Desk:
     # Whole beginnings
 
     def open_run(self, *, reserved: bool = True, window: m.WindowState | None = None) -> None:
-        self.trainer(m.TrainerHello(run_id=RUN, step=0, window=window, pid=1))
+        self.trainer(m.TrainerHello(run_id=RUN, window=window))
         if reserved:
             self.server(RESERVED, hello(instance="trainer", reserved=True))
 
@@ -55,7 +65,7 @@ class Desk:
         """A preemptible server; ready where `version` is given."""
         self.server(stream, hello(**{"instance": f"server-{stream}", **changes}))
         if version is not None:
-            self.server(stream, m.Ready(version=version))
+            self.server(stream, ready(version))
 
     def begin(self, step: int, digest: str = "d", **sizes: int) -> list[Action]:
         return self.trainer(begin_step(step, step, digest, **sizes))
@@ -108,7 +118,7 @@ def seeded(**changes: object) -> Desk:
     desk = Desk(settings(**changes))
     desk.open_run()
     desk.begin(0)
-    desk.server(RESERVED, m.Ready(version=0))
+    desk.server(RESERVED, ready(0))
     return desk
 
 

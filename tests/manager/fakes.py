@@ -13,6 +13,7 @@ from rlboost_jax.manager.settings import Settings
 
 VOCAB, STOP, MAX_TOKENS = 64, 0, 12
 RUN = "run"
+SNAPSHOTS = "/run/snapshots"
 
 
 def settings(**changes: Any) -> Settings:
@@ -64,7 +65,10 @@ def logprob(token_id: int) -> float:
 
 
 def manifest(version: int, digest: str) -> m.Manifest:
-    return m.Manifest(version=version, directory="/", params_digest=digest, files=(), leaves=())
+    directory = f"{SNAPSHOTS}/{version}"
+    return m.Manifest(
+        version=version, directory=directory, params_digest=digest, files=(), leaves=()
+    )
 
 
 def hello(**changes: Any) -> m.Hello:
@@ -73,6 +77,10 @@ def hello(**changes: Any) -> m.Hello:
         zone="z", host="h", pid=1, device="cpu", fingerprint="same",
     )  # fmt: skip
     return m.Hello(**{**values, **changes})
+
+
+def ready(version: int, digest: str = "d") -> m.Ready:
+    return m.Ready(version=version, params_digest=digest)
 
 
 def begin_step(

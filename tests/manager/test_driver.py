@@ -9,34 +9,22 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager import driver as driver_module
-from rlboost_jax.manager.events import MachineAdded, MachineRemoved, Shutdown
-from tests.manager.conftest import HEADERS, Loopback, Open
-from tests.manager.fakes import RUN, batch, begin_step, hello, length, manifest, token
+from rlboost_jax.manager.events import (
+    Shutdown,
+)
+from tests.manager.conftest import HEADERS, SERVER_HEADERS, Open, join, open_trainer, read
+from tests.manager.fakes import (
+    SNAPSHOTS,
+    batch,
+    begin_step,
+    hello,
+    length,
+    manifest,
+    ready,
+    token,
+)
 
 Run = Callable[..., Any]
-
-
-async def read(stream: aiohttp.ClientWebSocketResponse, kind: type, decode: Any) -> Any:
-    """The next message of that kind."""
-    async for frame in stream:
-        message = decode(frame.data)
-        if isinstance(message, kind):
-            return message
-    raise AssertionError(f"the stream ended before a {kind.__name__}")
-
-
-async def join(loopback: Loopback, **changes: Any) -> aiohttp.ClientWebSocketResponse:
-    stream = await loopback.dial("/instance")
-    await stream.send_bytes(m.encode(hello(**changes)))
-    await read(stream, m.Welcome, m.decode_to_server)
-    return stream
-
-
-async def open_trainer(loopback: Loopback) -> aiohttp.ClientWebSocketResponse:
-    stream = await loopback.dial("/trainer")
-    await stream.send_bytes(m.encode(m.TrainerHello(run_id=RUN, step=0, window=None, pid=1)))
-    await read(stream, m.TrainerWelcome, m.decode_to_trainer)
-    return stream
 
 
 async def engine(stream: aiohttp.ClientWebSocketResponse) -> None:
@@ -71,6 +59,65 @@ def test_every_route_asks_for_the_token(
     run(story())
 
 
+def test_servers_have_no_business_on_the_trainers_route(loopback: Open, run: Run) -> None:
+    async def story() -> None:
+        async with loopback() as loop:
+            answer = await loop.client.get("/trainer", headers=SERVER_HEADERS)
+            assert answer.status == 403 and "trainer's token" in await answer.text()
+            for route in ("/config", "/status"):
+                assert (await loop.client.get(route, headers=SERVER_HEADERS)).status == 200
+
+    run(story())
+
+
+def test_a_server_cannot_pass_for_the_reserved_engine(loopback: Open, run: Run) -> None:
+    async def story() -> None:
+        async with loopback() as loop:
+            liar = await loop.dial("/instance", SERVER_HEADERS)
+            await liar.send_bytes(m.encode(hello(reserved=True)))
+            leave = await read(liar, m.Leave, m.decode_to_server)
+            assert "needs the trainer's token" in leave.reason
+            assert not list(loop.driver.manager.roster)
+            server = await loop.dial("/instance", SERVER_HEADERS)
+            await server.send_bytes(m.encode(hello()))
+            await read(server, m.Welcome, m.decode_to_server)
+            await server.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("directory", "path", "because"),
+    [
+        ("/etc", "passwd", "is not below"),
+        (f"{SNAPSHOTS}/../../etc", "passwd", "is not below"),
+        (f"{SNAPSHOTS}-of-others", "a", "is not below"),
+        ("", "a", "is not below"),
+        (SNAPSHOTS, "../token", "unsafe file name"),
+        (SNAPSHOTS, "/etc/passwd", "unsafe file name"),
+    ],
+)
+def test_only_snapshots_are_published(
+    loopback: Open, run: Run, directory: str, path: str, because: str
+) -> None:
+    async def story() -> None:
+        async with loopback() as loop:
+            trainer = await open_trainer(loop)
+            snapshot = m.Manifest(
+                version=0,
+                directory=directory,
+                params_digest="d",
+                files=(m.FileEntry(path=path, size=1, sha256=""),),
+                leaves=(),
+            )
+            await trainer.send_bytes(m.encode(m.Publish(manifest=snapshot)))
+            refused = await read(trainer, m.Refused, m.decode_to_trainer)
+            assert because in refused.reason
+            assert loop.driver.manager.manifest(0) is None
+
+    run(story())
+
+
 def test_config_and_status_are_json(loopback: Open, run: Run) -> None:
     async def story() -> None:
         async with loopback() as loop:
@@ -88,7 +135,7 @@ def test_a_step_there_and_back(loopback: Open, run: Run) -> None:
     async def story() -> None:
         async with loopback() as loop:
             trainer, server = await open_trainer(loop), await join(loop, reserved=True)
-            await server.send_bytes(m.encode(m.Ready(version=0)))
+            await server.send_bytes(m.encode(ready(0)))
             working = asyncio.create_task(engine(server))
             await trainer.send_bytes(m.encode(begin_step(0, 0, "d")))
             got = {}
@@ -198,7 +245,7 @@ def test_a_peer_that_does_not_read_is_lost_and_holds_up_nobody(
             for version in range(200):  # 50 MiB: more than sockets and the queue take
                 files = (m.FileEntry(path=name, size=1, sha256=""),)
                 snapshot = m.Manifest(
-                    version=version, directory="/", params_digest="d", files=files, leaves=()
+                    version=version, directory=SNAPSHOTS, params_digest="d", files=files, leaves=()
                 )
                 await trainer.send_bytes(m.encode(m.Publish(manifest=snapshot)))
                 announced = await read(good, m.Announce, m.decode_to_server)
@@ -215,10 +262,10 @@ def test_a_vanished_server_is_lost_at_once(loopback: Open, run: Run) -> None:
     async def story() -> None:
         async with loopback() as loop:
             trainer, keeper = await open_trainer(loop), await join(loop, reserved=True)
-            await keeper.send_bytes(m.encode(m.Ready(version=0)))
+            await keeper.send_bytes(m.encode(ready(0)))
             victim = await join(loop, instance="victim")
             await trainer.send_bytes(m.encode(m.Publish(manifest=manifest(0, "d"))))
-            await victim.send_bytes(m.encode(m.Ready(version=0)))
+            await victim.send_bytes(m.encode(ready(0)))
             await trainer.send_bytes(m.encode(begin_step(0, 0, "d", prompts=9)))
             await read(victim, m.Generate, m.decode_to_server)
             victim._response.connection.transport.abort()  # type: ignore[union-attr]
@@ -236,7 +283,8 @@ def test_a_vanished_server_is_lost_at_once(loopback: Open, run: Run) -> None:
 def test_orphans_leave_by_themselves(loopback: Open, run: Run) -> None:
     async def story() -> None:
         async with loopback(fleet__orphan_seconds=0.05) as loop:
-            server = await join(loop)
+            trainer, server = await open_trainer(loop), await join(loop)
+            await trainer.close()
             assert (await loop.driver.finished).code == 3
             leave = await read(server, m.Leave, m.decode_to_server)
             assert "no trainer for 0.05 s" in leave.reason
@@ -244,80 +292,17 @@ def test_orphans_leave_by_themselves(loopback: Open, run: Run) -> None:
     run(story())
 
 
-class FakeProvider:
-    """Says what it was asked for; the first start fails."""
-
-    def __init__(self) -> None:
-        self.calls: asyncio.Queue[str] = asyncio.Queue()
-        self.failures = 1
-        self.closed = False
-
-    async def start(self, instance: str) -> int:
-        self.calls.put_nowait(f"start {instance}")
-        if self.failures:
-            self.failures -= 1
-            raise RuntimeError("no fork today")
-        return 1
-
-    async def signal(self, target: str, number: object) -> bool:
-        self.calls.put_nowait(f"{getattr(number, 'name', number)} {target}")
-        return True
-
-    async def close(self) -> None:
-        self.closed = True
-
-
-def test_the_provider_starts_signals_and_closes(loopback: Open, run: Run) -> None:
+@pytest.mark.parametrize("name", ["x", "xx"])  # one of them puts a character across the bound
+def test_a_reason_is_cut_between_two_characters(loopback: Open, run: Run, name: str) -> None:
     async def story() -> None:
         async with loopback() as loop:
-            loop.driver.provider = provider = FakeProvider()
-            loop.driver.apply(MachineAdded("m1"))
-            assert await provider.calls.get() == "start local-1"
-            assert await provider.calls.get() == "start local-2"  # after the pause
-            loop.driver.apply(MachineRemoved("m1", notice=False))
-            assert await provider.calls.get() == "SIGKILL local-2"
-            loop.driver.apply(Shutdown("SIGTERM"))
-            assert (await loop.driver.finished).reason == "SIGTERM"
-        assert provider.closed
-        (lost,) = [r for r in loop.records if r.kind == "lost"]
-        assert "no fork today" in lost.detail["reason"]
-
-    run(story())
-
-
-def test_a_server_is_signalled_once_it_has_started(loopback: Open, run: Run) -> None:
-    class Slow(FakeProvider):
-        async def start(self, instance: str) -> int:
-            await released.wait()
-            return await super().start(instance)
-
-    released = asyncio.Event()
-
-    async def story() -> None:
-        async with loopback() as loop:
-            loop.driver.provider = provider = Slow()
-            provider.failures = 0
-            loop.driver.apply(MachineAdded("m1"))
-            loop.driver.apply(MachineRemoved("m1", notice=True))
-            released.set()
-            assert await provider.calls.get() == "start local-1"
-            assert await provider.calls.get() == "SIGTERM local-1"
-
-    run(story())
-
-
-def test_a_timer_that_is_very_late_forgives_silence(loopback: Open, run: Run) -> None:
-    async def story() -> None:
-        async with loopback(manager__lease_seconds=100.0, fleet__orphan_seconds=1e6) as loop:
-            server = await join(loop, instance="a")
-            due = loop.driver.now()
-            loop.driver.now = lambda: due + 150.0
-            loop.driver._tick(due)
-            assert [i.name for i in loop.driver.manager.roster] == ["a"]
-            loop.driver.now = lambda: due + 251.0
-            loop.driver._tick(due + 250.9)
-            assert not list(loop.driver.manager.roster)
-            await server.close()
+            reserved = await join(loop, reserved=True, fingerprint="é" * 100)
+            stream = await loop.dial("/instance")
+            await stream.send_bytes(m.encode(hello(fingerprint=name)))
+            await read(stream, m.Leave, m.decode_to_server)
+            frame = await stream.receive()
+            assert frame.type is aiohttp.WSMsgType.CLOSE and frame.extra.endswith("é")
+            await reserved.close()
 
     run(story())
 

@@ -55,15 +55,15 @@ def test_chaos_returns_only_what_it_took() -> None:
     assert list(fleet.machines) == ["m0", "m1"] and fleet.missing(1) == 1
 
 
-def test_a_machine_may_be_returned_before_the_blow_falls() -> None:
+def test_a_machine_may_be_returned_before_it_is_taken() -> None:
     fleet = lent(2)
     fleet.start(2)
-    fleet.blow = MachineRemoved("", notice=False)
+    fleet.removal = MachineRemoved("", notice=False)
     fleet.lend("")
     assert len(fleet.machines) == 2
     fleet.take_under("local-1")
     fleet.exited("local-1", 0.0)
-    assert fleet.blow is None
+    assert fleet.removal is None
     assert sorted(fleet.machines) == ["m0", "m1"] and fleet.missing(1) == 1
 
 
@@ -110,8 +110,8 @@ def test_a_server_that_was_taken_has_not_failed() -> None:
 
 def test_servers_found_take_the_machines_first_lent() -> None:
     fleet = Fleet(3, adaptive_cap=False)
-    fleet.found("local-4")
-    fleet.found("local-2")
+    fleet.found("local-4", 4)
+    fleet.found("local-2", 2)
     for number in range(3):
         fleet.lend(f"m{number}")
     assert fleet.missing(9) == 1
@@ -121,9 +121,9 @@ def test_servers_found_take_the_machines_first_lent() -> None:
     assert fleet.missing(9) == 1 and fleet.retry_at < 100.0
 
 
-def test_a_server_found_without_a_machine_goes_on_and_may_be_struck() -> None:
+def test_a_server_found_without_a_machine_goes_on_and_may_be_taken() -> None:
     fleet = Fleet(3, adaptive_cap=False)
-    fleet.found("local-1")
+    fleet.found("local-1", 1)
     assert fleet.missing(9) == 0 and fleet.standing == ["local-1"]
     fleet.take_under("local-1")
     assert fleet.standing == []

@@ -1,10 +1,13 @@
 """The manager as a process: its files, its exit codes, what it imports."""
 
+import contextlib
 import json
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +19,9 @@ import pytest
 from configs import tiny
 from rlboost_jax import messages as m
 from rlboost_jax.config.load import run_config, write_run_config
+from rlboost_jax.manager.files import ALREADY_MANAGED
 from rlboost_jax.observe.events import read_events
+from rlboost_jax.processes import start_time
 from tests.manager.fakes import hello
 
 COMMAND = [sys.executable, "-m", "rlboost_jax.manager"]
@@ -48,33 +53,49 @@ def manager(workdir: Path) -> Iterator[subprocess.Popen[str]]:
             process.stderr.close()
 
 
-def dial(workdir: Path, route: str) -> tuple[str, dict[str, str]]:
-    record = json.loads((workdir / "manager.json").read_text())
-    token = Path(record["token_file"]).read_text()
-    return f"http://{record['address']}{route}", {"Authorization": f"Bearer {token}"}
+def record_in(workdir: Path) -> dict[str, Any]:
+    return json.loads((workdir / "manager.json").read_text())
+
+
+def bearer(workdir: Path, name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {(workdir / name).read_text()}"}
+
+
+def change(workdir: Path, **values: Any) -> None:
+    """Set `section__field`s of the configuration."""
+    config = json.loads((workdir / "config.json").read_text())
+    for name, value in values.items():
+        section, _, field = name.partition("__")
+        config[section][field] = value
+    (workdir / "config.json").write_text(json.dumps(config))
 
 
 def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> None:
     async def story() -> None:
-        url, headers = dial(workdir, "")
+        record = record_in(workdir)
+        url = f"http://{record['address']}"
+        headers = bearer(workdir, "trainer_token")
+        servers = {"Authorization": f"Bearer {Path(record['token_file']).read_text()}"}
         async with aiohttp.ClientSession(headers=headers) as session:
-            async with session.get(url + "/config") as answer:
+            async with session.get(url + "/config", headers=servers) as answer:
                 assert await answer.json() == json.loads((workdir / "config.json").read_text())
-            server = await session.ws_connect(url + "/instance")
+            server = await session.ws_connect(url + "/instance", headers=servers)
             config = json.loads((workdir / "config.json").read_text())
             slot = config["engine"]["max_prompt_tokens"] + config["sampling"]["max_response_tokens"]
             await server.send_bytes(m.encode(hello(instance="mine", slot_tokens=slot)))
             trainer = await session.ws_connect(url + "/trainer")
-            greeting = m.TrainerHello(run_id="run", step=0, window=None, pid=1)
+            greeting = m.TrainerHello(run_id="run", window=None)
             await trainer.send_bytes(m.encode(greeting))
             await trainer.send_bytes(m.encode(m.EndRun(reason="done")))
             seen = [m.decode_to_server(f.data) async for f in server]
             assert [type(s) for s in seen] == [m.Welcome, m.Leave]
 
     with manager(workdir) as process:
-        assert stat.S_IMODE((workdir / "token").stat().st_mode) == 0o600
-        record = json.loads((workdir / "manager.json").read_text())
+        for name in ("token", "trainer_token"):
+            assert stat.S_IMODE((workdir / name).stat().st_mode) == 0o600
+        record = record_in(workdir)
         assert record["pid"] == process.pid and record["run_id"] == "run"
+        assert record["address"] == record["local_address"]
         run(story())
         assert process.wait() == 0
     assert not (workdir / "manager.json").exists()
@@ -95,7 +116,7 @@ def test_one_manager_a_workdir(workdir: Path) -> None:
         second = subprocess.run(
             [*COMMAND, f"--workdir={workdir}"], capture_output=True, text=True, check=False
         )
-        assert second.returncode == 2 and "a manager works in" in second.stderr
+        assert second.returncode == ALREADY_MANAGED and "a manager works in" in second.stderr
         assert (workdir / "manager.json").read_text() == before
 
 
@@ -112,16 +133,90 @@ def test_a_mistaken_workdir_is_said_in_a_line(tmp_path: Path, content: str | Non
 
 def test_a_taken_port_is_said_in_a_line(workdir: Path, tmp_path_factory: Any) -> None:
     with manager(workdir):
-        port = json.loads((workdir / "manager.json").read_text())["address"].split(":")[1]
+        port = record_in(workdir)["address"].split(":")[1]
         other = tmp_path_factory.mktemp("other")
-        values = json.loads((workdir / "config.json").read_text())
-        values["manager"]["port"] = int(port)
-        (other / "config.json").write_text(json.dumps(values))
+        (other / "config.json").write_text((workdir / "config.json").read_text())
+        change(other, manager__port=int(port))
         ended = subprocess.run(
             [*COMMAND, f"--workdir={other}"], capture_output=True, text=True, check=False
         )
         assert ended.returncode == 2 and port in ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+def test_equal_tokens_are_a_mistake(workdir: Path) -> None:
+    for name in ("token", "trainer_token"):
+        (workdir / name).write_text("the same")
+    ended = subprocess.run(
+        [*COMMAND, f"--workdir={workdir}"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    assert "trainer_token" in ended.stderr and "the same" not in ended.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_other_hosts_are_told_a_name_of_this_one(workdir: Path, host: str) -> None:
+    change(workdir, manager__host=host)
+    with manager(workdir):
+        record = record_in(workdir)
+        headers = bearer(workdir, "token")
+        for address in (record["address"], record["local_address"]):
+            assert "0.0.0.0" not in address and "[::]" not in address
+            request = urllib.request.Request(f"http://{address}/config", headers=headers)
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                assert answer.status == 200
+
+
+def test_one_that_dies_of_an_exception_is_followed_on_its_port(workdir: Path) -> None:
+    """The next manager listens where the servers of the dead one look for theirs."""
+    program = (
+        "import sys; from rlboost_jax.manager import __main__ as m, state;"
+        "state.Manager.handle = lambda *_: 1 / 0; sys.exit(m.main(sys.argv[1:]))"
+    )
+    dying = subprocess.Popen(
+        [sys.executable, "-c", program, f"--workdir={workdir}"], stderr=subprocess.PIPE, text=True
+    )
+    assert dying.stderr is not None
+    assert any("listening on" in line for line in dying.stderr), "it ended too early"
+    before = record_in(workdir)
+    dying.send_signal(signal.SIGTERM)  # any event will do
+    assert "ZeroDivisionError" in dying.communicate()[1]
+    assert dying.returncode not in (0, None)
+    with manager(workdir) as process:
+        after = record_in(workdir)
+        assert after["pid"] == process.pid != before["pid"]
+        assert after["address"] == before["address"]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_servers_that_cannot_find_it_are_ended(workdir: Path, taken: bool) -> None:
+    """Those of a manager that was killed stay, unless another program has its port now."""
+    change(workdir, fleet__provider="local", fleet__max_instances=0)
+    server = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()  # a server of rlboost_jax"],
+        stdin=subprocess.PIPE,
+    )
+    with manager(workdir) as process:
+        process.kill()
+    (workdir / "servers").mkdir()
+    (workdir / "servers" / "local-3").write_text(f"{server.pid} {start_time(server.pid)}\n")
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.kill)
+        if taken:
+            other = stack.enter_context(socket.socket())
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", int(record_in(workdir)["address"].split(":")[1])))
+            other.listen()
+        with manager(workdir):
+            if not taken:  # once the manager answers, it has decided; left alone it ends well
+                address = record_in(workdir)["address"]
+                request = urllib.request.Request(
+                    f"http://{address}/status", headers=bearer(workdir, "token")
+                )
+                urllib.request.urlopen(request, timeout=20).close()
+                assert server.stdin is not None
+                server.stdin.close()
+            assert server.wait() == (-signal.SIGKILL if taken else 0)
 
 
 def test_it_imports_no_jax() -> None:

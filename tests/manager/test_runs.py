@@ -10,14 +10,16 @@ from rlboost_jax.manager.events import (
     MachineAdded,
     MachineRemoved,
     ServerGone,
+    ServerStarted,
     Shutdown,
     Signal,
+    Stalled,
     Start,
     TrainerGone,
 )
 from rlboost_jax.manager.state import ORPHANED
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
-from tests.manager.fakes import begin_step, settings
+from tests.manager.fakes import RUN, begin_step, settings
 
 A, B = 10, 11
 
@@ -25,7 +27,7 @@ A, B = 10, 11
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (m.TrainerHello(run_id="other", step=0, window=None, pid=1), "'other'"),
+        (m.TrainerHello(run_id="other", window=None), "'other'"),
         (trained(3), "step 3"),
         (begin_step(0, 0, "d", prompts=0), "no tokens"),
         (
@@ -42,6 +44,8 @@ def test_impossible_wishes_of_the_trainer(message: m.TrainerMessage, words: str)
     desk.open_run()
     desk.trainer(message)
     assert words in desk.closed()[TRAINER]
+    (refused,) = desk.sent(m.Refused, TRAINER)
+    assert refused.reason == desk.closed()[TRAINER]
     assert desk.manager.ledger.active is None
 
 
@@ -63,6 +67,7 @@ def test_a_server_under_notice_is_churn() -> None:
     desk.open_run(reserved=False)
     desk.publish(0)
     desk(MachineAdded("m1"))
+    desk(ServerStarted("local-1", 1))
     desk.join(A, version=0, instance="local-1")
     desk.join(B, version=0)
     desk.begin(0, prompts=1)
@@ -89,6 +94,28 @@ def test_orphans_leave() -> None:
     assert desk.manager.next_deadline() is None and not desk.tick(11.0)
 
 
+def test_the_first_trainer_has_a_time_of_its_own() -> None:
+    desk = Desk(settings(fleet__orphan_seconds=0.0))
+    desk.tick(59.0)
+    assert not desk.manager.over
+    desk.open_run()
+    desk(TrainerGone(TRAINER, "killed"))
+    (leaving,) = [a for a in desk.actions if isinstance(a, Exit)]
+    assert (leaving.code, leaving.reason) == (ORPHANED, "no trainer for 0 s")
+    desk = Desk(settings(fleet__orphan_seconds=0.0))
+    assert [a.reason for a in desk.tick(60.0) if isinstance(a, Exit)] == ["no trainer for 60 s"]
+
+
+def test_a_stall_of_the_manager_is_no_absence_of_the_trainer() -> None:
+    desk = Desk(settings(fleet__orphan_seconds=9.0))
+    desk.open_run(reserved=False)
+    desk(TrainerGone(TRAINER, "killed"), at=1.0)
+    desk(Stalled(100.0), at=101.0)
+    assert not desk.manager.over
+    desk.tick(110.0)
+    assert desk.manager.over
+
+
 @pytest.mark.parametrize("end", ["trainer", "signal"])
 def test_the_end_of_a_run_sends_everyone_home(end: str) -> None:
     desk = seeded()
@@ -104,6 +131,7 @@ def test_the_market_gives_and_takes() -> None:
     desk = seeded(manager__seeding=False)
     desk.publish(0)
     assert [a for a in desk(MachineAdded("m1")) if isinstance(a, Start)] == [Start("local-1")]
+    desk(ServerStarted("local-1", 1))
     assert not desk(MachineRemoved("", notice=True)), "it has not even joined"
     desk.join(A, version=0, instance="local-1")
     assert not [a for a in desk.actions if isinstance(a, Signal)], "it is not at work"
@@ -134,6 +162,101 @@ def test_money_and_time() -> None:
     assert report.cost_dollars == pytest.approx(4 * 2 + 2 * 1)
     assert report.instances_mean == pytest.approx(2 / 4)
     assert (report.instances_joined, report.instances_lost) == (1, 1)
+
+
+def test_the_rows_that_a_run_keeps_add_up_to_all_that_was_paid() -> None:
+    """Before the first step, between steps, while the trainer is away, and done twice."""
+    desk = Desk(settings(manager__lease_seconds=1000.0))
+    desk.open_run(reserved=False)
+    rows: dict[int, float] = {}
+
+    def train(step: int, until: float) -> None:
+        desk.now = until
+        desk.trainer(trained(step), stream)
+        rows[step] = desk.sent(m.StepReport)[0].cost_dollars
+        assert sum(rows.values()) == desk.manager.status(desk.now).cost_dollars == 2 * until
+
+    stream = TRAINER
+    desk.now = 3.0  # warm-up
+    desk.begin(0, prompts=1)
+    train(0, until=5.0)
+    desk.now = 6.0  # saving, publishing
+    desk.begin(1, prompts=1)
+    train(1, until=7.0)
+    desk(TrainerGone(TRAINER, "killed"))
+    desk.now, stream = 9.0, 50
+    hello = m.TrainerHello(run_id=RUN, window=None)
+    desk.trainer(hello, stream)
+    desk.trainer(begin_step(1, 1, "d", prompts=1), stream)
+    train(1, until=10.0)  # it was not durable: its row is written again
+    desk.trainer(m.StepCommitted(step=1), stream)
+    desk.trainer(begin_step(2, 2, "d", prompts=1), stream)
+    train(2, until=11.0)
+
+
+def test_a_reconnect_in_mid_step_restarts_no_clock() -> None:
+    desk = seeded(manager__lease_seconds=1000.0)
+    desk.now = 1.0
+    desk.tokens(RESERVED, desk.requests(RESERVED), 1)
+    desk(TrainerGone(TRAINER, "a cut connection"), at=2.0)
+    desk.now = 3.0
+    desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=50)
+    desk.trainer(begin_step(0, 0, "d"), stream=50)
+    assert desk.manager.work.seeding.total(3.0) == 3.0, "the window opened at 0"
+    desk.now = 4.0
+    desk.trainer(trained(0), stream=50)
+    (report,) = desk.sent(m.StepReport)
+    assert (report.rollout_seconds, report.remote_wait_seconds) == (0.0, 4.0)
+    assert report.seeding_window_seconds == 4.0
+
+
+def test_servers_that_crash_once_they_are_ready_are_replaced_ever_more_rarely() -> None:
+    desk = seeded(manager__seeding=False, manager__lease_seconds=1000.0)
+    desk.publish(0)
+    desk(MachineAdded("m1"))
+    pauses = []
+    for number in range(1, 4):
+        name, stream = f"local-{number}", 100 + number
+        desk(ServerStarted(name, number))
+        desk.join(stream, version=0, instance=name, pid=number)
+        desk(ServerGone(stream, "killed"))
+        desk(InstanceExited(name, "exit code -11"))
+        pauses.append(desk.manager.fleet.retry_at - desk.now)
+        desk.tick(desk.manager.fleet.retry_at)
+        assert Start(f"local-{number + 1}") in desk.actions
+    assert pauses == [0.5, 1.0, 2.0]
+    desk(ServerStarted("local-4", 4))
+    desk.join(104, version=0, instance="local-4", pid=4)
+    desk.tokens(104, desk.requests(104), 1)
+    desk(ServerGone(104, "killed"))
+    assert Start("local-5") in desk(InstanceExited("local-4", "exit code -11"))
+
+
+def test_a_server_started_by_hand_is_not_the_fleets_whatever_its_name() -> None:
+    desk = seeded(manager__seeding=False)
+    desk.publish(0)
+    desk(MachineAdded("m1"))
+    desk.join(A, version=0, instance="local-1", pid=77)
+    desk.tokens(A, [], in_flight=8)
+    desk(ServerStarted("local-1", 5))
+    assert desk.manager.fleet.starting == 1, "it has not joined"
+    desk(MachineRemoved("", notice=True))
+    assert not [a for a in desk.actions if isinstance(a, Signal)]
+    desk.join(B, version=0, instance="local-1", pid=5)
+    assert desk.manager.fleet.starting == 0
+    desk.tokens(B, [], in_flight=8)
+    assert Signal("local-1", notice=True) in desk.actions
+    states = {i.hello.pid: i.state for i in desk.manager.roster if not i.reserved}
+    assert states == {77: "ready", 5: "leaving"}
+
+
+def test_a_server_may_say_hello_before_it_is_known_to_have_started() -> None:
+    desk = seeded()
+    desk(MachineAdded("m1"))
+    desk.join(A, instance="local-1", pid=5)
+    assert desk.manager.fleet.starting == 1
+    desk(ServerStarted("local-1", 5))
+    assert desk.manager.fleet.starting == 0
 
 
 def test_status_comes_about_once_a_second() -> None:

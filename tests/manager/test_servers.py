@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from rlboost_jax import messages as m
+from rlboost_jax.manager import servers
 from rlboost_jax.manager.events import ServerGone, Stalled
 from tests.manager.desk import RESERVED, Desk
-from tests.manager.fakes import batch, hello, settings
+from tests.manager.fakes import batch, hello, ready, settings
 
 A, B, C = 10, 11, 12
 
@@ -22,7 +23,7 @@ def ready_pair() -> tuple[Desk, list[m.GenerateRequest]]:
     desk.begin(0, prompts=2)
     requests = desk.requests(A)
     assert len(requests) == 4
-    desk.server(RESERVED, m.Ready(version=0))
+    desk.server(RESERVED, ready(0))
     return desk, requests
 
 
@@ -191,6 +192,16 @@ def test_impossible_numbers_are_refused(changes: dict[str, object], words: str) 
     assert words in leave.reason and A in desk.closed()
     assert desk.records("rejected") and not list(desk.manager.roster)
     assert not desk.server(A, m.Renew()), "what a refused server still says is not heard"
+
+
+def test_only_so_many_ended_streams_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "REMEMBERED_STREAMS", 3)
+    desk = Desk()
+    for stream in range(100, 120, 2):
+        desk.server(stream, hello(slots=0))  # refused
+        desk.join(stream + 1)
+        desk(ServerGone(stream + 1, "killed"))
+    assert list(desk.manager.servers._ended) == [117, 118, 119]
 
 
 def test_other_programs_are_refused_in_deterministic_runs() -> None:

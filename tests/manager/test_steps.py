@@ -10,7 +10,7 @@ from rlboost_jax.manager.events import (
     TrainerGone,
 )
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
-from tests.manager.fakes import RUN, begin_step, hello, settings
+from tests.manager.fakes import RUN, begin_step, hello, ready, settings
 
 A, B = 10, 11
 
@@ -36,7 +36,7 @@ def test_the_window_closes_when_time_is_up_and_another_is_ready() -> None:
     desk.tick(0.4)  # T_seed is over, but nobody else is ready
     assert not desk.sent(m.Release)
     desk.now = 0.5
-    desk.server(A, m.Ready(version=0))
+    desk.server(A, ready(0))
     (release,) = desk.sent(m.Release, RESERVED)
     assert m.unpack_ids(release.request_ids).tolist() == [r.request_id for r in requests]
     (closed,) = desk.sent(m.WindowClosed)
@@ -108,9 +108,9 @@ def test_work_goes_only_to_those_with_the_newest_parameters() -> None:
     assert not desk.requests()
     desk.publish(1)
     assert len(desk.sent(m.Announce)) == 2
-    desk.server(A, m.Ready(version=0))  # it was said before the announcement was read
+    desk.server(A, ready(0))  # it was said before the announcement was read
     assert not desk.requests()
-    desk.server(A, m.Ready(version=1))
+    desk.server(A, ready(1))
     assert desk.requests(A) and not desk.requests(B)
 
 
@@ -118,13 +118,57 @@ def test_same_version_with_other_parameters_is_another_version() -> None:
     desk = Desk(settings(manager__seeding=False))
     desk.open_run()
     desk.publish(0, "old")
-    desk.join(A, version=0)
+    desk.join(A)
+    desk.server(A, ready(0, "old"))
     desk.publish(0, "old")
     assert not desk.sent(m.Announce), "it holds just that"
     desk.publish(0, "new")
     assert desk.sent(m.Announce, A)
     desk.begin(0, "old")
     assert not desk.requests()
+
+
+def test_a_ready_that_crosses_an_announcement_of_the_same_number_is_not_of_it() -> None:
+    desk = Desk(settings(manager__seeding=False))
+    desk.open_run()
+    desk.publish(0, "old")
+    desk.join(A)
+    desk.publish(0, "new")
+    desk.begin(0, "new")
+    desk.server(A, ready(0, "old"))
+    assert not desk.requests()
+    desk.server(A, ready(0, "new"))
+    assert {g.params_digest for g in desk.sent(m.Generate, A)} == {"new"}
+
+
+@pytest.mark.parametrize("crossing", [False, True])
+def test_what_was_announced_in_between_may_be_on_its_way_into_the_engine(crossing: bool) -> None:
+    """Parameters that were announced, replaced and announced again are waited for again."""
+    desk = Desk(settings(manager__seeding=False))
+    desk.open_run()
+    desk.publish(0, "old")
+    desk.join(A)
+    if not crossing:
+        desk.server(A, ready(0, "old"))
+    desk.publish(0, "new")
+    if crossing:
+        desk.server(A, ready(0, "old"))
+    desk.publish(0, "old")
+    assert desk.sent(m.Announce, A)
+    desk.begin(0, "old")
+    assert not desk.requests()
+    desk.server(A, ready(0, "old"))
+    assert desk.requests(A)
+
+
+def test_a_reserved_engine_works_only_with_the_parameters_of_the_step() -> None:
+    desk = Desk()
+    desk.open_run()
+    desk.begin(0, "new")
+    desk.server(RESERVED, ready(0, "old"))
+    assert not desk.requests()
+    desk.server(RESERVED, ready(0, "new"))
+    assert desk.requests(RESERVED)
 
 
 def test_a_new_step_cancels_the_work_of_the_old_one_everywhere() -> None:
@@ -158,13 +202,13 @@ def test_a_returning_trainer_finds_its_tokens() -> None:
     (before,) = desk.sent(m.FinishedRollout)
     desk(TrainerGone(TRAINER, "killed"))
     desk(ServerGone(RESERVED, "killed"))
-    desk.trainer(m.TrainerHello(run_id=RUN, step=0, window=None, pid=2), stream=50)
-    assert desk.sent(m.TrainerWelcome)[0].kept_steps == (0,)
+    desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=50)
+    assert desk.manager.ledger.kept == (0,)
     desk(FromTrainer(50, begin_step(0, 0, "d")))
     assert desk.sent(m.FinishedRollout) == [before]
     assert desk.records("resumed")
     desk.server(51, hello(reserved=True))
-    desk.server(51, m.Ready(version=0))
+    desk.server(51, ready(0))
     assert before.sample not in {r.sample for r in finish(desk, 51)}
 
 
@@ -204,7 +248,7 @@ def test_a_trainer_that_has_not_begun_gets_no_results() -> None:
     desk = seeded()
     requests = desk.requests(RESERVED)
     desk(TrainerGone(TRAINER, "killed"))
-    desk.trainer(m.TrainerHello(run_id=RUN, step=0, window=None, pid=2), stream=50)
+    desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=50)
     desk.tokens(RESERVED, requests[:1])
     assert not desk.sent(m.FinishedRollout)
     desk(FromTrainer(50, begin_step(0, 0, "d")))
@@ -228,5 +272,5 @@ def test_the_window_learns_from_whole_steps_only() -> None:
     desk.trainer(waited)
     assert desk.sent(m.StepReport)[0].window == learnt
     old = m.WindowState(seconds=7.0, memory={}, instance_cap=4)
-    desk.trainer(m.TrainerHello(run_id=RUN, step=0, window=old, pid=2), stream=50)
+    desk.trainer(m.TrainerHello(run_id=RUN, window=old), stream=50)
     assert desk.sent(m.TrainerWelcome)[0].window == learnt, "the manager knows better"

@@ -3,7 +3,7 @@
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import ServerGone
 from tests.manager.desk import Desk
-from tests.manager.fakes import settings
+from tests.manager.fakes import ready, settings
 
 A, B = 10, 11
 
@@ -69,7 +69,7 @@ def test_running_rollouts_move_above_the_plateau_and_the_shortest_first() -> Non
 
 def test_an_engine_with_other_weights_is_asked_to_stop_the_old_work() -> None:
     desk, requests = busy_server(2, slots=4)
-    desk.server(A, m.Ready(version=1))
+    desk.server(A, ready(1))
     assert asked_back(desk) == [r.request_id for r in requests]
     desk(ServerGone(A, "killed"))
     assert desk.manager.ledger.steps[0].num_waiting == 2

@@ -42,7 +42,7 @@ class Trainer:
         self.lives += 1
         self.step = self._durable + 1
         self.stream = self.world.open(self)
-        self._say(m.TrainerHello(run_id=RUN, step=self.step, window=None, pid=1))
+        self._say(m.TrainerHello(run_id=RUN, window=None))
         if self.seeding:
             self.engine = Server(self.world, reserved=True)
             self.engine.connect()
@@ -90,8 +90,11 @@ class Trainer:
         self._later(self._written - self.world.now, publish)
         self._say(begin)
         if self.seeding:
-            offer = lambda: self.engine.offer(begin.version, begin.params_digest)  # noqa: E731
-            self._later(delay(0.0, 0.1), offer)
+            self._later(delay(0.0, 0.1), lambda: self._offer(begin))
+
+    def _offer(self, begin: m.BeginStep) -> None:
+        if begin.step == self.step:
+            self.engine.offer(begin.version, begin.params_digest)
 
     def _finished(self, result: m.FinishedRollout) -> None:
         if result.step != self.step:

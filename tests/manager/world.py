@@ -20,6 +20,7 @@ from rlboost_jax.manager.events import (
     Record,
     Send,
     ServerGone,
+    ServerStarted,
     Signal,
     Start,
     Tick,
@@ -55,7 +56,7 @@ class World:
         self.records: list[Record] = []
         self.exit: Exit | None = None
         self.sampled = 0  # tokens, by all engines
-        self.ready: dict[int, int] = {}  # stream → version it last said to hold
+        self.ready: dict[int, tuple[int, str]] = {}  # stream → what it last said to hold
         self.transmit: Callable[[Server, m.TokenBatch], None] = Server.say
         self._check = check
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -65,7 +66,7 @@ class World:
         self._tick_at = float("inf")
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now + seconds, next(self._order), what))
+        self._at(self.now + seconds, what)
 
     def run(self, until: Callable[[], bool], limit: float) -> None:
         """Let time pass; raises if `until` does not come true within `limit` seconds."""
@@ -86,7 +87,7 @@ class World:
 
     def deliver(self, event: Event) -> None:
         if isinstance(event, FromServer) and isinstance(event.message, m.Ready):
-            self.ready[event.stream] = event.message.version
+            self.ready[event.stream] = event.message.version, event.message.params_digest
         for action in self.manager.handle(event, self.now):
             self._perform(action)
         self._check(self)
@@ -103,14 +104,18 @@ class World:
         match action:
             case Send(stream, message):
                 if isinstance(message, m.Generate):
-                    assert {r.version for r in message.requests} == {self.ready[stream]}
+                    named = {(r.version, message.params_digest) for r in message.requests}
+                    assert named == {self.ready[stream]}
                 self._down(stream, lambda: self._streams[stream].hear(stream, message))
             case Close(stream, _):
                 self._down(stream, lambda: self._streams[stream].hung_up(stream))
             case Record():
                 self.records.append(action)
             case Start(name):
-                self.later(0.2, lambda: Server(self, name=name).connect())
+                server = Server(self, name=name)
+                self.later(0.2, server.connect)
+                started = ServerStarted(name, server.pid)
+                self.later(self.random.uniform(0.1, 0.25), lambda: self.deliver(started))
             case Signal(name, notice):
                 for server in self.servers:
                     if server.name == name and server.alive:
@@ -125,7 +130,10 @@ class World:
         wire = stream, up
         arrival = self.now + self.random.uniform(0.001, 0.02)
         self._wires[wire] = arrival = max(arrival, self._wires.get(wire, 0.0))
-        self.later(arrival - self.now, what)
+        self._at(arrival, what)
+
+    def _at(self, moment: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (moment, next(self._order), what))
 
 
 class Server:
@@ -133,6 +141,7 @@ class Server:
 
     def __init__(self, world: World, *, name: str = "", reserved: bool = False) -> None:
         self.world, self.name, self.reserved = world, name, reserved
+        self.pid = 100 + len(world.servers)
         self.slots = 2
         self.alive = True
         self.frozen = False
@@ -154,9 +163,11 @@ class Server:
         self._sequence = 0
         self._welcome = False
         self._pull = 0
-        self.say(hello(instance=self.name, reserved=self.reserved, slots=self.slots))
+        self._pulling: m.Manifest | None = None
+        name, reserved = self.name, self.reserved
+        self.say(hello(instance=name, reserved=reserved, slots=self.slots, pid=self.pid))
         if self.reserved and self.version >= 0:
-            self.say(m.Ready(version=self.version))
+            self._say_ready()
         self._renew(self.stream)
 
     def say(self, message: m.ServerMessage) -> None:
@@ -195,19 +206,19 @@ class Server:
         if self._absent(stream, lambda: self.hear(stream, message)):
             return
         match message:
-            case m.Generate(requests=requests):
+            case m.Generate(requests=requests, params_digest=digest):
                 for request in requests:
-                    self._take(request)
+                    self._take(request, digest)
                 self._dispatch()
             case m.Release(request_ids=ids):
                 self._asked += m.unpack_ids(ids).tolist()
                 if not self._busy:
                     self._release()
             case m.Announce(manifest=chosen):
-                self._asked += list(self.held)
-                self.version, self._pull = -1, self._pull + 1
-                if not self._busy:
-                    self._release()
+                # What was being pulled may be on its way into the engine and past recall.
+                if self._pulling and not self._busy and self.world.random.random() < 0.3:
+                    self._load(self._pulling.version, self._pulling.params_digest)
+                self._pull, self._pulling = self._pull + 1, chosen
                 self._fetch(self.stream, chosen, self._pull)
             case m.Leave():
                 self.say(m.Goodbye(reason="told to"))
@@ -221,21 +232,22 @@ class Server:
         self.world.later(0.1, self.connect)
 
     def offer(self, version: int, digest: str) -> None:
-        """The trainer's own engine is handed its weights."""
-        self.version, self.digest = version, digest
-        if self.stream:
+        """The trainer's own engine is handed its weights; it takes them between dispatches."""
+        self._offered = version, digest
+        if self._busy:
             self._asked += list(self.held)
-            if not self._busy:
-                self._release()
-            self.say(m.Ready(version=version))
+            self.world.later(0.02, lambda: self.offer(*self._offered))
+        elif self.alive:
+            self._load(version, digest)
+            self._say_ready()
 
     def _absent(self, stream: int, what: Callable[[], None]) -> bool:
         if self.frozen:
             self._missed.append(what)
         return self.frozen or not self.alive or stream != self.stream
 
-    def _take(self, request: m.GenerateRequest) -> None:
-        if request.version != self.version:  # it crossed an announcement
+    def _take(self, request: m.GenerateRequest, digest: str) -> None:
+        if (request.version, digest) != (self.version, self.digest):
             self._asked.append(request.request_id)
             if not self._busy:
                 self._release()
@@ -250,17 +262,28 @@ class Server:
         def done() -> None:
             if self._absent(stream, done) or pull != self._pull:
                 return
-            if self._busy:  # the engine takes weights between two dispatches
+            if self._busy:
+                self._asked += list(self.held)
                 self.world.later(0.02, done)
                 return
             if self.world.random.random() < 0.1:
                 self.say(m.WeightsRejected(version=chosen.version, reason="one bit flipped"))
                 self._fetch(stream, chosen, pull)
                 return
-            self.version, self.digest = chosen.version, chosen.params_digest
-            self.say(m.Ready(version=chosen.version))
+            self._pulling = None
+            self._load(chosen.version, chosen.params_digest)
+            self._say_ready()
 
         self.world.later(self.world.random.uniform(0.05, 0.3), done)
+
+    def _load(self, version: int, digest: str) -> None:
+        """Give back what is held and swap the weights; the engine is idle."""
+        self._asked += list(self.held)
+        self._release()
+        self.version, self.digest = version, digest
+
+    def _say_ready(self) -> None:
+        self.say(m.Ready(version=self.version, params_digest=self.digest))
 
     # What it does
 

@@ -1,3 +1,4 @@
+import dataclasses
 import re
 import subprocess
 import sys
@@ -6,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
+from rlboost_jax.observe.summary import summarize, write_summary
 
 
 def test_the_page_says_what_the_files_say(workdir: Path) -> None:
@@ -16,6 +19,17 @@ def test_the_page_says_what_the_files_say(workdir: Path) -> None:
         assert f"<h2>{title}" in page
     assert "324,352 parameters" in page
     assert page.count("<section>") == 5
+
+
+def test_the_page_and_the_summary_agree(workdir: Path) -> None:
+    """Also when it is drawn again later; of a run that has gone further, the rows count."""
+    rows = read_metrics(workdir)
+    summary = dataclasses.replace(summarize(rows, reserved_price_per_hour=1.0), last_accuracy=0.99)
+    write_summary(workdir, summary)
+    page = write_report(workdir).read_text()
+    assert "held-out accuracy from 0.15 to 0.99" in page and ">0.990<" in page
+    write_summary(workdir, dataclasses.replace(summary, steps=59))
+    assert "held-out accuracy from 0.15 to 0.97" in write_report(workdir).read_text()
 
 
 def test_the_page_needs_no_network(workdir: Path) -> None:

@@ -232,7 +232,9 @@ async def serving(engine, puller, *, token="secret", **options):
     """(manager, client, the task of `client.run`)."""
     async with manager_at_work() as manager:
         greeting = hello(reserved=puller is None)
-        client = InstanceClient(manager.address, token, greeting, Worker(engine), puller, **options)
+        client = InstanceClient(
+            lambda: (manager.address, token), greeting, Worker(engine), puller, **options
+        )
         running = asyncio.create_task(client.run())
         try:
             yield manager, client, running

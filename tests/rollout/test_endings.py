@@ -24,7 +24,9 @@ def test_a_fresh_stream_begins_with_nothing_held(fakes):
         weights = fakes.Weights()
         async with fakes.serving(engine, weights) as (manager, _, _):
             stream = await fakes.ready(manager)
-            await stream.send(Generate(requests=(fakes.request(1, tokens=1000),)))
+            await stream.send(
+                Generate(params_digest="d1", requests=(fakes.request(1, tokens=1000),))
+            )
             await stream.next()
             gate.release(5)
             await fakes.finished(stream, 5)
@@ -32,7 +34,7 @@ def test_a_fresh_stream_begins_with_nothing_held(fakes):
             gate.release(1000)
             again = await fakes.ready(manager)
             assert engine.held() == [] and weights.pulls == [1]  # it has that version
-            await again.send(Generate(requests=(fakes.request(2, tokens=3),)))
+            await again.send(Generate(params_digest="d1", requests=(fakes.request(2, tokens=3),)))
             batch = await again.next()
             assert (batch.sequence, batch.in_flight) == (0, 1)
             assert list(await fakes.finished(again, 3)) == [2]
@@ -57,7 +59,7 @@ def test_leaves_after_what_the_dispatch_yields(fakes):
         engine = fakes.Engine(steps=4, gate=gate)
         async with fakes.serving(engine, fakes.Weights()) as (manager, client, running):
             stream = await fakes.ready(manager)
-            await stream.send(Generate(requests=(fakes.request(1, tokens=50),)))
+            await stream.send(Generate(params_digest="d1", requests=(fakes.request(1, tokens=50),)))
             assert (await stream.next()).in_flight == 4
             client.leave("SIGTERM")
             gate.release(99)
@@ -82,7 +84,7 @@ def test_leaves_without_a_word_when_the_dispatch_does_not_end(fakes, monkeypatch
             running,
         ):
             stream = await fakes.ready(manager)
-            await stream.send(Generate(requests=(fakes.request(1, tokens=50),)))
+            await stream.send(Generate(params_digest="d1", requests=(fakes.request(1, tokens=50),)))
             await stream.next()
             client.leave("SIGTERM")
             assert await running == "SIGTERM"
@@ -116,9 +118,73 @@ def test_leaves_when_no_manager_comes_back(fakes):
 
 def test_looks_for_its_first_manager_as_long_as_it_was_told(fakes):
     client = InstanceClient(
-        "127.0.0.1:9", "t", fakes.hello(), Worker(fakes.Engine()), None, orphan_seconds=0.0
+        lambda: ("127.0.0.1:9", "t"),
+        fakes.hello(),
+        Worker(fakes.Engine()),
+        None,
+        orphan_seconds=0.0,
     )
     assert asyncio.run(client.run()) == "no manager for 0 s"
+
+
+def test_the_trainers_own_engine_outlasts_its_managers(fakes):
+    """One sends it home and goes; the next, elsewhere, finds it ready for work."""
+
+    async def scenario():
+        async with fakes.manager() as first, fakes.manager() as second:
+            first.welcome = second.welcome = Welcome(
+                instance="i", renew_seconds=1.0, orphan_seconds=0.0
+            )
+            managers = [first]
+            client = InstanceClient(
+                lambda: (managers[-1].address, "secret"),
+                fakes.hello(reserved=True),
+                Worker(fakes.Engine()),
+                None,
+                orphan_seconds=0.0,
+            )
+            running = asyncio.create_task(client.run())
+            stream, _ = await first.accept()
+            await client.offer({}, 4, "d4")
+            offered = await stream.next()
+            assert offered.version == 4
+            await stream.send(Leave(reason="SIGTERM"))
+            managers.append(second)
+            await first.drop(stream)
+            again, _ = await second.accept()
+            assert await again.next() == offered
+            assert not running.done()
+            running.cancel()
+            await asyncio.wait({running})
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_no_manager_can_be_found_for_ends_with_the_reason(fakes):
+    def locate():
+        raise ZeroDivisionError("no manager to be had")
+
+    client = InstanceClient(locate, fakes.hello(reserved=True), Worker(fakes.Engine()), None)
+    with pytest.raises(ZeroDivisionError, match="to be had"):
+        asyncio.run(client.run())
+
+
+@pytest.mark.parametrize(("settled_seconds", "attempts"), [(1e6, [0, 1, 2]), (0.0, [0, 0, 0])])
+def test_the_pause_grows_until_a_stream_has_lived(fakes, monkeypatch, settled_seconds, attempts):
+    """A manager that welcomes this server and soon hangs up on it is left in peace."""
+    seen = []
+    monkeypatch.setattr(module, "SETTLED_SECONDS", settled_seconds)
+    monkeypatch.setattr(module, "_backoff", lambda attempt: seen.append(attempt) or 0.0)
+
+    async def scenario():
+        async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, _):
+            for _ in attempts:
+                stream = await fakes.ready(manager)
+                await manager.drop(stream)
+            await fakes.ready(manager)
+
+    asyncio.run(scenario())
+    assert seen == attempts
 
 
 def test_a_wrong_token_is_final(fakes):
@@ -147,7 +213,7 @@ def test_an_exception_of_the_engine_ends_the_run(fakes):
         async with fakes.serving(engine, fakes.Weights()) as (manager, _, running):
             stream = await fakes.ready(manager)
             engine.error = ZeroDivisionError("in the engine")
-            await stream.send(Generate(requests=(fakes.request(1, tokens=5),)))
+            await stream.send(Generate(params_digest="d1", requests=(fakes.request(1, tokens=5),)))
             with pytest.raises(ZeroDivisionError, match="in the engine"):
                 await running
             assert not any(isinstance(m, Goodbye) for m in await drained(stream))

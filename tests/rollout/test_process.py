@@ -71,6 +71,7 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
                 tmp_path / "token",
                 price_per_hour=2.0,
                 on_exit=lambda name, code: exits.put_nowait((name, code)),
+                on_failure=pytest.fail,
             )
 
             async def join(name: str):
@@ -84,10 +85,10 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
 
             try:
                 whole = await join("whole")
-                await whole.send(Generate(requests=(request([]),)))
+                await whole.send(Generate(params_digest="d", requests=(request([]),)))
                 wanted = await tokens_of(whole, NUM_TOKENS)
                 assert len(wanted) == NUM_TOKENS
-                await whole.send(Generate(requests=(request([]),)))
+                await whole.send(Generate(params_digest="d", requests=(request([]),)))
                 await whole.next()  # it is in the middle of a dispatch
                 assert await provider.signal("whole", signal.SIGTERM)
                 await whole.until(Goodbye)
@@ -96,13 +97,13 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
                 assert not await provider.signal("whole", signal.SIGTERM)
 
                 killed = await join("killed")
-                await killed.send(Generate(requests=(request([]),)))
+                await killed.send(Generate(params_digest="d", requests=(request([]),)))
                 collected = await tokens_of(killed, 8)
                 assert await provider.signal("killed", signal.SIGKILL)
                 assert await exits.get() == ("killed", -signal.SIGKILL)
 
                 heir = await join("heir")
-                await heir.send(Generate(requests=(request(collected),)))
+                await heir.send(Generate(params_digest="d", requests=(request(collected),)))
                 rest = await tokens_of(heir, NUM_TOKENS - len(collected))
                 assert collected + rest == wanted
                 assert provider.pids.keys() == {"heir"}

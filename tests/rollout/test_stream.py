@@ -29,7 +29,7 @@ def test_pulls_says_ready_and_streams_what_it_samples(fakes):
             answer = await stream.next()
             assert (answer.version, answer.fetched_bytes) == (1, 10) and answer.seconds >= 0
             requests = (fakes.request(1, tokens=9), fakes.request(2, tokens=6, done=5))
-            await stream.send(Generate(requests=requests))
+            await stream.send(Generate(params_digest="d1", requests=requests))
             tokens = await fakes.finished(stream, 10)
             assert tokens == {
                 1: [fakes.expected_token(1, at) for at in range(9)],
@@ -49,7 +49,7 @@ def test_at_most_16_bytes_a_token(fakes, rollouts, length):
             stream = await fakes.ready(manager)
             stream.frames.clear()
             requests = tuple(fakes.request(i, tokens=length) for i in range(rollouts))
-            await stream.send(Generate(requests=requests))
+            await stream.send(Generate(params_digest="d1", requests=requests))
             await fakes.finished(stream, rollouts * length)
             decoded = [(messages.decode_server(f), len(f)) for f in stream.frames]
             size = sum(n for message, n in decoded if isinstance(message, TokenBatch))
@@ -62,7 +62,7 @@ def test_logprobs_travel_with_their_tokens(fakes):
     async def scenario():
         async with fakes.serving(fakes.Engine(steps=8), fakes.Weights()) as (manager, _, _):
             stream = await fakes.ready(manager)
-            await stream.send(Generate(requests=(fakes.request(3, tokens=8),)))
+            await stream.send(Generate(params_digest="d1", requests=(fakes.request(3, tokens=8),)))
             *_, batch = [await stream.next(), await stream.next()]
             wanted = np.array([fakes.expected_logprob(3, at) for at in range(8)], np.float32)
             np.testing.assert_array_equal(messages.unpack_logprobs(batch.logprobs), wanted)
@@ -75,7 +75,7 @@ def test_the_lease_is_renewed_while_the_engine_computes(fakes):
         gate = threading.Semaphore(0)
         async with fakes.serving(fakes.Engine(gate=gate), fakes.Weights()) as (manager, _, _):
             stream = await fakes.ready(manager)
-            await stream.send(Generate(requests=(fakes.request(1, tokens=5),)))
+            await stream.send(Generate(params_digest="d1", requests=(fakes.request(1, tokens=5),)))
             assert (await stream.next()).in_flight == 5
             for _ in range(3):
                 await stream.next_renew()
@@ -90,14 +90,16 @@ def test_released_comes_after_the_last_tokens(fakes):
         engine = fakes.Engine(steps=4, gate=gate)
         async with fakes.serving(engine, fakes.Weights()) as (manager, _, _):
             stream = await fakes.ready(manager)
-            await stream.send(Generate(requests=(fakes.request(1, tokens=4000),)))
+            await stream.send(
+                Generate(params_digest="d1", requests=(fakes.request(1, tokens=4000),))
+            )
             await stream.next()
             await stream.send(Release(request_ids=messages.pack_ids([1])))
             gate.release(2000)
             *before, released = await stream.until(Released)
             assert released.request_ids == messages.pack_ids([1])
             assert sum(len(m.tokens) // 4 for m in before) >= 4  # of the dispatch begun before
-            await stream.send(Generate(requests=(fakes.request(2, tokens=4),)))
+            await stream.send(Generate(params_digest="d1", requests=(fakes.request(2, tokens=4),)))
             assert list(await fakes.finished(stream, 4)) == [2]
 
     asyncio.run(scenario())
@@ -145,7 +147,9 @@ def test_decoding_goes_on_while_weights_are_pulled(fakes):
         engine = fakes.Engine(steps=1, gate=gate)
         async with fakes.serving(engine, fakes.Weights(held={2})) as (manager, _, _):
             stream = await fakes.ready(manager)
-            await stream.send(Generate(requests=(fakes.request(1, tokens=1000),)))
+            await stream.send(
+                Generate(params_digest="d1", requests=(fakes.request(1, tokens=1000),))
+            )
             await stream.next()
             await stream.send(Announce(manifest=fakes.manifest(2)))
             await stream.next_renew()
@@ -180,16 +184,16 @@ def test_the_trainers_own_engine_is_offered_its_weights(fakes):
     async def scenario():
         engine = fakes.Engine()
         async with fakes.serving(engine, None) as (manager, client, _):
-            await client.offer({"mine": 1}, 4)
+            await client.offer({"mine": 1}, 4, "d4")
             stream, hello = await manager.accept()
             assert hello.reserved
-            assert await stream.next() == Ready(version=4)
+            assert await stream.next() == Ready(version=4, params_digest="d4")
             await stream.send(Announce(manifest=fakes.manifest(5)))  # not for it
-            await client.offer({"mine": 2}, 5)
-            assert await stream.next() == Ready(version=5)
+            await client.offer({"mine": 2}, 5, "d5")
+            assert await stream.next() == Ready(version=5, params_digest="d5")
             assert engine.loaded == [{"mine": 1}, {"mine": 2}]
             await manager.drop(stream)
             again, _ = await manager.accept()
-            assert await again.next() == Ready(version=5)
+            assert await again.next() == Ready(version=5, params_digest="d5")
 
     asyncio.run(scenario())

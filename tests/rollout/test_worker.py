@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlboost_jax import messages
 from rlboost_jax.messages import Released, TokenBatch
-from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.rollout.worker import Worker, WorkerStopped
 
 PATIENCE_SECONDS = 20.0
 
@@ -46,7 +46,7 @@ def started(fakes):
     def start(engine):
         worker, manager = Worker(engine), Manager()
         worker.start(manager.inbox.put)
-        worker.load({}, 1).result(PATIENCE_SECONDS)
+        worker.load({}, 1, "d1").result(PATIENCE_SECONDS)
         workers.append(worker)
         return worker, manager
 
@@ -58,7 +58,7 @@ def started(fakes):
 def test_a_dispatch_is_announced_before_its_tokens_exist(fakes, started):
     gate = threading.Semaphore(0)
     worker, manager = started(fakes.Engine(steps=4, gate=gate))
-    worker.submit([fakes.request(1, tokens=6), fakes.request(2, tokens=3)])
+    worker.submit([fakes.request(1, tokens=6), fakes.request(2, tokens=3)], "d1")
     first = manager.take()
     assert (first.in_flight, first.tokens) == (7, b"")  # 4 of the one, 3 of the other
     gate.release()
@@ -73,7 +73,7 @@ def test_a_dispatch_is_announced_before_its_tokens_exist(fakes, started):
 def test_tokens_of_the_dispatch_come_before_released(fakes, started):
     gate = threading.Semaphore(0)
     worker, manager = started(fakes.Engine(steps=4, gate=gate))
-    worker.submit([fakes.request(1, tokens=20), fakes.request(2, tokens=20)])
+    worker.submit([fakes.request(1, tokens=20), fakes.request(2, tokens=20)], "d1")
     assert manager.take().in_flight == 8
     worker.release([1, 99])
     gate.release()
@@ -86,20 +86,30 @@ def test_tokens_of_the_dispatch_come_before_released(fakes, started):
 
 def test_work_of_another_version_is_given_back(fakes, started):
     worker, manager = started(fakes.Engine())
-    worker.submit([fakes.request(1, tokens=5, version=2), fakes.request(2, tokens=5)])
+    worker.submit([fakes.request(1, tokens=5, version=2), fakes.request(2, tokens=5)], "d1")
     assert list(messages.unpack_ids(manager.take().request_ids)) == [1]
     while manager.take().in_flight:
         pass
     assert list(manager.tokens) == [2]
 
 
+def test_work_of_other_parameters_of_the_same_version_is_given_back(fakes, started):
+    worker, manager = started(fakes.Engine())
+    worker.submit([fakes.request(1, tokens=1)], "other")
+    assert list(messages.unpack_ids(manager.take().request_ids)) == [1]
+    worker.call(lambda engine: engine.load({"of unknown bits": 1}, 1))
+    worker.submit([fakes.request(2, tokens=1)], "d1")
+    assert list(messages.unpack_ids(manager.take().request_ids)) == [2]
+    assert not manager.tokens
+
+
 def test_loading_gives_back_what_is_held(fakes, started):
     gate = threading.Semaphore(0)
     engine = fakes.Engine(steps=1, gate=gate)
     worker, manager = started(engine)
-    worker.submit([fakes.request(1, tokens=20)])
+    worker.submit([fakes.request(1, tokens=20)], "d1")
     manager.take()
-    loaded = worker.load({"new": 1}, 2)
+    loaded = worker.load({"new": 1}, 2, "d2")
     gate.release()
     loaded.result(PATIENCE_SECONDS)
     manager.take()
@@ -111,13 +121,13 @@ def test_loading_gives_back_what_is_held(fakes, started):
 def test_reset_forgets_and_counts_from_nought(fakes, started):
     gate = threading.Semaphore(0)
     worker, manager = started(fakes.Engine(steps=1, gate=gate))
-    worker.submit([fakes.request(1, tokens=20)])
+    worker.submit([fakes.request(1, tokens=20)], "d1")
     manager.take()
     reset = worker.reset()
     gate.release()
     reset.result(PATIENCE_SECONDS)
     assert manager.inbox.empty()
-    worker.submit([fakes.request(2, tokens=1)])
+    worker.submit([fakes.request(2, tokens=1)], "d1")
     assert manager.take().sequence == 0
     gate.release()
     manager.take()
@@ -127,7 +137,7 @@ def test_reset_forgets_and_counts_from_nought(fakes, started):
 def test_stop_flushes(fakes, started):
     gate = threading.Semaphore(0)
     worker, manager = started(fakes.Engine(steps=3, gate=gate))
-    worker.submit([fakes.request(1, tokens=20)])
+    worker.submit([fakes.request(1, tokens=20)], "d1")
     manager.take()
     stopped = worker.stop()
     gate.release()
@@ -140,14 +150,14 @@ def test_an_exception_of_the_engine_is_handed_over(fakes, started):
     engine = fakes.Engine()
     worker, _ = started(engine)
     engine.error = ZeroDivisionError("in the engine")
-    worker.submit([fakes.request(1, tokens=5)])
+    worker.submit([fakes.request(1, tokens=5)], "d1")
     assert worker.failure.exception(PATIENCE_SECONDS) is engine.error
 
 
 def test_giving_up_on_an_answer_does_not_harm_the_worker(fakes, started):
     worker, manager = started(fakes.Engine())
-    assert not worker.load({}, 2).cancel()
-    worker.submit([fakes.request(1, tokens=1, version=2)])
+    assert not worker.load({}, 2, "d2").cancel()
+    worker.submit([fakes.request(1, tokens=1, version=2)], "d2")
     while manager.take().in_flight:
         pass
     assert len(manager.tokens[1]) == 1
@@ -156,7 +166,7 @@ def test_giving_up_on_an_answer_does_not_harm_the_worker(fakes, started):
 def test_calls_have_the_engine_to_themselves(fakes, started):
     gate = threading.Semaphore(0)
     worker, manager = started(fakes.Engine(steps=1, gate=gate))
-    worker.submit([fakes.request(1, tokens=20)])
+    worker.submit([fakes.request(1, tokens=20)], "d1")
     manager.take()
     held, broken = worker.call(lambda engine: engine.held()), worker.call(lambda engine: 1 / 0)
     gate.release()
@@ -164,7 +174,8 @@ def test_calls_have_the_engine_to_themselves(fakes, started):
     assert isinstance(broken.exception(PATIENCE_SECONDS), ZeroDivisionError)
     manager.take()
     assert list(messages.unpack_ids(manager.take().request_ids)) == [1]
-    worker.submit([fakes.request(2, tokens=1)])  # it lives on
+    worker.load({}, 1, "d1")  # it lives on
+    worker.submit([fakes.request(2, tokens=1)], "d1")
     assert manager.take().in_flight == 1
     gate.release()
 
@@ -181,7 +192,7 @@ def test_no_token_is_lost_or_sampled_twice_in_migrations(fakes, lengths, moves, 
     for _ in range(2):
         worker, manager = Worker(fakes.Engine(steps=steps)), Manager()
         worker.start(manager.inbox.put)
-        worker.load({}, 1).result(PATIENCE_SECONDS)
+        worker.load({}, 1, "d1").result(PATIENCE_SECONDS)
         workers.append(worker)
         managers.append(manager)
     done: dict[int, list[int]] = {i: [] for i in range(len(lengths))}
@@ -194,7 +205,7 @@ def test_no_token_is_lost_or_sampled_twice_in_migrations(fakes, lengths, moves, 
         managers[side].tokens.clear()
         return message
 
-    workers[0].submit([fakes.request(i, tokens=n) for i, n in enumerate(lengths)])
+    workers[0].submit([fakes.request(i, tokens=n) for i, n in enumerate(lengths)], "d1")
     for i, target in moves:
         if i >= len(lengths) or place[i] == target:
             continue
@@ -205,7 +216,7 @@ def test_no_token_is_lost_or_sampled_twice_in_migrations(fakes, lengths, moves, 
         place[i] = target
         if len(done[i]) < lengths[i]:
             request = fakes.request(i, tokens=lengths[i], done=len(done[i]))
-            workers[target].submit([request])
+            workers[target].submit([request], "d1")
     while any(len(done[i]) < n for i, n in enumerate(lengths)):
         unfinished = next(i for i, n in enumerate(lengths) if len(done[i]) < n)
         collect(place[unfinished])
@@ -214,3 +225,28 @@ def test_no_token_is_lost_or_sampled_twice_in_migrations(fakes, lengths, moves, 
     assert done == {
         i: [fakes.expected_token(i, at) for at in range(n)] for i, n in enumerate(lengths)
     }
+
+
+def test_questions_after_the_end_are_answered(fakes, started):
+    worker, _ = started(fakes.Engine())
+    worker.stop().result(PATIENCE_SECONDS)
+    worker.submit([fakes.request(1, tokens=5)], "d1")  # nobody waits for an answer
+    for question in (worker.load({}, 2, "d2"), worker.reset(), worker.stop()):
+        with pytest.raises(WorkerStopped):
+            question.result(PATIENCE_SECONDS)
+
+
+def test_questions_that_meet_a_failure_are_answered(fakes, started):
+    gate = threading.Semaphore(0)
+    engine = fakes.Engine(gate=gate)
+    engine.error = ZeroDivisionError("in the engine")
+    worker, manager = started(engine)
+    worker.submit([fakes.request(1, tokens=5)], "d1")
+    manager.take()  # the dispatch has begun, so the question waits for its end
+    before = worker.load({}, 2, "d2")
+    gate.release()
+    with pytest.raises(ZeroDivisionError):
+        worker.failure.result(PATIENCE_SECONDS)
+    for question in (before, worker.load({}, 2, "d2")):
+        with pytest.raises(ZeroDivisionError, match="in the engine"):
+            question.result(PATIENCE_SECONDS)

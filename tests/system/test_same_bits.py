@@ -14,17 +14,11 @@ def calm(tmp_path_factory):
     return Run(tmp_path_factory.mktemp("calm") / "run", SEED).run()
 
 
-def assert_accounts_hold(run: Run) -> None:
-    for row in run.metrics():
-        assert row["tokens_generated"] == row["tokens_delivered"] + row["tokens_lost"], row
-        assert row["tokens_generated"] == row["tokens_reserved"] + row["tokens_preemptible"], row
-
-
 def test_a_calm_run_is_complete(calm):
     rows = calm.metrics()
     assert [row["step"] for row in rows] == list(range(len(rows)))
     assert [row["version"] for row in rows] == list(range(len(rows)))
-    assert_accounts_hold(calm)
+    calm.assert_accounts_hold()
     for name in ("config.json", "events.jsonl", "report.html", "summary.json"):
         assert (calm.workdir / name).stat().st_size > 0
     assert not (calm.workdir / "manager.json").exists()
@@ -41,11 +35,17 @@ def test_engine_and_learner_agree_to_rounding(calm):
     assert all(row["max_logprob_gap"] <= 1e-5 for row in calm.metrics())
 
 
+def test_they_agree_on_truncated_sampling_too(tmp_path):
+    truncated = ("sampling.top_p=0.9", "sampling.top_k=20", "num_steps=2")
+    run = Run(tmp_path / "run", SEED, *truncated, "fleet.max_instances=1").run()
+    assert all(row["max_logprob_gap"] <= 1e-5 for row in run.metrics())
+
+
 def test_killed_and_joining_servers_change_no_bit(calm, tmp_path):
     chaos = Run(tmp_path / "run", SEED, "fleet.chaos.enabled=True").run()
     assert chaos.events("lost"), "chaos killed nobody, so nothing was shown"
     assert chaos.digests() == calm.digests()
-    assert_accounts_hold(chaos)
+    chaos.assert_accounts_hold()
 
 
 def test_a_replayed_trace_changes_no_bit(calm, tmp_path):
@@ -61,7 +61,7 @@ def test_a_replayed_trace_changes_no_bit(calm, tmp_path):
     replayed = Run(tmp_path / "run", SEED, *market).run()
     assert replayed.events("lost")
     assert replayed.digests() == calm.digests()
-    assert_accounts_hold(replayed)
+    replayed.assert_accounts_hold()
 
 
 def test_no_server_at_all_changes_no_bit(calm, tmp_path):
@@ -86,7 +86,7 @@ def test_a_killed_trainer_goes_on_in_the_same_step(calm, tmp_path):
         assert run.manager()["pid"] == before, "the manager and its fleet were found again"
         run.finish()
         assert run.digests() == calm.digests()
-        assert_accounts_hold(run)
+        run.assert_accounts_hold()
 
 
 def test_another_seed_gives_other_bits(calm, tmp_path):

@@ -1,6 +1,11 @@
 import asyncio
+import errno
+import fcntl
+import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -266,6 +271,97 @@ def test_the_spool_is_gone_afterwards_and_so_are_those_of_the_dead(manifest, tmp
     left.mkdir(parents=True)
     asyncio.run(Puller(source="directory", http=None, folder=spools).pull(manifest))
     assert not any(spools.iterdir())
+
+
+def test_a_spool_that_was_never_locked_is_gone_with_the_next(manifest, tmp_path, monkeypatch):
+    """As where a process is killed on its way."""
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    spools = tmp_path / "spools"
+    spools.mkdir()
+    puller = Puller(source="directory", http=None, folder=spools)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", no_locks)
+        with pytest.raises(WeightsError, match="no locks"):
+            asyncio.run(puller.pull(manifest))
+    assert any(spools.iterdir())
+    asyncio.run(puller.pull(manifest))
+    assert not any(spools.iterdir())
+
+
+@pytest.mark.parametrize("moment", ["opened", "locked"])
+def test_a_spool_taken_for_an_orphan_before_it_is_locked(
+    manifest, params, tmp_path, monkeypatch, moment
+):
+    make, lock = tempfile.mkdtemp, fcntl.flock
+    made: list[Path] = []
+
+    def mkdtemp(**where):
+        made.append(Path(make(**where)))
+        if len(made) == 1 and moment == "opened":
+            made[0].rmdir()
+        return str(made[-1])
+
+    def flock(*how):
+        if len(made) == 1 and moment == "locked":
+            made[0].rmdir()
+        lock(*how)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    pulled = asyncio.run(Puller(source="directory", http=None, folder=tmp_path).pull(manifest))
+    assert_same(pulled.params, params)
+    assert len(made) == 2 and not any(path.exists() for path in made)
+
+
+def test_a_pull_given_up_leaves_no_spool(manifest, tmp_path, monkeypatch):
+    make, entered, go_on = tempfile.mkdtemp, threading.Event(), threading.Event()
+
+    def mkdtemp(**where):
+        entered.set()
+        go_on.wait()
+        return make(**where)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+
+    async def scenario():
+        puller = Puller(source="directory", http=None, folder=tmp_path / "spools")
+        pulling = asyncio.create_task(puller.pull(manifest))
+        await asyncio.to_thread(entered.wait)
+        pulling.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await pulling
+
+    (tmp_path / "spools").mkdir()
+    asyncio.run(scenario())
+    assert not any((tmp_path / "spools").iterdir())
+
+
+def test_file_systems_are_touched_in_threads_only(manifest, params, tmp_path, monkeypatch):
+    """They may hang, and the event loop renews the lease."""
+    touched: list[str] = []
+
+    def apart(owner, name):
+        whole = getattr(owner, name)
+
+        def checked(*args, **kwargs):
+            assert threading.current_thread() is not threading.main_thread(), name
+            touched.append(name)
+            return whole(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, checked)
+
+    names = [(shutil, "rmtree"), (tempfile, "mkdtemp"), (Path, "is_file"), (Path, "mkdir")]
+    left = tmp_path / "spools/rlboost-spool-of-the-dead"
+    left.mkdir(parents=True)
+    for owner, name in names:
+        apart(owner, name)
+    puller = Puller(source="auto", http=None, folder=tmp_path / "spools")
+    assert_same(asyncio.run(puller.pull(manifest)).params, params)
+    assert {name for _, name in names} == set(touched)
 
 
 def test_no_room_is_told_as_a_failure_of_the_version(manifest, tmp_path):

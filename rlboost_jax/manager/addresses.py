@@ -1,0 +1,47 @@
+"""Where a listening socket can be reached from."""
+
+import ipaddress
+import socket
+
+# Of the documentation ranges: nobody is there, and nothing is sent to them.
+SOMEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+
+
+def for_this_host(host: str, port: int) -> str:
+    """HOST:PORT at which processes of this host reach what listens on `host`."""
+    family = _wildcard(host)
+    if family is None:
+        return _joined(host, port)
+    return _joined("::1" if family == socket.AF_INET6 else "127.0.0.1", port)
+
+
+def for_other_hosts(host: str, port: int) -> str:
+    """HOST:PORT to give to other hosts.
+
+    Of a listener on all interfaces it names the one that leads out of this host; where
+    none does, there are no other hosts, and it names the loopback interface.
+    """
+    family = _wildcard(host)
+    if family is None:
+        return _joined(host, port)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((SOMEWHERE[family], 9))
+        except OSError:
+            return for_this_host(host, port)
+        return _joined(probe.getsockname()[0], port)
+
+
+def _wildcard(host: str) -> socket.AddressFamily | None:
+    """The family of an address that stands for all interfaces; None of any other."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if not address.is_unspecified:
+        return None
+    return socket.AF_INET6 if address.version == 6 else socket.AF_INET
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,127 @@
+"""The files of a work directory by which its manager is found and lets others in.
+
+token           of rollout servers; copied to their hosts
+trainer_token   of the trainer; stays where it is
+manager.lock    locked while a manager works here
+manager.json    where it listens and which process it is; one that dies leaves it behind
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from rlboost_jax import processes
+from rlboost_jax.config.errors import ConfigError
+
+ALREADY_MANAGED = 4  # exit code of a manager that finds another at work
+
+
+class AlreadyManaged(RuntimeError):
+    """Another manager works in the same directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """Bearer tokens. A preemptible host holds the first only, so it cannot pass for the trainer."""
+
+    server: str
+    trainer: str
+
+
+class ManagerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of `manager.json`."""
+
+    address: str  # HOST:PORT for other hosts
+    local_address: str  # the same for processes of this host
+    token_file: str  # of rollout servers
+    pid: int
+    started: str  # that process's `start_time`: ids are used again
+    run_id: str
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def lives(self) -> bool:
+        """Whether that process still runs."""
+        return processes.runs(self.pid, self.started)
+
+
+def server_token_file(workdir: Path) -> Path:
+    return workdir / "token"
+
+
+def trainer_token_file(workdir: Path) -> Path:
+    return workdir / "trainer_token"
+
+
+def read_tokens(workdir: Path) -> Tokens:
+    """The tokens of a work directory, readable by its owner only; made where absent.
+
+    Raises:
+        ConfigError: a file is empty, or both hold the same.
+    """
+    server, trainer = _token(server_token_file(workdir)), _token(trainer_token_file(workdir))
+    if server == trainer:
+        raise ConfigError(
+            f"{trainer_token_file(workdir)} holds the servers' token; delete it, and a new one "
+            "is made"
+        )
+    return Tokens(server=server, trainer=trainer)
+
+
+def read_record(workdir: Path) -> ManagerRecord | None:
+    """Of the manager that was here last, which may have died; None where there is none."""
+    try:
+        return msgspec.json.decode((workdir / "manager.json").read_bytes(), type=ManagerRecord)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+@contextlib.contextmanager
+def recorded(workdir: Path, record: ManagerRecord) -> Iterator[None]:
+    """`manager.json`, in one piece, until the manager leaves.
+
+    One that dies of an exception leaves it behind, as one that is killed does: the next
+    learns from it at which port the servers look for their manager.
+    """
+    path, part = workdir / "manager.json", workdir / "manager.json.part"
+    part.write_bytes(msgspec.json.encode(record) + b"\n")
+    part.replace(path)
+    yield
+    path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def only_manager(workdir: Path) -> Iterator[None]:
+    """Hold the lock of a work directory, which the system frees however the process ends.
+
+    Raises:
+        AlreadyManaged: another process holds it.
+    """
+    with open(workdir / "manager.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyManaged(
+                f"a manager works in {workdir} already; {workdir / 'manager.json'} says where"
+            ) from None
+        yield
+
+
+def _token(path: Path) -> str:
+    with contextlib.suppress(FileExistsError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(secrets.token_urlsafe(32))
+    token = path.read_text().strip()
+    if not token:
+        raise ConfigError(f"{path} is empty; delete it, and a new token is made")
+    return token

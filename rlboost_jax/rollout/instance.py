@@ -1,0 +1,50 @@
+"""What makes an instance of the fleet: the run's engine, and how it introduces itself."""
+
+import os
+import socket
+from collections.abc import Callable
+
+import jax
+
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.messages import Hello
+
+
+def engine_of(run: RunConfig, announce: Callable[[str], None] | None = None) -> Engine:
+    """The engine of a run with every program compiled, checked where equal bits are promised.
+
+    Args:
+        announce: told of each program before it is compiled.
+
+    Raises:
+        RowsNotInvariant: this device cannot take part in a deterministic run.
+    """
+    engine = Engine(
+        run.model,
+        run.engine,
+        slot_tokens=run.slot_tokens,
+        truncated_sampling=run.sampling.top_p < 1 or run.sampling.top_k > 0,
+        param_dtype=run.weights.rollout_dtype,
+    )
+    engine.warm_up(announce)
+    if run.deterministic:
+        engine.assert_row_invariance()
+    return engine
+
+
+def hello_of(
+    engine: Engine, *, name: str, reserved: bool, price_per_hour: float, zone: str
+) -> Hello:
+    return Hello(
+        instance=name,
+        reserved=reserved,
+        slots=engine.slots,
+        slot_tokens=engine.slot_tokens,
+        price_per_hour=price_per_hour,
+        zone=zone,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=jax.devices()[0].device_kind,
+        fingerprint=engine.fingerprint,
+    )

@@ -1,0 +1,144 @@
+"""The trainer's link, against a manager that follows a script."""
+
+from collections.abc import Iterator
+
+import pytest
+from aiohttp import WSMsgType, web
+from aiohttp.test_utils import TestServer
+
+from rlboost_jax import messages
+from rlboost_jax.learner import link as module
+from rlboost_jax.learner.link import (
+    EventLoopThread,
+    ManagerLink,
+    ManagerLost,
+    ManagerRefused,
+    StepTooLarge,
+)
+
+PATIENCE_SECONDS = 20.0
+HELLO = messages.TrainerHello(run_id="run", window=None)
+WINDOW = messages.WindowState(seconds=1.0, memory={}, instance_cap=3)
+WELCOME = messages.TrainerWelcome(window=WINDOW)
+
+
+def begin_step(num_tokens: int = 3) -> messages.BeginStep:
+    sampling = messages.Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=4, stop_ids=())
+    prompt = messages.PromptRequest(prompt=0, tokens=bytes(4 * num_tokens))
+    return messages.BeginStep(
+        step=7,
+        version=7,
+        params_digest="d",
+        seed=0,
+        group_size=1,
+        sampling=sampling,
+        prompts=(prompt,),
+    )
+
+
+class Script:
+    """Answers each kind of message with what `answers` has for it; notes what it heard."""
+
+    def __init__(self) -> None:
+        self.answers: dict[type, messages.ToTrainer] = {messages.TrainerHello: WELCOME}
+        self.heard: list[type] = []
+        self.dials = 0
+        self.status = 101
+        self.hang_up_on: type | None = None  # once
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        self.dials += 1
+        if self.status != 101:
+            return web.Response(status=self.status)
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for frame in socket:
+            if frame.type is not WSMsgType.BINARY:
+                break
+            message = messages.decode_trainer(frame.data)
+            self.heard.append(type(message))
+            if type(message) is self.hang_up_on:
+                self.hang_up_on = None
+                break
+            answer = self.answers.get(type(message))
+            if answer is not None:
+                await socket.send_bytes(messages.encode(answer))
+            if isinstance(answer, messages.Refused) or isinstance(message, messages.EndRun):
+                break
+        await socket.close(message=b"as the script says")
+        return socket
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def link(script) -> Iterator[ManagerLink]:
+    thread = EventLoopThread()
+    app = web.Application()
+    app.router.add_get("/trainer", script.serve)
+    server = TestServer(app)
+    thread.run(server.start_server(), PATIENCE_SECONDS)
+    link = ManagerLink(thread, locate=lambda: (f"{server.host}:{server.port}", "token"))
+    yield link
+    link.end("the test is over")
+    thread.run(server.close(), PATIENCE_SECONDS)
+    thread.close()
+
+
+def test_a_refused_step_is_told_and_not_asked_for_again(link, script):
+    script.answers[messages.BeginStep] = messages.Refused(reason="prompt 0 fits no slot")
+    link.connect(HELLO)
+    link.begin_step(begin_step())
+    with pytest.raises(ManagerRefused, match="refused: prompt 0 fits no slot"):
+        link.receive(PATIENCE_SECONDS)
+    assert link.end("over") is False  # nobody is there to be told
+    assert script.heard == [messages.TrainerHello, messages.BeginStep] and script.dials == 1
+
+
+def test_a_refused_trainer_is_told_why(link, script):
+    script.answers[messages.TrainerHello] = messages.Refused(reason="run 'a' is not the run 'b'")
+    with pytest.raises(ManagerRefused, match="run 'a' is not the run 'b'"):
+        link.connect(HELLO)
+
+
+def test_no_welcome_names_what_was_in_the_way(link, script, monkeypatch):
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)
+    script.status = 403
+    with pytest.raises(ManagerLost, match=r"no welcome from the manager in 0\.5 s: 403"):
+        link.connect(HELLO)
+
+
+def test_no_report_names_what_was_in_the_way(link, script, monkeypatch):
+    link.connect(HELLO)
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)
+    trained = messages.StepTrained(step=7, train_wait_seconds=0.0, train_seconds=0.0)
+    with pytest.raises(ManagerLost, match=r"no report of step 7 in 0\.5 s: no answer"):
+        link.trained(trained)
+
+
+def test_a_step_that_fits_no_message_is_not_sent(link, script, monkeypatch):
+    size = len(messages.encode(begin_step()))
+    monkeypatch.setattr(messages, "MAX_FRAME_BYTES", size)
+    link.connect(HELLO)
+    link.begin_step(begin_step())  # this one just fits
+    with pytest.raises(StepTooLarge, match=f"step 7 take {size + 4:,} .*prompts_per_step"):
+        link.begin_step(begin_step(num_tokens=4))
+    assert link.end("over") is True
+    assert script.heard == [messages.TrainerHello, messages.BeginStep, messages.EndRun]
+
+
+def test_a_stream_that_is_cut_is_dialled_again_with_all_that_counts(link, script):
+    manifest = messages.Manifest(version=7, directory="", params_digest="d", files=(), leaves=())
+    link.connect(HELLO)
+    link.publish(manifest)
+    script.hang_up_on = messages.BeginStep
+    link.begin_step(begin_step())
+    closed = messages.WindowClosed(step=7, seconds=0.0, reason="begun")
+    script.answers[messages.BeginStep] = closed
+    assert link.receive(PATIENCE_SECONDS) == closed
+    said = [messages.TrainerHello, messages.Publish, messages.BeginStep]
+    assert script.heard == 2 * said and script.dials == 2
+    assert link.end("over") is True

@@ -1,0 +1,92 @@
+"""Log-probabilities under truncated sampling against float64 NumPy, which sorts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rlboost_kernels import tokens_from_noise
+
+from rlboost_jax.config.records import SamplingConfig
+from rlboost_jax.learner import logprobs
+from rlboost_jax.learner.logprobs import sampled_logprobs
+
+N, E, V = 40, 12, 50
+SETTINGS = [(0.7, 1.0, 0), (1.3, 0.6, 0), (0.9, 1.0, 7), (1.0, 0.8, 12)]
+
+
+@pytest.fixture
+def factors():
+    rng = np.random.default_rng(0)
+    return jnp.float32(rng.normal(size=(N, E))), jnp.float32(rng.normal(size=(E, V)))
+
+
+def settings(temperature: float, top_p: float, top_k: int) -> SamplingConfig:
+    return SamplingConfig(temperature=temperature, top_p=top_p, top_k=top_k, max_response_tokens=8)
+
+
+def by_sorting(logits, sampling):
+    """Renormalised probabilities of what top-k and then top-p leave."""
+    weights = np.exp((logits - logits.max(1, keepdims=True)) / sampling.temperature)
+    for row in weights:
+        order = np.argsort(-row, kind="stable")
+        row[order[sampling.top_k or V :]] = 0
+        before = np.cumsum(row[order]) - row[order]
+        row[order[before >= sampling.top_p * row.sum()]] = 0
+    return weights / weights.sum(1, keepdims=True)
+
+
+def samples(logits, sampling):
+    """What the engine's sampler draws, and the log-probabilities it gives."""
+    noise = np.random.default_rng(1).uniform(0.01, 0.99, N).astype(np.float32)
+    return tokens_from_noise(
+        jnp.asarray(logits, jnp.float32),
+        jnp.asarray(noise),
+        jnp.full(N, sampling.temperature, jnp.float32),
+        jnp.full(N, sampling.top_p, jnp.float32),
+        jnp.full(N, sampling.top_k, jnp.int32),
+    )
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_they_are_those_of_the_sampler_and_of_sorting(factors, setting):
+    hidden, unembedding = factors
+    sampling = settings(*setting)
+    logits = np.float64(hidden) @ np.float64(unembedding)
+    tokens, behaviour = samples(logits, sampling)
+    ours, entropies = sampled_logprobs(hidden, unembedding, tokens, sampling)
+    probabilities = by_sorting(logits, sampling)
+    expected = np.log(probabilities[np.arange(N), tokens])
+    np.testing.assert_allclose(ours, expected, atol=5e-6)
+    np.testing.assert_allclose(ours, behaviour, atol=5e-6)
+    safe = np.where(probabilities > 0, probabilities, 1)
+    np.testing.assert_allclose(entropies, -(safe * np.log(safe)).sum(1), atol=5e-6)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_gradient_is_that_of_the_truncated_softmax(factors, setting):
+    hidden, unembedding = factors
+    sampling = settings(*setting)
+    logits = np.float64(hidden) @ np.float64(unembedding)
+    tokens, _ = samples(logits, sampling)
+    total = lambda h: sampled_logprobs(h, unembedding, tokens, sampling)[0].sum()  # noqa: E731
+    off = (np.eye(V)[np.asarray(tokens)] - by_sorting(logits, sampling)) / sampling.temperature
+    np.testing.assert_allclose(jax.grad(total)(hidden), off @ unembedding.T, atol=2e-5)
+
+
+def test_a_token_that_the_learner_would_cut_keeps_a_finite_logprob(factors):
+    hidden, unembedding = factors
+    tokens = jnp.argmin(jnp.asarray(hidden) @ unembedding, axis=1)
+    ours, _ = sampled_logprobs(hidden, unembedding, tokens, settings(1.0, 0.5, 0))
+    assert np.isfinite(ours).all() and (np.asarray(ours) < -1).all()
+
+
+def test_blocks_of_rows_change_nothing(factors, monkeypatch):
+    hidden, unembedding = factors
+    sampling, tokens = settings(1.0, 0.8, 12), jnp.arange(N, dtype=jnp.int32)
+    whole = sampled_logprobs(hidden, unembedding, tokens, sampling)
+    monkeypatch.setattr(logprobs, "_LEAST_ROWS", 16)
+    monkeypatch.setattr(logprobs, "_BLOCK_LOGITS", 1)
+    for one, other in zip(
+        whole, sampled_logprobs(hidden, unembedding, tokens, sampling), strict=True
+    ):
+        np.testing.assert_allclose(one, other, atol=2e-6)

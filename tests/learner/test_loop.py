@@ -1,0 +1,194 @@
+"""The order of a step and what its seconds are made of, with everybody around it faked."""
+
+from collections import deque
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from rlboost_jax import messages as m
+from rlboost_jax.data.tasks import Task
+from rlboost_jax.learner import loop as loop_module
+from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.loop import TrainingLoop, window_of
+from rlboost_jax.learner.publisher import Publisher
+from rlboost_jax.learner.reserved import ReservedEngine
+from rlboost_jax.learner.state import init_state
+from rlboost_jax.models.params import init_params, params_digest
+
+WINDOW = m.WindowState(seconds=0.5, memory={2: 0.25}, instance_cap=3)
+COPY, DIGEST, EVALUATION, SAVING, REPORTING = (3.0 * 10.0**n for n in range(6, 11))  # seconds
+
+
+class Odd(Task):
+    """Rewards an odd second token."""
+
+    def reward(self, problem, response_tokens):
+        return float(response_tokens[1] % 2)
+
+
+class World:
+    """What happened, in order, and a clock that only the fakes move."""
+
+    def __init__(self):
+        self.log, self.now = [], 0.0
+        self.digests, self.trained, self.saved = {}, [], {}
+
+
+class Link(ManagerLink):
+    """Has every response at once, whatever the prompt."""
+
+    def __init__(self, world):
+        self.world, self.inbox = world, deque()
+
+    def begin_step(self, begin):
+        self.world.log.append(f"begin {begin.step}")
+        assert begin.params_digest == self.world.digests[begin.version]
+        for prompt in begin.prompts:
+            for place in range(begin.group_size):
+                self.inbox.append(
+                    m.FinishedRollout(
+                        step=begin.step,
+                        prompt=prompt.prompt,
+                        sample=prompt.prompt * begin.group_size + place,
+                        tokens=m.pack_tokens([5, 5 + place, 1]),
+                        logprobs=m.pack_logprobs([-4.7] * 3),
+                        versions=((begin.version, 3),),
+                        instances=("a",),
+                    )
+                )
+
+    def receive(self, timeout=None):
+        return self.inbox.popleft() if self.inbox else None
+
+    def trained(self, trained):
+        self.world.log.append(f"trained {trained.step}")
+        self.world.trained.append(trained)
+        self.world.now += REPORTING
+        names = m.StepReport.__struct_fields__
+        zeros = dict.fromkeys(names, 0)
+        return m.StepReport(**{**zeros, "step": trained.step, "window": WINDOW})
+
+
+class Reserved(ReservedEngine):
+    def __init__(self, world):
+        self.world = world
+
+    def load(self, params, version, digest):
+        self.world.log.append(f"load {version}")
+        assert digest == params_digest(params) == self.world.digests[version]
+
+    def accuracy(self, params, version, task, prompts):
+        self.world.log.append(f"evaluate {version}")
+        self.world.now += EVALUATION
+        return 0.25
+
+
+class Announcer(Publisher):
+    def __init__(self, world):
+        self.world = world
+
+    def submit(self, version, host_params, digest):
+        self.world.log.append(f"publish {version}")
+        self.world.digests[version] = digest
+        assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(host_params))
+
+
+class Cabinet(Checkpoints):
+    def __init__(self, world):
+        self.world = world
+
+    def save(self, step, state, extra):
+        self.world.log.append(f"save {step}")
+        self.world.now += SAVING
+        self.world.saved[step] = (int(state.step), extra)
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def loop(config, learner_step, world, monkeypatch):
+    """A run of 3 steps that evaluates and saves at every second one."""
+    run = replace(
+        config,
+        num_steps=3,
+        evaluation=replace(config.evaluation, every_steps=2),
+        checkpoint=replace(config.checkpoint, every_steps=2),
+        learner=replace(config.learner, prompts_per_step=2, micro_batch_prompts=1),
+    )
+    learner = learner_step()
+
+    def copy(params, device_get=jax.device_get):
+        world.now += COPY
+        return device_get(params)
+
+    def digest(params):
+        world.now += DIGEST
+        return params_digest(params)
+
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: world.now))
+    monkeypatch.setattr(loop_module, "jax", SimpleNamespace(**vars(jax) | {"device_get": copy}))
+    monkeypatch.setattr(loop_module, "params_digest", digest)
+    return TrainingLoop(
+        run,
+        task=Odd(run.task),
+        learner=learner,
+        state=init_state(init_params(run.model, 0), learner.optimizer, learner.shardings),
+        reference=None,
+        link=Link(world),
+        reserved=Reserved(world),
+        publisher=Announcer(world),
+        checkpoints=Cabinet(world),
+    )
+
+
+def run_all(loop):
+    rows = []
+    for step in range(3):
+        rows.append(loop.step(step))
+        loop.save(step + 1)
+    return rows
+
+
+def test_servers_fetch_while_the_trainer_evaluates_and_a_step_begins_with_its_engine_ready(
+    loop, world
+):
+    run_all(loop)
+    assert world.log == [
+        *("publish 0", "evaluate 0", "load 0", "begin 0", "publish 1", "trained 0"),
+        *("load 1", "begin 1", "publish 2", "trained 1", "save 2"),
+        *("evaluate 2", "load 2", "begin 2", "trained 2", "save 3"),
+    ], "and the last version, which no step needs, is not published"
+
+
+def test_evaluation_is_no_part_of_a_step(loop):
+    first, second, third = run_all(loop)
+    assert [row["accuracy"] for row in (first, second, third)] == [0.25, None, 0.25]
+    step = COPY + DIGEST + REPORTING
+    assert [row["step_seconds"] for row in (first, second)] == [step, step]
+    assert third["step_seconds"] == step + SAVING, "what went on between two steps is in the second"
+
+
+def test_publishing_is_the_copy_and_training_is_neither_copy_nor_digest(loop, world):
+    rows = run_all(loop)
+    assert [row["publish_seconds"] for row in rows] == [COPY] * 3
+    assert all(row["train_seconds"] < COPY for row in rows), "on a real clock: of the stream"
+    assert [t.train_seconds for t in world.trained] == [row["train_seconds"] for row in rows]
+
+
+def test_a_checkpoint_has_the_state_and_the_window_after_the_step_before(loop, world):
+    run_all(loop)
+    assert {step: updates for step, (updates, _) in world.saved.items()} == {2: 2, 3: 3}
+    assert window_of(world.saved[2][1]) == WINDOW
+
+
+def test_the_params_digest_of_a_row_names_what_the_next_step_samples_from(loop, world):
+    rows = run_all(loop)
+    assert [row["params_digest"] for row in rows[:2]] == [world.digests[1], world.digests[2]]
+    assert len({row["params_digest"] for row in rows}) == 3

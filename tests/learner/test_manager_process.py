@@ -1,0 +1,171 @@
+"""Finding, starting and ending a real manager process."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from configs import tiny
+from rlboost_jax.config.load import run_config, write_run_config
+from rlboost_jax.learner import manager_process as module
+from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess
+from rlboost_jax.manager.files import ManagerRecord, only_manager, read_record
+from rlboost_jax.processes import start_time
+
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Path:
+    config = tiny.get_config()
+    config.fleet.provider = "none"
+    write_run_config(tmp_path / "config.json", run_config(config), "run")
+    return tmp_path
+
+
+@pytest.fixture
+def process(workdir: Path) -> Iterator[ManagerProcess]:
+    process = ManagerProcess(workdir, "run")
+    yield process
+    process.dismiss()
+
+
+def record(workdir: Path) -> ManagerRecord:
+    found = read_record(workdir)
+    assert found is not None
+    return found
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[[int], None]) -> None:
+    """Call `then` with the number of calls so far, after each call of that method."""
+    original, calls = getattr(ManagerProcess, name), []
+
+    def counted(self: ManagerProcess):
+        result = original(self)
+        calls.append(name)
+        then(len(calls))
+        return result
+
+    monkeypatch.setattr(ManagerProcess, name, counted)
+
+
+def test_one_manager_for_all_who_ask(
+    process: ManagerProcess, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[int] = []
+    counting(monkeypatch, "_start", starts.append)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: process.locate(), range(4)))
+    assert len(set(found)) == len(starts) == 1
+    address, token = found[0]
+    assert address == record(workdir).local_address
+    assert token == (workdir / "trainer_token").read_text() != (workdir / "token").read_text()
+    assert ManagerProcess(workdir, "run").locate() == found[0]
+
+
+def test_it_is_dismissed_and_the_next_is_another(process: ManagerProcess, workdir: Path) -> None:
+    process.locate()
+    before = record(workdir)
+    process.dismiss()
+    assert not before.lives and not (workdir / "manager.json").exists()
+    process.locate()
+    assert record(workdir).pid != before.pid
+
+
+def test_one_that_stands_still_is_waited_for(
+    process: ManagerProcess, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is neither replaced nor joined by a second, which would end the run."""
+    found = process.locate()
+    before = record(workdir)
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.01)
+
+    def wake(asked: int) -> None:
+        if asked == 3:
+            os.kill(before.pid, signal.SIGCONT)
+            monkeypatch.setattr(module, "ASK_SECONDS", PATIENCE_SECONDS)
+
+    counting(monkeypatch, "_answering", wake)
+    monkeypatch.setattr(ManagerProcess, "_start", lambda _: pytest.fail("a second was started"))
+    os.kill(before.pid, signal.SIGSTOP)
+    assert process.locate() == found
+    assert record(workdir) == before
+
+
+def test_one_that_stands_still_for_too_long_is_named(
+    process: ManagerProcess, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.locate()
+    pid = record(workdir).pid
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.05)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ManagerNotStarted, match=rf"process {pid}\) lives and has not answered"):
+            process.locate()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_one_that_another_trainer_has_just_started_is_waited_for(
+    process: ManagerProcess, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the lock and does not listen yet: a second one finds that out and leaves."""
+    lock = only_manager(workdir)
+    lock.__enter__()
+
+    def leave(started: int) -> None:
+        if started == 2:
+            lock.__exit__(None, None, None)
+
+    counting(monkeypatch, "_start", leave)
+    process.locate()
+    assert record(workdir).lives
+
+
+def test_a_mistake_is_told_at_once(workdir: Path) -> None:
+    (workdir / "config.json").write_text("{")
+    with pytest.raises(ManagerNotStarted, match=r"exit code 2\).*config\.json"):
+        ManagerProcess(workdir, "run").locate()
+
+
+@pytest.mark.parametrize("another", ["program", "time"])
+def test_a_process_that_only_has_the_number_is_left_alone(workdir: Path, another: str) -> None:
+    """After a restart of the host, `manager.json` names whatever runs there now."""
+    comment = "  # rlboost_jax" if another == "time" else ""
+    bystander = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()" + comment], stdin=subprocess.PIPE
+    )
+    stale = ManagerRecord(
+        address="127.0.0.1:9",
+        local_address="127.0.0.1:9",
+        token_file=str(workdir / "token"),
+        pid=bystander.pid,
+        started=start_time(bystander.pid) if another == "program" else "another time",
+        run_id="run",
+    )
+    (workdir / "manager.json").write_bytes(msgspec.json.encode(stale))
+    process = ManagerProcess(workdir, "run")
+    try:
+        process.dismiss()
+        process.close()
+        assert bystander.poll() is None
+        process.locate()
+        assert record(workdir).pid != bystander.pid
+    finally:
+        process.dismiss()
+        bystander.communicate()
+    assert bystander.returncode == 0, "it was signalled"
+
+
+def test_that_of_another_run_is_not_taken_for_ours(process: ManagerProcess, workdir: Path) -> None:
+    process.locate()
+    other = ManagerProcess(workdir, "another run")
+    other.dismiss()
+    assert record(workdir).lives

@@ -1,0 +1,116 @@
+"""The publisher's thread against a store that writes when the test lets it."""
+
+import threading
+
+import pytest
+
+from rlboost_jax.learner.publisher import Publisher, SnapshotNotWritten
+from rlboost_jax.messages import Manifest
+from rlboost_jax.weights.snapshots import SnapshotStore
+
+PATIENCE_SECONDS = 30
+
+
+class Store(SnapshotStore):
+    """Each write waits for `go`; versions of `broken` cannot be written."""
+
+    def __init__(self, broken=()):
+        self.broken = broken
+        self.begun = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+        self.written, self.pruned = [], []
+
+    def write(self, version, host_params, params_digest):
+        self.begun.release()
+        assert self.go.acquire(timeout=PATIENCE_SECONDS)
+        if version in self.broken:
+            raise OSError("no space left")
+        self.written.append((version, host_params, params_digest))
+        return Manifest(
+            version=version, directory="", params_digest=params_digest, files=(), leaves=()
+        )
+
+    def prune(self, in_use=()):
+        self.pruned.append(set(in_use))
+        return ()
+
+
+class Desk:
+    """A publisher, what it announced and what it reported."""
+
+    def __init__(self, store):
+        self.store, self.announced, self.reported = store, [], []
+        self.heard = threading.Event()
+        self.publisher = Publisher(
+            store,
+            announce=lambda manifest: self.announced.append(manifest.version),
+            in_use=lambda: (3,),
+            report=self.report,
+        )
+
+    def report(self, text):
+        self.reported.append(text)
+        self.heard.set()
+
+    def submit(self, version):
+        self.publisher.submit(version, {"of": version}, f"digest {version}")
+
+    def wait_for_write(self):
+        assert self.store.begun.acquire(timeout=PATIENCE_SECONDS)
+
+
+def test_versions_are_written_announced_and_tidied_up_after_in_order():
+    desk = Desk(Store())
+    for version in (5, 6):
+        desk.submit(version)
+        desk.wait_for_write()
+        desk.store.go.release()
+    desk.publisher.close()
+    assert desk.store.written == [(v, {"of": v}, f"digest {v}") for v in (5, 6)]
+    assert desk.announced == [5, 6]
+    assert desk.store.pruned == [{5, 3}, {6, 3}]
+    assert not desk.reported
+
+
+def test_only_the_newest_version_waits_and_nobody_waits_for_it():
+    desk = Desk(Store())
+    desk.submit(0)
+    desk.wait_for_write()
+    for version in (1, 2, 3):
+        desk.submit(version)  # the disk is busy with version 0 all the while
+    desk.store.go.release()
+    desk.wait_for_write()
+    desk.store.go.release()
+    desk.publisher.close()
+    assert desk.announced == [0, 3]
+
+
+def test_the_end_waits_for_what_is_being_written_only():
+    desk = Desk(Store())
+    desk.submit(0)
+    desk.wait_for_write()
+    desk.submit(1)
+    desk.store.go.release(2)
+    desk.publisher.close()
+    assert desk.announced in ([0], [0, 1]), "version 1 if the writer had come to it"
+
+
+def test_a_version_that_cannot_be_written_stops_the_run_at_the_next():
+    desk = Desk(Store(broken={1}))
+    desk.submit(1)
+    desk.store.go.release()
+    assert desk.heard.wait(PATIENCE_SECONDS)
+    assert desk.reported == ["version 1 could not be published: no space left"]
+    with pytest.raises(SnapshotNotWritten, match=r"version 1 .*: no space left"):
+        desk.submit(2)
+    desk.publisher.close()
+    assert not desk.announced
+
+
+def test_the_last_version_is_no_reason_to_fail():
+    desk = Desk(Store(broken={1}))
+    desk.submit(1)
+    desk.wait_for_write()
+    desk.store.go.release()
+    desk.publisher.close()
+    assert len(desk.reported) == 1

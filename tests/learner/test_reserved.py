@@ -1,0 +1,86 @@
+"""How the trainer hears that its own engine is out of the fleet."""
+
+import asyncio
+import queue
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+
+import pytest
+
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.learner import reserved as module
+from rlboost_jax.learner.link import EventLoopThread
+from rlboost_jax.learner.reserved import ReservedEngine, ReservedEngineLost
+
+PATIENCE_SECONDS = 20.0
+
+
+class Client:
+    """In place of `InstanceClient`: leaves when told to."""
+
+    def __init__(self, *_, **__) -> None:
+        self.left: asyncio.Event = asyncio.Event()
+
+    async def run(self) -> str:
+        await self.left.wait()
+        return "sent home"
+
+
+@pytest.fixture
+def thread() -> Iterator[EventLoopThread]:
+    thread = EventLoopThread()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def failures() -> queue.SimpleQueue:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def engine(config: RunConfig) -> Engine:
+    return Engine(
+        config.model, config.engine, slot_tokens=config.slot_tokens, truncated_sampling=False
+    )
+
+
+@pytest.fixture
+def reserved(config, engine, thread, failures) -> Iterator[ReservedEngine]:
+    reserved = ReservedEngine(config, engine, thread, on_failure=failures.put)
+    yield reserved
+    reserved.close()
+
+
+def nowhere() -> tuple[str, str]:
+    return "127.0.0.1:9", "token"
+
+
+def test_leaving_is_a_failure(reserved, failures, thread, monkeypatch):
+    monkeypatch.setattr(module, "InstanceClient", Client)
+    reserved.connect(nowhere)
+    thread.loop.call_soon_threadsafe(reserved._client.left.set)
+    failure = failures.get(timeout=PATIENCE_SECONDS)
+    assert isinstance(failure, ReservedEngineLost) and "sent home" in str(failure)
+
+
+def test_being_closed_is_none(reserved, failures, thread, monkeypatch):
+    monkeypatch.setattr(module, "InstanceClient", Client)
+    reserved.connect(nowhere)
+    ended = reserved._running
+    reserved.close()
+    with pytest.raises(CancelledError):
+        ended.result(PATIENCE_SECONDS)
+    assert failures.empty()
+
+
+def test_an_engine_that_failed_is_not_waited_for(reserved, engine, failures, monkeypatch):
+    def fail() -> int:
+        raise ZeroDivisionError("in the engine")
+
+    monkeypatch.setattr(engine, "begin", fail)
+    reserved.connect(nowhere)
+    assert isinstance(failures.get(timeout=PATIENCE_SECONDS), ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError, match="in the engine"):
+        reserved.load({}, 1, "digest")

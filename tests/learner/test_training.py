@@ -1,0 +1,193 @@
+"""How a run ends and what it leaves, with the loop and the manager faked."""
+
+import dataclasses
+import json
+import threading
+
+import jax
+import pytest
+
+from rlboost_jax.learner import training
+from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.state import init_state
+from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.models.params import init_params, params_digest
+from rlboost_jax.observe.metrics import KEYS, read_metrics
+from rlboost_jax.observe.summary import headline
+from rlboost_jax.weights.snapshots import SnapshotStore
+
+STEPS = 3
+FINAL_ACCURACY = 0.875
+PATIENCE_SECONDS = 30
+
+
+class Manager(ManagerProcess):
+    def __init__(self, workdir, run_id):
+        self.dismissed = False
+
+    def locate(self):
+        return "127.0.0.1:9", "token"
+
+    def close(self):
+        pass
+
+    def dismiss(self):
+        self.dismissed = True
+
+
+class Link(ManagerLink):
+    """Of the last run: `Link.last`."""
+
+    def __init__(self, thread, **_):
+        Link.last, self.status, self.reason = self, None, None
+
+    def connect(self, hello):
+        pass
+
+    def committed(self, step):
+        pass
+
+    def publish(self, manifest):
+        pass
+
+    def end(self, reason):
+        self.reason = reason
+        return True
+
+
+class Reserved:
+    def __init__(self, *_, **__):
+        pass
+
+    def connect(self, *_):
+        pass
+
+    def close(self):
+        pass
+
+
+class Loop:
+    """Steps that are over at once. What a test wants of it, it hangs on the class."""
+
+    def __init__(self, run, *, publisher, state, **_):
+        self.publisher, self.state = publisher, state
+
+    def step(self, step):
+        accuracy = 0.5 if step == 0 else None
+        return {**dict.fromkeys(KEYS), "step": step, "accuracy": accuracy, "step_seconds": 1.0}
+
+    def save(self, step):
+        pass
+
+    def final_accuracy(self, version):
+        return FINAL_ACCURACY
+
+
+@pytest.fixture
+def run(config, monkeypatch):
+    """A run of 3 steps whose trainer is alone in the world."""
+    for name, fake in {
+        "ManagerProcess": Manager,
+        "ManagerLink": Link,
+        "ReservedEngine": Reserved,
+        "TrainingLoop": Loop,
+        "engine_of": lambda run: None,
+    }.items():
+        monkeypatch.setattr(training, name, fake)
+    monkeypatch.setattr(LearnerStep, "compile", lambda *_, **__: None)
+    return dataclasses.replace(
+        config,
+        num_steps=STEPS,
+        warmup=dataclasses.replace(config.warmup, max_updates=0),
+        observe=dataclasses.replace(config.observe, live=False, tensorboard=False),
+    )
+
+
+def steps(workdir):
+    return [row["step"] for row in read_metrics(workdir)]
+
+
+def test_the_fleet_is_shown_while_nothing_arrives(run, tmp_path, monkeypatch):
+    shown = threading.Event()
+    monkeypatch.setattr(training.Console, "fleet", lambda self, status: shown.set())
+
+    def step(self, step, fake=Loop.step):
+        Link.last.status = "a fleet"
+        assert shown.wait(PATIENCE_SECONDS)
+        return fake(self, step)
+
+    monkeypatch.setattr(Loop, "step", step)
+    training.run_training(run, tmp_path)
+
+
+def test_a_row_is_on_disk_before_its_checkpoint_is_begun(run, tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(
+        Loop, "save", lambda self, step: seen.update({step: steps(tmp_path)}), raising=True
+    )
+    training.run_training(run, tmp_path)
+    assert seen == {step: list(range(step)) for step in (1, 2, 3)}
+
+
+def test_a_run_stopped_at_a_checkpoint_has_the_rows_up_to_it(run, tmp_path, monkeypatch):
+    def save(self, step):
+        if step == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Loop, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        training.run_training(run, tmp_path)
+    assert steps(tmp_path) == [0, 1]
+    assert Link.last.reason == "the trainer stopped: KeyboardInterrupt"
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_summary_and_report_tell_the_accuracy_after_the_last_update(run, tmp_path):
+    summary = training.run_training(run, tmp_path)
+    assert (summary.first_accuracy, summary.last_accuracy) == (0.5, FINAL_ACCURACY)
+    assert json.loads((tmp_path / "summary.json").read_text()) == dataclasses.asdict(summary)
+    page = (tmp_path / "report.html").read_text()
+    assert headline(summary) in page and f"{FINAL_ACCURACY:.3f}" in page
+    assert Link.last.reason == "the run is over"
+
+
+def test_a_last_version_that_cannot_be_written_is_told_and_the_run_is_complete(
+    run, tmp_path, monkeypatch, capsys
+):
+    begun = threading.Event()
+
+    def write(self, *_):
+        begun.set()
+        raise OSError("no space left")
+
+    def final_accuracy(self, version):
+        self.publisher.submit(version, {}, "digest")
+        assert begun.wait(PATIENCE_SECONDS)
+        return FINAL_ACCURACY
+
+    monkeypatch.setattr(SnapshotStore, "write", write)
+    monkeypatch.setattr(Loop, "final_accuracy", final_accuracy)
+    assert training.run_training(run, tmp_path).steps == STEPS
+    assert (tmp_path / "report.html").exists()
+    assert "version 3 could not be published: no space left" in capsys.readouterr().out
+
+
+def test_the_reference_is_the_starting_parameters_and_nothing_else(config, learner_step, tmp_path):
+    run = dataclasses.replace(
+        config, algorithm=dataclasses.replace(config.algorithm, kl_coefficient=0.1)
+    )
+    learner = learner_step()
+
+    def state(seed):
+        return init_state(init_params(run.model, seed), learner.optimizer, learner.shardings)
+
+    start = params_digest(state(0).params)
+    for later in (0, 1):  # at the first start, and when going on
+        reference = training._reference(run, tmp_path, learner, state(later))
+        assert params_digest(reference) == start
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, reference)
+        assert shardings == learner.shardings.params
+    layout = (tmp_path / "reference" / "0" / "state" / "_METADATA").read_text()
+    assert "attention" in layout and "opt_state" not in layout
+    assert training._reference(config, tmp_path, learner, state(0)) is None

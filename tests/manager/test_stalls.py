@@ -1,0 +1,75 @@
+"""Leases while the manager itself stands still."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlboost_jax import messages as m
+from rlboost_jax.manager.driver import PULSE_SECONDS
+from rlboost_jax.manager.events import Event, FromServer, Tick
+from tests.manager.conftest import Loopback, Open, join, open_trainer
+
+Run = Callable[..., Any]
+
+
+class Clock:
+    """Lets a driver believe that time has passed, with or without it having run."""
+
+    def __init__(self, loop: Loopback) -> None:
+        self._driver, self._ahead = loop.driver, 0.0
+        real = loop.driver.now
+        loop.driver.now = lambda: real() + self._ahead  # type: ignore[method-assign]
+
+    def stall(self, seconds: float) -> None:
+        self._ahead += seconds
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / PULSE_SECONDS)):
+            self._ahead += PULSE_SECONDS
+            self._driver._tick()
+
+
+def names(loop: Loopback) -> list[str]:
+    return [i.name for i in loop.driver.manager.roster]
+
+
+@pytest.mark.parametrize("first", [Tick(), FromServer(2, m.Renew())], ids=["timer", "frame"])
+@pytest.mark.parametrize("trainer", [False, True])
+def test_nobody_is_lost_to_a_stall_of_the_manager(
+    loopback: Open, run: Run, first: Event, trainer: bool
+) -> None:
+    """Whatever is heard first after it: frames of the others may lie in their sockets."""
+
+    async def story() -> None:
+        async with loopback(manager__lease_seconds=100.0, fleet__orphan_seconds=1e6) as loop:
+            clock = Clock(loop)
+            a, b = await join(loop, instance="a"), await join(loop, instance="b")
+            link = await open_trainer(loop)
+            if not trainer:
+                await link.close()
+            clock.run(100.0 - PULSE_SECONDS)  # their leases end with the next
+            clock.stall(150.0)
+            loop.driver.apply(first)
+            assert names(loop) == ["a", "b"]
+            for stream in (a, b, link):
+                await stream.close()
+
+    run(story())
+
+
+def test_silence_counts_while_the_manager_runs(loopback: Open, run: Run) -> None:
+    async def story() -> None:
+        async with loopback(manager__lease_seconds=100.0, fleet__orphan_seconds=1e6) as loop:
+            clock = Clock(loop)
+            trainer, server = await open_trainer(loop), await join(loop, instance="a")
+            clock.run(60.0)
+            clock.stall(1000.0)
+            clock.run(39.0)
+            assert names(loop) == ["a"]
+            clock.run(2.0)
+            assert not names(loop)
+            await trainer.close()
+            await server.close()
+
+    run(story())
