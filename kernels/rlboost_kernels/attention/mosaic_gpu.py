@@ -187,10 +187,9 @@ def attend(
 def _attend_items(plan: _Plan, max_items: int) -> Any:
     """The kernel from items to f32[splits, K, T*G, columns]. What no item covers stays unset."""
     programs = min(max_items * plan.key_heads, 2 if plan.interpret else PROGRAMS)
-    D, swizzled = (
-        plan.head_dim,
-        (plgpu.TilingTransform((SWIZZLED, 64)), plgpu.SwizzleTransform(128)),
-    )
+    D = plan.head_dim
+    gpu: Any = plgpu  # jax 0.12 declares the transforms as abstract classes
+    swizzled = (gpu.TilingTransform((SWIZZLED, 64)), gpu.SwizzleTransform(128))
     blocks = plgpu.SMEM((plan.stages, BLOCK, D), plan.dtype, transforms=swizzled)
     copies = BLOCK // plan.copy_tokens
     arrived = plgpu.Barrier(num_arrivals=copies, num_barriers=plan.stages)
