@@ -35,11 +35,13 @@ def choose(implementation: str | None, platform: str | None = None) -> str:
     Raises:
         NotImplementedError: the one named is not available; no other is put in its place.
     """
+    on_cpu = (platform or jax.default_backend()) == "cpu"
     if implementation is None or implementation == "auto":
-        on_cpu = (platform or jax.default_backend()) == "cpu"
         return "cpu" if on_cpu and not library.why_missing() else "xla"
     if implementation == "cpu" and (reason := library.why_missing()):
         raise NotImplementedError(f"implementation 'cpu' is not available here: {reason}")
+    if implementation == "cpu" and platform and not on_cpu:
+        raise NotImplementedError(f"implementation 'cpu' is for CPU and this is {platform}")
     _require_one_of(available_implementations(), implementation)
     return implementation
 

@@ -206,6 +206,8 @@ def test_it_is_what_none_picks_here(cpu):
     assert available_implementations() == ("reference", "xla", "cpu")
     assert choose(None) == choose("auto") == "cpu"
     assert choose(None, "gpu") == "xla"
+    with pytest.raises(NotImplementedError, match="'cpu' is for CPU and this is gpu"):
+        choose("cpu", "gpu")
     assert active()["ragged_paged_attention"] == f"cpu[{library.isa()}]"
     arguments = random_arguments(CHECKED[1])
     by_name = ragged_paged_attention(*arguments, implementation="cpu")

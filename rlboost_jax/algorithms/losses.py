@@ -6,17 +6,8 @@ much a token counts: 1 for the mean over tokens, 1 / (tokens of its response) fo
 over sequences, 0 where there is no response token. Log-probabilities are in nats.
 """
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
-
-
-def selected_logprobs(
-    logits: Float[Array, "N V"], targets: Int[Array, " N"], *, temperature: float
-) -> Float[Array, " N"]:
-    """Log-probability of each target under the distribution sampled at `temperature` > 0."""
-    logprobs = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, axis=-1)
-    return jnp.take_along_axis(logprobs, targets[:, None], axis=-1)[:, 0]
+from jaxtyping import Array, Float
 
 
 def clipped_policy_loss(
@@ -64,11 +55,3 @@ def kl_to_reference(
     """
     difference = jnp.where(weights > 0, reference_logprobs - logprobs, 0.0)
     return ((jnp.expm1(difference) - difference) * weights).sum()
-
-
-def entropy(
-    logits: Float[Array, "N V"], weights: Float[Array, " N"], *, temperature: float
-) -> Float[Array, ""]:
-    """Weighted sum of the entropies of the distributions sampled at `temperature` > 0."""
-    logprobs = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, axis=-1)
-    return (-(jnp.exp(logprobs) * logprobs).sum(axis=-1) * weights).sum()

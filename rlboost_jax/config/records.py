@@ -64,6 +64,11 @@ class SamplingConfig:
     top_k: int  # 0 keeps all
     max_response_tokens: int
 
+    @property
+    def truncated(self) -> bool:
+        """Whether anything but the whole softmax is sampled from."""
+        return self.top_p < 1 or self.top_k > 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:

@@ -89,6 +89,7 @@ class Engine:
             truncated_sampling=truncated_sampling,
             attention=config.attention,
             kv_dtype=config.kv_dtype,
+            platform=self.device.platform,
         )
         self.parameters = EngineParameters(
             self.programs.abstract_params, self.device, param_dtype or model.dtype

@@ -21,7 +21,7 @@ from rlboost_jax.engine.rollouts import Rollout, new_rollout
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 
 _CROWDS: Final = 2  # trials with random companions
-_BLOCK_TOKENS: Final = 32  # of attention, in the widest implementation
+_BLOCK_TOKENS: Final = 64  # of attention, in the implementation with the widest blocks
 _FEW: Final = 4  # copies of the longer sequence, so that the check stays short
 _OUTPUTS: Final = {TOKENS: "token", LOGPROBS: "log-probability", CHECKSUMS: "logits"}
 

@@ -23,7 +23,7 @@ from rlboost_kernels import (
     uniforms,
     update_kv_pages,
 )
-from rlboost_kernels.implementations import choose
+from rlboost_kernels.attention.api import choose_attention
 
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.engine import metadata
@@ -40,6 +40,10 @@ Pools = tuple[Float[Array, "P L C D"], ...]  # C: keys at even, values at odd he
 TOKENS, LOGPROBS, CHECKSUMS = range(3)
 
 
+class AttentionNotAvailable(ValueError):
+    """`engine.attention` names an implementation that cannot run here."""
+
+
 class Programs:
     """The compiled programs of one model, layout and set of options. Holds no arrays."""
 
@@ -52,11 +56,21 @@ class Programs:
         truncated_sampling: bool,
         attention: str,
         kv_dtype: str,
+        platform: str,
     ) -> None:
+        """Compile nothing yet.
+
+        Args:
+            attention: "auto" or an implementation of `rlboost_kernels`.
+            platform: of the device that they are for, as JAX names it.
+
+        Raises:
+            AttentionNotAvailable: not here, or not with these sizes and types.
+        """
         self.model, self.layout, self.max_steps = model, layout, max_steps
         self._truncated = truncated_sampling
-        self.attention = choose(attention)
         self._kv_dtype = kv_dtype
+        self.attention = self._choose_attention(attention, platform)
         self.abstract_params = abstract_params(model)
         self._tree = jax.tree.structure(jax.eval_shape(unstack_layers, self.abstract_params))
         self.mixed = jax.jit(self._mixed, donate_argnums=1)
@@ -64,16 +78,29 @@ class Programs:
         self.copy_pages = jax.jit(_copy_pages, donate_argnums=0)
         self.read_pages = jax.jit(_read_pages)
 
+    @property
+    def _pool(self) -> jax.ShapeDtypeStruct:
+        layout, model = self.layout, self.model
+        shape = kv_pages_shape(
+            layout.num_pages, layout.page_size, model.num_key_heads, model.head_dim
+        )
+        return jax.ShapeDtypeStruct(shape, self._kv_dtype)
+
+    def _choose_attention(self, named: str, platform: str) -> str:
+        shape = (self.layout.token_rows, self.model.num_query_heads, self.model.head_dim)
+        q = jax.ShapeDtypeStruct(shape, self.model.dtype)
+        try:
+            return choose_attention(named, q, self._pool, platform=platform)
+        except NotImplementedError as error:
+            raise AttentionNotAvailable(
+                f"engine.attention is {named!r}: {error}; 'auto' takes one that can"
+            ) from None
+
     def empty_pools(self, device: jax.Device) -> Pools:
         """A pool per layer. Zeros: what no one has written is masked, but must be finite."""
-        shape = kv_pages_shape(
-            self.layout.num_pages,
-            self.layout.page_size,
-            self.model.num_key_heads,
-            self.model.head_dim,
-        )
+        pool = self._pool
         with jax.default_device(device):
-            pools = tuple(jnp.zeros(shape, self._kv_dtype) for _ in range(self.model.num_layers))
+            pools = tuple(jnp.zeros(pool.shape, pool.dtype) for _ in range(self.model.num_layers))
         return jax.device_put(pools, device)
 
     def _mixed(

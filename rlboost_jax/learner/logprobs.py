@@ -30,7 +30,7 @@ def sampled_logprobs(
 
     Where rounding leaves a token just outside of what the learner would keep, it is kept.
     """
-    if not truncates(sampling):
+    if not sampling.truncated:
         return selected_logprobs(hidden, unembedding, tokens, temperature=sampling.temperature)
     N, V = len(tokens), unembedding.shape[1]
     rows = max(_LEAST_ROWS, _BLOCK_LOGITS // V)
@@ -48,11 +48,6 @@ def sampled_logprobs(
     )
     logprobs, entropies = jax.lax.map(block, parts)
     return logprobs.ravel()[:N], entropies.ravel()[:N]
-
-
-def truncates(sampling: SamplingConfig) -> bool:
-    """Whether anything but the whole softmax is sampled from."""
-    return sampling.top_p < 1 or sampling.top_k > 0
 
 
 def _truncated(

@@ -21,7 +21,7 @@ from rlboost_jax.config.records import (
     ModelConfig,
     SamplingConfig,
 )
-from rlboost_jax.learner.logprobs import sampled_logprobs, truncates
+from rlboost_jax.learner.logprobs import sampled_logprobs
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import (
     TrainState,
@@ -165,7 +165,7 @@ def _gradients(
         if reference is not None:
             # Of the whole softmax: what one policy's top-p leaves may be nothing of the other's.
             frozen = whole_logprobs(*factors_of(reference, batch), targets)
-            whole = whole_logprobs(*factors, targets) if truncates(sampling) else logprobs
+            whole = whole_logprobs(*factors, targets) if sampling.truncated else logprobs
             kl = kl_to_reference(whole, frozen, counted)
             total += algorithm.kl_coefficient * kl_to_reference(whole, frozen, weights)
         return total, {

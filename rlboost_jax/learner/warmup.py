@@ -17,14 +17,14 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
+from rlboost_kernels import selected_logprobs
 
-from rlboost_jax.algorithms.losses import selected_logprobs
 from rlboost_jax.config.records import ModelConfig, RunConfig, WarmupConfig
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import TrainState, init_state, state_shardings
 from rlboost_jax.learner.trajectory import Trajectory
-from rlboost_jax.models.forward import head, hidden_states
+from rlboost_jax.models.forward import head_factors, hidden_states
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, replicated
 
@@ -159,7 +159,7 @@ def _update(
         )
         x = hidden_states(model, params, tokens, positions, segments, remat=remat, mesh=mesh)
         targets, weights = jnp.ravel(batch.targets), jnp.ravel(batch.weights)
-        logprobs = selected_logprobs(head(model, params, x), targets, temperature=1.0)
+        logprobs, _ = selected_logprobs(*head_factors(model, params, x), targets)
         return -(logprobs * weights).sum() / weights.sum()
 
     def update(

@@ -24,7 +24,7 @@ def engine_of(run: RunConfig, announce: Callable[[str], None] | None = None) -> 
         run.model,
         run.engine,
         slot_tokens=run.slot_tokens,
-        truncated_sampling=run.sampling.top_p < 1 or run.sampling.top_k > 0,
+        truncated_sampling=run.sampling.truncated,
         param_dtype=run.weights.rollout_dtype,
     )
     engine.warm_up(announce)

@@ -21,6 +21,7 @@ from rlboost_jax.config.load import run_config_from_dict
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
+from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.rollout.instance import engine_of, hello_of
 from rlboost_jax.rollout.stream import FIRST_BACKOFF_SECONDS, InstanceClient, Refused
 from rlboost_jax.rollout.worker import Worker
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
         config = asyncio.run(fetch_config(args.manager, token, args.patience_seconds))
         engine = prepared_engine(config)
         reason = asyncio.run(_serve(args, token, config, engine))
-    except (CannotServe, Refused, ConfigError, RowsNotInvariant) as error:
+    except (CannotServe, Refused, ConfigError, AttentionNotAvailable, RowsNotInvariant) as error:
         line = "; ".join(str(error).splitlines())
         print(f"rollout server at {args.manager}: {line}", file=sys.stderr, flush=True)
         return CANNOT_SERVE

@@ -9,9 +9,7 @@ import pytest
 
 from rlboost_jax.algorithms.losses import (
     clipped_policy_loss,
-    entropy,
     kl_to_reference,
-    selected_logprobs,
 )
 
 
@@ -104,26 +102,3 @@ def test_kl_is_unbiased():
     exact = sum(p * math.log(p / q) for p, q in zip(policy, reference, strict=True))
     estimate = kl_to_reference(*(jnp.log(x) for x in (policy, reference)), jnp.asarray(policy))
     np.testing.assert_allclose(estimate, exact, rtol=1e-5)
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-def test_logprobs_and_entropy_are_those_of_the_sampled_distribution(temperature):
-    rng = np.random.default_rng(2)
-    logits = rng.normal(size=(6, 11)).astype(np.float32)
-    targets, weights = rng.integers(11, size=6), rng.uniform(size=6).astype(np.float32)
-    logprobs, total = [], 0.0
-    for row, target, weight in zip(logits, targets, weights, strict=True):
-        powers = [math.exp(float(x) / temperature) for x in row]
-        chances = [power / sum(powers) for power in powers]
-        logprobs.append(math.log(chances[target]))
-        total += float(weight) * -sum(p * math.log(p) for p in chances)
-    np.testing.assert_allclose(
-        selected_logprobs(jnp.asarray(logits), jnp.asarray(targets), temperature=temperature),
-        logprobs,
-        rtol=1e-5,
-    )
-    np.testing.assert_allclose(
-        entropy(jnp.asarray(logits), jnp.asarray(weights), temperature=temperature),
-        total,
-        rtol=1e-5,
-    )

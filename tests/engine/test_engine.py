@@ -1,6 +1,7 @@
 """The engine against a dense float64 oracle, and its promises about calls and errors."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine.compiles import num_compiles
 from rlboost_jax.engine.engine import Engine, EngineBusy, NonFiniteLogits
+from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.engine.requests import RequestRejected, RequestTooLong
 from rlboost_jax.messages import GenerateRequest
 
@@ -99,6 +101,19 @@ def test_nothing_is_compiled_after_warm_up(
         engine.release([3, 4, 5])
         drain(engine)
         assert num_compiles() == before + compiled_by_this_test
+
+
+@pytest.mark.parametrize("name", ["mosaic_gpu", "triton", "fastest"])
+def test_attention_that_cannot_run_here(
+    model: ModelConfig, engine_config: EngineConfig, name: str
+) -> None:
+    with pytest.raises(AttentionNotAvailable, match=f"engine.attention is '{name}'.*'auto'"):
+        Engine(
+            replace(model, head_dim=64),
+            replace(engine_config, attention=name),
+            slot_tokens=44,
+            truncated_sampling=False,
+        )
 
 
 def test_padding_alone_is_finite(build_engine: Build) -> None:

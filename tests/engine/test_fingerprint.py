@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import pytest
+import rlboost_kernels
 
 from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine.engine import Engine
@@ -50,6 +51,13 @@ def test_stays_with(fingerprint_of: Callable[..., str], change: dict[str, Any]) 
 def test_says_version_and_device(fingerprint_of: Callable[..., str]) -> None:
     text = fingerprint_of()
     assert text.startswith(f"jax{jax.__version__}-cpu-") and len(text) < 60
+
+
+def test_kernels_count(fingerprint_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    here = fingerprint_of()
+    other = dict.fromkeys(rlboost_kernels.active(), "cpu[another instruction set]")
+    monkeypatch.setattr("rlboost_jax.engine.fingerprint.active", lambda: other)
+    assert fingerprint_of() != here
 
 
 def test_flags_that_change_programs_count(

@@ -86,7 +86,10 @@ def ragged_paged_attention(
         v_scale=v_scale,
     )
     check_ranges(q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs)
-    name = _choose(implementation, q, kv_pages, interpret)
+    if implementation in _FOR_GPU:
+        name = choose_attention(implementation, q, kv_pages, interpret=interpret)
+    else:
+        name = choose_late(implementation)
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     out, lse = _attend(
         q,
@@ -105,6 +108,34 @@ def ragged_paged_attention(
         interpret=interpret,
     )
     return (out, lse) if return_lse else out
+
+
+def choose_attention(
+    implementation: str | None,
+    q: Array | jax.ShapeDtypeStruct,
+    kv_pages: Array | jax.ShapeDtypeStruct,
+    *,
+    platform: str | None = None,
+    interpret: bool = False,
+) -> str:
+    """The implementation that runs arguments of these shapes and types, for who must know it early.
+
+    Args:
+        platform: "cpu", "gpu" or "tpu"; None is that of JAX's default device.
+
+    Raises:
+        NotImplementedError: the one named cannot run them there.
+    """
+    if implementation not in _FOR_GPU:
+        return choose(implementation, platform)
+    module = import_module(f"rlboost_kernels.attention.{implementation}")
+    reason = module.why_not(q, kv_pages, interpret=interpret)
+    platform = platform or jax.default_backend()
+    if not reason and not interpret and platform != "gpu":
+        reason = f"it is for GPU and this is {platform}; interpret=True tries it out"
+    if reason:
+        raise NotImplementedError(f"implementation '{implementation}' cannot run this: {reason}")
+    return str(implementation)
 
 
 _OPTIONS = ("sm_scale", "sliding_window", "soft_cap", "k_scale", "v_scale", "return_lse")
@@ -147,18 +178,6 @@ def _attend(
         program = jax.custom_jvp(partial(_PROGRAMS[name], **options))
     program.defjvp(_no_derivative)
     return program(q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs)
-
-
-def _choose(implementation: str | None, q: Array, kv_pages: Array, interpret: bool) -> str:
-    if implementation not in _FOR_GPU:
-        return choose_late(implementation)
-    module = import_module(f"rlboost_kernels.attention.{implementation}")
-    reason = module.why_not(q, kv_pages, interpret=interpret)
-    if not reason and not interpret and jax.default_backend() != "gpu":
-        reason = f"it is for GPU and this is {jax.default_backend()}; interpret=True tries it out"
-    if reason:
-        raise NotImplementedError(f"implementation '{implementation}' cannot run this: {reason}")
-    return implementation
 
 
 def _no_derivative(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> NoReturn:

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlboost_kernels import ragged_paged_attention
+from rlboost_kernels import ragged_paged_attention, update_kv_pages
 from rlboost_kernels.attention import triton
+from rlboost_kernels.attention.api import choose_attention
 from rlboost_kernels.problems import Problem, random_arguments
 
 ALL_OPTIONS = {
@@ -94,3 +95,19 @@ def test_says_why_it_cannot_run():
     narrow = random_arguments(replace(problem, head_dim=48))
     with pytest.raises(NotImplementedError, match="head dim is 48; it takes 16, 32"):
         attend(*narrow)
+
+
+def test_named_early_for_shapes_and_a_platform():
+    q, kv_pages, *_ = random_arguments(CASES[0][0])
+    assert choose_attention("triton", q, kv_pages, platform="gpu") == "triton"
+    with pytest.raises(NotImplementedError, match="it is for GPU and this is cpu"):
+        choose_attention("triton", q, kv_pages, platform="cpu")
+    with pytest.raises(NotImplementedError, match="kv_pages float32; it takes equal ones"):
+        choose_attention("triton", q, kv_pages.astype("float32"), platform="gpu")
+
+
+def test_it_writes_no_pages():
+    kv_pages = jnp.zeros((1, 16, 2, 32))
+    k = jnp.zeros((1, 1, 32))
+    with pytest.raises(NotImplementedError, match="'triton' is not available here"):
+        update_kv_pages(kv_pages, k, k, jnp.zeros(1, jnp.int32), implementation="triton")
