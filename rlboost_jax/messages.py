@@ -93,6 +93,8 @@ class Hello(Message, frozen=True, kw_only=True):
 class Renew(Message, frozen=True, kw_only=True):
     """The lease goes on."""
 
+    programs_compiled: int = 0  # since the engine was warm; more than 0 is a mistake in it
+
 
 class Ready(Message, frozen=True, kw_only=True):
     """The engine holds these parameters and takes work of them."""

@@ -36,6 +36,7 @@ class Instance:
         self.running = 0
         self.waiting = 0
         self.tokens = 0  # taken into the ledger
+        self.programs_compiled = 0
         self.batch_at = math.inf  # when the dispatch now running began
 
     @property

@@ -58,7 +58,10 @@ class Servers:
         match message:
             case TokenBatch():
                 return self._tokens(instance, message, now)
-            case Renew():
+            case Renew(programs_compiled=compiled):
+                if compiled > instance.programs_compiled:
+                    self._outbox.record("compiled", instance.name, programs=compiled)
+                    instance.programs_compiled = compiled
                 return False
             case Released():
                 return self._released(instance, message)

@@ -19,6 +19,7 @@ from rlboost_jax import compile_cache
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import run_config_from_dict
 from rlboost_jax.config.records import RunConfig
+from rlboost_jax.engine.compiles import num_compiles
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.engine.programs import AttentionNotAvailable
@@ -122,12 +123,14 @@ async def _serve(args: argparse.Namespace, token: str, config: RunConfig, engine
         engine, name=args.name, reserved=False, price_per_hour=args.price, zone=args.zone
     )
     puller = Puller(source=config.weights.source, http=Http(f"http://{args.manager}", token))
+    before = num_compiles()
     client = InstanceClient(
         lambda: (args.manager, token),
         hello,
         Worker(engine),
         puller,
         orphan_seconds=config.fleet.orphan_seconds,
+        compiled=lambda: num_compiles() - before,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -66,6 +66,7 @@ class InstanceClient:
         worker: not yet started.
         puller: None for the trainer's own engine, which is given its parameters by `offer`.
         orphan_seconds: how long to look for a manager; a `Welcome` replaces it.
+        compiled: how many programs were compiled since the engine was warm.
     """
 
     def __init__(
@@ -76,9 +77,11 @@ class InstanceClient:
         puller: PullerLike | None,
         *,
         orphan_seconds: float = 10.0,
+        compiled: Callable[[], int] = lambda: 0,
     ):
         self._locate, self._hello, self._worker, self._puller = locate, hello, worker, puller
         self._orphan_seconds = math.inf if hello.reserved else orphan_seconds
+        self._compiled = compiled
         self._outbox: asyncio.Queue[ServerMessage] = asyncio.Queue()
         self._taking: asyncio.Task[None] | None = None  # the newest announced version
         self._loaded: tuple[int, str] | None = None  # version and digest that the engine has
@@ -251,7 +254,7 @@ class InstanceClient:
     async def _renew(self, seconds: float) -> None:
         while True:
             await asyncio.sleep(seconds)
-            self._outbox.put_nowait(Renew())
+            self._outbox.put_nowait(Renew(programs_compiled=self._compiled()))
 
     async def _obey(self, stream: aiohttp.ClientWebSocketResponse) -> None:
         """Everything the manager asks, until it hangs up or says Leave."""

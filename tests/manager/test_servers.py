@@ -47,6 +47,13 @@ def test_a_renewal_at_the_bound_is_in_time() -> None:
     assert RESERVED in desk.closed()
 
 
+def test_a_program_compiled_amid_work_is_an_event() -> None:
+    desk, _ = ready_pair()
+    for count, told in ((0, []), (1, [{"programs": 1}]), (1, []), (3, [{"programs": 3}])):
+        desk.server(A, m.Renew(programs_compiled=count))
+        assert [record.detail for record in desk.records("compiled")] == told
+
+
 def test_the_deadline_is_that_of_the_first_lease() -> None:
     desk = Desk()
     desk.join(A)

@@ -116,10 +116,11 @@ class FakeStream:
             assert seen[-1] is not None, f"the stream ended without {kind.__name__}: {seen}"
         return seen
 
-    async def next_renew(self) -> None:
+    async def next_renew(self) -> messages.Renew:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not isinstance(await self._inbox.get(), messages.Renew):
+            while not isinstance(message := await self._inbox.get(), messages.Renew):
                 pass
+            return message
 
 
 class FakeManager:

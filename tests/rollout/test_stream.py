@@ -1,6 +1,7 @@
 """A server's stream, against a manager that follows a script."""
 
 import asyncio
+import itertools
 import threading
 
 import numpy as np
@@ -80,6 +81,18 @@ def test_the_lease_is_renewed_while_the_engine_computes(fakes):
             for _ in range(3):
                 await stream.next_renew()
             gate.release(9)
+
+    asyncio.run(scenario())
+
+
+def test_a_renewal_says_how_many_programs_were_compiled(fakes):
+    async def scenario():
+        counts = itertools.count()
+        serving = fakes.serving(fakes.Engine(), fakes.Weights(), compiled=lambda: next(counts))
+        async with serving as (manager, _, _):
+            stream = await fakes.ready(manager)
+            first, second = [(await stream.next_renew()).programs_compiled for _ in range(2)]
+            assert second == first + 1
 
     asyncio.run(scenario())
 

@@ -62,6 +62,7 @@ def test_a_replayed_trace_changes_no_bit(calm, tmp_path):
     assert replayed.events("lost")
     assert replayed.digests() == calm.digests()
     replayed.assert_accounts_hold()
+    assert not replayed.events("compiled"), "whatever arrives, a warm engine compiles nothing"
 
 
 def test_no_server_at_all_changes_no_bit(calm, tmp_path):
