@@ -8,7 +8,7 @@ not from a cache as long as a layer has a few megabytes.
 The ceiling is a read of the same pages from end to end by the same threads, with the widest loads
 and prefetching, timed in its own turns; without the compiled library it is the sum by NumPy.
 torch's SDPA, where torch is installed, gets a contiguous cache, which is what pages cost it nothing
-to have.
+to have, in the type of the queries.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from rlboost_kernels.logprobs.bench import logprobs_rows
 from rlboost_kernels.problems import BENCHED, Arguments, Problem, random_arguments
 from rlboost_kernels.sampling.bench import sampling_rows
 
-_COLUMNS = "{:30} {:9} {:12} {:>10} {:>9} {:>9} {:>8} {:>9}"
+_COLUMNS = "{:30} {:13} {:12} {:>10} {:>9} {:>9} {:>8} {:>9}"
 _TURN_SECONDS = 0.3  # a slow implementation does not go round all layers in one turn
 _MOST_LAYERS = 96
 
@@ -79,7 +79,7 @@ def attention_rows(problem: Problem, rounds: int, num_bytes: float) -> list[str]
     arguments = random_arguments(problem)
     pool_bytes = arguments.kv_pages.nbytes
     num_layers = int(np.clip(num_bytes // pool_bytes, 2, _MOST_LAYERS))
-    layers = [arguments.kv_pages + jnp.asarray(i, problem.dtype) for i in range(num_layers)]
+    layers = [arguments.kv_pages + jnp.asarray(i, problem.pool_dtype) for i in range(num_layers)]
 
     names = [name for name in available_implementations() if name != "reference"]
     calls = {name: _attention_call(name, arguments, layers) for name in names}
@@ -92,7 +92,7 @@ def attention_rows(problem: Problem, rounds: int, num_bytes: float) -> list[str]
     return [
         _COLUMNS.format(
             problem.name,
-            problem.dtype,
+            problem.pool_dtype,
             name,
             f"{seconds[name] * 1e3:.3f} ms",
             f"{problem.bytes_read / 1e6:.2f} MB",
@@ -157,12 +157,12 @@ def main(argv: list[str] | None = None) -> None:
         )
     )
     for problem in BENCHED:
-        if options.only in f"{problem.name} {problem.dtype}":
+        if options.only in f"{problem.name} {problem.pool_dtype}":
             lines = attention_rows(problem, options.rounds, options.gigabytes * 1e9)
             print(*lines, sep="\n", flush=True)
     if not options.only:
         names = [name for name in available_implementations() if name != "reference"]
-        for dtype, name in itertools.product(("float32", "bfloat16"), names):
+        for dtype, name in itertools.product(("float32", "bfloat16", "float8_e4m3fn"), names):
             print(update_row(dtype, name, options.rounds))
         print(overhead_row(options.rounds))
         print("", *logprobs_rows(median_seconds, options.rounds), sep="\n", flush=True)

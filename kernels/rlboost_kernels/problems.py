@@ -24,11 +24,18 @@ class Problem:
     num_rows: int = 0  # T; 0 takes the sum of q_lens
     num_slots: int = 0  # S; 0 takes the number of sequences
     dtype: str = "float32"
+    kv_dtype: str = ""  # of the pool; "" takes dtype
+
+    @property
+    def pool_dtype(self) -> str:
+        """Type of the keys and values in the pool."""
+        return self.kv_dtype or self.dtype
 
     @property
     def bytes_read(self) -> int:
         """Bytes of keys and values that one call has to read at least once."""
-        token_bytes = 2 * self.num_key_heads * self.head_dim * jnp.dtype(self.dtype).itemsize
+        itemsize = jnp.dtype(self.pool_dtype).itemsize
+        token_bytes = 2 * self.num_key_heads * self.head_dim * itemsize
         return sum(self.kv_lens) * token_bytes
 
 
@@ -62,7 +69,7 @@ def random_arguments(problem: Problem, seed: int = 0) -> Arguments:
     kv_pages = rng.standard_normal((P, problem.page_size, 2 * K, D), np.float32)
     return Arguments(
         q=jnp.asarray(q, problem.dtype),
-        kv_pages=jnp.asarray(kv_pages, problem.dtype),
+        kv_pages=jnp.asarray(kv_pages, problem.pool_dtype),
         kv_lens=jnp.asarray(kv_lens),
         page_indices=jnp.asarray(page_indices),
         cu_q_lens=jnp.asarray(cu_q_lens),
@@ -100,6 +107,13 @@ BENCHED = (
             partial(_medium, name="medium decode, 1 x 32768", **_decodes(1, 32768)),
             partial(_wide, name="wide decode, 32 x 1024", **_decodes(32, 1024)),
             partial(_medium, name="medium prefill, 256 of 1024", q_lens=(256,), kv_lens=(1024,)),
+        )
+    ),
+    *(
+        shape(dtype="bfloat16", kv_dtype="float8_e4m3fn", **_decodes(32, 1024))
+        for shape in (
+            partial(_medium, name="medium decode, 32 x 1024"),
+            partial(_wide, name="wide decode, 32 x 1024"),
         )
     ),
 )

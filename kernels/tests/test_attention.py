@@ -2,6 +2,7 @@
 
 import importlib
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rlboost_kernels import ragged_paged_attention
+from rlboost_kernels import kv_pages_shape, ragged_paged_attention, update_kv_pages
+from rlboost_kernels.attention.validation import EIGHT_BITS
 from rlboost_kernels.problems import CHECKED, Arguments, Problem, random_arguments
 
 ALL_OPTIONS = {
@@ -20,6 +22,8 @@ ALL_OPTIONS = {
     "v_scale": 2.5,
 }
 TOLERANCES = {"float32": 2e-6, "bfloat16": 8e-3, "float16": 1e-3}  # of the relative norm
+# Of a number by a share of it at most, and of one below the smallest normal number by a constant.
+ROUNDING = {"float8_e4m3fn": (2**-4, 2**-10), "float8_e5m2": (2**-3, 2**-17)}
 CASES = (
     *((problem, {}) for problem in CHECKED),
     *((problem, ALL_OPTIONS) for problem in CHECKED),
@@ -82,6 +86,88 @@ def test_bfloat16_is_off_by_the_rounding_of_its_result_only(problem, implementat
     np.testing.assert_allclose(out.astype(np.float32), exact, rtol=2**-8, atol=1e-5)
 
 
+@pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_pools_of_eight_bits_match_float64_loops(dtype, kv_dtype, implementation):
+    problem = replace(CHECKED[2], dtype=dtype, kv_dtype=kv_dtype)
+    arguments = with_nan_where_nothing_is_held(random_arguments(problem))
+    assert arguments.kv_pages.dtype == kv_dtype
+    out = ragged_paged_attention(*arguments, **ALL_OPTIONS, implementation=implementation)
+    assert out.dtype == dtype
+    assert_close(out, attention_by_hand(arguments, **ALL_OPTIONS)[0], dtype)  # of what is stored
+
+
+@pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
+def test_every_number_of_eight_bits_is_read_as_it_is(kv_dtype, implementation):
+    """With one token, attention is its value; and a score with a unit vector is a key's element."""
+    numbers = np.arange(256, dtype=np.uint8).view(kv_dtype)
+    keys = np.where(np.isfinite(numbers.astype(np.float32)), numbers, np.zeros_like(numbers))
+    kv_pages = np.stack([keys, numbers])[None, None]
+    out, lse = ragged_paged_attention(
+        jnp.eye(256)[:, None, :],
+        jnp.asarray(kv_pages),
+        jnp.ones(256, jnp.int32),
+        jnp.zeros((256, 1), jnp.int32),
+        jnp.arange(257, dtype=jnp.int32),
+        jnp.asarray([256], jnp.int32),
+        sm_scale=1.0,
+        return_lse=True,
+        implementation=implementation,
+    )
+    np.testing.assert_array_equal(out, np.tile(numbers.astype(np.float32), (256, 1, 1)))
+    np.testing.assert_allclose(lse[:, 0], keys.astype(np.float32), rtol=1e-6)
+
+
+def with_tokens_written(arguments, kv_dtype, **scales):
+    """The same problem, with what its pages hold written into a pool of another type."""
+    kv = arguments.kv_pages.reshape(-1, *arguments.kv_pages.shape[2:])
+    pool = jnp.zeros(arguments.kv_pages.shape, kv_dtype)
+    slots = jnp.arange(len(kv), dtype=jnp.int32)
+    return arguments._replace(
+        kv_pages=update_kv_pages(pool, kv[:, 0::2], kv[:, 1::2], slots, **scales)
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"k_scale": 0.125, "v_scale": 0.03}], ids=str)
+@pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
+def test_eight_bits_cost_no_more_than_their_rounding(kv_dtype, options, implementation):
+    """Against attention to the numbers before they were stored, of a standard normal problem."""
+    rounding, _ = ROUNDING[kv_dtype]
+    arguments = random_arguments(CHECKED[2])
+    stored = with_tokens_written(arguments, kv_dtype, **options)
+    expected, _ = attention_by_hand(arguments)
+    out = ragged_paged_attention(*stored, **options, implementation=implementation)
+    error = np.linalg.norm(out - expected) / np.linalg.norm(expected)
+    assert rounding / 8 < error < rounding
+
+
+@pytest.mark.parametrize("options", [{}, {"k_scale": 0.125, "v_scale": 0.03}], ids=str)
+@pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
+def test_an_average_is_off_by_the_rounding_of_what_it_is_of(kv_dtype, options, implementation):
+    """Keys of zero, which are stored as they are: values are off by a share of their own size."""
+    rounding, least = ROUNDING[kv_dtype]
+    arguments = random_arguments(CHECKED[2])
+    kv_pages = arguments.kv_pages.at[:, :, 0::2].set(0.0)
+    sizes, _ = attention_by_hand(arguments._replace(kv_pages=jnp.abs(kv_pages)))
+    arguments = arguments._replace(kv_pages=kv_pages)
+    expected, _ = attention_by_hand(arguments)
+    stored = with_tokens_written(arguments, kv_dtype, **options)
+    out = ragged_paged_attention(*stored, **options, implementation=implementation)
+    assert (np.abs(out - expected) <= rounding * sizes + least + 1e-6).all()
+
+
+@pytest.mark.parametrize("kv_dtype", [*TOLERANCES, *EIGHT_BITS])
+def test_no_copy_of_the_pool_is_made(kv_dtype, implementation):
+    if implementation == "reference":
+        pytest.skip("the dense definition makes copies, by design")
+    problem = replace(CHECKED[1], kv_dtype=kv_dtype)
+    arguments = random_arguments(problem)
+    pool = jnp.zeros(kv_pages_shape(2000, 16, 2, 32), kv_dtype)
+    attend = jax.jit(partial(ragged_paged_attention, implementation=implementation))
+    compiled = attend.lower(*arguments._replace(kv_pages=pool)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < pool.nbytes / 2
+
+
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 20}, {"soft_cap": 2.0}], ids=str)
 def test_matches_the_definition_in_jax(options, implementation):
     name = "jax.experimental.pallas.ops.tpu.ragged_paged_attention"
@@ -106,6 +192,7 @@ def problems(draw) -> Problem:
         head_dim=draw(st.sampled_from([8, 32, 40, 48, 64, 80, 256])),
         page_size=draw(st.sampled_from([1, 8, 16, 24, 48])),
         dtype=draw(st.sampled_from(list(TOLERANCES))),
+        kv_dtype=draw(st.sampled_from(["", "", *EIGHT_BITS])),
         num_rows=sum(q_lens) + draw(st.integers(1, 20)),
         num_slots=len(q_lens) + draw(st.integers(0, 3)),
     )

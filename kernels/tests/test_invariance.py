@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlboost_kernels import ragged_paged_attention
+from rlboost_kernels import kv_pages_shape, ragged_paged_attention, update_kv_pages
 
 LONGEST = 150  # tokens
 NUM_SEQUENCES = 9
@@ -19,11 +19,18 @@ class World(NamedTuple):
     kv: np.ndarray  # [sequence, position, 2*K, D]
     page_size: int
     dtype: str
+    kv_dtype: str
     options: dict
 
 
 def world(
-    num_query_heads=4, num_key_heads=2, head_dim=32, page_size=16, dtype="float32", **options
+    num_query_heads=4,
+    num_key_heads=2,
+    head_dim=32,
+    page_size=16,
+    dtype="float32",
+    kv_dtype=None,
+    **options,
 ):
     rng = np.random.default_rng(5)
     shape = (NUM_SEQUENCES, LONGEST)
@@ -32,6 +39,7 @@ def world(
         rng.standard_normal((*shape, 2 * num_key_heads, head_dim), np.float32),
         page_size,
         dtype,
+        kv_dtype or dtype,
         options,
     )
 
@@ -39,6 +47,8 @@ def world(
 WORLDS = {
     "small": world(),
     "bfloat16": world(dtype="bfloat16"),
+    "8 bits": world(dtype="bfloat16", kv_dtype="float8_e4m3fn", k_scale=0.3, v_scale=2.0),
+    "8 bits to 32": world(7, 1, 64, 32, kv_dtype="float8_e5m2"),
     "groups of 7": world(7, 1, 64, 32),
     "wide heads": world(8, 4, 128),
     "window and cap": world(sliding_window=45, soft_cap=5.0),
@@ -65,7 +75,7 @@ def run(world, chunks, num_rows, rng, implementation):
     cu_q_lens[len(chunks) + 1 :] = cu_q_lens[len(chunks)]
     out = ragged_paged_attention(
         jnp.asarray(q, world.dtype),
-        jnp.asarray(kv_pages, world.dtype),
+        jnp.asarray(kv_pages, world.kv_dtype),
         *map(jnp.asarray, (kv_lens, page_indices, cu_q_lens)),
         jnp.asarray([len(chunks)], jnp.int32),
         implementation=implementation,
@@ -160,3 +170,45 @@ def test_the_xla_program_has_one_class_of_bits_for_any_number_of_rows(num_rows, 
         chunks = random_chunks(num_rows, rng)
         for row, bits in run(WORLDS["small"], chunks, num_rows, rng, "xla").items():
             assert bits == expected[row], f"row {row} of {chunks}"
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_eight_bits_written_token_by_token_or_at_once_give_the_same_rows(kv_dtype, implementation):
+    """A number is rounded once, when it is written, and from the same number every time.
+
+    So a sequence decoded in one place goes on in another after a prefill of all its tokens.
+    """
+    tokens, L, rng = 40, 16, np.random.default_rng(3)
+    scales = {"k_scale": 0.7, "v_scale": 0.2}
+    q, k, v = (rng.standard_normal((64, heads, 32), np.float32) for heads in (4, 2, 2))
+
+    def rows(pages, chunks):
+        """Bytes of each row, its chunk's keys and values written right before."""
+        kv_pages = jnp.full(kv_pages_shape(9, L, 2, 32), 3, kv_dtype)
+        found = []
+        for start, stop in chunks:
+            position = np.arange(start, start + 64)  # the rows of a call; what is too many, dropped
+            slots = np.where(position < stop, pages[position // L % 3] * L + position % L, -1)
+            index = position % 64
+            kv_pages = update_kv_pages(
+                kv_pages,
+                k[index],
+                v[index],
+                jnp.asarray(slots, jnp.int32),
+                **scales,
+                implementation=implementation,
+            )
+            metadata = ([stop], pages[None], [0, stop - start], [1])
+            out = ragged_paged_attention(
+                jnp.asarray(q[index]),
+                kv_pages,
+                *(jnp.asarray(array, jnp.int32) for array in metadata),
+                **scales,
+                implementation=implementation,
+            )
+            found += [row.tobytes() for row in np.asarray(out[: stop - start])]
+        return found
+
+    decoded = rows(np.array([4, 1, 7]), [(i, i + 1) for i in range(tokens)])
+    assert decoded == rows(np.array([2, 8, 0]), [(0, tokens)])
+    assert decoded == rows(np.array([5, 3, 6]), [(0, 11), (11, 12), (12, tokens)])

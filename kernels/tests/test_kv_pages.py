@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rlboost_kernels import kv_pages_shape, ragged_paged_attention, update_kv_pages
+from rlboost_kernels.attention.validation import EIGHT_BITS
 from rlboost_kernels.problems import Problem, random_arguments
 
 SHAPE = kv_pages_shape(num_pages=5, page_size=4, num_key_heads=2, head_dim=8)
@@ -48,10 +49,12 @@ def test_many_tokens_may_share_a_slot_that_is_dropped(implementation):
     assert (np.asarray(out) != 1).any(axis=(2, 3)).sum() == 1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", *EIGHT_BITS])
 def test_a_donated_pool_is_written_in_place(dtype, implementation):
     if OLD_JAX and dtype == "bfloat16" and implementation != "cpu":
         pytest.skip("jax 0.10 rewrites a bfloat16 pool on CPU; see update_kv_pages")
+    if dtype in EIGHT_BITS and implementation != "cpu":
+        pytest.skip("XLA rewrites a pool of 8-bit numbers on CPU; see update_kv_pages")
     pool = jnp.zeros(kv_pages_shape(256, 16, 4, 64), dtype)
     k = v = jnp.ones((64, 4, 64), dtype)
     update = jax.jit(partial(update_kv_pages, implementation=implementation), donate_argnums=0)
@@ -65,9 +68,12 @@ def test_a_donated_pool_is_written_in_place(dtype, implementation):
     assert held.is_deleted()
 
 
+@pytest.mark.parametrize("kv_dtype", ["float32", "float8_e4m3fn"])
 @pytest.mark.parametrize("num_steps", [1, 8])
-def test_a_loop_that_writes_and_attends_copies_no_pool(num_steps, implementation):
+def test_a_loop_that_writes_and_attends_copies_no_pool(num_steps, kv_dtype, implementation):
     """As a decode program does: the pool is carried through the steps and donated."""
+    if kv_dtype in EIGHT_BITS and implementation != "cpu":
+        pytest.skip("XLA rewrites a pool of 8-bit numbers on CPU; see update_kv_pages")
     problem = Problem(
         name="decode",
         q_lens=(1,) * 64,
@@ -76,6 +82,7 @@ def test_a_loop_that_writes_and_attends_copies_no_pool(num_steps, implementation
         num_key_heads=4,
         head_dim=64,
         pages_per_sequence=16,
+        kv_dtype=kv_dtype,
     )
     arguments = random_arguments(problem)
 
@@ -112,6 +119,73 @@ def test_casts_to_the_type_of_the_pool(implementation):
     assert out.dtype == jnp.bfloat16
     np.testing.assert_array_equal(out[0, 0, 0::2], jnp.asarray(k[0], jnp.bfloat16))
     np.testing.assert_array_equal(out[0, 0, 1::2], jnp.asarray(v[0], jnp.bfloat16))
+
+
+def neighbours_of_every_number(dtype):
+    """All numbers of a type, what lies halfway between two, what is just beside, and too much."""
+    numbers = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    numbers = np.unique(numbers[np.isfinite(numbers)])
+    points = np.concatenate([numbers, (numbers[1:] + numbers[:-1]) / 2])
+    beside = [np.nextafter(points, np.float32(end)) for end in (-np.inf, np.inf)]
+    far = np.float32([1.01, 1.06, 1.08, 2, 1e6, np.inf]) * numbers.max()
+    return np.concatenate([points, *beside, far, -far, [np.nan]]).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+@pytest.mark.parametrize("scale", [None, 1.0, 0.3, 7.5])
+def test_eight_bits_are_rounded_to_even_and_never_overflow(dtype, scale, implementation):
+    """As ml_dtypes casts, which is NumPy's and not XLA's."""
+    x = neighbours_of_every_number(dtype)
+    x = np.resize(x, (-(-len(x) // 16), 2, 8))  # repeated up to whole tokens
+    x *= np.float32(scale or 1)
+    pool = jnp.zeros(kv_pages_shape(len(x), 1, 2, 8), dtype)
+    out = update_kv_pages(
+        pool,
+        x,
+        -x[::-1],
+        jnp.arange(len(x), dtype=jnp.int32),
+        k_scale=scale,
+        v_scale=scale,
+        implementation=implementation,
+    )
+    largest = np.float32(jnp.finfo(dtype).max)
+    for stored, token in ((out[:, 0, 0::2], x), (out[:, 0, 1::2], -x[::-1])):
+        divided = token * np.float32(1 / (scale or 1))
+        expected = np.clip(divided, -largest, largest).astype(dtype)
+        np.testing.assert_array_equal(np.asarray(stored, np.float32), expected.astype(np.float32))
+        assert np.isnan(np.asarray(stored, np.float32)).sum() == np.isnan(token).sum() > 0
+
+
+@pytest.mark.parametrize("source", ["bfloat16", "float16"])
+def test_eight_bits_from_sixteen(source, implementation):
+    with np.errstate(over="ignore"):  # infinity in float16
+        x = neighbours_of_every_number("float8_e4m3fn").astype(source)
+    x = np.resize(x, (-(-len(x) // 16), 2, 8))
+    pool = jnp.zeros(kv_pages_shape(len(x), 1, 2, 8), "float8_e4m3fn")
+    slots = jnp.arange(len(x), dtype=jnp.int32)
+    out = update_kv_pages(pool, x, x, slots, implementation=implementation)
+    expected = np.clip(x.astype(np.float32), -448, 448).astype("float8_e4m3fn")
+    np.testing.assert_array_equal(
+        np.asarray(out[:, 0, 0::2], np.float32), expected.astype(np.float32)
+    )
+
+
+def test_scales_of_keys_and_values_are_their_own(implementation):
+    (k, v), pool = tokens(1), jnp.zeros(SHAPE)
+    slots = jnp.zeros(1, jnp.int32)
+    scales = {"k_scale": 0.3, "v_scale": 4.0}
+    out = update_kv_pages(pool, k, v, slots, **scales, implementation=implementation)
+    np.testing.assert_array_equal(out[0, 0, 0::2], k[0] * np.float32(1 / 0.3))
+    np.testing.assert_array_equal(out[0, 0, 1::2], v[0] / np.float32(4))
+
+
+def test_scales_that_cannot_be():
+    pool, (k, v), slots = jnp.zeros(SHAPE), tokens(6), jnp.zeros(6, jnp.int32)
+    for scale in (0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"k_scale is {scale}; it must be positive and finite"):
+            update_kv_pages(pool, k, v, slots, k_scale=scale)
+        with pytest.raises(ValueError, match=f"v_scale is {scale}; it must be positive and finite"):
+            update_kv_pages(pool, k, v, slots, v_scale=scale)
 
 
 def test_shapes_and_types_that_do_not_fit():

@@ -18,7 +18,12 @@ ARGUMENTS = random_arguments(CHECKED[1])  # T=64 H=4 K=2 D=32 L=16 S=8 M=6 P=51,
         ("q", jnp.zeros((64, 4, 32), jnp.int32), "q has type int32"),
         ("kv_pages", jnp.zeros((3, 16, 5, 32)), r"kv_pages has shape \(3, 16, 5, 32\)"),
         ("kv_pages", jnp.zeros((0, 16, 4, 32)), r"kv_pages has shape \(0, 16, 4, 32\)"),
-        ("kv_pages", jnp.zeros((3, 16, 4, 32), jnp.int8), "kv_pages has type int8"),
+        (
+            "kv_pages",
+            jnp.zeros((3, 16, 4, 32), jnp.int8),
+            "int8; it must be one of .*e5m2",
+        ),
+        ("q", jnp.zeros((64, 4, 32), jnp.float8_e4m3fn), "q has type float8_e4m3fn; it must be"),
         ("kv_lens", jnp.zeros((8, 1), jnp.int32), r"kv_lens has shape \(8, 1\)"),
         ("kv_lens", jnp.zeros(0, jnp.int32), "kv_lens is empty"),
         ("kv_lens", jnp.zeros(8), "kv_lens has type float32"),
@@ -36,6 +41,13 @@ def test_shapes_and_types(name, value, message):
 def test_options(option):
     with pytest.raises(ValueError, match=f"{option} is 0; it must be"):
         ragged_paged_attention(*ARGUMENTS, **{option: 0})
+
+
+@pytest.mark.parametrize("name", ["sm_scale", "k_scale", "v_scale"])
+@pytest.mark.parametrize("factor", [0, -0.5, float("inf"), float("nan")])
+def test_factors_are_positive_and_finite(name, factor):
+    with pytest.raises(ValueError, match=f"{name} is {factor}; it must be positive and finite"):
+        ragged_paged_attention(*ARGUMENTS, **{name: factor})
 
 
 def test_shapes_are_checked_while_tracing():

@@ -45,7 +45,10 @@ def ragged_paged_attention(
     how a prefill is cut; see the README for the limits of that promise.
 
     Args:
-        kv_pages: keys at even head indices, values at odd ones (`kv_pages_shape`).
+        q: float32, bfloat16 or float16, and so is the result.
+        kv_pages: keys at even head indices, values at odd ones (`kv_pages_shape`). Of the types
+            of `q` or, to hold twice as many tokens as 16 bits do, float8_e4m3fn or float8_e5m2:
+            these are widened as they are read, which is exact.
         kv_lens: tokens of each sequence, its new rows included.
         page_indices: pages of each sequence in token order. Entries past the last used page
             are read but masked, so any number will do.
@@ -55,7 +58,8 @@ def ragged_paged_attention(
         sm_scale: factor of the scores; None is D ** -0.5.
         sliding_window: each row sees this many tokens at most, itself included.
         soft_cap: scores become soft_cap * tanh(scores / soft_cap).
-        k_scale, v_scale: factors of the keys and values in the pool; None is 1.
+        k_scale, v_scale: factors of the keys and values in the pool, those that
+            `update_kv_pages` divided them by; None is 1.
         return_lse: return also the logarithm (natural, float32, [T, H]) of the sum of the
             exponentials of a row's scores: what it takes to merge attention over parts of a
             sequence. Rows of no sequence have minus infinity.

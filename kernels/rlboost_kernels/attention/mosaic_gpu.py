@@ -69,6 +69,8 @@ def why_not(q: Any, kv_pages: Any, *, interpret: bool = False) -> str:
         return _MISSING
     if str(q.dtype) not in TYPES:
         return f"q has type {q.dtype}; it takes {' and '.join(TYPES)}"
+    if str(kv_pages.dtype) not in TYPES:  # wgmma has its operands in shared memory as they come
+        return f"kv_pages has type {kv_pages.dtype}; it takes {' and '.join(TYPES)}"
     if q.dtype != kv_pages.dtype:
         return f"q has type {q.dtype} and kv_pages {kv_pages.dtype}; it takes equal ones"
     if D not in HEAD_DIMS:

@@ -2,8 +2,9 @@
 
 Built like `mosaic_gpu.py`: one kernel computes items (`tiles.py`), block by block of 64 tokens at
 absolute positions, and a second one merges the items of each row in ascending order. The bits of
-a row depend on that row alone, for the same reasons. It takes more shapes and float32, whose
-products are exact to float32.
+a row depend on that row alone, for the same reasons. It takes more shapes, float32, whose
+products are exact to float32, and pools of 8-bit numbers, which become of the type of `q` in
+registers (exactly) and are multiplied as such.
 """
 
 import math
@@ -18,6 +19,7 @@ from jax.experimental import pallas as pl
 
 from rlboost_kernels.attention import tiles
 from rlboost_kernels.attention.rows import row_sequences
+from rlboost_kernels.attention.validation import EIGHT_BITS
 from rlboost_kernels.sharding import differ_like
 
 try:
@@ -50,8 +52,11 @@ def why_not(q: Any, kv_pages: Any, *, interpret: bool = False) -> str:
     D = q.shape[-1]
     if _MISSING:
         return _MISSING
-    if q.dtype != kv_pages.dtype:
-        return f"q has type {q.dtype} and kv_pages {kv_pages.dtype}; it takes equal ones"
+    if q.dtype != kv_pages.dtype and str(kv_pages.dtype) not in EIGHT_BITS:
+        return (
+            f"q has type {q.dtype} and kv_pages {kv_pages.dtype}; "
+            f"it takes equal ones and pools of {' and '.join(EIGHT_BITS)}"
+        )
     if D not in HEAD_DIMS:
         return f"head dim is {D}; it takes {', '.join(map(str, HEAD_DIMS))}"
     return ""
@@ -188,7 +193,9 @@ def _attend_items(
             token_C = block * BLOCK + jnp.arange(BLOCK)
             held_C = (token_C >= first_token) & (token_C < stop_token)
             page_C = pages[item.sequence, jnp.minimum(token_C // L, M - 1)]
-            k_CD, v_CD = (kv[page_C, token_C % L, head // parts * 2 + odd] for odd in (0, 1))
+            k_CD, v_CD = (
+                kv[page_C, token_C % L, head // parts * 2 + odd].astype(q.dtype) for odd in (0, 1)
+            )
             # What a page holds where no row looks may be anything, and 0 times NaN is NaN.
             v_CD = jnp.where(held_C[:, None], v_CD, jnp.zeros_like(v_CD))
             seen_RC = token_C[None, :] <= position_R[:, None]

@@ -5,6 +5,7 @@
 more and is for debugging.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 
 ArrayLike = Any  # a JAX array, a tracer or a NumPy array
 
+EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")  # types that a pool may have and queries may not
 _FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -66,9 +68,7 @@ def check_arguments(
     )
     _require(num_seqs.shape == (1,), f"num_seqs has shape {num_seqs.shape}; it must be [1]")
 
-    factors = {"sm_scale": sm_scale, "k_scale": k_scale, "v_scale": v_scale}
-    for name, factor in factors.items():
-        _require(factor is None or factor > 0, f"{name} is {factor}; it must be positive")
+    check_factors(sm_scale=sm_scale, k_scale=k_scale, v_scale=v_scale)
     _require(
         sliding_window is None or sliding_window > 0,
         f"sliding_window is {sliding_window}; it must be at least 1, or None for no window",
@@ -86,10 +86,20 @@ def check_kv_pages(kv_pages: ArrayLike) -> None:
         f"kv_pages has shape {kv_pages.shape}; it must be "
         "[pages, page size, 2 * key heads, head dim], as kv_pages_shape gives",
     )
+    types = (*_FLOATS, *EIGHT_BITS)
     _require(
-        str(kv_pages.dtype) in _FLOATS,
-        f"kv_pages has type {kv_pages.dtype}; it must be one of {', '.join(_FLOATS)}",
+        str(kv_pages.dtype) in types,
+        f"kv_pages has type {kv_pages.dtype}; it must be one of {', '.join(types)}",
     )
+
+
+def check_factors(**factors: float | None) -> None:
+    """Raise ValueError unless each factor, where there is one, is positive and finite."""
+    for name, factor in factors.items():
+        _require(
+            factor is None or 0 < factor < math.inf,
+            f"{name} is {factor}; it must be positive and finite",
+        )
 
 
 def check_ranges(

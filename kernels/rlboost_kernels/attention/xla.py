@@ -14,17 +14,23 @@ exp(0) = 1 and the weights are 0.
 Source: the running softmax of Milakov and Gimelshein 2018, arXiv:1805.02867.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from rlboost_kernels.attention.rows import row_sequences
+from rlboost_kernels.attention.validation import EIGHT_BITS
 from rlboost_kernels.sharding import differ_like
 
 TILE_ROWS = 16
 BLOCK_TOKENS = 32  # or one page where that is more; 64 is slower on short sequences
+
+# Types whose whole array XLA for CPU converts to a wider one before it gathers a part of it.
+_CONVERTED = (*EIGHT_BITS, "bfloat16") if jax.__version_info__ < (0, 11) else EIGHT_BITS
 
 # A finite stand-in for minus infinity: the difference of two is 0 and not NaN.
 _MASKED = float(jnp.finfo(jnp.float32).min)
@@ -63,6 +69,10 @@ def attend(
     padding = -M % pages_per_block
     pages_SM = jnp.pad(jnp.clip(page_indices, 0, P - 1), ((0, 0), (0, padding)))
 
+    gather: Callable[[Array, Array], tuple[Array, Array]] = _gather
+    if str(kv_pages.dtype) in _CONVERTED:
+        gather = partial(lax.platform_dependent, cpu=_gather_bits, default=_gather)
+
     def differing(x: Array) -> Array:
         return differ_like(x, q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs)
 
@@ -77,13 +87,13 @@ def attend(
 
         def attend_block(block: Array, softmax: _Softmax) -> _Softmax:
             pages = lax.dynamic_slice_in_dim(pages_RM, block * pages_per_block, pages_per_block, 1)
-            k_RKCD, v_RKCD = _gather(kv_pages, pages)
+            k_RKCD, v_RKCD = gather(kv_pages, pages)
             position_1C = (block * C + jnp.arange(C, dtype=jnp.int32))[None, :]
             held_RC = (position_1C >= first_R[:, None]) & (position_1C < visible_R[:, None])
-            scores_RKGC = jnp.einsum("rkgd,rkcd->rkgc", q_RKGD, k_RKCD)
+            scores_RKGC = jnp.einsum("rkgd,rkcd->rkgc", q_RKGD, k_RKCD.astype(jnp.float32))
             if soft_cap is not None:
                 scores_RKGC = soft_cap * jnp.tanh(scores_RKGC / soft_cap)
-            return _accumulate(softmax, scores_RKGC, v_RKCD, held_RC)
+            return _accumulate(softmax, scores_RKGC, v_RKCD.astype(jnp.float32), held_RC)
 
         # Rows that see nothing come last, so they share a tile with rows that do or have none.
         start = jnp.min(jnp.where(visible_R > 0, first_R, M * L)) // C
@@ -126,7 +136,7 @@ def _longest_first(sequence_T: Array, visible_T: Array) -> tuple[Array, Array, A
 
 
 def _gather(kv_pages: Array, pages: Array) -> tuple[Array, Array]:
-    """Keys and values of a block, [R, K, C, D] in float32; `pages` is [R, pages per block].
+    """Keys and values of a block, [R, K, C, D] as stored; `pages` is [R, pages per block].
 
     Taking head by head gives the matrix products their layout without a second copy.
     """
@@ -137,7 +147,18 @@ def _gather(kv_pages: Array, pages: Array) -> tuple[Array, Array]:
     key_RKC = token_RC[:, None, :] * heads + jnp.arange(0, heads, 2, dtype=jnp.int32)[None, :, None]
     vectors = kv_pages.reshape(P * L * heads, D)
     k, v = (vectors.at[key_RKC + odd].get(mode="promise_in_bounds") for odd in (0, 1))
-    return k.astype(jnp.float32), v.astype(jnp.float32)
+    return k, v
+
+
+def _gather_bits(kv_pages: Array, pages: Array) -> tuple[Array, Array]:
+    """The same by way of integers, which nobody converts."""
+    # Together with what changes from block to block, or the compiler would see that the pool as
+    # integers does not, and write all of it down before the loop.
+    kv_pages, pages = lax.optimization_barrier((kv_pages, pages))
+    integers = jnp.dtype(f"uint{8 * kv_pages.dtype.itemsize}")
+    of_bits = partial(lax.bitcast_convert_type, new_dtype=kv_pages.dtype)
+    k, v = map(of_bits, _gather(lax.bitcast_convert_type(kv_pages, integers), pages))
+    return k, v
 
 
 def _empty(R: int, K: int, G: int, D: int) -> _Softmax:

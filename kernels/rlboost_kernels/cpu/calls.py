@@ -54,14 +54,13 @@ def attend(
 
 
 def update(kv_pages: Array, k: Array, v: Array, slot_mapping: Array) -> Array:
-    """Write tokens into the pool, which the result takes the place of."""
+    """Write tokens of the pool's type into it; the result takes its place."""
     call = jax.ffi.ffi_call(
         "rlboost_update_kv_pages",
         jax.ShapeDtypeStruct(kv_pages.shape, kv_pages.dtype),
         vmap_method="sequential",
         input_output_aliases={0: 0},
     )
-    k, v = k.astype(kv_pages.dtype), v.astype(kv_pages.dtype)
     pool = call(_on_cpu(kv_pages), k, v, slot_mapping)
     return differ_like(pool, kv_pages, k, v, slot_mapping)
 

@@ -79,7 +79,9 @@ def _spoil(arguments):
     return arguments._replace(kv_pages=jnp.asarray(kv_pages), page_indices=jnp.asarray(pages))
 
 
-def _assert_same_bits(attend, *, dtype, num_rows, longest, head_dim, page_size, chunks):
+def _assert_same_bits(
+    attend, *, dtype, num_rows, longest, head_dim, page_size, chunks, kv_dtype=None
+):
     """Rows of one prefill are found again, bit by bit, in any company and cut in any way.
 
     Args:
@@ -106,7 +108,7 @@ def _assert_same_bits(attend, *, dtype, num_rows, longest, head_dim, page_size, 
         integers = (kv_lens, pages, np.cumsum([0, *q_lens]), [2])
         out = run(
             jnp.asarray(queries, dtype),
-            jnp.asarray(kv_pages, dtype),
+            jnp.asarray(kv_pages, kv_dtype or dtype),
             *(jnp.asarray(array, jnp.int32) for array in integers),
         )
         return np.asarray(out[other : other + stop - start])

@@ -101,6 +101,7 @@ def test_lowers_for_cuda(head_dim, page_size, heads, dtype):
     [
         ({}, "it is for GPU and this is cpu; interpret=True tries it out"),
         ({"dtype": "float32"}, "q has type float32; it takes bfloat16 and float16"),
+        ({"kv_dtype": "float8_e4m3fn"}, "kv_pages has type float8_e4m3fn; it takes bfloat16 and f"),
         ({"head_dim": 32}, "head dim is 32; it takes 64, 128, 256"),
         ({"page_size": 48}, "page size is 48; it takes 8, 16, 32 and multiples of 64"),
     ],

@@ -29,6 +29,12 @@ CASES = (
              head_dim=32, page_size=24, dtype="float32"), {"sliding_window": 100}),
     (_ragged(name="more heads than rows of a tile", kv_lens=(9, 40, 1, 5, 66), num_query_heads=34,
              num_key_heads=1, head_dim=16, page_size=128, dtype="float16"), {"soft_cap": 2.0}),
+    (_ragged(name="8 bits", kv_lens=(90, 40, 1, 5, 600), num_query_heads=4, num_key_heads=2,
+             head_dim=64, page_size=64, dtype="bfloat16", kv_dtype="float8_e4m3fn"), ALL_OPTIONS),
+    (_ragged(name="8 bits to 16", kv_lens=(90, 40, 1, 5, 66), num_query_heads=4, num_key_heads=1,
+             head_dim=32, page_size=16, dtype="float16", kv_dtype="float8_e5m2"), {}),
+    (_ragged(name="8 bits to 32", kv_lens=(90, 40, 1, 5, 66), num_query_heads=4, num_key_heads=2,
+             head_dim=32, page_size=16, dtype="float32", kv_dtype="float8_e4m3fn"), {}),
 )  # fmt: skip
 attend = partial(ragged_paged_attention, implementation="triton", interpret=True)
 
@@ -39,10 +45,13 @@ def test_matches_float64_loops(problem, options, assert_matches_loops):
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 90, "soft_cap": 3.0}], ids=str)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_companions_slots_pages_and_chunks_cannot_show(dtype, options, assert_same_bits):
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [("bfloat16", None), ("float32", None), ("bfloat16", "float8_e4m3fn")],
+)
+def test_companions_slots_pages_and_chunks_cannot_show(dtype, kv_dtype, options, assert_same_bits):
     chunks = ((0, 33, 7), (50, 77, 11), (500, 530, 9), (559, 560, 39))
-    shape = {"num_rows": 40, "longest": 560, "head_dim": 32, "page_size": 16}
+    shape = {"num_rows": 40, "longest": 560, "head_dim": 32, "page_size": 16, "kv_dtype": kv_dtype}
     assert_same_bits(partial(attend, **options), dtype=dtype, chunks=chunks, **shape)
 
 
@@ -62,10 +71,17 @@ def test_in_a_compiled_loop_and_over_a_leading_axis():
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize(
-    ("head_dim", "page_size", "heads", "dtype"),
-    [(128, 64, (16, 8), "bfloat16"), (64, 16, (14, 2), "float16"), (32, 24, (4, 4), "float32")],
+    ("head_dim", "page_size", "heads", "dtype", "kv_dtype"),
+    [
+        (128, 64, (16, 8), "bfloat16", ""),
+        (64, 16, (14, 2), "float16", ""),
+        (32, 24, (4, 4), "float32", ""),
+        (128, 64, (16, 8), "bfloat16", "float8_e4m3fn"),
+        (64, 16, (14, 2), "float16", "float8_e5m2"),
+        (64, 16, (4, 4), "float32", "float8_e4m3fn"),
+    ],
 )
-def test_lowers_for_cuda(head_dim, page_size, heads, dtype, an_h100):
+def test_lowers_for_cuda(head_dim, page_size, heads, dtype, kv_dtype, an_h100):
     problem = Problem(
         name="decode",
         q_lens=(1,) * 32,
@@ -76,6 +92,7 @@ def test_lowers_for_cuda(head_dim, page_size, heads, dtype, an_h100):
         page_size=page_size,
         num_rows=64,
         dtype=dtype,
+        kv_dtype=kv_dtype,
     )
     shapes = jax.eval_shape(lambda: random_arguments(problem))
     options = {**ALL_OPTIONS, "return_lse": True}

@@ -64,11 +64,20 @@ struct Piece {
   int64_t job, first_split, last_split;
 };
 
+int64_t bytes_of(Type type) {
+  switch (type) {
+    case Type::kFloat32: return 4;
+    case Type::kBfloat16:
+    case Type::kFloat16: return 2;
+    default: return 1;
+  }
+}
+
 double cost(const Problem& p, const Tile& t) {
   const Span newest = span(p, t.visible + t.num_rows - 1);
   const double tokens = static_cast<double>(newest.last - span(p, t.visible).first);
   const double elements = tokens * 2 * static_cast<double>(t.num_heads * p.D);
-  const double bytes = elements * (p.kv_type == Type::kFloat32 ? 4 : 2);
+  const double bytes = elements * static_cast<double>(bytes_of(p.kv_type));
   const double rows = static_cast<double>(t.num_rows * (p.H / p.K));
   return std::max(elements * rows * kNanosecondsPerElement, bytes * kNanosecondsPerByte);
 }
@@ -122,7 +131,7 @@ void cut_by_heads(const Problem& p, int64_t threads, std::vector<Job>& jobs) {
 }
 
 void clear_unseen(const Problem& p, int64_t num_rows, const std::vector<Job>& jobs) {
-  const size_t row_bytes = static_cast<size_t>(p.H * p.D) * (p.q_type == Type::kFloat32 ? 4 : 2);
+  const size_t row_bytes = static_cast<size_t>(p.H * p.D * bytes_of(p.q_type));
   const auto clear = [&](int64_t from, int64_t to) {
     if (from >= to) return;
     std::memset(static_cast<char*>(p.out) + static_cast<size_t>(from) * row_bytes, 0,
@@ -223,6 +232,8 @@ bool type_of(ffi::DataType type, Type& out) {
     case ffi::F32: out = Type::kFloat32; return true;
     case ffi::BF16: out = Type::kBfloat16; return true;
     case ffi::F16: out = Type::kFloat16; return true;
+    case ffi::F8E4M3FN: out = Type::kFloat8E4M3; return true;
+    case ffi::F8E5M2: out = Type::kFloat8E5M2; return true;
     default: return false;
   }
 }
@@ -241,7 +252,7 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv_p
       page_indices.dimensions()[0] != S || cu_q_lens.dimensions()[0] != S + 1 ||
       num_seqs.dimensions()[0] != 1 || !same_shape(out->dimensions(), q_shape) || window < 1 ||
       !type_of(q.element_type(), p.q_type) || !type_of(kv_pages.element_type(), p.kv_type) ||
-      out->element_type() != q.element_type()) {
+      bytes_of(p.q_type) < 2 || out->element_type() != q.element_type()) {
     return ffi::Error::InvalidArgument("ragged_paged_attention: arguments do not fit together");
   }
   p.q = q.untyped_data();

@@ -16,7 +16,7 @@ namespace rlboost {
 constexpr int kBlockTokens = 16;  // one vector of scores
 constexpr int64_t kSplitTokens = 512;
 
-enum class Type : int { kFloat32, kBfloat16, kFloat16 };
+enum class Type : int { kFloat32, kBfloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
 
 // The arguments of one call. All sizes and values have been made safe by the planner, except page
 // indices, which are clamped where they are read.
@@ -26,7 +26,7 @@ struct Problem {
   const int32_t* page_indices;  // [S, M]
   void* out;                    // [T, H, D]
   float* lse;                   // [T, H], or null
-  Type q_type, kv_type;
+  Type q_type, kv_type;  // queries have 16 bits at least
   int64_t H, K, D, P, L, M;
   float q_factor;  // makes a score out of q·k: in units of ln 2, or of the soft cap
   float cap;       // the soft cap in units of ln 2; 0 for none

@@ -330,6 +330,7 @@ void attend_split_of(const Problem& p, const Tile& tile, int64_t split, int64_t 
     case Type::kFloat32: load_queries<float, T>(p, tile, w, queries); break;
     case Type::kBfloat16: load_queries<Bfloat16, T>(p, tile, w, queries); break;
     case Type::kFloat16: load_queries<Float16, T>(p, tile, w, queries); break;
+    default: break;  // queries have no other type
   }
   for (int64_t i = 0; i < num_rows * w; ++i) out.weighted[i] = 0.0f;
   for (int64_t i = 0; i < num_rows * 16; ++i) totals[i] = 0.0f;
@@ -341,7 +342,7 @@ void attend_split_of(const Problem& p, const Tile& tile, int64_t split, int64_t 
   const int64_t last = newest.last < end ? newest.last : end;
   const int64_t stop = newest.last < until ? newest.last : until;
 
-  // Heads that are no whole vectors are copied to memory with zeros behind them; 16-bit ones that
+  // Heads that are no whole vectors are copied to memory with zeros behind them; narrow ones that
   // many rows will read are widened once for all.
   const bool copied = p.D != w || (sizeof(T) < 4 && tile.num_rows * group > 8);
   const T* const pool = static_cast<const T*>(p.kv_pages);
@@ -389,6 +390,10 @@ void attend_split(const Problem& p, const Tile& tile, int64_t split, int64_t unt
     case Type::kFloat32: return attend_split_of<float>(p, tile, split, until, scratch, out);
     case Type::kBfloat16: return attend_split_of<Bfloat16>(p, tile, split, until, scratch, out);
     case Type::kFloat16: return attend_split_of<Float16>(p, tile, split, until, scratch, out);
+    case Type::kFloat8E4M3:
+      return attend_split_of<Float8E4M3>(p, tile, split, until, scratch, out);
+    case Type::kFloat8E5M2:
+      return attend_split_of<Float8E5M2>(p, tile, split, until, scratch, out);
   }
 }
 
@@ -440,6 +445,7 @@ void write_from(const Problem& p, const Tile& tile, Softmax softmax) {
     case Type::kFloat32: return write_as<float, T>(p, tile, softmax);
     case Type::kBfloat16: return write_as<Bfloat16, T>(p, tile, softmax);
     case Type::kFloat16: return write_as<Float16, T>(p, tile, softmax);
+    default: return;
   }
 }
 

@@ -1,4 +1,4 @@
-// The two 16-bit types of floating point numbers, one number at a time.
+// The types of floating point numbers of 16 and of 8 bits, one number at a time.
 
 #pragma once
 
@@ -14,6 +14,12 @@ struct Bfloat16 {
 };
 struct Float16 {
   uint16_t bits;
+};
+struct Float8E4M3 {  // bias 7, no infinity; its one NaN has all bits set but the sign
+  uint8_t bits;
+};
+struct Float8E5M2 {  // the upper half of a Float16
+  uint8_t bits;
 };
 
 INLINE float from_bits(uint32_t bits) {
@@ -36,6 +42,14 @@ INLINE float to_float(Float16 x) {
   const uint32_t scaled = to_bits(from_bits(rest << 13) * 0x1p112f);
   const uint32_t special = 0x7f800000u | (rest << 13);  // infinity and NaN
   return from_bits(sign | (rest >= 0x7c00 ? special : scaled));
+}
+INLINE float to_float(Float8E5M2 x) {
+  return to_float(Float16{static_cast<uint16_t>(x.bits << 8)});
+}
+INLINE float to_float(Float8E4M3 x) {
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x80) << 24, rest = x.bits & 0x7f;
+  const uint32_t scaled = to_bits(from_bits(rest << 20) * 0x1p120f);  // as for Float16
+  return from_bits(sign | (rest == 0x7f ? 0x7fc00000u : scaled));
 }
 
 // To the nearest, ties to even.

@@ -55,7 +55,22 @@ INLINE Floats load16(const Bfloat16* p) {
 INLINE Floats load16(const Float16* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-INLINE void load32(const Float16* p, Floats& x, Floats& y) {
+INLINE Floats load16(const Float8E5M2* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8))};
+}
+// By way of float16, 2^-8 times as much: sign, exponent and fraction moved to their places there.
+INLINE Floats load16(const Float8E4M3* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256i placed = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+  const __m256i number = _mm256_and_si256(placed, _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  const __m256i all = _mm256_set1_epi16(0x3f80);
+  const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(placed, all), all);
+  const __m256i halves = _mm256_mask_blend_epi16(nan, number, _mm256_set1_epi16(0x7e00));
+  return mul({_mm512_cvtph_ps(halves)}, broadcast(0x1p8f));
+}
+template <class T>
+INLINE void load32(const T* p, Floats& x, Floats& y) {  // of the other types
   x = load16(p);
   y = load16(p + 16);
 }

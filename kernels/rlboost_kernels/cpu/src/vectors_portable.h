@@ -121,13 +121,15 @@ INLINE Floats load16(const Bfloat16* p) {
     return Four{widen(at[0].bits), widen(at[1].bits), widen(at[2].bits), widen(at[3].bits)};
   });
 }
-INLINE Floats load16(const Float16* p) {
+template <class T>
+INLINE Floats load16(const T* p) {  // of the other types
   return each([=](int i) INLINE_LAMBDA {
-    const Float16* at = p + 4 * i;
+    const T* at = p + 4 * i;
     return Four{to_float(at[0]), to_float(at[1]), to_float(at[2]), to_float(at[3])};
   });
 }
-INLINE void load32(const Float16* p, Floats& v, Floats& w) {
+template <class T>
+INLINE void load32(const T* p, Floats& v, Floats& w) {
   v = load16(p);
   w = load16(p + 16);
 }
