@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from configs import base
 from rlboost_jax.config.load import run_config_from_dict
-from rlboost_jax.config.plan import num_parameters
+from rlboost_jax.config.memory import num_parameters
 from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens

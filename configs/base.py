@@ -77,11 +77,17 @@ def get_config() -> ConfigDict:
     config.engine = ConfigDict()
     config.engine.slots = 64  # rollouts decoded together
     config.engine.page_size = 16  # tokens per page
-    config.engine.num_pages = 0  # pages in the pool; 0 gives every slot its longest rollout
+    config.engine.num_pages = 0  # in the pool; 0: every slot's longest rollout, if that fits
+    # Weights, pool and working space may take this share of the device's memory, less what the
+    # learner takes there. A limit, not a claim: several servers on a CPU host share its memory,
+    # and each takes what its slots need.
+    config.engine.memory_fraction = 0.9  # above 0, at most 1
     config.engine.max_prompt_tokens = 8  # longest prompt; with the longest response it fills a slot
     config.engine.token_rows = 64  # of the step program; deterministic: 64, 80, 96, …
     config.engine.steps_per_dispatch = 8  # decode steps per program call
     config.engine.attention = "auto"  # or an implementation of rlboost_kernels
+    # float8_e4m3fn takes half of bfloat16's memory and widens the gap to the learner's
+    # log-probabilities: keys and values are stored with scale 1 and cut off at 448.
     config.engine.kv_dtype = "float32"  # of cached keys and values
 
     config.manager = ConfigDict()

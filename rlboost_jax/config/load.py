@@ -21,6 +21,8 @@ from rlboost_jax.config.validate import check, check_files
 MAY_DIFFER: Final = (
     "checkpoint",
     "compile_cache_dir",
+    "engine.memory_fraction",
+    "engine.num_pages",
     "evaluation",
     "fleet",
     "manager",

@@ -2,44 +2,24 @@
 
 import math
 from collections.abc import Iterator
-from typing import Final
 
-from rlboost_jax.config.records import ModelConfig, RunConfig
-
-BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-def num_parameters(model: ModelConfig) -> int:
-    """Parameters of the decoder, tied tensors once."""
-    E, D = model.embed_dim, model.head_dim
-    attention = 2 * E * model.num_query_heads * D + 2 * E * model.num_key_heads * D
-    norms = 2 * E + (2 * D if model.qk_norm else 0)
-    layers = model.num_layers * (attention + norms + 3 * E * model.hidden_dim)
-    return layers + E + model.vocab_size * E * (1 if model.tie_embeddings else 2)
-
-
-def learner_bytes(config: RunConfig) -> dict[str, int]:
-    """Float32 parameters and what training keeps beside them, over all devices of the mesh."""
-    parameters = 4 * num_parameters(config.model)
-    parts = {"parameters": parameters, "gradients": parameters, "optimizer": 2 * parameters}
-    if config.algorithm.kl_coefficient:
-        parts["reference"] = parameters
-    return parts
-
-
-def num_pages(config: RunConfig) -> int:
-    """Pages in an engine's pool."""
-    per_slot = math.ceil(config.slot_tokens / config.engine.page_size)
-    return config.engine.num_pages or config.engine.slots * per_slot
+from rlboost_jax.config.memory import (
+    learner_bytes,
+    most_pages,
+    num_parameters,
+    page_bytes,
+    size_text,
+    weight_bytes,
+)
+from rlboost_jax.config.records import RunConfig
 
 
 def engine_bytes(config: RunConfig) -> dict[str, int]:
-    """Weights and the key-value pool of one engine."""
-    model, engine = config.model, config.engine
-    per_token = 2 * model.num_layers * model.num_key_heads * model.head_dim * BYTES[engine.kv_dtype]
+    """One copy of the weights, and the key-value pool where memory is no limit."""
+    pages = most_pages(config.engine, config.slot_tokens)
     return {
-        "weights": num_parameters(model) * BYTES[config.weights.rollout_dtype],
-        "kv pool": num_pages(config) * engine.page_size * per_token,
+        "weights": weight_bytes(config.model, config.weights.rollout_dtype),
+        "kv pool": pages * page_bytes(config.model, config.engine),
     }
 
 
@@ -75,7 +55,8 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
     )
     yield (
         "engine",
-        f"{engine.slots} slots of {config.slot_tokens} tokens, {num_pages(config)} pages of "
+        f"{engine.slots} slots of {config.slot_tokens} tokens, "
+        f"{'' if engine.num_pages else 'up to '}{most_pages(engine, config.slot_tokens)} pages of "
         f"{engine.page_size}, {engine.token_rows} rows a step; {_memory(engine_bytes(config))}",
     )
     yield "weights", f"{config.weights.rollout_dtype} snapshots, pulled by {config.weights.source}"
@@ -113,13 +94,5 @@ def _fleet(config: RunConfig) -> str:
 
 
 def _memory(parts: dict[str, int]) -> str:
-    each = " + ".join(f"{name} {_size(count)}" for name, count in parts.items())
-    return f"{_size(sum(parts.values()))} ({each})"
-
-
-def _size(count: int) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024  # type: ignore[assignment]
-    return f"{count:.1f} GiB"
+    each = " + ".join(f"{name} {size_text(count)}" for name, count in parts.items())
+    return f"{size_text(sum(parts.values()))} ({each})"

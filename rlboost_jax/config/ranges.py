@@ -13,6 +13,7 @@ MAX_LEASE_SECONDS: Final = 2.0
 MAX_SEED: Final = 2**31 - 1
 MAX_POSITIONS: Final = 2**18  # tokens of a slot; see rlboost_jax/models/rope.py
 DTYPES: Final = ("float32", "bfloat16", "float16")
+KV_DTYPES: Final = (*DTYPES, "float8_e4m3fn")
 ATTENTION: Final = ("auto", "reference", "xla", "cpu", "mosaic_gpu", "triton")
 
 AT_LEAST: Final[Mapping[str, int]] = {
@@ -76,6 +77,7 @@ ABOVE_ZERO: Final = (
     "sampling.top_p",
     "learner.learning_rate",
     "learner.max_gradient_norm",
+    "engine.memory_fraction",
     "manager.lease_seconds",
     "manager.renew_seconds",
     "manager.window_initial_seconds",
@@ -92,6 +94,7 @@ AT_MOST: Final[Mapping[str, float]] = {
     "sampling.top_p": 1,
     "learner.beta1": 0.99999,
     "learner.beta2": 0.99999,
+    "engine.memory_fraction": 1,
     "manager.port": 65535,
     "manager.lease_seconds": MAX_LEASE_SECONDS,  # a silent server is lost by then
 }
@@ -103,7 +106,7 @@ ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "learner.schedule": ("constant", "linear", "cosine"),
     "learner.attention": ("auto", "paged", "dense"),
     "engine.attention": ATTENTION,
-    "engine.kv_dtype": DTYPES,
+    "engine.kv_dtype": KV_DTYPES,
     "weights.rollout_dtype": DTYPES,
     "weights.source": ("auto", "directory", "http"),
     "fleet.provider": ("local", "none"),

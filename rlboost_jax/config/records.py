@@ -92,7 +92,8 @@ class LearnerConfig:
 class EngineConfig:
     slots: int  # rollouts decoded together
     page_size: int  # tokens per page
-    num_pages: int  # 0 gives every slot its longest rollout
+    num_pages: int  # 0 gives every slot its longest rollout, or as many as fit
+    memory_fraction: float  # of the device's memory that weights, pool and working space may take
     max_prompt_tokens: int
     token_rows: int  # rows T of the step program
     steps_per_dispatch: int  # decode steps per program call when nothing is waiting

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.memory import pages_per_slot
 from rlboost_jax.config.ranges import MAX_POSITIONS, out_of_range
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.task_sizes import MIN_LENGTH, NUM_COUNTERS, task_size
@@ -132,7 +133,7 @@ def _engine(config: RunConfig) -> Iterator[str]:
             f"engine.slots is {engine.slots}, more than engine.token_rows ({engine.token_rows}); "
             "every slot decodes one row, so lower slots or raise token_rows"
         )
-    needed = math.ceil(config.slot_tokens / engine.page_size)
+    needed = pages_per_slot(engine, config.slot_tokens)
     if 0 < engine.num_pages < needed:
         yield (
             f"engine.num_pages is {engine.num_pages}, one rollout of {config.slot_tokens} tokens "

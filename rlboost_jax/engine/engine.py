@@ -14,7 +14,7 @@ thread at a time.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine import invariance, metadata
 from rlboost_jax.engine.fingerprint import fingerprint
 from rlboost_jax.engine.layouts import make_layout
+from rlboost_jax.engine.memory import device_memory, engine_sizes, plan_memory
 from rlboost_jax.engine.pages import PagePool
 from rlboost_jax.engine.parameters import EngineParameters
 from rlboost_jax.engine.programs import LOGPROBS, TOKENS, Programs
@@ -68,19 +69,33 @@ class Engine:
         truncated_sampling: bool,
         device: jax.Device | None = None,
         param_dtype: str | None = None,
+        taken_bytes: int = 0,
     ) -> None:
-        """Allocate the KV pool. Nothing is compiled yet.
+        """Allocate the KV pool, as large as `memory.py` plans it. Nothing is compiled yet.
 
         Args:
             slot_tokens: longest prompt plus response.
             truncated_sampling: whether requests may ask for top-k or top-p.
             param_dtype: that loaded parameters are cast to; None is `model.dtype`.
+            taken_bytes: that others have or will have on the device, in this process.
 
         Raises:
             ValueError: settings do not fit together; names them.
+            NotEnoughMemory: the device is too small for them.
         """
         self.device = jax.devices()[0] if device is None else device
-        self.layout = make_layout(config, slot_tokens)
+        layout = make_layout(config, slot_tokens)
+        sizes = engine_sizes(
+            model,
+            config,
+            slot_tokens=slot_tokens,
+            param_dtype=param_dtype or model.dtype,
+            truncated_sampling=truncated_sampling,
+            platform=self.device.platform,
+        )
+        memory = device_memory(self.device).with_taken(taken_bytes)
+        self.memory = plan_memory(sizes, memory, config.memory_fraction)
+        self.layout = replace(layout, num_pages=self.memory.num_pages)
         self.slots, self.slot_tokens = config.slots, slot_tokens
         self.programs = Programs(
             model,
@@ -92,7 +107,10 @@ class Engine:
             platform=self.device.platform,
         )
         self.parameters = EngineParameters(
-            self.programs.abstract_params, self.device, param_dtype or model.dtype
+            self.programs.abstract_params,
+            self.device,
+            param_dtype or model.dtype,
+            double_buffered=self.memory.double_buffered,
         )
         self.pools = self.programs.empty_pools(self.device)
         self.limits = Limits(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rlboost_jax.config.memory import most_pages, pages_per_slot
 from rlboost_jax.config.ranges import MAX_POSITIONS
 from rlboost_jax.config.records import EngineConfig
 
@@ -18,7 +19,7 @@ class Layout:
 
 
 def make_layout(config: EngineConfig, slot_tokens: int) -> Layout:
-    """The sizes for slots of `slot_tokens` tokens.
+    """The sizes for slots of `slot_tokens` tokens, with as many pages as all of them need.
 
     Raises:
         ValueError: a setting is out of range, or two do not fit together.
@@ -42,17 +43,17 @@ def make_layout(config: EngineConfig, slot_tokens: int) -> Layout:
             f"engine.slots is {config.slots} and engine.token_rows {config.token_rows}; "
             "a decode step needs a row per slot: raise token_rows or lower slots"
         )
-    pages_per_slot = -(-slot_tokens // config.page_size)
-    num_pages = config.num_pages or config.slots * pages_per_slot
-    if num_pages < pages_per_slot:
+    slot_pages = pages_per_slot(config, slot_tokens)
+    num_pages = most_pages(config, slot_tokens)
+    if num_pages < slot_pages:
         raise ValueError(
-            f"engine.num_pages is {num_pages}; the longest rollout needs {pages_per_slot} pages "
+            f"engine.num_pages is {num_pages}; the longest rollout needs {slot_pages} pages "
             f"of {config.page_size} tokens: raise it, or 0 for as many as all slots need"
         )
     return Layout(
         token_rows=config.token_rows,
         slots=config.slots,
-        pages_per_slot=pages_per_slot,
+        pages_per_slot=slot_pages,
         page_size=config.page_size,
         num_pages=num_pages,
     )

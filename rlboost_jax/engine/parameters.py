@@ -13,20 +13,28 @@ from rlboost_jax.models.params import Params, flatten_params, unflatten_params, 
 class EngineParameters:
     """Leaves in the order of the programs, and the policy version they are."""
 
-    def __init__(self, abstract: Params, device: jax.Device, dtype: str) -> None:
+    def __init__(
+        self, abstract: Params, device: jax.Device, dtype: str, *, double_buffered: bool = True
+    ) -> None:
         """Hold nothing yet.
 
         Args:
             abstract: tree of shapes, layers stacked, that every `load` must match.
             dtype: of the leaves on the device.
+            double_buffered: whether a version stays until the next one is on the device, which
+                then holds both for a moment, or is freed before.
         """
         self._shapes = {name: leaf.shape for name, leaf in flatten_params(abstract).items()}
         self._device, self._dtype = device, jnp.dtype(dtype)
+        self._double_buffered = double_buffered
         self.version: int | None = None
         self.leaves: tuple[Array, ...] = ()
 
     def load(self, params: Params, version: int) -> None:
         """Copy parameters to the device. Never aliases them: a learner donates its own.
+
+        Should the device fail to take them, the old ones stay if double-buffered; otherwise
+        nothing is loaded any more and `version` is None.
 
         Raises:
             ValueError: a leaf is missing, unknown or of another shape; the old ones stay.
@@ -41,8 +49,17 @@ class EngineParameters:
                     f"parameter {name} has shape {leaves[name].shape} and the model {shape}; "
                     "the snapshot is of another model"
                 )
-        self.leaves = self._put(jax.device_get(params))
+        on_host = jax.device_get(params)
+        if not self._double_buffered:
+            self._free()
+        self.leaves = jax.block_until_ready(self._put(on_host))
         self.version = version
+
+    def _free(self) -> None:
+        """Give the memory back now, whoever else may hold on to the arrays."""
+        leaves, self.leaves, self.version = self.leaves, (), None
+        for leaf in leaves:
+            leaf.delete()
 
     def leaves_or_zeros(self) -> tuple[Array, ...]:
         """What is loaded; if nothing is, zeros of the same kind."""

@@ -82,15 +82,21 @@ class LearnerStep:
 
     def compile(
         self, state: TrainState, reference: Params | None, *, rows: int, row_tokens: int
-    ) -> None:
+    ) -> int:
         """Compile everything before the first step, so that no step is slowed by it.
 
         `apply` would consume the state: its program goes to the compilation cache only.
+
+        Returns:
+            Bytes that the hungriest program takes on each device besides its arguments and
+            results: activations, for the most part.
         """
         batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
         part = self.gradients(state.params, reference, batch)
+        computed = self.gradients.lower(state.params, reference, batch).compile()
         gradients, _ = self.combine(part, self.gradients(state.params, reference, batch))
-        self.apply.lower(state, gradients, np.float32(1)).compile()
+        applied = self.apply.lower(state, gradients, np.float32(1)).compile()
+        return max(map(_working_bytes, (computed, applied)))
 
     def micro_batch(
         self, params: Params, reference: Params | None, batches: Sequence[PackedBatch]
@@ -101,6 +107,12 @@ class LearnerStep:
         for batch in others:
             total = self.combine(total, self.gradients(params, reference, batch))
         return total
+
+
+def _working_bytes(program: jax.stages.Compiled) -> int:
+    """0 where the backend does not tell."""
+    analysis = program.memory_analysis()
+    return 0 if analysis is None else int(analysis.temp_size_in_bytes)
 
 
 def combine(left: tuple[Params, Sums], right: tuple[Params, Sums]) -> tuple[Params, Sums]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlboost_jax import compile_cache
+from rlboost_jax.config.memory import learner_bytes_per_device
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.tasks import Task, get_task
 from rlboost_jax.learner.checkpoints import Checkpoints
@@ -39,6 +40,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
 
     Raises:
         WorkdirUnusable, NotEnoughDevices: before anything is written.
+        NotEnoughMemory: learner and engine do not fit the first device together.
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
     """
     compile_cache.enable(run.compile_cache_dir)
@@ -95,7 +97,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             checkpoints.save(0, state, checkpoint_extra(None))
         reference = _reference(run, workdir.path, learner, state)
         with console.phase("compiling the learner's programs"):
-            learner.compile(
+            working_bytes = learner.compile(
                 state,
                 reference,
                 rows=run.learner.pack_rows,
@@ -103,7 +105,8 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             )
 
         with console.phase("compiling the engine's programs"):
-            engine = engine_of(run)
+            engine = engine_of(run, taken_bytes=learner_bytes_per_device(run) + working_bytes)
+        console.note(str(engine.memory))
         reserved = ReservedEngine(run, engine, thread, on_failure=link.fail)
         stack.callback(reserved.close)
         reserved.connect(manager.locate)

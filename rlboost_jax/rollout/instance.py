@@ -11,13 +11,17 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import Hello
 
 
-def engine_of(run: RunConfig, announce: Callable[[str], None] | None = None) -> Engine:
+def engine_of(
+    run: RunConfig, announce: Callable[[str], None] | None = None, *, taken_bytes: int = 0
+) -> Engine:
     """The engine of a run with every program compiled, checked where equal bits are promised.
 
     Args:
-        announce: told of each program before it is compiled.
+        announce: told how memory is divided, and of each program before it is compiled.
+        taken_bytes: of the device's memory that others in this process have or will have.
 
     Raises:
+        NotEnoughMemory: the engine does not fit the device.
         RowsNotInvariant: this device cannot take part in a deterministic run.
     """
     engine = Engine(
@@ -26,7 +30,10 @@ def engine_of(run: RunConfig, announce: Callable[[str], None] | None = None) -> 
         slot_tokens=run.slot_tokens,
         truncated_sampling=run.sampling.truncated,
         param_dtype=run.weights.rollout_dtype,
+        taken_bytes=taken_bytes,
     )
+    if announce is not None:
+        announce(str(engine.memory))
     engine.warm_up(announce)
     if run.deterministic:
         engine.assert_row_invariance()

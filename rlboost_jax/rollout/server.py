@@ -22,6 +22,7 @@ from rlboost_jax.config.records import RunConfig
 from rlboost_jax.engine.compiles import num_compiles
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
+from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.rollout.instance import engine_of, hello_of
 from rlboost_jax.rollout.stream import FIRST_BACKOFF_SECONDS, InstanceClient, Refused
@@ -44,7 +45,14 @@ def main(argv: list[str]) -> int:
         config = asyncio.run(fetch_config(args.manager, token, args.patience_seconds))
         engine = prepared_engine(config)
         reason = asyncio.run(_serve(args, token, config, engine))
-    except (CannotServe, Refused, ConfigError, AttentionNotAvailable, RowsNotInvariant) as error:
+    except (
+        CannotServe,
+        Refused,
+        ConfigError,
+        AttentionNotAvailable,
+        NotEnoughMemory,
+        RowsNotInvariant,
+    ) as error:
         line = "; ".join(str(error).splitlines())
         print(f"rollout server at {args.manager}: {line}", file=sys.stderr, flush=True)
         return CANNOT_SERVE

@@ -36,6 +36,8 @@ WRONG = [
     ({"engine.token_rows": 48, "engine.slots": 8}, "48", ["engine.token_rows"]),
     ({"engine.slots": 65}, "65", ["engine.slots", "engine.token_rows"]),
     ({"engine.num_pages": 12}, "12", ["engine.num_pages"]),
+    ({"engine.memory_fraction": 0.0}, "0.0", ["engine.memory_fraction"]),
+    ({"engine.memory_fraction": 1.1}, "1.1", ["engine.memory_fraction"]),
     (
         {"learner.micro_batch_prompts": 7},
         "7",

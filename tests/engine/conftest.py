@@ -32,6 +32,7 @@ CONFIG = EngineConfig(
     slots=6,
     page_size=4,
     num_pages=0,
+    memory_fraction=0.9,
     max_prompt_tokens=20,
     token_rows=64,
     steps_per_dispatch=4,

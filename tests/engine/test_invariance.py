@@ -52,12 +52,13 @@ def test_random_weights_do_before_any_are_loaded(
     assert engine.version is None
 
 
-def test_bfloat16_is_rounded_alike_in_both_programs(
-    model: ModelConfig, engine_config: EngineConfig
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn"])
+def test_narrow_types_are_rounded_alike_in_both_programs(
+    model: ModelConfig, engine_config: EngineConfig, kv_dtype: str
 ) -> None:
     """Compilers may leave out roundings, which must not depend on the program around them."""
     small = replace(model, num_layers=1, dtype="bfloat16")
-    config = replace(engine_config, kv_dtype="bfloat16")
+    config = replace(engine_config, kv_dtype=kv_dtype)
     Engine(small, config, slot_tokens=44, truncated_sampling=False).assert_row_invariance()
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlboost_jax.config.memory import num_parameters
 from rlboost_jax.learner.gradients import GradientSum
 from rlboost_jax.learner.packing import pack, update_divisor
 from rlboost_jax.learner.state import init_state
@@ -189,6 +190,15 @@ def test_an_update_compiles_nothing_after_the_first(config, groups, count_compil
     assert made[0] > 0
     assert made[1:] == made[:1] * 2
     assert state.step == 3
+
+
+def test_tells_what_the_programs_take_besides_their_arguments(config, learner_step):
+    step = learner_step()
+    taken = step.compile(fresh(config, step), None, rows=ROWS, row_tokens=ROW_TOKENS)
+    widths = config.model.embed_dim + config.model.hidden_dim
+    activations = 4 * ROWS * ROW_TOKENS * widths  # that a layer keeps for its gradient, at least
+    assert taken >= max(activations, 4 * num_parameters(config.model))  # divided gradients
+    assert step.compile(fresh(config, step), None, rows=8 * ROWS, row_tokens=ROW_TOKENS) > taken
 
 
 def test_the_divisor_is_the_updates_own(config, learner_step, groups):

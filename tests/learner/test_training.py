@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import threading
+from types import SimpleNamespace
 
 import jax
 import pytest
 
+from rlboost_jax.config.memory import learner_bytes
 from rlboost_jax.learner import training
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
@@ -92,10 +94,10 @@ def run(config, monkeypatch):
         "ManagerLink": Link,
         "ReservedEngine": Reserved,
         "TrainingLoop": Loop,
-        "engine_of": lambda run: None,
+        "engine_of": lambda run, **_: SimpleNamespace(memory="memory: a plan"),
     }.items():
         monkeypatch.setattr(training, name, fake)
-    monkeypatch.setattr(LearnerStep, "compile", lambda *_, **__: None)
+    monkeypatch.setattr(LearnerStep, "compile", lambda *_, **__: 0)
     return dataclasses.replace(
         config,
         num_steps=STEPS,
@@ -119,6 +121,19 @@ def test_the_fleet_is_shown_while_nothing_arrives(run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Loop, "step", step)
     training.run_training(run, tmp_path)
+
+
+def test_the_engine_leaves_room_for_the_learner(run, tmp_path, monkeypatch):
+    taken = []
+
+    def engine_of(run, *, taken_bytes):
+        taken.append(taken_bytes)
+        return SimpleNamespace(memory="memory: a plan")
+
+    monkeypatch.setattr(LearnerStep, "compile", lambda *_, **__: 700)
+    monkeypatch.setattr(training, "engine_of", engine_of)
+    training.run_training(run, tmp_path)
+    assert taken == [sum(learner_bytes(run).values()) + 700]
 
 
 def test_a_row_is_on_disk_before_its_checkpoint_is_begun(run, tmp_path, monkeypatch):

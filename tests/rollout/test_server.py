@@ -7,6 +7,9 @@ import sys
 import pytest
 from aiohttp import web
 
+from configs import tiny
+from rlboost_jax.config.load import run_config, to_dict
+from rlboost_jax.engine.engine import Engine
 from rlboost_jax.rollout import server
 
 
@@ -64,6 +67,23 @@ def test_a_wrong_token(fakes, token_file, capsys):
 )
 def test_a_configuration_of_no_use(fakes, token_file, capsys, config, reason):
     assert reason in run(fakes, token_file, capsys, config)
+
+
+def test_an_engine_that_does_not_fit(fakes, token_file, capsys, monkeypatch):
+    monkeypatch.setattr(server.compile_cache, "enable", lambda folder: folder)
+    config = tiny.get_config()
+    config.engine.memory_fraction = 1e-9
+    values = {"run_id": "r", **to_dict(run_config(config))}
+    line = run(fakes, token_file, capsys, lambda: web.json_response(values))
+    assert "one rollout of full length needs" in line and "raise engine.memory_fraction" in line
+
+
+def test_the_plan_of_memory_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(server.compile_cache, "enable", lambda folder: folder)
+    monkeypatch.setattr(Engine, "warm_up", lambda *_: None)
+    monkeypatch.setattr(Engine, "assert_row_invariance", lambda _: None)
+    engine = server.prepared_engine(run_config(tiny.get_config()))
+    assert str(engine.memory) in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1:x", "nowhere.invalid:1"])

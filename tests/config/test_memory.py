@@ -1,0 +1,90 @@
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from configs import base
+from rlboost_jax.config import memory
+from rlboost_jax.config.load import run_config
+from rlboost_jax.config.ranges import DTYPES
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.learner.gradients import GradientSum
+from rlboost_jax.models.params import abstract_params
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    return run_config(base.get_config())
+
+
+@pytest.mark.parametrize("tie_embeddings", [False, True])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_counts_the_parameters_that_the_model_has(
+    config: RunConfig, tie_embeddings: bool, qk_norm: bool
+) -> None:
+    model = dataclasses.replace(config.model, tie_embeddings=tie_embeddings, qk_norm=qk_norm)
+    leaves = jax.tree.leaves(abstract_params(model))
+    assert memory.num_parameters(model) == sum(leaf.size for leaf in leaves)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_knows_every_type(dtype: str) -> None:
+    assert memory.BYTES[dtype] == jnp.dtype(dtype).itemsize
+
+
+def test_an_engine_by_hand(config: RunConfig) -> None:
+    assert memory.num_parameters(config.model) == 324_352
+    assert memory.weight_bytes(config.model, "bfloat16") == 2 * 324_352
+    assert memory.pages_per_slot(config.engine, config.slot_tokens) == 13  # of 16, for 208 tokens
+    assert memory.most_pages(config.engine, config.slot_tokens) == 64 * 13
+    set_by_hand = dataclasses.replace(config.engine, num_pages=40)
+    assert memory.most_pages(set_by_hand, config.slot_tokens) == 40
+    # 16 tokens; 2 layers of 2 heads of 32 floats, twice (K and V)
+    assert memory.page_bytes(config.model, config.engine) == 16 * 2 * 2 * 32 * 4 * 2
+    half = dataclasses.replace(config.engine, kv_dtype="bfloat16")
+    assert memory.page_bytes(config.model, half) == 16 * 2 * 2 * 32 * 2 * 2
+
+
+def test_a_learner_by_hand(config: RunConfig) -> None:
+    parts = {
+        "parameters": 4 * 324_352,
+        "gradients": 4 * 4 * 324_352,  # of 4 micro-batches; see below
+        "optimizer": 8 * 324_352,
+    }
+    assert memory.learner_bytes(config) == parts
+    algorithm = dataclasses.replace(config.algorithm, kl_coefficient=0.1)
+    with_kl = dataclasses.replace(config, algorithm=algorithm)
+    assert memory.learner_bytes(with_kl) == {**parts, "reference": 4 * 324_352}
+
+    learner = dataclasses.replace(config.learner, mesh=(2, 3, 2), pack_rows=6)
+    sharded = dataclasses.replace(config, learner=learner)
+    assert memory.learner_bytes_per_device(config) == 28 * 324_352
+    assert memory.learner_bytes_per_device(sharded) == -(-28 * 324_352 // 6)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 4, 5, 8, 13])
+def test_counts_the_gradients_that_a_sum_keeps(config: RunConfig, num_parts: int) -> None:
+    """Beside those of the micro-batch under way: its sum so far, and the newest part of it."""
+    total, most = GradientSum(num_parts, lambda left, right: left + right), 0
+    for index in range(num_parts):
+        most = max(most, len(total._partial) + 2)
+        total.add(index, 1)
+    learner = dataclasses.replace(config.learner, prompts_per_step=6 * num_parts)
+    parts: dict[str, Any] = memory.learner_bytes(dataclasses.replace(config, learner=learner))
+    assert most <= parts["gradients"] // parts["parameters"] <= most + 1
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (2**30 - 1, "1024.0 MiB"),
+        (2**41, "2048.0 GiB"),
+    ],
+)
+def test_sizes_for_people(count: int, text: str) -> None:
+    assert memory.size_text(count) == text
