@@ -79,7 +79,7 @@ def get_config() -> ConfigDict:
     config.engine.page_size = 16  # tokens per page
     config.engine.num_pages = 0  # pages in the pool; 0 gives every slot its longest rollout
     config.engine.max_prompt_tokens = 8  # longest prompt; with the longest response it fills a slot
-    config.engine.token_rows = 64  # of the step program; deterministic: 64, 80, 96, …
+    config.engine.token_rows = 64  # of a step with prefill; deterministic: 64, 80, 96, …
     config.engine.steps_per_dispatch = 8  # decode steps per program call
     config.engine.attention = "auto"  # or an implementation of rlboost_kernels
     config.engine.kv_dtype = "float32"  # of cached keys and values

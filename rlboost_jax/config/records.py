@@ -94,7 +94,7 @@ class EngineConfig:
     page_size: int  # tokens per page
     num_pages: int  # 0 gives every slot its longest rollout
     max_prompt_tokens: int
-    token_rows: int  # rows T of the step program
+    token_rows: int  # rows T of a mixed step, and of all where products need it
     steps_per_dispatch: int  # decode steps per program call when nothing is waiting
     attention: str  # implementation of rlboost_kernels, or "auto"
     kv_dtype: str

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 from numpy.typing import NDArray
+from rlboost_kernels.implementations import choose
 
 from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine import invariance, metadata
@@ -80,7 +81,8 @@ class Engine:
             ValueError: settings do not fit together; names them.
         """
         self.device = jax.devices()[0] if device is None else device
-        self.layout = make_layout(config, slot_tokens)
+        products = choose(None, self.device.platform)
+        self.layout = make_layout(config, slot_tokens, any_rows=products == "cpu")
         self.slots, self.slot_tokens = config.slots, slot_tokens
         self.programs = Programs(
             model,
@@ -155,15 +157,17 @@ class Engine:
         self._require_idle("warm_up")
         leaves = self.parameters.leaves_or_zeros()
         say = announce or (lambda _: None)
-        say("compiling the mixed step (1 of 3)")
+        count = 2 + len(self.layout.decode_rows)
+        say(f"compiling the mixed step (1 of {count})")
         empty = metadata.pack_mixed(self.layout, ())
         self.pools, output = self.programs.mixed(leaves, self.pools, empty)
         output.block_until_ready()
-        say("compiling the decode steps (2 of 3)")
-        empty = metadata.pack_decode(self.layout, (), 0)
-        self.pools, output = self.programs.decode(leaves, self.pools, empty)
-        output.block_until_ready()
-        say("compiling the copying of pages (3 of 3)")
+        for i, rows in enumerate(self.layout.decode_rows):
+            say(f"compiling the decode steps of {rows} rows ({2 + i} of {count})")
+            empty = metadata.pack_decode(self.layout, (), 0, rows=rows)
+            self.pools, output = self.programs.decode(leaves, self.pools, empty)
+            output.block_until_ready()
+        say(f"compiling the copying of pages ({count} of {count})")
         self.pools = self.programs.copy_pages(self.pools, metadata.pack_copies(self.layout, ()))
         jax.block_until_ready(self.pools)
 
