@@ -83,7 +83,7 @@ def get_config() -> ConfigDict:
     # and each takes what its slots need.
     config.engine.memory_fraction = 0.9  # above 0, at most 1
     config.engine.max_prompt_tokens = 8  # longest prompt; with the longest response it fills a slot
-    config.engine.token_rows = 64  # of the step program; deterministic: 64, 80, 96, …
+    config.engine.token_rows = 64  # of a step with prefill; deterministic: 64, 80, 96, …
     config.engine.steps_per_dispatch = 8  # decode steps per program call
     config.engine.attention = "auto"  # or an implementation of rlboost_kernels
     # float8_e4m3fn takes half of bfloat16's memory and widens the gap to the learner's

@@ -5,6 +5,7 @@ from rlboost_kernels.attention.validation import validate_metadata
 from rlboost_kernels.implementations import active, available_implementations
 from rlboost_kernels.kv_pages.update import kv_pages_shape, update_kv_pages
 from rlboost_kernels.logprobs.api import selected_logprobs
+from rlboost_kernels.matmul.api import matmul
 from rlboost_kernels.sampling.api import kept_entries, sample_tokens, tokens_from_noise
 from rlboost_kernels.sampling.noise import noise_keys, uniforms
 
@@ -13,6 +14,7 @@ __all__ = [
     "available_implementations",
     "kept_entries",
     "kv_pages_shape",
+    "matmul",
     "noise_keys",
     "ragged_paged_attention",
     "sample_tokens",

@@ -34,6 +34,7 @@ from rlboost_kernels import (
 )
 from rlboost_kernels.cpu.calls import linear_read
 from rlboost_kernels.logprobs.bench import logprobs_rows
+from rlboost_kernels.matmul.bench import matmul_rows
 from rlboost_kernels.problems import BENCHED, Arguments, Problem, random_arguments
 from rlboost_kernels.sampling.bench import sampling_rows
 
@@ -166,6 +167,7 @@ def main(argv: list[str] | None = None) -> None:
             print(update_row(dtype, name, options.rounds))
         print(overhead_row(options.rounds))
         print("", *logprobs_rows(median_seconds, options.rounds), sep="\n", flush=True)
+        print("", *matmul_rows(median_seconds, options.rounds), sep="\n", flush=True)
         print("", *sampling_rows(median_seconds, options.rounds), sep="\n", flush=True)
 
 

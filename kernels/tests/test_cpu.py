@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlboost_kernels import active, available_implementations, ragged_paged_attention
+from rlboost_kernels import active, available_implementations, matmul, ragged_paged_attention
 from rlboost_kernels.cpu import library
 from rlboost_kernels.implementations import choose
 from rlboost_kernels.problems import CHECKED, Problem, random_arguments
@@ -32,7 +32,15 @@ DIGEST_OPTIONS = ({}, {"sliding_window": 700, "soft_cap": 20.0, "sm_scale": 0.3}
 
 def outputs() -> dict[str, np.ndarray]:
     """float32 results of all problems, by name; also run by other processes."""
-    return {
+    rng = np.random.default_rng(0)
+    x, w = (
+        jnp.asarray(rng.standard_normal(shape, np.float32)) for shape in ((30, 1100), (1100, 70))
+    )
+    products = {
+        "product 0": matmul(x, w, implementation="cpu"),
+        "product 1": matmul(x[:1], w.T, transposed=True, implementation="cpu"),
+    }
+    return {name: np.asarray(out) for name, out in products.items()} | {
         f"{problem.name} {len(options)}": np.asarray(
             ragged_paged_attention(
                 *random_arguments(problem), **options, implementation="cpu"
@@ -91,7 +99,7 @@ def test_the_number_of_threads_cannot_show(cpu, here, elsewhere):
 @pytest.mark.parametrize("isa", library.ISAS)
 def test_every_instruction_set_gives_the_same_to_rounding(cpu, here, elsewhere, isa):
     with_fma = isa != "portable" and library.isa() != "portable"
-    tolerances = dict.fromkeys(("one long", "one short", "bytes", "wide", "odd"), 2e-6)
+    tolerances = dict.fromkeys(("product", "one long", "one short", "bytes", "wide", "odd"), 2e-6)
     tolerances["many"] = 1e-3
     for name, out in elsewhere(isa, 64).items():
         if with_fma:

@@ -95,7 +95,7 @@ class EngineConfig:
     num_pages: int  # 0 gives every slot its longest rollout, or as many as fit
     memory_fraction: float  # of the device's memory that weights, pool and working space may take
     max_prompt_tokens: int
-    token_rows: int  # rows T of the step program
+    token_rows: int  # rows T of a mixed step, and of all where products need it
     steps_per_dispatch: int  # decode steps per program call when nothing is waiting
     attention: str  # implementation of rlboost_kernels, or "auto"
     kv_dtype: str

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 from numpy.typing import NDArray
+from rlboost_kernels.implementations import choose
 
 from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine import invariance, metadata
@@ -84,13 +85,16 @@ class Engine:
             NotEnoughMemory: the device is too small for them.
         """
         self.device = jax.devices()[0] if device is None else device
-        layout = make_layout(config, slot_tokens)
+        products = choose(None, self.device.platform)
+        layout = make_layout(config, slot_tokens, any_rows=products == "cpu")
         sizes = engine_sizes(
             model,
             config,
             slot_tokens=slot_tokens,
             param_dtype=param_dtype or model.dtype,
             truncated_sampling=truncated_sampling,
+            sampled_rows=layout.decode_rows[-1],
+            products=products,
             platform=self.device.platform,
         )
         memory = device_memory(self.device).with_taken(taken_bytes)
@@ -173,15 +177,17 @@ class Engine:
         self._require_idle("warm_up")
         leaves = self.parameters.leaves_or_zeros()
         say = announce or (lambda _: None)
-        say("compiling the mixed step (1 of 3)")
+        count = 2 + len(self.layout.decode_rows)
+        say(f"compiling the mixed step (1 of {count})")
         empty = metadata.pack_mixed(self.layout, ())
         self.pools, output = self.programs.mixed(leaves, self.pools, empty)
         output.block_until_ready()
-        say("compiling the decode steps (2 of 3)")
-        empty = metadata.pack_decode(self.layout, (), 0)
-        self.pools, output = self.programs.decode(leaves, self.pools, empty)
-        output.block_until_ready()
-        say("compiling the copying of pages (3 of 3)")
+        for i, rows in enumerate(self.layout.decode_rows):
+            say(f"compiling the decode steps of {rows} rows ({2 + i} of {count})")
+            empty = metadata.pack_decode(self.layout, (), 0, rows=rows)
+            self.pools, output = self.programs.decode(leaves, self.pools, empty)
+            output.block_until_ready()
+        say(f"compiling the copying of pages ({count} of {count})")
         self.pools = self.programs.copy_pages(self.pools, metadata.pack_copies(self.layout, ()))
         jax.block_until_ready(self.pools)
 

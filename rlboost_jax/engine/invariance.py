@@ -52,7 +52,8 @@ def check(programs: Programs, leaves: tuple[Array, ...], pools: Pools) -> Pools:
         (alone,) = probe.run(copies=1, companions=0, by_mixed=False, shuffle=False)
         many = min(most, probe.capacity)
         half = max(1, many // 2)
-        trials = [(many, 0, False, False), (many, 0, True, False)]
+        sizes = sorted({min(many, rows) for rows in programs.layout.decode_rows})
+        trials = [(size, 0, False, False) for size in sizes] + [(many, 0, True, False)]
         trials += [(half, many - half, bool(i % 2), True) for i in range(_CROWDS)]
         for copies, companions, by_mixed, shuffle in trials:
             traces = probe.run(
@@ -81,7 +82,8 @@ def _compare(programs: Programs, alone: _Trace, trace: _Trace, copy: int, progra
             raise RowsNotInvariant(
                 f"the {step} step with engine.token_rows = {programs.layout.token_rows} gives "
                 f"equal rows different bits: {what[0]} at token {token} of copy {copy}; on CPU "
-                "take a multiple of 16, at least 64, elsewhere another multiple of 64; or set "
+                "take a multiple of 16, at least 64, or build the kernels (python -m "
+                "rlboost_kernels.cpu), elsewhere another multiple of 64; or set "
                 "deterministic = False"
             )
 

@@ -1,25 +1,37 @@
 """The fixed sizes of the step programs, checked against each other."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from rlboost_jax.config.memory import most_pages, pages_per_slot
 from rlboost_jax.config.ranges import MAX_POSITIONS
 from rlboost_jax.config.records import EngineConfig
+
+_FEWEST_ROWS: Final = 8  # of a decode step, and a divisor of all
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Sizes that a step program is compiled for."""
 
-    token_rows: int  # T
+    token_rows: int  # T, of a mixed step
+    decode_rows: tuple[int, ...]  # R, of decode steps, ascending; the last has room for all slots
     slots: int  # S, at most T
     pages_per_slot: int  # M
     page_size: int  # tokens
     num_pages: int
 
+    def rows_for(self, num_sequences: int) -> int:
+        """The smallest decode step with a row for each."""
+        return next(rows for rows in self.decode_rows if rows >= num_sequences)
 
-def make_layout(config: EngineConfig, slot_tokens: int) -> Layout:
+
+def make_layout(config: EngineConfig, slot_tokens: int, *, any_rows: bool) -> Layout:
     """The sizes for slots of `slot_tokens` tokens, with as many pages as all of them need.
+
+    Args:
+        any_rows: whether products give a row the same bits for any number of rows. If not, decode
+            steps run as many as mixed steps, however few sequences there are.
 
     Raises:
         ValueError: a setting is out of range, or two do not fit together.
@@ -52,8 +64,20 @@ def make_layout(config: EngineConfig, slot_tokens: int) -> Layout:
         )
     return Layout(
         token_rows=config.token_rows,
+        decode_rows=_decode_rows(config.slots) if any_rows else (config.token_rows,),
         slots=config.slots,
         pages_per_slot=slot_pages,
         page_size=config.page_size,
         num_pages=num_pages,
     )
+
+
+def _decode_rows(slots: int) -> tuple[int, ...]:
+    """For all slots, a quarter of them, and so on: the last rollouts of a step run by themselves.
+
+    Never fewer than `_FEWEST_ROWS`, which cost little more than one.
+    """
+    sizes = [_FEWEST_ROWS * -(-slots // _FEWEST_ROWS)]
+    while sizes[-1] > _FEWEST_ROWS:
+        sizes.append(_FEWEST_ROWS * -(-sizes[-1] // (4 * _FEWEST_ROWS)))
+    return tuple(reversed(sizes))

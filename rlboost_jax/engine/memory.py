@@ -16,8 +16,6 @@ from typing import Final
 import jax
 
 from rlboost_jax.config.memory import (
-    BYTES,
-    num_parameters,
     page_bytes,
     pages_per_slot,
     size_text,
@@ -25,7 +23,7 @@ from rlboost_jax.config.memory import (
 )
 from rlboost_jax.config.records import EngineConfig, ModelConfig
 
-# Arrays of [token_rows, vocabulary] float32 that sampling has at once, at most, and how many
+# Arrays of [rows, vocabulary] float32 that sampling has at once, at most, and how many
 # more with top-k or top-p; as XLA reports it for CPU, with some to spare.
 _LOGITS: Final = 5
 _MORE_LOGITS_TRUNCATED: Final = 2
@@ -144,16 +142,25 @@ def engine_sizes(
     slot_tokens: int,
     param_dtype: str,
     truncated_sampling: bool,
+    sampled_rows: int,
+    products: str,
     platform: str,
 ) -> Sizes:
     """What the parts of an engine take; the arguments are those of `Engine`.
 
     Args:
+        sampled_rows: that head and sampler run over, at most.
+        products: implementation of `rlboost_kernels.matmul`.
         platform: of the device, as JAX names it.
     """
     page, slot_pages = page_bytes(model, config), pages_per_slot(config, slot_tokens)
-    step = _step_bytes(model, config, slot_pages, truncated_sampling)
-    step += _converted_bytes(model, param_dtype, platform)
+    logits = 4 * sampled_rows * model.vocab_size
+    logits *= _LOGITS + (_MORE_LOGITS_TRUNCATED if truncated_sampling else 0)
+    step = logits + _layer_bytes(model, config, slot_pages)
+    if param_dtype != model.dtype:  # converted once, before the loop of a dispatch's steps
+        step += weight_bytes(model, model.dtype)
+    if platform == "cpu" and products != "cpu" and model.dtype != "float32":
+        step += weight_bytes(model, "float32")  # XLA has no products of 16-bit numbers there
     return Sizes(
         weights=weight_bytes(model, param_dtype),
         working=max(step, config.slots * page),  # `copy_pages` holds a page for each slot
@@ -224,35 +231,19 @@ def _share_text(memory: DeviceMemory, fraction: float) -> str:
     return f"{fraction:g} of {free} for the engine, {size_text(memory.taken)} taken"
 
 
-def _step_bytes(
-    model: ModelConfig, config: EngineConfig, slot_pages: int, truncated_sampling: bool
-) -> int:
-    """Upper bound of the temporary arrays of a step program, as if all of it were float32.
+def _layer_bytes(model: ModelConfig, config: EngineConfig, slot_pages: int) -> int:
+    """Upper bound of the temporary arrays of a step's layers, as if all of it were float32.
 
     A layer holds a few arrays of each width at once; the compiler reuses them for the next
     layer. Not in it: what XLA for CPU with jax 0.10 makes of a whole bfloat16 pool, to float32
     and back, as it copies pages, and where the compiled kernels are missing at every step.
     """
-    T, E, F, V = config.token_rows, model.embed_dim, model.hidden_dim, model.vocab_size
+    T, E, F = config.token_rows, model.embed_dim, model.hidden_dim
     H, K, D = model.num_query_heads, model.num_key_heads, model.head_dim
-    logits = T * V * (_LOGITS + (_MORE_LOGITS_TRUNCATED if truncated_sampling else 0))
     activations = T * 3 * (E + F + (H + 2 * K) * D)
     tables = T * 3 * slot_pages
     rows, tokens = _BLOCK[0], max(_BLOCK[1], config.page_size)
     if config.attention == "reference":  # gathers every page of every row
         rows, tokens = T, slot_pages * config.page_size
     gathered = rows * tokens * 3 * (H + 2 * K * D)
-    return 4 * (logits + activations + tables + gathered)
-
-
-def _converted_bytes(model: ModelConfig, param_dtype: str, platform: str) -> int:
-    """Weights in the type they are multiplied in, where that is not their own.
-
-    A dispatch of several decode steps converts them once, before its loop. XLA on CPU
-    multiplies 16-bit numbers as float32 where it has no instruction for them.
-    """
-    if platform == "cpu" and model.dtype != "float32":
-        return num_parameters(model) * BYTES["float32"]
-    if param_dtype != model.dtype:
-        return num_parameters(model) * BYTES[model.dtype]
-    return 0
+    return 4 * (activations + tables + gathered)

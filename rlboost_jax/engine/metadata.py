@@ -1,8 +1,9 @@
 """What a step program is told, packed into one int32 array: one host-to-device copy a dispatch.
 
-    [number of sequences, decode steps] [T rows: token, position, KV slot] [S sequences: a record]
+    mixed:  [number of sequences] [T rows: token, position, KV slot] [S sequences: a record]
+    decode: [number of sequences, steps] [R sequences: a record]
 
-Only the mixed step has the part in the middle. A sequence's record is the row that a rollout
+A sequence's record is the row that a rollout
 carries with it (`Rollout.record`); the columns are named here. Floats and unsigned numbers
 travel by their bits. Unused sequences and rows are all zero, which every program must survive.
 """
@@ -35,7 +36,8 @@ TOP_K: Final = 10
 STOP: Final = 11  # MAX_STOP_IDS columns, filled up with -1
 PAGES: Final = STOP + MAX_STOP_IDS  # the page table: the remaining columns
 
-_HEADER: Final = 2
+_MIXED_HEADER: Final = 1
+_DECODE_HEADER: Final = 2
 _ROW: Final = 3
 
 
@@ -49,19 +51,19 @@ class Chunk(NamedTuple):
 
 
 class Controls(NamedTuple):
-    """How each of T rows is sampled. Rows without a sequence are zero: greedy, with no effect."""
+    """How each row is sampled. Rows without a sequence are zero: greedy, with no effect."""
 
-    seed: UInt[Array, " T"]
-    step: UInt[Array, " T"]
-    sample: UInt[Array, " T"]
-    temperature: Float[Array, " T"]
-    top_p: Float[Array, " T"]
-    top_k: Int[Array, " T"]
-    stop_ids: Int[Array, "T I"]
+    seed: UInt[Array, " R"]
+    step: UInt[Array, " R"]
+    sample: UInt[Array, " R"]
+    temperature: Float[Array, " R"]
+    top_p: Float[Array, " R"]
+    top_k: Int[Array, " R"]
+    stop_ids: Int[Array, "R I"]
 
 
 class Rows(NamedTuple):
-    """One step over T token rows, in the form that attention and the KV update take."""
+    """One step over token rows, in the form that attention and the KV update take."""
 
     tokens: Int[Array, " T"]
     positions: Int[Array, " T"]
@@ -79,11 +81,12 @@ def record_width(layout: Layout) -> int:
 def pack_mixed(layout: Layout, chunks: Sequence[Chunk]) -> NDArray[np.int32]:
     """The array of a mixed step. Chunk i becomes sequence i; its budget is in its record."""
     T = layout.token_rows
-    packed = np.zeros(_HEADER + _ROW * T + layout.slots * record_width(layout), np.int32)
+    begin, end = _MIXED_HEADER, _MIXED_HEADER + _ROW * T
+    packed = np.zeros(end + layout.slots * record_width(layout), np.int32)
     packed[0] = len(chunks)
-    rows = packed[_HEADER : _HEADER + _ROW * T].reshape(_ROW, T)
-    records = packed[_HEADER + _ROW * T :].reshape(layout.slots, record_width(layout))
-    rows[2] = _nowhere(layout)
+    rows = packed[begin:end].reshape(_ROW, T)
+    records = packed[end:].reshape(layout.slots, record_width(layout))
+    rows[2] = _nowhere(layout, T)
     row = 0
     for index, (record, tokens, start, length) in enumerate(chunks):
         here, end = slice(row, row + length), start + length
@@ -100,12 +103,17 @@ def pack_mixed(layout: Layout, chunks: Sequence[Chunk]) -> NDArray[np.int32]:
 
 
 def pack_decode(
-    layout: Layout, records: Sequence[NDArray[np.int32]], steps: int
+    layout: Layout, records: Sequence[NDArray[np.int32]], steps: int, *, rows: int = 0
 ) -> NDArray[np.int32]:
-    """The array of up to `steps` decode steps of the given sequences, all of them known."""
-    packed = np.zeros(_HEADER + layout.slots * record_width(layout), np.int32)
+    """The array of up to `steps` decode steps of the given sequences, all of them known.
+
+    Args:
+        rows: of `layout.decode_rows`; 0 takes the fewest that do.
+    """
+    rows = rows or layout.rows_for(len(records))
+    packed = np.zeros(_DECODE_HEADER + rows * record_width(layout), np.int32)
     packed[0], packed[1] = len(records), steps
-    table = packed[_HEADER:].reshape(layout.slots, record_width(layout))
+    table = packed[_DECODE_HEADER:].reshape(rows, record_width(layout))
     if records:
         np.stack(records, out=table[: len(records)])
     return packed
@@ -122,11 +130,16 @@ def pack_copies(layout: Layout, copies: Sequence[tuple[int, int]]) -> NDArray[np
 
 def unpack_mixed(
     layout: Layout, packed: Int[Array, " _"]
-) -> tuple[Rows, Int[Array, "T _"], Int[Array, " T"]]:
-    """Traced: the rows of a mixed step, the records, and the last row of each sequence."""
+) -> tuple[Rows, Int[Array, "R _"], Int[Array, " R"]]:
+    """Traced: the rows of a mixed step, the records, and the last row of each sequence.
+
+    There are as many records as the widest decode step has: what samples runs over them.
+    """
     T, S = layout.token_rows, layout.slots
-    tokens, positions, kv_slots = packed[_HEADER : _HEADER + _ROW * T].reshape(_ROW, T)
-    records = _records(layout, packed[_HEADER + _ROW * T :])
+    begin, end = _MIXED_HEADER, _MIXED_HEADER + _ROW * T
+    tokens, positions, kv_slots = packed[begin:end].reshape(_ROW, T)
+    records = packed[end:].reshape(S, record_width(layout))
+    records = jnp.pad(records, ((0, layout.decode_rows[-1] - S), (0, 0)))
     num_sequences = packed[:1]
     used = jnp.arange(S) < num_sequences
     ends = jnp.where(used, records[:S, QUERY_END], 0)
@@ -144,38 +157,39 @@ def unpack_mixed(
 
 def unpack_decode(
     layout: Layout, packed: Int[Array, " _"]
-) -> tuple[Int[Array, ""], Int[Array, ""], Int[Array, "T _"]]:
+) -> tuple[Int[Array, ""], Int[Array, ""], Int[Array, "R _"]]:
     """Traced: number of sequences, number of steps, and the records."""
-    return packed[0], packed[1], _records(layout, packed[_HEADER:])
+    records = packed[_DECODE_HEADER:].reshape(-1, record_width(layout))
+    return packed[0], packed[1], records
 
 
 def decode_rows(
     layout: Layout,
-    records: Int[Array, "T _"],
+    records: Int[Array, "R _"],
     num_sequences: Int[Array, ""],
-    tokens: Int[Array, " T"],
-    lengths: Int[Array, " T"],
-    live: Bool[Array, " T"],
+    tokens: Int[Array, " R"],
+    lengths: Int[Array, " R"],
+    live: Bool[Array, " R"],
 ) -> Rows:
     """Traced: one decode step, sequence i in row i.
 
     A sequence that has stopped keeps its row: it looks at one token and writes nothing.
     """
-    S, size = layout.slots, layout.page_size
+    R, size = len(records), layout.page_size
     positions = jnp.where(live, lengths - 1, 0)
     pages = jnp.take_along_axis(records[:, PAGES:], (positions // size)[:, None], 1)[:, 0]
     return Rows(
         tokens=jnp.where(live, tokens, 0),
         positions=positions,
-        kv_slots=jnp.where(live, pages * size + positions % size, _nowhere(layout)),
-        kv_lens=(positions + 1)[:S],
-        page_table=records[:S, PAGES:],
-        query_starts=jnp.minimum(jnp.arange(S + 1, dtype=jnp.int32), num_sequences),
+        kv_slots=jnp.where(live, pages * size + positions % size, _nowhere(layout, R)),
+        kv_lens=positions + 1,
+        page_table=records[:, PAGES:],
+        query_starts=jnp.minimum(jnp.arange(R + 1, dtype=jnp.int32), num_sequences),
         num_sequences=num_sequences[None],
     )
 
 
-def controls(records: Int[Array, "T _"]) -> Controls:
+def controls(records: Int[Array, "R _"]) -> Controls:
     """Traced: how to sample, from the records."""
     unsigned, real = jnp.uint32, jnp.float32
     return Controls(
@@ -189,13 +203,6 @@ def controls(records: Int[Array, "T _"]) -> Controls:
     )
 
 
-def _records(layout: Layout, flat: Int[Array, " _"]) -> Int[Array, "T _"]:
-    """S records, with empty ones up to T: sampling always runs over T rows."""
-    records = flat.reshape(layout.slots, record_width(layout))
-    return jnp.pad(records, ((0, layout.token_rows - layout.slots), (0, 0)))
-
-
-def _nowhere(layout: Layout) -> NDArray[np.int32]:
+def _nowhere(layout: Layout, rows: int) -> NDArray[np.int32]:
     """A KV slot outside the pool for each row, no two alike: the update assumes distinct ones."""
-    beyond = layout.num_pages * layout.page_size
-    return beyond + np.arange(layout.token_rows, dtype=np.int32)
+    return layout.num_pages * layout.page_size + np.arange(rows, dtype=np.int32)

@@ -1,10 +1,11 @@
 """The device programs of the engine: a mixed step, decode steps, and the copying of pages.
 
-All of them run the model over exactly T token rows, because on one machine the bits of a row
-depend on the number of rows of a matrix product and on nothing else about its companions.
-Head and sampler run over T rows too, with sequence i in row i, in both step programs. That,
-and attention whose rows do not see each other, is what makes a token's keys, values, logits
-and noise the same whichever program computes them (`invariance.py` checks it on the device).
+A row's bits must not depend on its companions. Attention and, on CPU, products see to that for any
+number of rows; then a mixed step runs the model over T rows, head and sampler over R, and decode
+steps run over as few as their sequences need. XLA's own products only see to it for one number of
+rows, or for a class of them: then R is T everywhere (`layouts.py`). Sequence i is in row i of head
+and sampler. So a token's keys, values, logits and noise are the same whichever program computes
+them, which `invariance.py` checks on the device.
 
 The KV pool is one array [P, L, 2K, D] per layer, donated and written in place. Parameters
 are arguments, flattened once, with the layers unstacked.
@@ -35,8 +36,8 @@ from rlboost_jax.models.params import Params, abstract_params, unstack_layers
 Leaves = tuple[Array, ...]
 Pools = tuple[Float[Array, "P L C D"], ...]  # C: keys at even, values at odd head indices
 
-# Outputs of a step program, [3, steps, S] int32: token (-1: none), bits of its log-probability,
-# and a checksum of the logits it was sampled from.
+# Outputs of a step program, [3, steps, sequences] int32: token (-1: none), bits of its
+# log-probability, and a checksum of the logits it was sampled from.
 TOKENS, LOGPROBS, CHECKSUMS = range(3)
 
 
@@ -124,7 +125,7 @@ class Programs:
 
     def _decode(
         self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"]
-    ) -> tuple[Pools, Int[Array, "3 X S"]]:
+    ) -> tuple[Pools, Int[Array, "3 X R"]]:
         """Up to X = `max_steps` decode steps of the sequences in the first rows.
 
         A sequence stops by itself after a stop id or when its budget is spent, and all is over
@@ -135,7 +136,6 @@ class Programs:
         controls = metadata.controls(records)
         keys = noise_keys(controls.seed, controls.step, controls.sample)
         length, response = records[:, metadata.LENGTH], records[:, metadata.RESPONSE]
-        S = self.layout.slots
 
         def more(state: Any) -> Bool[Array, ""]:
             done, _, live, _, _ = state
@@ -150,13 +150,13 @@ class Programs:
             tokens, logprobs, checksums = self._sample(params, x, keys, response + done, controls)
             tokens = jnp.where(live, tokens, -1)
             outputs = jax.lax.dynamic_update_index_in_dim(
-                outputs, _outputs(tokens, logprobs, checksums)[:, :S], done, axis=1
+                outputs, _outputs(tokens, logprobs, checksums), done, axis=1
             )
             stopped = (tokens[:, None] == controls.stop_ids).any(axis=1)
             live &= ~stopped & (done + 1 < records[:, metadata.BUDGET])
             return done + 1, tokens, live, pools, outputs
 
-        nothing = jnp.full((3, self.max_steps, S), -1, jnp.int32)
+        nothing = jnp.full((3, self.max_steps, len(records)), -1, jnp.int32)
         live = records[:, metadata.BUDGET] > 0
         start = (jnp.int32(0), records[:, metadata.TOKEN], live, pools, nothing)
         _, _, _, pools, outputs = jax.lax.while_loop(more, step, start)
@@ -184,7 +184,7 @@ class Programs:
 
         x = embed(self.model, params, rows.tokens)
         for layer in params["layers"]:
-            x = apply_layer(self.model, layer, x, rows.positions, attend)
+            x = apply_layer(self.model, layer, x, rows.positions, attend, by_row=True)
         # The two programs take different rows from here on. Without a barrier the compiler may
         # keep bfloat16 values unrounded up to their next use in one of them and not in the other.
         return jax.lax.optimization_barrier(x), tuple(written)
@@ -192,11 +192,11 @@ class Programs:
     def _sample(
         self,
         params: Params,
-        x: Float[Array, "T E"],
-        keys: Key[Array, " T"],
-        positions: Int[Array, " T"],
+        x: Float[Array, "R E"],
+        keys: Key[Array, " R"],
+        positions: Int[Array, " R"],
         controls: Controls,
-    ) -> tuple[Int[Array, " T"], Float[Array, " T"], Int[Array, " T"]]:
+    ) -> tuple[Int[Array, " R"], Float[Array, " R"], Int[Array, " R"]]:
         logits = head(self.model, params, x)
         tokens, logprobs = tokens_from_noise(
             logits,
@@ -210,13 +210,13 @@ class Programs:
 
 
 def _outputs(
-    tokens: Int[Array, " T"], logprobs: Float[Array, " T"], checksums: Int[Array, " T"]
-) -> Int[Array, "3 T"]:
+    tokens: Int[Array, " R"], logprobs: Float[Array, " R"], checksums: Int[Array, " R"]
+) -> Int[Array, "3 R"]:
     bits = jax.lax.bitcast_convert_type(logprobs, jnp.int32)
     return jnp.stack([tokens, bits, checksums])
 
 
-def _checksum(logits: Float[Array, "T V"]) -> Int[Array, " T"]:
+def _checksum(logits: Float[Array, "R V"]) -> Int[Array, " R"]:
     """Changes if one logit of the row changes in any bit: odd factors can be divided by."""
     bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
     factors = 2 * jnp.arange(logits.shape[1], dtype=jnp.int32) + 1

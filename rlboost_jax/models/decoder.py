@@ -5,16 +5,23 @@ layers on [N, E] are twice as fast on CPU as on [B, T, E], and the engine has no
 to speak of. What a token may look at is the caller's business: attention arrives as a
 function of queries, keys and values.
 
+Products with matrices are XLA's own or, with `by_row`, those of `rlboost_kernels.matmul`, which
+give a row the same bits in any company: what the engine needs, and a learner that wants to
+agree with it.
+
 Matrices are stored [in, out] and nothing has a bias. Each parameter that starts random says
 its standard deviation as metadata (`std`), from which `params.py` draws it.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
+from rlboost_kernels import matmul
 
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.rope import rotate
@@ -48,12 +55,13 @@ class Attention(nnx.Module):
     2025, arXiv:2505.09388, section 2 (q/k norm).
     """
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool) -> None:
         E, D = config.embed_dim, config.head_dim
-        self.query = _linear(config, E, config.num_query_heads * D, rngs)
-        self.key = _linear(config, E, config.num_key_heads * D, rngs)
-        self.value = _linear(config, E, config.num_key_heads * D, rngs)
-        self.output = _linear(config, config.num_query_heads * D, E, rngs)
+        linear = partial(_linear, config, rngs=rngs, by_row=by_row)
+        self.query = linear(E, config.num_query_heads * D)
+        self.key = linear(E, config.num_key_heads * D)
+        self.value = linear(E, config.num_key_heads * D)
+        self.output = linear(config.num_query_heads * D, E)
         if config.qk_norm:
             self.query_norm = RMSNorm(D, config.norm_epsilon)
             self.key_norm = RMSNorm(D, config.norm_epsilon)
@@ -76,10 +84,11 @@ class Attention(nnx.Module):
 class GatedMLP(nnx.Module):
     """SwiGLU. Source: Shazeer 2020, arXiv:2002.05202, equation 6."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        self.gate = _linear(config, config.embed_dim, config.hidden_dim, rngs)
-        self.up = _linear(config, config.embed_dim, config.hidden_dim, rngs)
-        self.down = _linear(config, config.hidden_dim, config.embed_dim, rngs)
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool) -> None:
+        linear = partial(_linear, config, rngs=rngs, by_row=by_row)
+        self.gate = linear(config.embed_dim, config.hidden_dim)
+        self.up = linear(config.embed_dim, config.hidden_dim)
+        self.down = linear(config.hidden_dim, config.embed_dim)
 
     def __call__(self, x: Float[Array, "N E"]) -> Float[Array, "N E"]:
         return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
@@ -88,11 +97,11 @@ class GatedMLP(nnx.Module):
 class DecoderLayer(nnx.Module):
     """Attention, then the gated layer, each on a normalised copy of the residual stream."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, by_row: bool = False) -> None:
         self.attention_norm = RMSNorm(config.embed_dim, config.norm_epsilon)
-        self.attention = Attention(config, rngs)
+        self.attention = Attention(config, rngs, by_row)
         self.mlp_norm = RMSNorm(config.embed_dim, config.norm_epsilon)
-        self.mlp = GatedMLP(config, rngs)
+        self.mlp = GatedMLP(config, rngs, by_row)
 
     def __call__(
         self, x: Float[Array, "N E"], positions: Int[Array, " N"], attend: Attend
@@ -127,7 +136,10 @@ class Head(nnx.Module):
             self.kernel = _normal(shape, 0.02, rngs)
 
     def __call__(self, x: Float[Array, "N E"], table: Float[Array, "V E"]) -> Float[Array, "N V"]:
-        return jnp.matmul(*self.factors(x, table), preferred_element_type=jnp.float32)
+        """With products by row."""
+        kernel = table if self.tied else self.kernel[...]
+        x = self.norm(x)
+        return matmul(x, kernel.astype(x.dtype), transposed=self.tied, out_dtype=jnp.float32)
 
     def factors(
         self, x: Float[Array, "N E"], table: Float[Array, "V E"]
@@ -162,14 +174,24 @@ def _normal(shape: tuple[int, ...], std: float, rngs: nnx.Rngs) -> nnx.Param:
     return nnx.Param(std * jax.random.normal(rngs.params(), shape), std=std)
 
 
-def _linear(config: ModelConfig, size_in: int, size_out: int, rngs: nnx.Rngs) -> nnx.Linear:
+def _linear(
+    config: ModelConfig, size_in: int, size_out: int, *, rngs: nnx.Rngs, by_row: bool
+) -> nnx.Linear:
     std = size_in**-0.5
     return nnx.Linear(
         size_in,
         size_out,
         use_bias=False,
         dtype=jnp.dtype(config.dtype),
+        dot_general=_product_by_row if by_row else jax.lax.dot_general,
         kernel_init=nnx.initializers.normal(std),
         kernel_metadata={"std": std},
         rngs=rngs,
     )
+
+
+def _product_by_row(
+    x: Float[Array, "N I"], kernel: Float[Array, "I O"], *_: Any, **__: Any
+) -> Float[Array, "N O"]:
+    """What `nnx.Linear` asks of a `dot_general`: activations are flat, so the axes are known."""
+    return matmul(x, kernel)

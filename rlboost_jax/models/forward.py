@@ -32,6 +32,8 @@ def apply_layer(
     x: Float[Array, "N E"],
     positions: Int[Array, " N"],
     attend: Attend,
+    *,
+    by_row: bool = False,
 ) -> Float[Array, "N E"]:
     """One layer over N tokens.
 
@@ -40,12 +42,14 @@ def apply_layer(
         positions: absolute position of each token in its own sequence.
         attend: called once, with rotated and normalised queries [N, H, D] and keys
             [N, K, D] and the values [N, K, D]; returns [N, H, D].
+        by_row: whether a token's products depend on that token alone, see `decoder.py`.
     """
-    return nnx.merge(_graph(DecoderLayer, config), layer_params)(x, positions, attend)
+    graph = _graph(DecoderLayer, config, by_row=by_row)
+    return nnx.merge(graph, layer_params)(x, positions, attend)
 
 
 def head(config: ModelConfig, params: Params, x: Float[Array, "N E"]) -> Float[Array, "N V"]:
-    """Float32 logits of the token after each of the N."""
+    """Float32 logits of the token after each of the N, by row."""
     return nnx.merge(_graph(Head, config), params["head"])(x, params["embedding"]["table"])
 
 
@@ -75,7 +79,8 @@ def hidden_states(
         segments: which sequence each token of a row belongs to.
         remat: keep one residual stream per layer and recompute the rest backwards.
         mesh: where to keep the rows split; None leaves the layout alone.
-        attention: "dense" or "paged", see `attention.py`.
+        attention: "dense" or "paged", see `attention.py`; with "paged", products are by row, so
+            that all is computed in the engine's order.
     """
 
     def keep_split(x: Float[Array, "N E"]) -> Float[Array, "N E"]:
@@ -84,7 +89,9 @@ def hidden_states(
     attend = row_attention(segments, attention)
 
     def layer(x: Float[Array, "N E"], layer_params: Params) -> tuple[Float[Array, "N E"], None]:
-        return keep_split(apply_layer(config, layer_params, x, positions.reshape(-1), attend)), None
+        at = positions.reshape(-1)
+        by_row = attention == "paged"
+        return keep_split(apply_layer(config, layer_params, x, at, attend, by_row=by_row)), None
 
     x = keep_split(embed(config, params, tokens.reshape(-1)))
     x, _ = jax.lax.scan(
@@ -97,6 +104,6 @@ def hidden_states(
 
 
 @functools.cache
-def _graph(part: type[nnx.Module], config: ModelConfig) -> nnx.GraphDef:
-    module = nnx.eval_shape(lambda: part(config, rngs=nnx.Rngs(0)))  # type: ignore[call-arg]
+def _graph(part: type[nnx.Module], config: ModelConfig, **options: bool) -> nnx.GraphDef:
+    module = nnx.eval_shape(lambda: part(config, rngs=nnx.Rngs(0), **options))  # type: ignore[call-arg]
     return nnx.graphdef(module)

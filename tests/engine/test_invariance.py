@@ -67,8 +67,8 @@ def test_a_layer_that_looks_at_other_rows_is_found(
 ) -> None:
     sound = programs.apply_layer
 
-    def leaky(config: Any, layer: Any, x: Any, positions: Any, attend: Any) -> Any:
-        return sound(config, layer, x + 1e-6 * x.mean(0, keepdims=True), positions, attend)
+    def leaky(config: Any, layer: Any, x: Any, *others: Any, **options: Any) -> Any:
+        return sound(config, layer, x + 1e-6 * x.mean(0, keepdims=True), *others, **options)
 
     monkeypatch.setattr(programs, "apply_layer", leaky)
     with pytest.raises(RowsNotInvariant, match="keys or values of layer 0 at token 0 of copy"):

@@ -234,7 +234,7 @@ def test_plans_the_bytes_that_are_there(
         ({"vocab_size": 9000}, {}, False),  # and sampled in another way
         ({"hidden_dim": 1024, "num_query_heads": 16, "head_dim": 64}, {"attention": "xla"}, False),
         ({}, {"attention": "reference"}, False),
-        ({"dtype": "float16", "embed_dim": 128, "hidden_dim": 512}, {}, False),  # converted
+        ({"dtype": "float16", "embed_dim": 128, "hidden_dim": 512}, {}, False),
     ],
 )
 def test_working_space_is_what_the_compiler_takes_at_most(
@@ -255,6 +255,7 @@ def test_working_space_is_what_the_compiler_takes_at_most(
     taken = [
         program.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
         for program, *arguments in (
+            (programs.mixed, leaves, engine.pools, metadata.pack_mixed(layout, ())),
             (programs.decode, leaves, engine.pools, metadata.pack_decode(layout, (), 0)),
             (programs.copy_pages, engine.pools, metadata.pack_copies(layout, ())),
         )

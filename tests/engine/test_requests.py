@@ -89,15 +89,29 @@ def test_layout_settings_must_fit_together(
     engine_config: EngineConfig, settings: dict[str, int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        make_layout(replace(engine_config, **settings), 44)
+        make_layout(replace(engine_config, **settings), 44, any_rows=True)
 
 
 def test_slots_cannot_outgrow_the_positions(engine_config: EngineConfig) -> None:
     with pytest.raises(ValueError, match="longer than the 262144 positions"):
-        make_layout(engine_config, 300_000)
+        make_layout(engine_config, 300_000, any_rows=True)
     with pytest.raises(ValueError, match="a slot of 1 tokens"):
-        make_layout(engine_config, 1)
+        make_layout(engine_config, 1, any_rows=True)
 
 
 def test_a_pool_of_no_stated_size_holds_every_slot(engine_config: EngineConfig) -> None:
-    assert make_layout(engine_config, 43).num_pages == 6 * 11
+    assert make_layout(engine_config, 43, any_rows=True).num_pages == 6 * 11
+
+
+@pytest.mark.parametrize(
+    ("slots", "rows"),
+    [(1, (8,)), (9, (8, 16)), (16, (8, 16)), (64, (8, 16, 64)), (33, (8, 16, 40))],
+)
+def test_decode_steps_for_all_slots_and_for_ever_fewer(
+    engine_config: EngineConfig, slots: int, rows: tuple[int, ...]
+) -> None:
+    layout = make_layout(replace(engine_config, slots=slots), 44, any_rows=True)
+    assert layout.decode_rows == rows
+    assert [layout.rows_for(n) for n in (1, slots)] == [rows[0], rows[-1]]
+    tied = make_layout(replace(engine_config, slots=slots), 44, any_rows=False)
+    assert tied.decode_rows == (64,)

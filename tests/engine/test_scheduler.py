@@ -99,6 +99,7 @@ def draw_layout(random: np.random.Generator) -> Layout:
     slots, pages = int(random.integers(1, 6)), int(random.integers(2, 7))
     return Layout(
         token_rows=slots + int(random.integers(0, 12)),
+        decode_rows=(8,),
         slots=slots,
         page_size=int(random.integers(1, 6)),
         pages_per_slot=pages,
@@ -216,7 +217,9 @@ def settle() -> Callable[[Scheduler, SymbolicDevice], list[Plan]]:
 def test_a_group_prefills_its_prompt_once(
     settle: Callable[[Scheduler, SymbolicDevice], list[Plan]],
 ) -> None:
-    layout = Layout(token_rows=64, slots=4, page_size=4, pages_per_slot=8, num_pages=32)
+    layout = Layout(
+        token_rows=64, decode_rows=(8,), slots=4, page_size=4, pages_per_slot=8, num_pages=32
+    )
     scheduler, prompt = Scheduler(layout, MAX_STEPS), list(range(20, 30))
     for i in range(4):
         scheduler.add(new_rollout(make_request(i, prompt, (), 0, 8), layout, i))
@@ -244,7 +247,9 @@ def test_a_group_prefills_its_prompt_once(
 def test_a_sibling_that_comes_after_the_first_has_left_still_shares(
     settle: Callable[[Scheduler, SymbolicDevice], list[Plan]],
 ) -> None:
-    layout = Layout(token_rows=64, slots=1, page_size=4, pages_per_slot=8, num_pages=32)
+    layout = Layout(
+        token_rows=64, decode_rows=(8,), slots=1, page_size=4, pages_per_slot=8, num_pages=32
+    )
     scheduler, prompt = Scheduler(layout, MAX_STEPS), list(range(20, 30))
     for i in range(3):
         scheduler.add(new_rollout(make_request(i, prompt, (), 0, 8), layout, i))
@@ -255,7 +260,9 @@ def test_a_sibling_that_comes_after_the_first_has_left_still_shares(
 def test_the_youngest_gives_way_and_comes_back(
     settle: Callable[[Scheduler, SymbolicDevice], list[Plan]],
 ) -> None:
-    layout = Layout(token_rows=64, slots=2, page_size=4, pages_per_slot=8, num_pages=8)
+    layout = Layout(
+        token_rows=64, decode_rows=(8,), slots=2, page_size=4, pages_per_slot=8, num_pages=8
+    )
     scheduler = Scheduler(layout, MAX_STEPS)
     rollouts = [
         new_rollout(make_request(i, [20 + i, 7], (), i, 30, stop_ids=()), layout, i)
@@ -270,7 +277,9 @@ def test_the_youngest_gives_way_and_comes_back(
 
 
 def test_a_rollout_that_comes_back_goes_on_from_its_full_pages() -> None:
-    layout = Layout(token_rows=64, slots=2, page_size=4, pages_per_slot=8, num_pages=32)
+    layout = Layout(
+        token_rows=64, decode_rows=(8,), slots=2, page_size=4, pages_per_slot=8, num_pages=32
+    )
     scheduler, prompt = Scheduler(layout, MAX_STEPS), list(range(20, 30))
     device = SymbolicDevice(layout)
     first = new_rollout(make_request(0, prompt, (), 0, 16, stop_ids=()), layout, 0)

@@ -1,7 +1,7 @@
 """The operations as calls of the compiled library."""
 
 import math
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +63,15 @@ def update(kv_pages: Array, k: Array, v: Array, slot_mapping: Array) -> Array:
     )
     pool = call(_on_cpu(kv_pages), k, v, slot_mapping)
     return differ_like(pool, kv_pages, k, v, slot_mapping)
+
+
+def matmul(x: Array, w: Array, *, transposed: bool, out_dtype: Any) -> Array:
+    """Rows times a matrix, [M, K] x [K, N], or x [N, K] if `transposed`."""
+    shape = (x.shape[0], w.shape[0 if transposed else 1])
+    call = jax.ffi.ffi_call(
+        "rlboost_matmul", jax.ShapeDtypeStruct(shape, out_dtype), vmap_method="sequential"
+    )
+    return differ_like(call(_on_cpu(x), w, transposed=transposed), x, w)
 
 
 def linear_read(data: Array) -> Array:  # u32[1]

@@ -15,7 +15,12 @@ from rlboost_kernels.cpu.build import LIBRARY, sources_digest
 BUILD_COMMAND = "python -m rlboost_kernels.cpu"
 ISA_VARIABLE = "RLBOOST_KERNELS_CPU_ISA"
 ISAS = ("portable", "avx2", "avx512")
-TARGETS = ("rlboost_ragged_paged_attention", "rlboost_update_kv_pages", "rlboost_linear_read")
+TARGETS = (
+    "rlboost_ragged_paged_attention",
+    "rlboost_update_kv_pages",
+    "rlboost_linear_read",
+    "rlboost_matmul",
+)
 
 
 def why_missing() -> str | None:

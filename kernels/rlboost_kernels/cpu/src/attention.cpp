@@ -64,15 +64,6 @@ struct Piece {
   int64_t job, first_split, last_split;
 };
 
-int64_t bytes_of(Type type) {
-  switch (type) {
-    case Type::kFloat32: return 4;
-    case Type::kBfloat16:
-    case Type::kFloat16: return 2;
-    default: return 1;
-  }
-}
-
 double cost(const Problem& p, const Tile& t) {
   const Span newest = span(p, t.visible + t.num_rows - 1);
   const double tokens = static_cast<double>(newest.last - span(p, t.visible).first);
@@ -225,17 +216,6 @@ void attend(ffi::ThreadPool& pool, const Problem& p, int64_t num_rows, int64_t n
       isa.merge(p, job.tile, partial(job.first_split), partial(s));
     isa.write(p, job.tile, partial(job.first_split));
   });
-}
-
-bool type_of(ffi::DataType type, Type& out) {
-  switch (type) {
-    case ffi::F32: out = Type::kFloat32; return true;
-    case ffi::BF16: out = Type::kBfloat16; return true;
-    case ffi::F16: out = Type::kFloat16; return true;
-    case ffi::F8E4M3FN: out = Type::kFloat8E4M3; return true;
-    case ffi::F8E5M2: out = Type::kFloat8E5M2; return true;
-    default: return false;
-  }
 }
 
 // `q_factor` and `cap` as in Problem. An `lse` without elements is not wanted.

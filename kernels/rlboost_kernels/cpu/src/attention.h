@@ -79,6 +79,9 @@ inline int64_t scratch_floats(const Problem& p, const Tile& t) {
 }
 
 // The code of one instruction set.
+struct Product;
+struct Patch;
+
 struct Isa {
   const char* name;
   // Fills `out` from the tokens of split `split`. `until` is where this thread will stop reading,
@@ -91,6 +94,8 @@ struct Isa {
   void (*write)(const Problem&, const Tile&, Softmax);
   // Some function of all bytes, as fast as they can be read; `bytes` is a multiple of 256.
   uint64_t (*read)(const char* data, size_t bytes);
+  // See matmul.h; `scratch` has multiply_floats.
+  void (*multiply)(const Product&, const Patch&, float* scratch);
 };
 
 extern const Isa kPortable;

@@ -5,6 +5,7 @@
 #include "vectors_avx2.h"
 
 #include "attention_kernel.h"
+#include "matmul_kernel.h"
 
-const rlboost::Isa rlboost::kAvx2{"avx2", attend_split, merge, write, read};
+const rlboost::Isa rlboost::kAvx2{"avx2", attend_split, merge, write, read, multiply};
 #endif

@@ -5,6 +5,7 @@
 #include "vectors_avx512.h"
 
 #include "attention_kernel.h"
+#include "matmul_kernel.h"
 
-const rlboost::Isa rlboost::kAvx512{"avx512", attend_split, merge, write, read};
+const rlboost::Isa rlboost::kAvx512{"avx512", attend_split, merge, write, read, multiply};
 #endif

@@ -4,5 +4,6 @@
 #include "vectors_portable.h"
 
 #include "attention_kernel.h"
+#include "matmul_kernel.h"
 
-const rlboost::Isa rlboost::kPortable{"portable", attend_split, merge, write, read};
+const rlboost::Isa rlboost::kPortable{"portable", attend_split, merge, write, read, multiply};

@@ -13,6 +13,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "attention.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace rlboost {
@@ -75,6 +76,26 @@ void share(xla::ffi::ThreadPool& pool, int64_t count, int64_t helpers, const Wor
   run();
   std::unique_lock<std::mutex> lock(state->mutex);
   state->finished.wait(lock, [&] { return state->done.load() == count; });
+}
+
+inline int64_t bytes_of(Type type) {
+  switch (type) {
+    case Type::kFloat32: return 4;
+    case Type::kBfloat16:
+    case Type::kFloat16: return 2;
+    default: return 1;
+  }
+}
+
+inline bool type_of(xla::ffi::DataType type, Type& out) {
+  switch (type) {
+    case xla::ffi::F32: out = Type::kFloat32; return true;
+    case xla::ffi::BF16: out = Type::kBfloat16; return true;
+    case xla::ffi::F16: out = Type::kFloat16; return true;
+    case xla::ffi::F8E4M3FN: out = Type::kFloat8E4M3; return true;
+    case xla::ffi::F8E5M2: out = Type::kFloat8E5M2; return true;
+    default: return false;
+  }
 }
 
 inline bool same_shape(xla::ffi::Span<const int64_t> a, xla::ffi::Span<const int64_t> b) {

@@ -12,6 +12,9 @@ struct Floats {
 
 constexpr int kSums = 4;
 
+// Rows and vectors of a product's running sums, likewise.
+constexpr int kProductRows = 6, kProductVectors = 1;
+
 INLINE Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 INLINE void store(float* p, Floats x) {
   _mm256_storeu_ps(p, x.a);

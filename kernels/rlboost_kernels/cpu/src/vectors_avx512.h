@@ -11,6 +11,9 @@ struct Floats {
 // Independent running sums that fit the registers beside their operands.
 constexpr int kSums = 16;
 
+// Rows and vectors of a product's running sums, likewise.
+constexpr int kProductRows = 12, kProductVectors = 2;
+
 INLINE Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
 INLINE void store(float* p, Floats x) { _mm512_storeu_ps(p, x.v); }
 INLINE Floats broadcast(float x) { return {_mm512_set1_ps(x)}; }

@@ -15,6 +15,9 @@ struct Floats {
 
 constexpr int kSums = 2;
 
+// Rows and vectors of a product's running sums, likewise.
+constexpr int kProductRows = 2, kProductVectors = 1;
+
 INLINE Four four(float x) { return Four{x, x, x, x}; }
 INLINE Four load_four(const float* p) {
   Four x;

@@ -1,0 +1,90 @@
+// The XLA call of a product of rows and a matrix: cuts the work and shares it out.
+
+#include "matmul.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "calls.h"
+
+namespace ffi = xla::ffi;
+
+namespace rlboost {
+namespace {
+
+constexpr double kWorkPerHelper = 20e3;
+constexpr double kNanosecondsPerProduct = 0.02;
+constexpr double kNanosecondsPerByte = 0.08;
+constexpr int64_t kMostRows = 240;  // of a patch
+
+struct Free {
+  void operator()(float* data) const { ::operator delete(data, std::align_val_t{64}); }
+};
+
+void multiply(ffi::ThreadPool& pool, const Product& p) {
+  const double size = static_cast<double>(p.K * p.N);
+  const double nanoseconds = std::max(size * static_cast<double>(p.M) * kNanosecondsPerProduct,
+                                      size * 4 * kNanosecondsPerByte);
+  const int64_t threads = std::clamp<int64_t>(static_cast<int64_t>(nanoseconds / kWorkPerHelper), 1,
+                                              std::max<int64_t>(1, pool.num_threads()));
+  const int64_t bands = (p.M + kMostRows - 1) / kMostRows;
+  int64_t columns = kRegion;
+  while (columns > 32 && bands * ((p.N + columns - 1) / columns) < 2 * threads) columns /= 2;
+  const int64_t across = (p.N + columns - 1) / columns;
+  share(pool, bands * across, threads - 1, [&](int64_t i) {
+    static thread_local std::unique_ptr<float, Free> scratch;
+    static thread_local int64_t scratch_size = 0;
+    const int64_t band = i / across, column = i % across * columns;
+    const int64_t row = p.M * band / bands;
+    const Patch part{row, p.M * (band + 1) / bands - row, column, std::min(columns, p.N - column)};
+    const int64_t need = multiply_floats(p, part);
+    if (need > scratch_size) {
+      scratch.reset();
+      scratch.reset(static_cast<float*>(
+          ::operator new(static_cast<size_t>(need) * sizeof(float), std::align_val_t{64})));
+      scratch_size = need;
+    }
+    active_isa().multiply(p, part, scratch.get());
+  });
+}
+
+ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
+                  ffi::Result<ffi::AnyBuffer> out, bool transposed) {
+  const auto rows = x.dimensions(), matrix = w.dimensions(), result = out->dimensions();
+  Product p{};
+  if (rows.size() != 2 || matrix.size() != 2 || result.size() != 2 ||
+      rows[1] != matrix[transposed ? 1 : 0] || result[0] != rows[0] ||
+      result[1] != matrix[transposed ? 0 : 1] || w.element_type() != x.element_type() ||
+      !type_of(x.element_type(), p.type) || bytes_of(p.type) < 2 ||
+      !type_of(out->element_type(), p.out_type) ||
+      (p.out_type != p.type && p.out_type != Type::kFloat32)) {
+    return ffi::Error::InvalidArgument("matmul: arguments do not fit together");
+  }
+  p.x = x.untyped_data();
+  p.w = w.untyped_data();
+  p.out = out->untyped_data();
+  p.M = rows[0];
+  p.K = rows[1];
+  p.N = result[1];
+  p.transposed = transposed;
+  if (p.K == 0) std::memset(p.out, 0, out->size_bytes());
+  else if (p.M > 0 && p.N > 0) multiply(pool, p);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace rlboost
+
+#pragma GCC visibility push(default)
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(rlboost_matmul, rlboost::matmul,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<bool>("transposed"));
+
+#pragma GCC visibility pop

@@ -1,0 +1,102 @@
+"""The public function: validate, choose an implementation, run it."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from rlboost_kernels.cpu import calls as cpu
+from rlboost_kernels.implementations import BY_PLATFORM, choose_late
+
+_FLOATS = ("float32", "bfloat16", "float16")
+
+
+def matmul(
+    x: Array,  # [M, K]
+    w: Array,  # [K, N], or [N, K] if transposed
+    *,
+    transposed: bool = False,
+    out_dtype: Any = None,
+    implementation: str | None = None,
+) -> Array:  # [M, N]
+    """Product of rows with a matrix; the bits of a row depend on the row and the matrix alone.
+
+    With "cpu" that holds for any number of rows M. Each element is a sum over K in chains of 512
+    fused multiply-adds at absolute positions, added up in order, in float32. "xla" is the
+    library's product, which on CPU keeps the promise among all M that are multiples of 16 and at
+    least 64, and elsewhere for one M. Where N is a multiple of 64, both have been seen to give
+    equal bits.
+
+    Has a gradient to both arguments: plain products.
+
+    Args:
+        out_dtype: the type of `x`, which None means, or float32.
+        implementation: a name of `available_implementations()`; None or "auto" takes the best.
+
+    Raises:
+        ValueError: shapes or types do not fit together.
+        NotImplementedError: the named implementation cannot run here.
+    """
+    out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
+    _check(x, w, transposed, out_dtype)
+    name = choose_late(implementation)
+    return _multiply(x, w, transposed, out_dtype, name)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+@partial(jax.jit, static_argnums=(2, 3, 4))
+def _multiply(x: Array, w: Array, transposed: bool, out_dtype: Any, name: str) -> Array:
+    plain = partial(_plain, transposed=transposed, out_dtype=out_dtype, exact=name == "reference")
+    compiled = partial(cpu.matmul, transposed=transposed, out_dtype=out_dtype)
+    if name == BY_PLATFORM:
+        return lax.platform_dependent(x, w, cpu=compiled, default=plain)
+    return compiled(x, w) if name == "cpu" else plain(x, w)
+
+
+def _plain(x: Array, w: Array, *, transposed: bool, out_dtype: Any, exact: bool = False) -> Array:
+    over = (((1,), (1 if transposed else 0,)), ((), ()))
+    precision = lax.Precision.HIGHEST if exact else None
+    # Rounded once: sums are float32 in any case.
+    wide = lax.dot_general(x, w, over, precision=precision, preferred_element_type=jnp.float32)
+    return wide.astype(out_dtype)
+
+
+def _forward(
+    x: Array, w: Array, transposed: bool, out_dtype: Any, name: str
+) -> tuple[Array, tuple[Array, Array]]:
+    return _multiply(x, w, transposed, out_dtype, name), (x, w)
+
+
+def _backward(
+    transposed: bool, out_dtype: Any, name: str, kept: tuple[Array, Array], g: Array
+) -> tuple[Array, Array]:
+    x, w = kept
+    g = g.astype(x.dtype)
+    dx = _plain(g, w, transposed=not transposed, out_dtype=x.dtype)
+    left, right = (g, x) if transposed else (x, g)
+    over = (((0,), (0,)), ((), ()))
+    return dx, lax.dot_general(left, right, over, preferred_element_type=jnp.float32).astype(
+        w.dtype
+    )
+
+
+_multiply.defvjp(_forward, _backward)
+
+
+def _check(x: Array, w: Array, transposed: bool, out_dtype: Any) -> None:
+    if x.ndim != 2 or w.ndim != 2:
+        raise ValueError(f"x has shape {x.shape} and w {w.shape}; both must have two axes")
+    axis = 1 if transposed else 0
+    if x.shape[1] != w.shape[axis]:
+        raise ValueError(
+            f"rows of x have {x.shape[1]} entries and axis {axis} of w has {w.shape[axis]}; "
+            "they are summed over and must be equal"
+        )
+    if str(x.dtype) not in _FLOATS or w.dtype != x.dtype:
+        raise ValueError(
+            f"x has type {x.dtype} and w {w.dtype}; both must be one of {', '.join(_FLOATS)}"
+        )
+    if out_dtype not in (x.dtype, jnp.float32):
+        raise ValueError(f"out_dtype is {out_dtype}; it must be {x.dtype} or float32")

@@ -1,0 +1,135 @@
+"""Rows times a matrix: float64 products, bits that depend on the row alone, gradients."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rlboost_kernels import available_implementations, matmul
+from rlboost_kernels.cpu import library
+
+# Of the norm of the sums of magnitudes, which terms that cancel do not make small.
+TOLERANCES = {"float32": 3e-7, "bfloat16": 4e-3, "float16": 5e-4}
+
+
+def operands(M, K, N, dtype="float32", seed=0):
+    rng = np.random.default_rng(seed)
+    return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in ((M, K), (K, N)))
+
+
+def float64(x, w):
+    return np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+
+
+@pytest.fixture
+def cpu():
+    if reason := library.why_missing():
+        pytest.skip(reason)
+    return partial(matmul, implementation="cpu")
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    M=st.integers(1, 70),
+    K=st.integers(1, 1100),
+    N=st.integers(1, 300),
+    dtype=st.sampled_from(list(TOLERANCES)),
+    transposed=st.booleans(),
+    wide=st.booleans(),
+)
+def test_matches_float64(M, K, N, dtype, transposed, wide):
+    x, w = operands(M, K, N, dtype, seed=M)
+    expected = float64(x, w)
+    for name in available_implementations():
+        out = matmul(
+            x,
+            w.T if transposed else w,
+            transposed=transposed,
+            out_dtype="float32" if wide else None,
+            implementation=name,
+        )
+        assert out.dtype == ("float32" if wide else dtype)
+        error = np.linalg.norm(np.asarray(out, np.float64) - expected)
+        tolerance = TOLERANCES["float32" if wide else dtype]
+        assert error <= tolerance * np.linalg.norm(float64(abs(x), abs(w))), name
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize(("K", "N"), [(64, 32), (1100, 77), (513, 200), (40, 1)])
+def test_the_number_of_rows_cannot_show(cpu, K, N, dtype):
+    x, w = operands(300, K, N, dtype)
+    whole = np.asarray(cpu(x, w))
+    turned = np.asarray(cpu(x, jnp.asarray(np.asarray(w).T), transposed=True))
+    np.testing.assert_array_equal(turned, whole)
+    for first, count in ((0, 1), (5, 2), (0, 7), (20, 12), (3, 13), (100, 64), (0, 241)):
+        part = np.asarray(cpu(x[first : first + count], w))
+        assert part.tobytes() == whole[first : first + count].tobytes(), (first, count)
+
+
+def test_an_element_is_chains_of_512_added_in_order(cpu):
+    if library.isa() == "portable":
+        pytest.skip("portable code may round products")
+    x, w = (np.asarray(a, np.float64) for a in operands(1, 1300, 3))
+    for n in range(3):
+        total = np.float32(0)
+        for start in range(0, 1300, 512):
+            chain = np.float64(0)
+            for k in range(start, min(1300, start + 512)):
+                # A product of two float32 is exact in float64, so this rounds nearly always as
+                # one fused operation does: once.
+                chain = np.float64(np.float32(chain + x[0, k] * w[k, n]))
+            total = np.float32(total + np.float32(chain)) if start else np.float32(chain)
+        assert np.asarray(cpu(jnp.asarray(x, "float32"), jnp.asarray(w, "float32")))[0, n] == total
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_are_those_of_the_plain_product(transposed):
+    x, w = operands(9, 33, 20)
+    target = jnp.cos(jnp.arange(180.0)).reshape(9, 20)
+
+    def loss(product, x, w):
+        return (product(x, w.T if transposed else w) * target).sum()
+
+    ours = jax.grad(partial(loss, partial(matmul, transposed=transposed)), argnums=(0, 1))(x, w)
+    plain = partial(loss, lambda x, w: x @ (w.T if transposed else w))
+    for got, expected in zip(ours, jax.grad(plain, argnums=(0, 1))(x, w), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_under_vmap_scan_and_remat():
+    x, w = operands(4, 8, 8)
+    stack = jnp.stack([w, 2 * w, 3 * w])
+    expected = jnp.stack([x @ m for m in stack])
+    np.testing.assert_allclose(jax.vmap(matmul, (None, 0))(x, stack), expected, rtol=1e-5)
+    step = jax.checkpoint(lambda carry, m: (matmul(carry, m), None))
+    out, _ = jax.lax.scan(step, x, stack)
+    np.testing.assert_allclose(out, x @ w @ (2 * w) @ (3 * w), rtol=1e-4)
+
+
+def test_empty_operands():
+    assert matmul(jnp.zeros((0, 3)), jnp.zeros((3, 2))).shape == (0, 2)
+    np.testing.assert_array_equal(matmul(jnp.zeros((2, 0)), jnp.zeros((0, 3))), np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "options", "message"),
+    [
+        ((2, 3), (4, 5), {}, "rows of x have 3 entries and axis 0 of w has 4"),
+        ((2, 3), (3, 5), {"transposed": True}, "axis 1 of w has 5"),
+        ((2, 3, 1), (3, 5), {}, "both must have two axes"),
+        ((2, 3), (3, 5), {"out_dtype": "bfloat16"}, "out_dtype is bfloat16"),
+    ],
+)
+def test_what_does_not_fit(x, w, options, message):
+    with pytest.raises(ValueError, match=message):
+        matmul(jnp.zeros(x), jnp.zeros(w), **options)
+
+
+def test_types_that_do_not_fit():
+    with pytest.raises(ValueError, match="x has type int32 and w int32"):
+        matmul(jnp.zeros((2, 3), int), jnp.zeros((3, 2), int))
+    with pytest.raises(ValueError, match="x has type float32 and w bfloat16"):
+        matmul(jnp.zeros((2, 3)), jnp.zeros((3, 2), "bfloat16"))
