@@ -38,7 +38,8 @@ void multiply(ffi::ThreadPool& pool, const Product& p) {
     static thread_local int64_t scratch_size = 0;
     const int64_t band = i / across, column = i % across * columns;
     const int64_t row = p.M * band / bands;
-    const Patch part{row, p.M * (band + 1) / bands - row, column, std::min(columns, p.N - column)};
+    const Patch part{row, p.M * (band + 1) / bands - row, column, std::min(columns, p.N - column),
+                     column + threads * columns};
     const int64_t need = multiply_floats(p, part);
     if (need > scratch_size) {
       scratch.reset();

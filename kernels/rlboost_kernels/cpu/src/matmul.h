@@ -13,7 +13,8 @@
 namespace rlboost {
 
 constexpr int64_t kChain = 512;
-constexpr int64_t kRegion = 128;  // columns packed at once: with kChain entries 256 KiB
+constexpr int64_t kBlock = 128;  // entries packed at once, a divisor of kChain
+constexpr int64_t kRegion = 128;  // columns packed at once: with kBlock entries 64 KiB
 
 struct Product {
   const void* x;  // [M, K]
@@ -28,11 +29,12 @@ struct Product {
 // Part of a result: at most kRegion columns.
 struct Patch {
   int64_t row, num_rows, column, num_columns;
+  int64_t next_column;  // where this thread is likely to go on; N and more: nowhere
 };
 
 inline int64_t multiply_floats(const Product& p, const Patch& part) {
   const int64_t wide = p.type == Type::kFloat32 ? 0 : part.num_rows * p.K;
-  return kChain * kRegion + part.num_rows * kRegion + (wide + 15) / 16 * 16;
+  return kBlock * kRegion + 2 * part.num_rows * kRegion + (wide + 15) / 16 * 16;
 }
 
 }  // namespace rlboost

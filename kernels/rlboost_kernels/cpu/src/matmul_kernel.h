@@ -8,26 +8,38 @@
 
 namespace {
 
+using rlboost::kBlock;
 using rlboost::kChain;
 using rlboost::kRegion;
 using rlboost::Patch;
 using rlboost::Product;
 
 constexpr int64_t kColumns = 16 * kProductVectors;  // of a panel
-constexpr int64_t kAhead = 16;  // rows of a matrix fetched ahead of their use
+constexpr int64_t kLine = 64;  // bytes
 
-// One chain for each element of R rows and 16 * C columns: tile [R, 16 * C].
-//
-// With `ahead`, rows of w are fetched before their turn.
-template <int R, int C, bool ahead>
+// Cache lines to be fetched while something else is computed: `rows` of them, 2^shift lines each.
+struct Fetch {
+  const char* from;
+  int64_t stride, rows;  // stride in bytes
+  int shift;
+};
+
+INLINE void fetch_line(const Fetch& f, int64_t i) {
+  if ((i >> f.shift) < f.rows)
+    __builtin_prefetch(f.from + (i >> f.shift) * f.stride + i % (1 << f.shift) * kLine, 0, 2);
+}
+
+// Goes on with one chain for each element of R rows and 16 * C columns, or begins it. Meanwhile
+// fetches kFetched lines for each entry, from number `line` on.
+template <int R, int C, int kFetched>
 void chains(const float* x, int64_t x_stride, const float* w, int64_t w_stride, int64_t count,
-            float* tile) {
+            bool begin, float* out, const Fetch& fetch, int64_t line) {
   Floats sums[R][C];
   for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) sums[r][c] = broadcast(0.0f);
+    for (int c = 0; c < C; ++c)
+      sums[r][c] = begin ? broadcast(0.0f) : load(out + r * kRegion + 16 * c);
   for (int64_t k = 0; k < count; ++k) {
-    if constexpr (ahead)
-      for (int c = 0; c < C; ++c) __builtin_prefetch(w + (k + kAhead) * w_stride + 16 * c, 0, 3);
+    for (int i = 0; i < kFetched; ++i) fetch_line(fetch, line + k * kFetched + i);
     Floats row[C];
     for (int c = 0; c < C; ++c) row[c] = load(w + k * w_stride + 16 * c);
     for (int r = 0; r < R; ++r) {
@@ -36,18 +48,20 @@ void chains(const float* x, int64_t x_stride, const float* w, int64_t w_stride, 
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) store(tile + (r * C + c) * 16, sums[r][c]);
+    for (int c = 0; c < C; ++c) store(out + r * kRegion + 16 * c, sums[r][c]);
 }
 
-template <int R, bool ahead>
+template <int R, int kFetched>
 void chains_of(int64_t rows, const float* x, int64_t x_stride, const float* w, int64_t w_stride,
-               int64_t count, float* tile) {
+               int64_t count, bool begin, float* out, const Fetch& fetch, int64_t line) {
   if (rows == R)
-    return chains<R, kProductVectors, ahead>(x, x_stride, w, w_stride, count, tile);
-  if constexpr (R > 1) chains_of<R - 1, ahead>(rows, x, x_stride, w, w_stride, count, tile);
+    return chains<R, kProductVectors, kFetched>(x, x_stride, w, w_stride, count, begin, out, fetch,
+                                                line);
+  if constexpr (R > 1)
+    chains_of<R - 1, kFetched>(rows, x, x_stride, w, w_stride, count, begin, out, fetch, line);
 }
 
-// The same for one row and several panels: enough chains side by side to hide how long each takes.
+// For one row several panels at once: enough chains side by side to hide how long each takes.
 constexpr int kWide = kSums / kProductVectors > 4 ? 4 : kSums / kProductVectors;
 
 // Sixteen entries in a row, as float32.
@@ -86,9 +100,6 @@ void pack(const Product& p, int64_t k, int64_t count, int64_t n, int64_t num, fl
   if (!p.transposed) {
     for (int64_t i = 0; i < count; ++i) {
       const T* const from = w + (k + i) * p.N + n;
-      if (i + kAhead < count)
-        for (int64_t j = 0; j < num; j += 64 / static_cast<int64_t>(sizeof(T)))
-          __builtin_prefetch(from + kAhead * p.N + j, 0, 3);
       for (int64_t j = 0; j < num; j += 16) {
         float* const at = to + j / kColumns * count * kColumns + i * kColumns + j % kColumns;
         if (j < whole) {
@@ -124,63 +135,81 @@ void pack(const Product& p, int64_t k, int64_t count, int64_t n, int64_t num, fl
   }
 }
 
+// What `pack` will read for the entries [k, k + count) of columns from `column` on.
+template <class T>
+Fetch fetch_of(const Product& p, int64_t k, int64_t count, int64_t column, int64_t columns) {
+  constexpr int64_t size = sizeof(T);
+  if (column >= p.N) return {nullptr, 0, 0, 0};
+  columns = p.N - column < columns ? p.N - column : columns;
+  const int64_t first = p.transposed ? column * p.K + k : k * p.N + column;
+  const int64_t width = (p.transposed ? count : columns) * size;
+  int shift = 0;
+  while (kLine << shift < width) ++shift;
+  return {static_cast<const char*>(p.w) + first * size, (p.transposed ? p.K : p.N) * size,
+          p.transposed ? columns : count, shift};
+}
+
 template <class X, class Out>
 void multiply_as(const Product& p, const Patch& part, float* scratch) {
   float* const packed = scratch;
-  float* const sums = packed + kChain * kRegion;  // [num_rows, kRegion]
+  float* const chain = packed + kBlock * kRegion;             // [num_rows, kRegion]
+  float* const total = chain + part.num_rows * kRegion;       // the same, of chains that are done
   const float* x = reinterpret_cast<const float*>(p.x) + part.row * p.K;
   if constexpr (sizeof(X) != sizeof(float)) {
-    float* const wide = sums + part.num_rows * kRegion;
+    float* const wide = total + part.num_rows * kRegion;
     const X* const from = static_cast<const X*>(p.x) + part.row * p.K;
     for (int64_t i = 0; i < part.num_rows * p.K; ++i) wide[i] = to_float(from[i]);
     x = wide;
   }
+  constexpr int kFetched = kColumns * sizeof(X) < kLine ? 1 : kColumns * sizeof(X) / kLine;
   // As equal as possible: a block of one row costs as much as one of several.
   const int64_t blocks = (part.num_rows + kProductRows - 1) / kProductRows;
   // One block reads the matrix once: there is nothing to be gained from packing whole panels.
+  const float* const w = reinterpret_cast<const float*>(p.w) + part.column;
   const bool in_place = sizeof(X) == sizeof(float) && !p.transposed && blocks == 1;
   const int64_t unpacked = in_place ? part.num_columns / kColumns * kColumns : 0;
-  for (int64_t k = 0; k < p.K; k += kChain) {
-    const int64_t count = p.K - k < kChain ? p.K - k : kChain;
+  for (int64_t k = 0; k < p.K; k += kBlock) {
+    const int64_t count = p.K - k < kBlock ? p.K - k : kBlock;
+    const bool begin = k % kChain == 0;
+    if (begin && k > 0)
+      for (int64_t i = 0; i < part.num_rows * kRegion; i += 16)
+        store(total + i, k == kChain ? load(chain + i) : add(load(total + i), load(chain + i)));
+    const int64_t next = k + kBlock;
+    const Fetch fetch =
+        next < p.K ? fetch_of<X>(p, next, p.K - next < kBlock ? p.K - next : kBlock, part.column,
+                                 part.num_columns)
+                   : fetch_of<X>(p, 0, p.K < kBlock ? p.K : kBlock, part.next_column,
+                                 part.num_columns);
     if (unpacked < part.num_columns)
       pack<X>(p, k, count, part.column + unpacked, part.num_columns - unpacked, packed);
     int64_t n = 0;
-    if (part.num_rows == 1) {
-      for (; n + kWide * kColumns <= unpacked; n += kWide * kColumns) {
-        alignas(64) float tile[kWide * kColumns];
-        chains<1, kWide * kProductVectors, true>(
-            x + k, p.K, reinterpret_cast<const float*>(p.w) + k * p.N + part.column + n, p.N, count,
-            tile);
-        for (int64_t c = 0; c < kWide * kColumns; c += 16) {
-          const Floats chain = load(tile + c);
-          store(sums + n + c, k == 0 ? chain : add(load(sums + n + c), chain));
-        }
-      }
-    }
+    for (; part.num_rows == 1 && n + kWide * kColumns <= unpacked; n += kWide * kColumns)
+      chains<1, kWide * kProductVectors, kWide * kFetched>(x + k, p.K, w + k * p.N + n, p.N, count,
+                                                           begin, chain + n, fetch,
+                                                           n / kColumns * count * kFetched);
     for (; n < part.num_columns; n += kColumns) {
+      const float* const panel = n < unpacked ? w + k * p.N + n : packed + (n - unpacked) * count;
+      const int64_t stride = n < unpacked ? p.N : kColumns;
       for (int64_t b = 0; b < blocks; ++b) {
         const int64_t row = part.num_rows * b / blocks, end = part.num_rows * (b + 1) / blocks;
-        alignas(64) float tile[kProductRows * kColumns];
-        if (n < unpacked)
-          chains_of<kProductRows, true>(
-              end - row, x + row * p.K + k, p.K,
-              reinterpret_cast<const float*>(p.w) + k * p.N + part.column + n, p.N, count, tile);
+        const float* const from = x + row * p.K + k;
+        float* const to = chain + row * kRegion + n;
+        if (b == 0)
+          chains_of<kProductRows, kFetched>(end - row, from, p.K, panel, stride, count, begin, to,
+                                            fetch, n / kColumns * count * kFetched);
         else
-          chains_of<kProductRows, false>(end - row, x + row * p.K + k, p.K,
-                                         packed + (n - unpacked) * count, kColumns, count, tile);
-        for (int64_t r = row; r < end; ++r) {
-          for (int64_t c = 0; c < kColumns; c += 16) {
-            float* const at = sums + r * kRegion + n + c;
-            const Floats chain = load(tile + (r - row) * kColumns + c);
-            store(at, k == 0 ? chain : add(load(at), chain));
-          }
-        }
+          chains_of<kProductRows, 0>(end - row, from, p.K, panel, stride, count, begin, to, fetch,
+                                     0);
       }
     }
   }
+  const bool several = p.K > kChain;
   for (int64_t r = 0; r < part.num_rows; ++r) {
     Out* const to = static_cast<Out*>(p.out) + (part.row + r) * p.N + part.column;
-    for (int64_t c = 0; c < part.num_columns; ++c) assign(to[c], sums[r * kRegion + c]);
+    for (int64_t c = 0; c < part.num_columns; ++c) {
+      const float newest = chain[r * kRegion + c];
+      assign(to[c], several ? total[r * kRegion + c] + newest : newest);
+    }
   }
 }
 
