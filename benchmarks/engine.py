@@ -5,7 +5,11 @@
 Every sequence has a prompt of 64 tokens and gets 256 more, greedily, in float32, with the
 same weights on both sides; the first tokens are compared. All that is timed takes turns in
 one process. Ceilings are measured in the same run: the fastest linear read, and the fastest
-matrix product of the model's own shapes.
+matrix product of the model's own shapes, XLA's or ours.
+
+The price of equal bits is measured against the same engine with XLA's own products over no more
+rows than there are sequences, which is what one would run without them. The gain of shared
+prompts is that of groups of 8 with one prompt each over as many different prompts.
 """
 
 import argparse
@@ -19,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +40,7 @@ from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.params import Params, init_params
 
 PROMPT, NEW = 64, 256
+LONG_PROMPT, FEW_NEW = 512, 64  # where sharing prompts matters more
 GROUP = 8
 
 _shape = partial(
@@ -74,10 +80,11 @@ class Result:
     parameters: int
     batch: int
     engine: float
-    engine_minimal_rows: float  # as few rows as the batch has: not the deterministic class
+    any_bits: float  # of the engine with XLA's products over as few rows as the batch has
     transformers: float
-    group_shared: float  # prompts shared by groups of 8
-    group_alone: float  # the same prompts, none shared
+    groups: float  # of the engine with prompts shared by groups
+    long: float  # of the engine with LONG_PROMPT + FEW_NEW tokens
+    long_groups: float
     step_seconds: float  # of decoding, at the mean context
     ideal_seconds: float
 
@@ -86,35 +93,40 @@ class Result:
             f"{self.model:>5} {self.batch:>5} {self.engine:>9.0f} {self.transformers:>9.0f} "
             f"{self.engine / self.transformers:>7.2f} {self.step_seconds * 1e3:>8.2f} "
             f"{self.ideal_seconds * 1e3:>8.2f} {self.ideal_seconds / self.step_seconds:>6.2f} "
-            f"{self.engine_minimal_rows / self.engine:>8.2f} "
-            f"{self.group_shared / self.group_alone:>6.2f}"
+            f"{self.any_bits / self.engine:>6.2f} {self.groups / self.engine:>7.2f} "
+            f"{self.long_groups / self.long:>7.2f}"
         )
 
 
 HEADER = (
     f"{'model':>5} {'batch':>5} {'engine/s':>9} {'torch/s':>9} {'ratio':>7} {'step ms':>8} "
-    f"{'ideal ms':>8} {'share':>6} {'fewrows':>8} {'group':>6}"
+    f"{'ideal ms':>8} {'share':>6} {'price':>6} {'groups':>7} {'long':>7}"
 )
 
 
-def make_engine(model: ModelConfig, params: Params, slots: int, rows: int) -> Engine:
+def make_engine(
+    model: ModelConfig, params: Params, slots: int, rows: int, slot_tokens: int = PROMPT + NEW
+) -> Engine:
     config: EngineConfig = run_config_from_dict(base.get_config().to_dict()).engine
-    config = replace(config, slots=slots, token_rows=rows, max_prompt_tokens=PROMPT)
-    engine = Engine(model, config, slot_tokens=PROMPT + NEW, truncated_sampling=False)
+    config = replace(config, slots=slots, token_rows=rows, max_prompt_tokens=slot_tokens - 1)
+    engine = Engine(model, config, slot_tokens=slot_tokens, truncated_sampling=False)
     engine.load(params, 0)
     engine.warm_up()
     return engine
 
 
-def generate(
-    engine: Engine, prompts: NDArray[np.int32], *, share: bool = False
-) -> tuple[NDArray[np.int32], float]:
-    """The greedy continuation of all prompts [B, P]: [B, NEW], and seconds per decode step.
+def make_engine_of_any_bits(model: ModelConfig, params: Params, slots: int) -> Engine:
+    """With XLA's products and a row for each slot."""
+    xla = partial(rlboost_kernels.matmul, implementation="xla")
+    with mock.patch("rlboost_jax.models.decoder.matmul", xla):
+        return make_engine(model, params, slots, slots)
 
-    Args:
-        share: equal prompts that follow one another are a group.
-    """
-    engine.submit(requests(prompts, share))
+
+def generate(
+    engine: Engine, prompts: NDArray[np.int32], new: int = NEW
+) -> tuple[NDArray[np.int32], float]:
+    """The greedy continuation of all prompts [B, P]: [B, new], and seconds per decode step."""
+    engine.submit(requests(prompts, new))
     responses: list[list[int]] = [[] for _ in prompts]
     decoding: list[tuple[float, int]] = []  # (time, tokens so far) once all are decoding
     while engine.begin():
@@ -128,10 +140,11 @@ def generate(
     return np.array(responses, np.int32), (end - start) * len(prompts) / (after - before)
 
 
-def requests(prompts: NDArray[np.int32], share: bool) -> list[GenerateRequest]:
+def requests(prompts: NDArray[np.int32], new: int) -> list[GenerateRequest]:
+    """Equal prompts that follow one another are a group."""
     changes = (prompts[1:] != prompts[:-1]).any(axis=1)
-    groups = np.concatenate([[0], np.cumsum(changes)]) if share else np.arange(len(prompts))
-    sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=NEW, stop_ids=())
+    groups = np.concatenate([[0], np.cumsum(changes)])
+    sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=new, stop_ids=())
     return [
         GenerateRequest(
             request_id=i,
@@ -173,12 +186,14 @@ def product_rate(model: ModelConfig, rows: int) -> float:
     weights = [jnp.ones(shape, jnp.float32) for _ in range(2 * model.num_layers)]
     x = jnp.ones((rows, shape[0]), jnp.float32)
 
-    @jax.jit
-    def products(x: jax.Array, weights: list[jax.Array]) -> list[jax.Array]:
-        return [x @ w for w in weights]
+    def products(name: str | None, x: jax.Array, weights: list[jax.Array]) -> list[jax.Array]:
+        return [rlboost_kernels.matmul(x, w, implementation=name) for w in weights]
 
-    call = {"products": lambda: jax.block_until_ready(products(x, weights))}
-    seconds = take_turns(call, rounds=9)["products"]
+    ways = {name: jax.jit(partial(products, name)) for name in ("xla", None)}
+    calls = {
+        str(n): partial(lambda w: jax.block_until_ready(w(x, weights)), w) for n, w in ways.items()
+    }
+    seconds = min(take_turns(calls, rounds=9).values())
     return 2 * rows * shape[0] * shape[1] * len(weights) / seconds
 
 
@@ -194,30 +209,30 @@ def measure(name: str, batch: int, rounds: int, bandwidth: float) -> Result:
     model = MODELS[name]
     params = init_params(model, 0)
     engine = make_engine(model, params, batch, max(64, batch))
-    minimal = make_engine(model, params, batch, batch)
+    any_bits = make_engine_of_any_bits(model, params, batch)
+    roomy = make_engine(model, params, batch, max(64, batch), LONG_PROMPT + FEW_NEW)
     rng = np.random.default_rng(0)
-    prompts = rng.integers(model.vocab_size, size=(batch, PROMPT)).astype(np.int32)
-    groups = np.repeat(prompts[: batch // GROUP], GROUP, axis=0)
+
+    def prompts(width: int, copies: int = 1) -> NDArray[np.int32]:
+        """New ones every time: an engine would find old ones again."""
+        few = rng.integers(model.vocab_size, size=(batch // copies, width)).astype(np.int32)
+        return np.repeat(few, copies, axis=0)
+
     steps: list[float] = []
-
-    def ours() -> NDArray[np.int32]:
-        responses, step_seconds = generate(engine, prompts)
-        steps.append(step_seconds)
-        return responses
-
     calls: dict[str, Callable[[], object]] = {
-        "engine": ours,
-        "minimal": partial(generate, minimal, prompts),
-        "shared": partial(generate, engine, groups, share=True),
-        "alone": partial(generate, engine, groups),
+        "engine": lambda: steps.append(generate(engine, prompts(PROMPT))[1]),
+        "any bits": lambda: generate(any_bits, prompts(PROMPT)),
+        "groups": lambda: generate(engine, prompts(PROMPT, GROUP)),
+        "long": lambda: generate(roomy, prompts(LONG_PROMPT), FEW_NEW),
+        "long groups": lambda: generate(roomy, prompts(LONG_PROMPT, GROUP), FEW_NEW),
     }
     if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
         from benchmarks import hugging_face
 
-        peer = hugging_face.qwen3(model, params)
-        theirs = partial(hugging_face.generate, peer, prompts.astype(np.int64), NEW)
+        peer, given = hugging_face.qwen3(model, params), prompts(PROMPT)
+        theirs = partial(hugging_face.generate, peer, given.astype(np.int64), NEW)
         calls["transformers"] = theirs
-        check_agreement(ours(), theirs())
+        check_agreement(generate(engine, given)[0], theirs())
     seconds = take_turns(calls, rounds)
     rates = {name: batch * NEW / took for name, took in seconds.items()}
     count = num_parameters(model)
@@ -226,10 +241,11 @@ def measure(name: str, batch: int, rounds: int, bandwidth: float) -> Result:
         parameters=count,
         batch=batch,
         engine=rates["engine"],
-        engine_minimal_rows=rates["minimal"],
+        any_bits=rates["any bits"],
         transformers=rates.get("transformers", math.nan),
-        group_shared=rates["shared"],
-        group_alone=rates["alone"],
+        groups=rates["groups"],
+        long=rates["long"] * FEW_NEW / NEW,
+        long_groups=rates["long groups"] * FEW_NEW / NEW,
         step_seconds=statistics.median(steps[-rounds:]),
         ideal_seconds=ideal_step(model, count, batch, bandwidth),
     )
@@ -255,8 +271,9 @@ def main() -> None:
         f"jax {jax.__version__} on {jax.devices()[0].device_kind}; linear read "
         f"{bandwidth / 1e9:.1f} GB/s; kernels: {rlboost_kernels.available_implementations()}\n"
         f"prompt {PROMPT} + {NEW} tokens, greedy, float32. ratio: to transformers; share: ideal "
-        f"over measured decode step;\nfewrows: speed with as few rows as sequences, over that in "
-        f"the deterministic class; group: prompts shared by {GROUP} over not shared\n\n{HEADER}",
+        f"over measured decode step; price: speed with\nXLA's products and no more rows than "
+        f"sequences, over the engine's; groups: speed with prompts shared by {GROUP} over\nnone "
+        f"shared; long: the same with {LONG_PROMPT} + {FEW_NEW} tokens\n\n{HEADER}",
         flush=True,
     )
     results = []
