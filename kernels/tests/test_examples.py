@@ -143,7 +143,7 @@ def test_the_readme_has_every_function_with_its_parameters():
         signature = inspect.signature(getattr(rlboost_kernels, name))
         bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
         tidy = ", ".join(parameter.strip() for parameter in parameters.strip(", \n").split(","))
-        assert f"({tidy})" == str(inspect.Signature(bare)), name
+        assert f"({tidy})" == str(inspect.Signature(bare)).replace("'", '"'), name
 
 
 CHECKS = """

@@ -197,16 +197,13 @@ class Programs:
         positions: Int[Array, " R"],
         controls: Controls,
     ) -> tuple[Int[Array, " R"], Float[Array, " R"], Int[Array, " R"]]:
-        logits = head(self.model, params, x)
-        tokens, logprobs = tokens_from_noise(
-            logits,
-            uniforms(keys, positions),
-            controls.temperature,
-            controls.top_p,
-            controls.top_k,
-            truncated=self._truncated,
-        )
-        return tokens, logprobs, _checksum(logits)
+        logits, noise = head(self.model, params, x), uniforms(keys, positions)
+        # Sums over the vocabulary are XLA's, whose order depends on the number of rows.
+        R, most = len(x), self.layout.decode_rows[-1]
+        columns = (logits, noise, controls.temperature, controls.top_p, controls.top_k)
+        padded = (jnp.pad(c, [(0, most - R)] + [(0, 0)] * (c.ndim - 1)) for c in columns)
+        tokens, logprobs = tokens_from_noise(*padded, truncated=self._truncated)
+        return tokens[:R], logprobs[:R], _checksum(logits)
 
 
 def _outputs(

@@ -10,7 +10,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
-from rlboost_kernels import kept_entries, selected_logprobs
+from rlboost_kernels import kept_entries, matmul, selected_logprobs
 
 from rlboost_jax.config.records import SamplingConfig
 
@@ -25,19 +25,24 @@ def sampled_logprobs(
     unembedding: Float[Array, "E V"],
     tokens: Int[Array, " N"],
     sampling: SamplingConfig,
+    *,
+    by_row: bool = False,
 ) -> Logprobs:
     """Log-probability of each token and entropy of its distribution, in nats.
 
     Where rounding leaves a token just outside of what the learner would keep, it is kept.
+
+    Args:
+        by_row: whether the logits are the engine's own products, see `models/decoder.py`.
     """
     if not sampling.truncated:
-        return selected_logprobs(hidden, unembedding, tokens, temperature=sampling.temperature)
+        return whole_logprobs(hidden, unembedding, tokens, sampling, by_row=by_row)
     N, V = len(tokens), unembedding.shape[1]
     rows = max(_LEAST_ROWS, _BLOCK_LOGITS // V)
 
     @jax.checkpoint
     def block(part: tuple[Array, Array]) -> Logprobs:
-        return _truncated(part[0], unembedding, part[1], sampling)
+        return _truncated(part[0], unembedding, part[1], sampling, by_row)
 
     if rows >= N:
         return block((hidden, tokens))
@@ -50,13 +55,35 @@ def sampled_logprobs(
     return logprobs.ravel()[:N], entropies.ravel()[:N]
 
 
+def whole_logprobs(
+    hidden: Float[Array, "N E"],
+    unembedding: Float[Array, "E V"],
+    tokens: Int[Array, " N"],
+    sampling: SamplingConfig,
+    *,
+    by_row: bool = False,
+) -> Logprobs:
+    """The same under the whole softmax, whether sampling cuts it or not."""
+    return selected_logprobs(
+        hidden,
+        unembedding,
+        tokens,
+        temperature=sampling.temperature,
+        products=None if by_row else "xla",
+    )
+
+
 def _truncated(
     hidden: Float[Array, "N E"],
     unembedding: Float[Array, "E V"],
     tokens: Int[Array, " N"],
     sampling: SamplingConfig,
+    by_row: bool,
 ) -> Logprobs:
-    logits = jnp.matmul(hidden, unembedding, preferred_element_type=jnp.float32)
+    if by_row:
+        logits = matmul(hidden, unembedding, out_dtype=jnp.float32)
+    else:
+        logits = jnp.matmul(hidden, unembedding, preferred_element_type=jnp.float32)
     N, V = logits.shape
     fixed = jax.lax.stop_gradient(logits)
     keep = kept_entries(

@@ -5,6 +5,7 @@ micro-batches, and only `apply` divides, by the update's own tokens or sequences
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,6 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
-from rlboost_kernels import selected_logprobs
 
 from rlboost_jax.algorithms.losses import clipped_policy_loss, kl_to_reference
 from rlboost_jax.config.records import (
@@ -21,7 +21,7 @@ from rlboost_jax.config.records import (
     ModelConfig,
     SamplingConfig,
 )
-from rlboost_jax.learner.logprobs import sampled_logprobs
+from rlboost_jax.learner.logprobs import sampled_logprobs, whole_logprobs
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import (
     TrainState,
@@ -138,6 +138,7 @@ def _gradients(
         tokens, positions, segments = map(
             jnp.asarray, (batch.tokens, batch.positions, batch.segments)
         )
+        attention = _attention(learner, mesh, tokens.size)
         x = hidden_states(
             model,
             params,
@@ -146,12 +147,9 @@ def _gradients(
             segments,
             remat=learner.remat,
             mesh=mesh,
-            attention=_attention(learner, mesh, tokens.size),
+            attention=attention,
         )
-        return head_factors(model, params, x)
-
-    def whole_logprobs(hidden: Array, unembedding: Array, targets: Array) -> Array:
-        return selected_logprobs(hidden, unembedding, targets, temperature=sampling.temperature)[0]
+        return head_factors(model, params, x, by_row=attention == "paged")
 
     def loss(
         params: Params, reference: Params | None, batch: PackedBatch
@@ -164,7 +162,8 @@ def _gradients(
 
         targets = jnp.ravel(batch.targets)
         factors = factors_of(params, batch)
-        logprobs, entropy = sampled_logprobs(*factors, targets, sampling)
+        by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
+        logprobs, entropy = sampled_logprobs(*factors, targets, sampling, by_row=by_row)
         total, clipped = clipped_policy_loss(
             logprobs,
             behaviour,
@@ -176,8 +175,9 @@ def _gradients(
         kl = jnp.zeros(())
         if reference is not None:
             # Of the whole softmax: what one policy's top-p leaves may be nothing of the other's.
-            frozen = whole_logprobs(*factors_of(reference, batch), targets)
-            whole = whole_logprobs(*factors, targets) if sampling.truncated else logprobs
+            whole_of = partial(whole_logprobs, tokens=targets, sampling=sampling, by_row=by_row)
+            frozen, _ = whole_of(*factors_of(reference, batch))
+            whole = whole_of(*factors)[0] if sampling.truncated else logprobs
             kl = kl_to_reference(whole, frozen, counted)
             total += algorithm.kl_coefficient * kl_to_reference(whole, frozen, weights)
         return total, {

@@ -5,9 +5,9 @@ layers on [N, E] are twice as fast on CPU as on [B, T, E], and the engine has no
 to speak of. What a token may look at is the caller's business: attention arrives as a
 function of queries, keys and values.
 
-Products with matrices are XLA's own or, with `by_row`, those of `rlboost_kernels.matmul`, which
-give a row the same bits in any company: what the engine needs, and a learner that wants to
-agree with it.
+Products with matrices and sums over a row are XLA's own or, with `by_row`, those of
+`rlboost_kernels.matmul`, which give a row the same bits in any company and number: what the
+engine needs, and a learner that wants to agree with it.
 
 Matrices are stored [in, out] and nothing has a bias. Each parameter that starts random says
 its standard deviation as metadata (`std`), from which `params.py` draws it.
@@ -37,15 +37,22 @@ class RMSNorm(nnx.Module):
     Source: Zhang and Sennrich 2019, arXiv:1910.07467, equation 4.
     """
 
-    def __init__(self, width: int, epsilon: float) -> None:
+    def __init__(self, width: int, epsilon: float, by_row: bool = False) -> None:
         self.scale = nnx.Param(jnp.ones(width))
-        self.epsilon = epsilon
+        self.epsilon, self.by_row = epsilon, by_row
 
     def __call__(self, x: Float[Array, "*rows E"]) -> Float[Array, "*rows E"]:
         x_f32 = x.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(x_f32), axis=-1, keepdims=True)
+        mean_square = self._mean(jnp.square(x_f32))
         scale = jnp.expand_dims(self.scale[...].astype(jnp.float32), tuple(range(x.ndim - 1)))
         return (x_f32 * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(x.dtype)
+
+    def _mean(self, x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
+        if not self.by_row:
+            return jnp.mean(x, axis=-1, keepdims=True)
+        # XLA adds up a row in an order that depends on how many rows there are.
+        E = x.shape[-1]
+        return matmul(x.reshape(-1, E), jnp.full((E, 1), 1 / E)).reshape(*x.shape[:-1], 1)
 
 
 class Attention(nnx.Module):
@@ -63,8 +70,8 @@ class Attention(nnx.Module):
         self.value = linear(E, config.num_key_heads * D)
         self.output = linear(config.num_query_heads * D, E)
         if config.qk_norm:
-            self.query_norm = RMSNorm(D, config.norm_epsilon)
-            self.key_norm = RMSNorm(D, config.norm_epsilon)
+            self.query_norm = RMSNorm(D, config.norm_epsilon, by_row)
+            self.key_norm = RMSNorm(D, config.norm_epsilon, by_row)
         self.config = config
 
     def __call__(
@@ -98,9 +105,9 @@ class DecoderLayer(nnx.Module):
     """Attention, then the gated layer, each on a normalised copy of the residual stream."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, by_row: bool = False) -> None:
-        self.attention_norm = RMSNorm(config.embed_dim, config.norm_epsilon)
+        self.attention_norm = RMSNorm(config.embed_dim, config.norm_epsilon, by_row)
         self.attention = Attention(config, rngs, by_row)
-        self.mlp_norm = RMSNorm(config.embed_dim, config.norm_epsilon)
+        self.mlp_norm = RMSNorm(config.embed_dim, config.norm_epsilon, by_row)
         self.mlp = GatedMLP(config, rngs, by_row)
 
     def __call__(
@@ -128,15 +135,15 @@ class Head(nnx.Module):
     A tied head multiplies by the embedding's table and has no matrix of its own.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
-        self.norm = RMSNorm(config.embed_dim, config.norm_epsilon)
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, by_row: bool = False) -> None:
+        self.norm = RMSNorm(config.embed_dim, config.norm_epsilon, by_row)
         self.tied = config.tie_embeddings
         if not self.tied:  # small, so that a fresh model's next token is close to uniform
             shape = (config.embed_dim, config.vocab_size)
             self.kernel = _normal(shape, 0.02, rngs)
 
     def __call__(self, x: Float[Array, "N E"], table: Float[Array, "V E"]) -> Float[Array, "N V"]:
-        """With products by row."""
+        """With the product by row."""
         kernel = table if self.tied else self.kernel[...]
         x = self.norm(x)
         return matmul(x, kernel.astype(x.dtype), transposed=self.tied, out_dtype=jnp.float32)

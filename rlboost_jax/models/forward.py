@@ -50,14 +50,16 @@ def apply_layer(
 
 def head(config: ModelConfig, params: Params, x: Float[Array, "N E"]) -> Float[Array, "N V"]:
     """Float32 logits of the token after each of the N, by row."""
-    return nnx.merge(_graph(Head, config), params["head"])(x, params["embedding"]["table"])
+    graph = _graph(Head, config, by_row=True)
+    return nnx.merge(graph, params["head"])(x, params["embedding"]["table"])
 
 
 def head_factors(
-    config: ModelConfig, params: Params, x: Float[Array, "N E"]
+    config: ModelConfig, params: Params, x: Float[Array, "N E"], *, by_row: bool = False
 ) -> tuple[Float[Array, "N E"], Float[Array, "E V"]]:
     """The two factors whose product `head` is, for who needs no logits all at once."""
-    return nnx.merge(_graph(Head, config), params["head"]).factors(x, params["embedding"]["table"])
+    graph = _graph(Head, config, by_row=by_row)
+    return nnx.merge(graph, params["head"]).factors(x, params["embedding"]["table"])
 
 
 def hidden_states(

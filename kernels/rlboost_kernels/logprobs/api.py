@@ -34,6 +34,7 @@ def selected_logprobs(
     soft_cap: float | None = None,
     axis_name: str | None = None,
     chunk: tuple[int, int] | None = None,
+    products: str | None = "xla",
     implementation: str | None = None,
 ) -> tuple[Array, Array]:  # f32[N], f32[N]
     """Log-probabilities of given tokens and entropies, in nats, without the [N, V] logits.
@@ -55,6 +56,8 @@ def selected_logprobs(
         soft_cap: logits become soft_cap * tanh(logits / soft_cap) before the division.
         chunk: rows and vocabulary entries of a block. None takes whole rows, as many as give
             2**24 logits but at least 128; with whole rows the arithmetic is the plain one.
+        products: implementation of `matmul` for the logits; None takes the best, whose rows keep
+            their bits in any number. Any but "xla" is for arrays that are whole on one device.
         implementation: "reference" or "xla"; None or "auto" takes the best.
 
     Raises:
@@ -70,6 +73,7 @@ def selected_logprobs(
         axis_name=axis_name,
         rows=min(rows, hidden.shape[0]),
         entries=min(entries, unembedding.shape[1]),
+        products=products,
     )
     return _select(hidden, unembedding, tokens, options=options, name=choose_plain(implementation))
 

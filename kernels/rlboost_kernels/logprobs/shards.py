@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from rlboost_kernels.matmul.api import matmul
+
 
 class Options(NamedTuple):
     """What is fixed while tracing."""
@@ -15,6 +17,7 @@ class Options(NamedTuple):
     axis_name: str | None
     rows: int  # of a block of logits
     entries: int  # of a block of logits
+    products: str | None  # implementation of `matmul`
 
 
 class Sums(NamedTuple):
@@ -42,7 +45,11 @@ def local_tokens(tokens: Array, unembedding: Array, axis_name: str | None) -> Ar
 
 def scaled_logits(hidden: Array, columns: Array, options: Options) -> Array:
     """Float32 logits, capped and divided by the temperature."""
-    logits = jnp.matmul(hidden, columns, preferred_element_type=jnp.float32)
+    if options.products == "xla":  # may be partitioned by the compiler
+        logits = jnp.matmul(hidden, columns, preferred_element_type=jnp.float32)
+    else:
+        product = options.products
+        logits = matmul(hidden, columns, out_dtype=jnp.float32, implementation=product)
     if options.soft_cap is not None:
         logits = options.soft_cap * jnp.tanh(logits / options.soft_cap)
     return logits / options.temperature
