@@ -1,0 +1,45 @@
+"""What the compiler makes of the step programs."""
+
+import re
+from dataclasses import replace
+
+import jax
+import pytest
+from rlboost_kernels import available_implementations
+
+from rlboost_jax.config.records import EngineConfig, ModelConfig
+from rlboost_jax.engine import metadata
+from rlboost_jax.engine.engine import Engine
+
+NAMES = {"float32": "f32", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn"}  # in HLO
+
+
+@pytest.mark.parametrize("kv_dtype", list(NAMES))
+def test_no_step_copies_a_pool(
+    model: ModelConfig, engine_config: EngineConfig, kv_dtype: str
+) -> None:
+    """A pool takes most of a device's memory, so that a copy would cost more than the step."""
+    if kv_dtype != "float32" and "cpu" not in available_implementations():
+        pytest.skip("XLA on CPU converts a pool of 16 or 8 bits")
+    config = replace(engine_config, kv_dtype=kv_dtype, num_pages=3000)
+    engine = Engine(model, config, slot_tokens=44, truncated_sampling=False)
+    programs, layout, pool = engine.programs, engine.layout, engine.pools[0]
+    leaves = engine.parameters.leaves_or_zeros()
+    shape = f"{NAMES[kv_dtype]}[{','.join(map(str, pool.shape))}]"
+    for program, packed in (
+        (programs.mixed, metadata.pack_mixed(layout, ())),
+        (programs.decode, metadata.pack_decode(layout, (), 0)),
+    ):
+        compiled = program.lower(leaves, engine.pools, packed).compile()
+        assert compiled.memory_analysis().temp_size_in_bytes < pool.nbytes
+        text = compiled.as_text()
+        assert shape in text
+        assert not re.findall(rf"= {re.escape(shape)}\S* copy(?:-start)?\(.*", text)
+        aliases = re.search(r"input_output_alias=\{(.*?) \}, ", text)
+        assert aliases is not None
+        assert aliases[1].count("may-alias") + aliases[1].count("must-alias") == len(engine.pools)
+
+
+def test_a_copy_would_be_seen() -> None:
+    text = jax.jit(lambda x: (x, x + 1)).lower(jax.numpy.zeros(7)).compile().as_text()
+    assert re.findall(r"= f32\[7\]\S* copy(?:-start)?\(.*", text)
