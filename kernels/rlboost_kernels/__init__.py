@@ -3,6 +3,7 @@
 from rlboost_kernels.attention.api import ragged_paged_attention
 from rlboost_kernels.attention.validation import validate_metadata
 from rlboost_kernels.implementations import active, available_implementations
+from rlboost_kernels.kv_pages.copy import copy_kv_pages
 from rlboost_kernels.kv_pages.update import kv_pages_shape, update_kv_pages
 from rlboost_kernels.logprobs.api import selected_logprobs
 from rlboost_kernels.matmul.api import matmul
@@ -12,6 +13,7 @@ from rlboost_kernels.sampling.noise import noise_keys, uniforms
 __all__ = [
     "active",
     "available_implementations",
+    "copy_kv_pages",
     "kept_entries",
     "kv_pages_shape",
     "matmul",

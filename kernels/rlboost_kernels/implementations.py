@@ -5,7 +5,12 @@ import jax
 from rlboost_kernels.cpu import library
 
 PLAIN = ("reference", "xla")  # of the operations that are written in JAX alone
-WITH_KERNELS = ("ragged_paged_attention", "update_kv_pages", "matmul")  # and those with more
+WITH_KERNELS = (
+    "ragged_paged_attention",
+    "update_kv_pages",
+    "copy_kv_pages",
+    "matmul",
+)  # and those with more
 
 # What `choose_late` says where the choice is left to the platform a program is compiled for.
 BY_PLATFORM = "by platform"

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rlboost_kernels import kv_pages_shape, ragged_paged_attention, update_kv_pages
+from rlboost_kernels import (
+    available_implementations,
+    copy_kv_pages,
+    kv_pages_shape,
+    ragged_paged_attention,
+    update_kv_pages,
+)
 from rlboost_kernels.attention.validation import EIGHT_BITS
 from rlboost_kernels.problems import Problem, random_arguments
 
@@ -204,3 +210,25 @@ def test_shapes_and_types_that_do_not_fit():
         update_kv_pages(pool, k, v, slots, implementation="mosaic")
     with pytest.raises(ValueError, match="page_size is 0"):
         kv_pages_shape(5, 0, 2, 8)
+
+
+@pytest.mark.parametrize("name", [*available_implementations(), None])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_copies_read_before_they_write(name, dtype):
+    pool = np.random.default_rng(0).normal(size=(7, 2, 4, 3)).astype(dtype)
+    # 3 goes to 1, whose old content goes to 5: a chain. The last three are no copies.
+    source = np.array([3, 1, 99, -5, 2, 2, 2], np.int32)
+    destination = np.array([1, 5, 0, 6, 7, -1, 2**31 - 1], np.int32)
+    expected = pool.copy()
+    expected[[1, 5, 0, 6]] = pool[[3, 1, 6, 0]]
+    copy = jax.jit(partial(copy_kv_pages, implementation=name), donate_argnums=0)
+    out = copy(jnp.asarray(pool), jnp.asarray(source), jnp.asarray(destination))
+    assert np.asarray(out).tobytes() == expected.tobytes()
+
+
+def test_pages_to_copy_must_be_pairs():
+    pool, pages = jnp.zeros((2, 1, 2, 1)), jnp.zeros(3, jnp.int32)
+    with pytest.raises(ValueError, match=r"destination has shape \(2,\) and type int32"):
+        copy_kv_pages(pool, pages, pages[:2])
+    with pytest.raises(ValueError, match=r"source has shape .* and type float32"):
+        copy_kv_pages(pool, pages.astype("float32"), pages)

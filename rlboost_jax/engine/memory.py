@@ -235,8 +235,8 @@ def _layer_bytes(model: ModelConfig, config: EngineConfig, slot_pages: int) -> i
     """Upper bound of the temporary arrays of a step's layers, as if all of it were float32.
 
     A layer holds a few arrays of each width at once; the compiler reuses them for the next
-    layer. Not in it: what XLA for CPU with jax 0.10 makes of a whole bfloat16 pool, to float32
-    and back, as it copies pages, and where the compiled kernels are missing at every step.
+    layer. Not in it: where the compiled kernels are missing, the wider numbers that XLA for CPU
+    makes of a whole 8-bit pool, or with jax 0.10 of a bfloat16 one, and back.
     """
     T, E, F = config.token_rows, model.embed_dim, model.hidden_dim
     H, K, D = model.num_query_heads, model.num_key_heads, model.head_dim

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 from rlboost_kernels import (
+    copy_kv_pages,
     kv_pages_shape,
     noise_keys,
     ragged_paged_attention,
@@ -222,13 +223,7 @@ def _checksum(logits: Float[Array, "R V"]) -> Int[Array, " R"]:
 
 def _copy_pages(pools: Pools, copies: Int[Array, "2 S"]) -> Pools:
     """Copy page `copies[0, i]` to `copies[1, i]`; a destination outside the pool is no copy."""
-    source, destination = copies
-
-    def copy(pool: Float[Array, "P L C D"]) -> Float[Array, "P L C D"]:
-        pages = pool[jnp.minimum(source, pool.shape[0] - 1)]
-        return pool.at[destination].set(pages, mode="drop", unique_indices=True)
-
-    return tuple(copy(pool) for pool in pools)
+    return tuple(copy_kv_pages(pool, copies[0], copies[1]) for pool in pools)
 
 
 def _read_pages(pools: Pools, pages: Int[Array, " _"]) -> tuple[Float[Array, "_ L C D"], ...]:

@@ -26,11 +26,12 @@ def test_no_step_copies_a_pool(
     programs, layout, pool = engine.programs, engine.layout, engine.pools[0]
     leaves = engine.parameters.leaves_or_zeros()
     shape = f"{NAMES[kv_dtype]}[{','.join(map(str, pool.shape))}]"
-    for program, packed in (
-        (programs.mixed, metadata.pack_mixed(layout, ())),
-        (programs.decode, metadata.pack_decode(layout, (), 0)),
+    for program, *arguments in (
+        (programs.mixed, leaves, engine.pools, metadata.pack_mixed(layout, ())),
+        (programs.decode, leaves, engine.pools, metadata.pack_decode(layout, (), 0)),
+        (programs.copy_pages, engine.pools, metadata.pack_copies(layout, ())),
     ):
-        compiled = program.lower(leaves, engine.pools, packed).compile()
+        compiled = program.lower(*arguments).compile()
         assert compiled.memory_analysis().temp_size_in_bytes < pool.nbytes
         text = compiled.as_text()
         assert shape in text

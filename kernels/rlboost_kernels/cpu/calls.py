@@ -65,6 +65,18 @@ def update(kv_pages: Array, k: Array, v: Array, slot_mapping: Array) -> Array:
     return differ_like(pool, kv_pages, k, v, slot_mapping)
 
 
+def copy_pages(kv_pages: Array, source: Array, destination: Array) -> Array:
+    """Copy pages within the pool, which the result takes the place of."""
+    call = jax.ffi.ffi_call(
+        "rlboost_copy_kv_pages",
+        jax.ShapeDtypeStruct(kv_pages.shape, kv_pages.dtype),
+        vmap_method="sequential",
+        input_output_aliases={0: 0},
+    )
+    pool = call(_on_cpu(kv_pages), source, destination)
+    return differ_like(pool, kv_pages, source, destination)
+
+
 def matmul(x: Array, w: Array, *, transposed: bool, out_dtype: Any) -> Array:
     """Rows times a matrix, [M, K] x [K, N], or x [N, K] if `transposed`."""
     shape = (x.shape[0], w.shape[0 if transposed else 1])

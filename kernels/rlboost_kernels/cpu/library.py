@@ -18,6 +18,7 @@ ISAS = ("portable", "avx2", "avx512")
 TARGETS = (
     "rlboost_ragged_paged_attention",
     "rlboost_update_kv_pages",
+    "rlboost_copy_kv_pages",
     "rlboost_linear_read",
     "rlboost_matmul",
 )

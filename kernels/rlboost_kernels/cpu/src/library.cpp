@@ -1,7 +1,9 @@
-// Which instruction set is in use, and the two small XLA calls: writing into the pool, and reading
+// Which instruction set is in use, and the small XLA calls: writing into the pool, copying pages, and reading
 // memory from end to end as a measure of what is possible.
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "attention.h"
 #include "calls.h"
@@ -59,6 +61,37 @@ ffi::Error update(ffi::AnyBuffer kv_pages, ffi::AnyBuffer k, ffi::AnyBuffer v,
   return ffi::Error::Success();
 }
 
+// Likewise.
+ffi::Error copy_pages(ffi::AnyBuffer kv_pages, ffi::BufferR1<ffi::S32> source,
+                      ffi::BufferR1<ffi::S32> destination, ffi::Result<ffi::AnyBuffer> out) {
+  const auto shape = kv_pages.dimensions();
+  const int64_t count = source.dimensions()[0], P = shape.size() == 4 ? shape[0] : 0;
+  if (P < 1 || destination.dimensions()[0] != count || !same_shape(out->dimensions(), shape) ||
+      out->element_type() != kv_pages.element_type()) {
+    return ffi::Error::InvalidArgument("copy_kv_pages: arguments do not fit together");
+  }
+  char* const pool = static_cast<char*>(out->untyped_data());
+  if (pool != kv_pages.untyped_data())
+    std::memcpy(pool, kv_pages.untyped_data(), kv_pages.size_bytes());
+  const size_t page = kv_pages.size_bytes() / static_cast<size_t>(P);
+  const auto inside = [P](int64_t i) { return i >= 0 && i < P; };
+  std::vector<char> pages;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!inside(destination.typed_data()[i])) continue;
+    const int64_t from = std::clamp<int64_t>(source.typed_data()[i], 0, P - 1);
+    const char* const start = pool + static_cast<size_t>(from) * page;
+    pages.insert(pages.end(), start, start + page);
+  }
+  const char* next = pages.data();
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t to = destination.typed_data()[i];
+    if (!inside(to)) continue;
+    std::memcpy(pool + static_cast<size_t>(to) * page, next, page);
+    next += page;
+  }
+  return ffi::Error::Success();
+}
+
 // Reads `data` once, in pieces of a megabyte, on all threads.
 ffi::Error linear_read(ffi::ThreadPool pool, ffi::AnyBuffer data,
                        ffi::ResultBuffer<ffi::U32> out) {
@@ -102,6 +135,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(rlboost_update_kv_pages, rlboost::update,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
+                                  .Ret<ffi::AnyBuffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(rlboost_copy_kv_pages, rlboost::copy_pages,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Ret<ffi::AnyBuffer>());
 
