@@ -43,16 +43,10 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows E"]) -> Float[Array, "*rows E"]:
         x_f32 = x.astype(jnp.float32)
-        mean_square = self._mean(jnp.square(x_f32))
+        mean = _mean_by_row if self.by_row else _mean
+        mean_square = mean(jnp.square(x_f32))
         scale = jnp.expand_dims(self.scale[...].astype(jnp.float32), tuple(range(x.ndim - 1)))
         return (x_f32 * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(x.dtype)
-
-    def _mean(self, x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
-        if not self.by_row:
-            return jnp.mean(x, axis=-1, keepdims=True)
-        # XLA adds up a row in an order that depends on how many rows there are.
-        E = x.shape[-1]
-        return matmul(x.reshape(-1, E), jnp.full((E, 1), 1 / E)).reshape(*x.shape[:-1], 1)
 
 
 class Attention(nnx.Module):
@@ -195,6 +189,36 @@ def _linear(
         kernel_metadata={"std": std},
         rngs=rngs,
     )
+
+
+def _mean(x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
+    return jnp.mean(x, axis=-1, keepdims=True)
+
+
+@jax.custom_vjp
+def _mean_by_row(x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
+    """XLA on CPU adds up a row in an order that depends on how many rows there are."""
+
+    def product(x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
+        E = x.shape[-1]
+        return matmul(x.reshape(-1, E), jnp.full((E, 1), 1 / E)).reshape(*x.shape[:-1], 1)
+
+    return jax.lax.platform_dependent(x, cpu=product, default=_mean)
+
+
+def _mean_forward(
+    x: Float[Array, "*rows E"],
+) -> tuple[Float[Array, "*rows 1"], Float[Array, "*rows E"]]:
+    return _mean_by_row(x), x
+
+
+def _mean_backward(
+    x: Float[Array, "*rows E"], gradient: Float[Array, "*rows 1"]
+) -> tuple[Float[Array, "*rows E"]]:
+    return (jnp.broadcast_to(gradient / x.shape[-1], x.shape),)
+
+
+_mean_by_row.defvjp(_mean_forward, _mean_backward)
 
 
 def _product_by_row(

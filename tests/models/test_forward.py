@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rlboost_kernels import available_implementations
 
 from rlboost_jax.models.decoder import RMSNorm
 from rlboost_jax.models.forward import apply_layer, embed, head, hidden_states
@@ -141,3 +142,24 @@ def test_rms_norm_in_float64(shape):
     wide = x.astype(np.float64)
     expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6) * scale
     np.testing.assert_allclose(norm(jnp.asarray(x)), expected, rtol=1e-5)
+
+
+def test_a_norm_by_row_is_the_same_function():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3, 48)), jnp.float32)
+    by_row, plain = (RMSNorm(48, 1e-6, by_row=by_row) for by_row in (True, False))
+    np.testing.assert_allclose(by_row(x), plain(x), rtol=2e-6)
+    ours, theirs = (jax.grad(lambda x, n=n: jnp.sin(n(x)).sum())(x) for n in (by_row, plain))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif("cpu" not in available_implementations(), reason="needs the compiled kernels")
+@pytest.mark.parametrize("rows", [1, 8, 24, 64])
+def test_a_norm_by_row_does_not_know_how_many_rows_there_are(rows):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(96, 64)), jnp.float32)
+    norm = jax.jit(RMSNorm(64, 1e-6, by_row=True))
+    assert np.asarray(norm(x[:rows])).tobytes() == np.asarray(norm(x))[:rows].tobytes()
+
+
+def test_elsewhere_than_on_a_cpu_a_norm_is_a_plain_mean():
+    norm = jax.jit(RMSNorm(64, 1e-6, by_row=True)).trace(jnp.ones((8, 64)))
+    assert "dot_general" not in norm.lower(lowering_platforms=("cuda",)).as_text()
