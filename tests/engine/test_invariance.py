@@ -4,13 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from rlboost_kernels import available_implementations, noise_keys
 
 from rlboost_jax.config.records import EngineConfig, ModelConfig
-from rlboost_jax.engine import programs
+from rlboost_jax.engine import metadata, programs
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
+from rlboost_jax.models.params import init_params, unstack_layers
 
 
 @pytest.fixture
@@ -108,3 +112,45 @@ def test_programs_that_differ_from_each_other_are_found(
     monkeypatch.setattr(programs, "head", second_program_differs)
     with pytest.raises(RowsNotInvariant, match="logits at token"):
         fresh_engine().assert_row_invariance()
+
+
+def test_decode_steps_of_every_size_give_the_bits_of_a_mixed_one(
+    model: ModelConfig, engine_config: EngineConfig
+) -> None:
+    """With a width whose sum XLA orders by the number of rows."""
+    engine = _of_three_sizes(model, engine_config)
+    if "cpu" in available_implementations():
+        assert engine.layout.decode_rows == (8, 16, 40)
+    engine.assert_row_invariance()
+
+
+def test_the_sampler_does_not_know_how_many_rows_there_are(
+    model: ModelConfig, engine_config: EngineConfig
+) -> None:
+    """With a vocabulary whose sum XLA orders by the number of rows."""
+    engine = _of_three_sizes(model, engine_config)
+    random, most = np.random.default_rng(0), engine.layout.decode_rows[-1]
+    params = jax.tree.map(
+        lambda leaf: jnp.asarray(random.standard_normal(leaf.shape), leaf.dtype),
+        unstack_layers(init_params(engine.programs.model, 0)),
+    )
+    x = jnp.asarray(random.standard_normal((most, 64)), jnp.float32)
+
+    @jax.jit
+    def sample(x: Any) -> Any:
+        records = jnp.zeros((len(x), metadata.record_width(engine.layout)), jnp.int32)
+        one = jax.lax.bitcast_convert_type(jnp.float32(1), jnp.int32)
+        controls = metadata.controls(records.at[:, metadata.TEMPERATURE].set(one))
+        keys = noise_keys(controls.seed, controls.step, controls.sample)
+        return engine.programs._sample(params, x, keys, jnp.arange(len(x)), controls)
+
+    whole = sample(x)
+    for rows in engine.layout.decode_rows:
+        for part, all_rows in zip(sample(x[:rows]), whole, strict=True):
+            assert np.asarray(part).tobytes() == np.asarray(all_rows)[:rows].tobytes()
+
+
+def _of_three_sizes(model: ModelConfig, engine_config: EngineConfig) -> Engine:
+    wide = replace(model, num_layers=1, embed_dim=64, head_dim=16, vocab_size=384)
+    config = replace(engine_config, slots=40)
+    return Engine(wide, config, slot_tokens=44, truncated_sampling=False)
