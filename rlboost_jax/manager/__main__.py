@@ -1,7 +1,8 @@
 """The manager process: `python -m rlboost_jax.manager --workdir=W`.
 
 Reads `<W>/config.json`, makes the tokens if there are none, listens, then writes
-`<W>/manager.json` for trainers and people to find it; appends to `<W>/events.jsonl`.
+`<W>/manager.json` for trainers and people to find it; appends to `<W>/events.jsonl`. Goes on from
+`<W>/journal/` where an earlier manager of the run was killed.
 Ends with code 0 when the run is over, 3 when no trainer came back, 4 when another manager
 works there, 2 on a mistake in what it was given.
 """
@@ -13,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -45,6 +47,7 @@ from rlboost_jax.manager.files import (
     recorded,
     server_token_file,
 )
+from rlboost_jax.manager.journal_files import Journal
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state import Manager
 from rlboost_jax.observe.events import EventsWriter
@@ -77,19 +80,27 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         OSError: the address cannot be listened on.
     """
     loop = asyncio.get_running_loop()
-    with EventsWriter(workdir) as events:
+    with contextlib.ExitStack() as stack:
+        events = stack.enter_context(EventsWriter(workdir))
 
-        def record(time: float, line: Record) -> None:
+        def record(moment: float, line: Record) -> None:
             events.write(
-                time=time,
+                time=moment,
                 step=line.step,
                 kind=line.kind,
                 instance=line.instance,
                 detail=line.detail,
             )
 
+        journal = Journal(workdir / "journal", run_id)
+        stack.callback(journal.close)
+        entries, damages = journal.read()
         manager = Manager(Settings.of(run, run_id), loop.time())
-        driver = Driver(manager, record)
+        driver = Driver(manager, record, journal.append)
+        for damage in damages:
+            log.error("the journal is damaged: %s; what is missing is generated again", damage)
+            record(time.time(), Record("journal", -1, "", {"reason": damage}))
+        driver.recover(entries)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, driver.apply, Shutdown(number.name))
         app = make_app(

@@ -13,6 +13,10 @@ class Integral:
         self._sum = 0.0
         self._at = now
 
+    def resume(self, total: float, now: float) -> None:
+        """Go on from a sum that another began."""
+        self._sum, self._at = total, now
+
     def set(self, level: float, now: float) -> None:
         self._sum = self.total(now)
         self._at = max(now, self._at)
@@ -52,6 +56,25 @@ class Books:
         """Sampled, and lost at once."""
         self.sampled(tokens, reserved=reserved)
         self.lost += tokens
+
+    def values(self) -> tuple[int, ...]:
+        return (
+            self.reserved,
+            self.preemptible,
+            self.lost,
+            self.prefilled_again,
+            self.migrated,
+            self.joined,
+            self.gone,
+        )
+
+    def settle(self, kept: int) -> None:
+        """Make the counts agree with the tokens that are there, after a part of both was lost."""
+        missing = self.generated - self.lost - kept
+        if missing > 0:
+            self.lost += missing
+        else:
+            self.preemptible -= missing
 
     def add(self, other: "Books") -> None:
         for field in fields(self):

@@ -9,13 +9,14 @@ import logging
 import math
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from aiohttp import web
 
 from rlboost_jax.manager.events import (
     Action,
+    Append,
     Close,
     Event,
     Exit,
@@ -33,6 +34,7 @@ from rlboost_jax.manager.events import (
     Tick,
     TrainerGone,
 )
+from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.peer import Peer
 from rlboost_jax.manager.state import Manager
 from rlboost_jax.messages import BeginStep, ToServer, ToTrainer, encode
@@ -62,10 +64,17 @@ class Driver:
     """
     Args:
         record: writes a line of events.jsonl; called with the time in seconds since the epoch.
+        keep: writes entries to the journal; returns "" or why that failed.
     """
 
-    def __init__(self, manager: Manager, record: Callable[[float, Record], None]) -> None:
+    def __init__(
+        self,
+        manager: Manager,
+        record: Callable[[float, Record], None],
+        keep: Callable[[Sequence[Entry]], str] = lambda entries: "",
+    ) -> None:
         self.manager = manager
+        self._keep = keep
         self.finished: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()  # set by the first step
         self.provider: Provider | None = None
@@ -136,6 +145,12 @@ class Driver:
         if not self.finished.done():
             self.finished.set_exception(error)
 
+    def recover(self, entries: Sequence[Entry]) -> None:
+        """Begin with what an earlier manager kept."""
+        for action in self.manager.recover(entries, self.now()):
+            self._perform(action)
+        self._arm()
+
     def follow(self, market: AsyncIterator[MachineAdded | MachineRemoved]) -> None:
         """Let the market lend and take machines until `close`."""
         self._spawn(self._follow(market))
@@ -171,6 +186,10 @@ class Driver:
 
     def _perform(self, action: Action) -> None:
         match action:
+            case Append(entries):
+                if problem := self._keep(entries):
+                    log.error("the journal cannot be written: %s", problem)
+                    self._record(time.time(), Record("journal", -1, "", {"reason": problem}))
             case Send(stream, message):
                 self.send(stream, message)
             case Close(stream, reason):

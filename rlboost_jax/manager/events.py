@@ -7,6 +7,7 @@ used twice. The driver turns sockets, processes and clocks into events, and acti
 from dataclasses import dataclass
 from typing import Any
 
+from rlboost_jax.manager.journal import Entry
 from rlboost_jax.messages import ServerMessage, ToServer, ToTrainer, TrainerMessage
 
 # Events -------------------------------------------------------------------------------
@@ -124,6 +125,13 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
+class Append:
+    """Write these to the journal. First of all actions: nothing is said that is not kept."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     stream: int
     message: ToServer | ToTrainer
@@ -168,4 +176,4 @@ class Exit:
     reason: str
 
 
-Action = Send | Close | Start | Signal | Record | Exit
+Action = Append | Send | Close | Start | Signal | Record | Exit

@@ -123,8 +123,10 @@ class Roster:
         self.changed = False  # a member came or went since a step began
         self.joined = 0
         self.lost = 0
+        self.in_flight = {False: 0, True: 0}  # reserved? → most tokens that may still come
         self.cost = Integral(now)  # dollars
         self.ready = Integral(now)  # instance-seconds of preemptible ones with work to give
+        self.quarantined: dict[str, None] = {}  # names of servers whose tokens were wrong
         self.check_at = math.inf  # no lease ends before
         self._numbers = 0
 
@@ -171,7 +173,13 @@ class Roster:
         self.changed |= instance.member
         instance.leaving = True
 
+    def charge(self, instance: Instance, tokens: int) -> None:
+        """Note the most that the dispatch which an instance has begun can yield."""
+        self.in_flight[instance.reserved] += tokens - instance.in_flight
+        instance.in_flight = tokens
+
     def leave(self, instance: Instance) -> None:
+        self.charge(instance, 0)
         del self.streams[instance.stream]
         self.changed |= instance.member
 

@@ -17,7 +17,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.manager.accounts import Books
-from rlboost_jax.messages import BeginStep, FinishedRollout, GenerateRequest, TokenBatch
+from rlboost_jax.manager.journal import (
+    Collected,
+    Forgotten,
+    Redone,
+    StepClosed,
+    StepOpened,
+    StepResumed,
+)
+from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.messages import (
+    BeginStep,
+    FinishedRollout,
+    GenerateRequest,
+    TokenBatch,
+    pack_counts,
+    pack_ids,
+    unpack_counts,
+    unpack_ids,
+)
 
 MAX_LOGPROB = 1e-3  # nats; above 0 by more than rounding is no logarithm of a probability
 
@@ -31,16 +49,15 @@ class Rollout:
 
     __slots__ = (
         "holder",
-        "instances",
         "logprobs",
         "num_tokens",
+        "parts",
         "previous",
         "prompt",
         "prompt_tokens",
         "releasing",
         "request_id",
         "result",
-        "runs",
         "sample",
         "step",
         "tokens",
@@ -55,8 +72,7 @@ class Rollout:
         self.tokens = bytearray()  # int32
         self.logprobs = bytearray()  # float32
         self.num_tokens = 0
-        self.runs: list[list[int]] = []  # [version, number of tokens]
-        self.instances: list[str] = []  # that sampled some of it, in order
+        self.parts: list[tuple[str, int]] = []  # (instance, tokens that it sampled), in order
         self.holder = ""  # instance that has it now
         self.previous = ""  # instance that had it last
         self.request_id = 0  # of the present placement
@@ -87,17 +103,65 @@ class Rollout:
             sampling=begin.sampling,
         )
 
+    def extend(self, tokens: bytes, logprobs: bytes, name: str) -> None:
+        """Append what instance `name` sampled."""
+        count = len(tokens) // 4
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.num_tokens += count
+        if self.parts and self.parts[-1][0] == name:
+            self.parts[-1] = name, self.parts[-1][1] + count
+        else:
+            self.parts.append((name, count))
+
     def finish(self) -> None:
+        begin = self.step.begin
         self.result = FinishedRollout(
-            step=self.step.begin.step,
+            step=begin.step,
             prompt=self.prompt,
             sample=self.sample,
             tokens=bytes(self.tokens),
             logprobs=bytes(self.logprobs),
-            versions=tuple((version, count) for version, count in self.runs),
-            instances=tuple(self.instances),
+            versions=((begin.version, self.num_tokens),),
+            instances=tuple(dict.fromkeys(name for name, _ in self.parts)),
         )
         self.tokens, self.logprobs = bytearray(), bytearray()  # the result has them
+        self.step.num_finished += 1
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` tokens; the response is no longer finished."""
+        if self.result is not None:
+            self.tokens, self.logprobs = (
+                bytearray(self.result.tokens),
+                bytearray(self.result.logprobs),
+            )
+            self.result = None
+            self.step.num_finished -= 1
+        del self.tokens[4 * length :], self.logprobs[4 * length :]
+        self.num_tokens, parts = length, self.parts
+        self.parts = []
+        for name, count in parts:
+            kept = min(count, length)
+            length -= kept
+            if kept:
+                self.parts.append((name, kept))
+
+    def sampler_of(self, position: int) -> str:
+        """The instance that sampled the token at a position of the response."""
+        for name, count in self.parts:
+            position -= count
+            if position < 0:
+                return name
+        raise IndexError(f"sample {self.sample} has only {self.num_tokens} tokens")
+
+    def first_of(self, name: str) -> int:
+        """Position of the first token that instance `name` sampled; the length without one."""
+        position = 0
+        for sampler, count in self.parts:
+            if sampler == name:
+                break
+            position += count
+        return position
 
 
 class Step:
@@ -116,10 +180,9 @@ class Step:
             for p in begin.prompts
             for place in range(begin.group_size)
         ]
+        self._by_sample = {rollout.sample: rollout for rollout in self.rollouts}
         self._queue: list[tuple[bool, int, Rollout]] = []
-        self.num_waiting = 0
-        for rollout in self.rollouts:
-            self.wait(rollout)
+        self.requeue()
 
     @property
     def finished(self) -> bool:
@@ -142,6 +205,16 @@ class Step:
     def waiting(self) -> Iterator[Rollout]:
         """In queue order, without taking them."""
         return (entry[2] for entry in sorted(self._queue, key=lambda entry: entry[:2]))
+
+    def rollout_of(self, sample: int) -> Rollout | None:
+        return self._by_sample.get(sample)
+
+    def requeue(self) -> None:
+        """Let all that is not finished wait, for nobody holds anything."""
+        self._queue, self.num_waiting = [], 0
+        for rollout in self.rollouts:
+            if rollout.result is None:
+                self.wait(rollout)
 
     def results(self) -> Iterator[FinishedRollout]:
         return (r.result for r in self.rollouts if r.result is not None)
@@ -186,15 +259,16 @@ class Rows:
 class Ledger:
     """Steps and their rollouts. The active one is being worked on, others are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
         self.steps: dict[int, Step] = {}
         self.active: Step | None = None
-        self._gap = Books()  # between two steps; counted with the one that follows
+        self.gap = Books()  # between two steps; counted with the one that follows
         self._requests = 0
 
     @property
     def books(self) -> Books:
-        return self.active.books if self.active else self._gap
+        return self.active.books if self.active else self.gap
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -215,8 +289,12 @@ class Ledger:
             step = Step(begin, now)
         self.cancel(s for s in self.kept if s < begin.step and not self.steps[s].finished)
         self.steps[begin.step] = self.active = step
-        step.books.add(self._gap)
-        self._gap = Books()
+        step.books.add(self.gap)
+        self.gap = Books()
+        if resumed:
+            self._outbox.keep(StepResumed(step=begin.step))
+        else:
+            self._outbox.keep(StepOpened(begin=begin, at=now))
         return step, resumed
 
     def cancel(self, numbers: Iterable[int]) -> list[Step]:
@@ -241,6 +319,7 @@ class Ledger:
             step.cancelled = True
             del self.steps[step.begin.step]
         self.active = None
+        self._outbox.keep(StepClosed(step=step.begin.step))
 
     def forget(self, committed: int) -> list[Step]:
         """Drop the steps up to `committed`; the unfinished of them count as cancelled."""
@@ -250,14 +329,70 @@ class Ledger:
             step = self.steps.pop(number, None)
             if step is not None and step is self.active:
                 self.active = None
+        self._outbox.keep(Forgotten(committed=committed))
         return unfinished
+
+    def redo(self, step: Step, cuts: dict[Rollout, int]) -> None:
+        """Give up all but the first tokens of some rollouts. Finished ones wait again."""
+        for rollout, length in cuts.items():
+            step.books.lost += rollout.num_tokens - length
+            finished = rollout.result is not None
+            rollout.cut(length)
+            if finished:
+                step.wait(rollout)
+        self._outbox.keep(
+            Redone(
+                step=step.begin.step,
+                samples=pack_ids([rollout.sample for rollout in cuts]),
+                lengths=pack_ids(list(cuts.values())),
+            )
+        )
+
+    def replay(self, entry: Collected | Redone) -> None:
+        """Do again what a journal tells. Nothing is held yet; what does not fit is left out:
+        the tokens before it were lost with a part of the journal."""
+        step = self.steps.get(entry.step)
+        if step is None:
+            return
+        if isinstance(entry, Redone):
+            ids, lengths = unpack_ids(entry.samples).tolist(), unpack_ids(entry.lengths).tolist()
+            for sample, length in zip(ids, lengths, strict=True):
+                rollout = step.rollout_of(sample)
+                if rollout is not None and length < rollout.num_tokens:
+                    rollout.cut(length)
+            return
+        step.last_token_at = max(step.last_token_at, entry.at)
+        end = 0
+        for sample, start, count in zip(
+            unpack_ids(entry.samples).tolist(),
+            unpack_ids(entry.starts).tolist(),
+            unpack_counts(entry.counts).tolist(),
+            strict=True,
+        ):
+            part = slice(4 * end, 4 * (end + count))
+            end += count
+            rollout = step.rollout_of(sample)
+            if rollout is None or rollout.result is not None or rollout.num_tokens != start:
+                continue
+            rollout.extend(entry.tokens[part], entry.logprobs[part], entry.instance)
+            last = int.from_bytes(entry.tokens[part][-4:], "little")
+            limit = step.begin.sampling.max_tokens
+            if rollout.num_tokens == limit or last in step.begin.sampling.stop_ids:
+                rollout.finish()
 
     def next_request(self) -> int:
         self._requests = self._requests % 0xFFFFFFFF + 1
         return self._requests
 
     def receive(
-        self, rows: Rows, version: int, held: dict[int, Rollout], name: str, *, reserved: bool
+        self,
+        rows: Rows,
+        version: int,
+        held: dict[int, Rollout],
+        name: str,
+        now: float,
+        *,
+        reserved: bool,
     ) -> list[Rollout]:
         """Append the tokens of a batch to the rollouts that `name` holds.
 
@@ -265,6 +400,7 @@ class Ledger:
         response are counted as lost. Returns the rollouts that ended, cancelled ones too.
         """
         stops: dict[int, list[int]] = {}  # per step, where stop ids are in this batch
+        taken: dict[int, list[tuple[int, int, int, int]]] = {}  # per step, for the journal
         ended: list[Rollout] = []
         end = 0
         for request_id, count in zip(rows.ids, rows.counts, strict=True):
@@ -293,26 +429,38 @@ class Ledger:
             books.sampled(count, reserved=reserved)
             books.lost += count if step.cancelled else count - kept
             if kept:
-                rollout.tokens += rows.raw[4 * start : 4 * (start + kept)]
-                rollout.logprobs += rows.logprobs[4 * start : 4 * (start + kept)]
-                rollout.num_tokens += kept
+                row = (rollout.sample, rollout.num_tokens, start, kept)
+                if not step.cancelled:
+                    taken.setdefault(number, []).append(row)
+                part = slice(4 * start, 4 * (start + kept))
+                rollout.extend(rows.raw[part], rows.logprobs[part], name)
                 rollout.yielded = True
-                _extend(rollout, version, kept, name)
             if done:
                 rollout.finish()
-                step.num_finished += 1
                 ended.append(rollout)
+        for number, pieces in taken.items():
+            self._outbox.keep(_collected(number, name, rows, pieces, now))
         return ended
 
 
-def _extend(rollout: Rollout, version: int, count: int, name: str) -> None:
-    runs, instances = rollout.runs, rollout.instances
-    if runs and runs[-1][0] == version:
-        runs[-1][1] += count
-    else:
-        runs.append([version, count])
-    if not instances or instances[-1] != name:
-        instances.append(name)
+def _collected(
+    step: int, name: str, rows: Rows, pieces: list[tuple[int, int, int, int]], now: float
+) -> Collected:
+    """Args:
+    pieces: (sample, tokens it had before, first token in the batch, number of tokens).
+    """
+    samples, starts, _, counts = zip(*pieces, strict=True)
+    parts = [slice(4 * first, 4 * (first + count)) for _, _, first, count in pieces]
+    return Collected(
+        step=step,
+        instance=name,
+        samples=pack_ids(samples),
+        starts=pack_ids(starts),
+        counts=pack_counts(counts),
+        tokens=b"".join([rows.raw[part] for part in parts]),
+        logprobs=b"".join([rows.logprobs[part] for part in parts]),
+        at=now,
+    )
 
 
 def _positions(tokens: NDArray[np.int32], stop_ids: NDArray[np.int32]) -> list[int]:

@@ -2,22 +2,40 @@
 
 from typing import Any
 
-from rlboost_jax.manager.events import Action, Close, Exit, Record, Send, Signal, Start
+from rlboost_jax.manager.events import (
+    Action,
+    Append,
+    Close,
+    Exit,
+    Record,
+    Send,
+    Signal,
+    Start,
+)
+from rlboost_jax.manager.journal import Entry
 from rlboost_jax.messages import FinishedRollout, ToServer, ToTrainer, WindowClosed
 
 
 class Outbox:
-    """Actions in the order in which they were decided."""
+    """Actions in the order in which they were decided, behind what must be durable first."""
 
     def __init__(self) -> None:
         self._actions: list[Action] = []
+        self._entries: list[Entry] = []
         self.trainer: int | None = None  # its stream
         self.begun = False  # that stream has begun the active step
         self.step = -1  # that records are filed under
 
     def take(self) -> list[Action]:
         actions, self._actions = self._actions, []
+        if self._entries:
+            actions.insert(0, Append(tuple(self._entries)))
+            self._entries = []
         return actions
+
+    def keep(self, entry: Entry) -> None:
+        """Have an entry written to the journal before anything of this event is said."""
+        self._entries.append(entry)
 
     def send(self, stream: int, message: ToServer | ToTrainer) -> None:
         self._actions.append(Send(stream, message))

@@ -6,6 +6,7 @@ a malformed frame, a rejection. What it held waits again before that event is ov
 
 from rlboost_jax.manager.fleet import Fleet
 from rlboost_jax.manager.instances import Instance, Roster
+from rlboost_jax.manager.journal import Published
 from rlboost_jax.manager.ledger import Ledger, MalformedBatch, Rows
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.settings import Settings
@@ -73,7 +74,7 @@ class Servers:
                 )
                 return False
             case Goodbye():
-                instance.in_flight = 0  # everything was sent before
+                self._roster.charge(instance, 0)  # everything was sent before
                 self.lose(instance, message.reason, kind="drained")
             case Hello():
                 self.lose(instance, "malformed: a second Hello")
@@ -98,6 +99,7 @@ class Servers:
         in_use = {i.announced.version for i in self._roster if i.announced is not None}
         self.manifests = {v: m for v, m in self.manifests.items() if v in in_use}
         self.manifests[manifest.version] = manifest
+        self._outbox.keep(Published(manifest=manifest))
         self._outbox.record("published", version=manifest.version)
         for instance in self._roster:
             self._announce(instance)
@@ -109,13 +111,14 @@ class Servers:
 
     def lose(self, instance: Instance, reason: str, kind: str = "lost") -> None:
         """The stream is over; the dispatch that was under way is charged as lost."""
-        self._ledger.books.wasted(instance.in_flight, reserved=instance.reserved)
-        self._remember(instance.stream, reserved=instance.reserved, charged=instance.in_flight)
+        in_flight = instance.in_flight
+        self._ledger.books.wasted(in_flight, reserved=instance.reserved)
+        self._remember(instance.stream, reserved=instance.reserved, charged=in_flight)
         self._roster.leave(instance)
         count = self._work.put_back(instance, list(instance.held))
         self._outbox.close(instance.stream, reason)
         self._outbox.record(
-            kind, instance.name, reason=reason, count=count, tokens_lost=instance.in_flight
+            kind, instance.name, reason=reason, count=count, tokens_lost=in_flight
         )
         if not instance.reserved and kind != "rejected":
             self._roster.lost += 1
@@ -235,12 +238,12 @@ class Servers:
         self._observe(instance, rows.num_tokens, now)
         instance.next_sequence += 1
         instance.tokens += rows.num_tokens
-        instance.in_flight = batch.in_flight
+        self._roster.charge(instance, batch.in_flight)
         instance.running, instance.waiting = batch.running, batch.waiting
         books.prefilled_again += batch.prefilled_again
         instance.batch_at = now
         ended = self._ledger.receive(
-            rows, batch.version, instance.held, instance.name, reserved=instance.reserved
+            rows, batch.version, instance.held, instance.name, now, reserved=instance.reserved
         )
         for rollout in ended:
             instance.let_go(rollout.request_id)

@@ -6,6 +6,7 @@ that does not run backwards.
 """
 
 import math
+from collections.abc import Iterable
 
 from rlboost_jax.manager.events import (
     Action,
@@ -25,7 +26,9 @@ from rlboost_jax.manager.events import (
 )
 from rlboost_jax.manager.fleet import Fleet, victim
 from rlboost_jax.manager.instances import Roster
+from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.ledger import Ledger
+from rlboost_jax.manager.memory import Memory
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.servers import Servers
 from rlboost_jax.manager.settings import Settings
@@ -43,7 +46,7 @@ class Manager:
     def __init__(self, settings: Settings, now: float = 0.0) -> None:
         self._settings = settings
         self._outbox = Outbox()
-        self.ledger = Ledger()
+        self.ledger = Ledger(self._outbox)
         self.roster = Roster(settings, now)
         self.fleet = Fleet(settings.fleet.max_instances, adaptive_cap=settings.fleet.adaptive_cap)
         self.work = Work(settings, self.ledger, self.roster, self._outbox)
@@ -53,8 +56,14 @@ class Manager:
         self.trainer = Trainer(
             settings, self.ledger, self.roster, self.work, self.servers, self._outbox, now
         )
+        self.memory = Memory(self.ledger, self.roster, self.servers, self.trainer, self._outbox)
         self._status_at = now
         self.over = False
+
+    def recover(self, entries: Iterable[Entry], now: float) -> list[Action]:
+        """Go on where the manager that wrote these left off; before any event."""
+        self.memory.recover(entries, now)
+        return self._outbox.take()
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in an event and all deadlines that have come by `now`."""
@@ -73,6 +82,7 @@ class Manager:
         if now >= self.trainer.orphan_at and not self.over:
             self.trainer.end(f"no trainer for {self.trainer.patience:g} s", ORPHANED)
         self.over = self.trainer.ended
+        self.memory.note(now)
         return self._outbox.take()
 
     def next_deadline(self) -> float | None:

@@ -7,6 +7,7 @@ step with the same parameters and prompts finds the tokens here.
 import math
 
 from rlboost_jax.manager.instances import Roster
+from rlboost_jax.manager.journal import RunOver
 from rlboost_jax.manager.ledger import Ledger, Step
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.servers import Servers
@@ -54,10 +55,10 @@ class Trainer:
         self.patience = FIRST_TRAINER_SECONDS  # for the trainer now awaited
         self.orphan_at = now + self.patience
         self.ended = False
-        self._learnt = False  # this manager has seen a whole step
+        self.learnt = False  # this manager has seen a whole step
         self._resumed = False  # the active step began with tokens kept
         self._ready_before = 0.0  # instance-seconds when the step began
-        self._paid: dict[int, float] = {}  # step → dollars of the run when it was reported
+        self.paid: dict[int, float] = {}  # step → dollars of the run when it was reported
 
     def hear(self, stream: int, message: TrainerMessage, now: float) -> None:
         """Raises ProtocolError; nothing of the message has been done then."""
@@ -75,11 +76,12 @@ class Trainer:
                 self._trained(message, now)
             case StepCommitted():
                 self._ledger.forget(message.step)
-                self._paid = {s: paid for s, paid in self._paid.items() if s >= message.step}
+                self.paid = {s: paid for s, paid in self.paid.items() if s >= message.step}
                 if self._ledger.active is None:
                     self._work.stop(now)
                 self._work.release_cancelled()
             case EndRun():
+                self._outbox.keep(RunOver())
                 self.end(message.reason, 0)
 
     def gone(self, stream: int, now: float) -> bool:
@@ -90,6 +92,19 @@ class Trainer:
         self.patience = self._settings.fleet.orphan_seconds
         self.orphan_at = now + self.patience
         return True
+
+    def recover(self, now: float) -> None:
+        """After the parts that a journal tells of were restored: a trainer is waited for."""
+        active = self._ledger.active
+        if active is not None:
+            self._outbox.step = active.begin.step
+            self._resumed = True
+            seconds = self.window.seconds if self._settings.manager.seeding else 0.0
+            self._work.seeding.begin(active.begun_at, seconds)
+            if active.finished:
+                self._work.stop(now)
+        self.patience = self._settings.fleet.orphan_seconds
+        self.orphan_at = now + self.patience
 
     def end(self, reason: str, code: int) -> None:
         """Send everyone home."""
@@ -110,7 +125,7 @@ class Trainer:
             self._outbox.close(old, "another trainer has taken over")
         self._outbox.trainer, self._outbox.begun = stream, False
         self.orphan_at = math.inf
-        if hello.window is not None and not self._learnt:
+        if hello.window is not None and not self.learnt:
             self.window = hello.window
         self._outbox.send(stream, TrainerWelcome(window=self.window))
 
@@ -190,7 +205,7 @@ class Trainer:
         self.window = update(
             self.window, seen, eta=manager.window_eta, memory=manager.window_memory
         )
-        self._learnt = True
+        self.learnt = True
 
     def _report(self, step: Step, rollout: float, instances: float, now: float) -> StepReport:
         books = step.books
@@ -219,7 +234,7 @@ class Trainer:
         So the rows that a run keeps add up to all that was paid: what went on between two
         steps is in the second, and what a returned trainer does again replaces what it did.
         """
-        self._paid = {s: paid for s, paid in self._paid.items() if s < step}
-        before = max(self._paid.values(), default=0.0)
-        self._paid[step] = self._roster.cost.total(now)
-        return self._paid[step] - before
+        self.paid = {s: paid for s, paid in self.paid.items() if s < step}
+        before = max(self.paid.values(), default=0.0)
+        self.paid[step] = self._roster.cost.total(now)
+        return self.paid[step] - before

@@ -1,0 +1,183 @@
+"""What a manager writes down before it says anything, and how that looks in bytes.
+
+A killed manager is followed by one that reads this and goes on: every token that was taken in is
+here before anybody is told of it. Entries say what became true, never what to do, so reading them
+twice or only the first half of them does no harm: what is missing is generated again.
+
+A frame is its payload's length and CRC-32 (of length and payload), each 4 bytes little-endian,
+then the payload. A segment is a run of frames; it is read up to its first bad frame.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from rlboost_jax.manager.accounts import Books
+from rlboost_jax.messages import BeginStep, Manifest, WindowState
+
+FORMAT: Final = 1
+MAX_FRAME_BYTES: Final = 2**28  # a longer one is damage: entries are no longer than messages
+_HEADER: Final = struct.Struct("<II")
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
+    """Base of all entries. Times are seconds on the clock that the manager is driven by."""
+
+
+class SegmentBegun(Entry, frozen=True, kw_only=True):
+    """First of every segment."""
+
+    run_id: str
+    format: int = FORMAT
+
+
+class RunState(Entry, frozen=True, kw_only=True):
+    """All that outlives a step. Each replaces the one before."""
+
+    window: WindowState
+    learnt: bool  # that window follows from a whole step seen here
+    paid: dict[int, float]  # step → dollars of the run when it was reported
+    quarantined: tuple[str, ...]
+    joined: int
+    lost: int
+    dollars: float  # at `at`, growing by `dollars_per_second`
+    dollars_per_second: float
+    at: float
+
+
+class Published(Entry, frozen=True, kw_only=True):
+    manifest: Manifest
+
+
+class StepOpened(Entry, frozen=True, kw_only=True):
+    """A step was begun that nothing was known of. Begins a segment."""
+
+    begin: BeginStep
+    at: float
+
+
+class StepResumed(Entry, frozen=True, kw_only=True):
+    """A step that is kept was made the active one."""
+
+    step: int
+
+
+class Collected(Entry, frozen=True, kw_only=True):
+    """Tokens that one instance added to rollouts of one step; row i has `counts[i]` of them."""
+
+    step: int
+    instance: str
+    samples: bytes  # uint32
+    starts: bytes  # uint32: tokens that the rollout had before
+    counts: bytes  # uint16
+    tokens: bytes  # int32
+    logprobs: bytes  # float32
+    at: float
+
+
+class Redone(Entry, frozen=True, kw_only=True):
+    """Rollouts were cut to their first `lengths[i]` tokens: the rest is not believed."""
+
+    step: int
+    samples: bytes  # uint32
+    lengths: bytes  # uint32
+
+
+class Counted(Entry, frozen=True, kw_only=True):
+    """The counts of the active step so far (-1: of the time after the last one).
+
+    `in_flight_…` are tokens of dispatches under way: lost if this is the last entry.
+    """
+
+    step: int
+    books: Books
+    in_flight_reserved: int
+    in_flight_preemptible: int
+
+
+class StepClosed(Entry, frozen=True, kw_only=True):
+    """The update of a step was applied."""
+
+    step: int
+
+
+class Forgotten(Entry, frozen=True, kw_only=True):
+    """Steps up to `committed` are in a durable checkpoint."""
+
+    committed: int
+
+
+class RunOver(Entry, frozen=True, kw_only=True):
+    """Nothing is to be gone on with."""
+
+
+AnyEntry = (
+    SegmentBegun
+    | RunState
+    | Published
+    | StepOpened
+    | StepResumed
+    | Collected
+    | Redone
+    | Counted
+    | StepClosed
+    | Forgotten
+    | RunOver
+)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(AnyEntry).decode
+
+
+def frames(entries: Iterable[Entry]) -> bytes:
+    """The bytes to append for some entries."""
+    parts: list[bytes] = []
+    for entry in entries:
+        payload = _encode(entry)
+        length = len(payload).to_bytes(4, "little")
+        parts += [length, zlib.crc32(payload, zlib.crc32(length)).to_bytes(4, "little"), payload]
+    return b"".join(parts)
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment as it was found."""
+
+    entries: list[Any]
+    good_bytes: int  # before the damage, or all
+    damage: str  # "" where every byte is accounted for
+
+
+def read_segment(data: bytes) -> Segment:
+    """The entries before the first byte that is not as it was written."""
+    entries: list[Any] = []
+    at, damage = 0, ""
+    while at < len(data):
+        entry, end, damage = _read_frame(data, at)
+        if damage:
+            damage = f"{damage} at byte {at} of {len(data)}"
+            break
+        entries.append(entry)
+        at = end
+    return Segment(entries=entries, good_bytes=at, damage=damage)
+
+
+def _read_frame(data: bytes, at: int) -> tuple[Any, int, str]:
+    """(entry, end of its frame, ""), or (None, `at`, what is wrong)."""
+    start = at + _HEADER.size
+    if start > len(data):
+        return None, at, "a torn tail"
+    length, checksum = _HEADER.unpack_from(data, at)
+    if not 0 < length <= MAX_FRAME_BYTES:
+        return None, at, "a frame of impossible length"
+    end = start + length
+    if end > len(data):
+        return None, at, "a torn tail"
+    if zlib.crc32(data[start:end], zlib.crc32(data[at : at + 4])) != checksum:
+        return None, at, "a wrong checksum"
+    try:
+        return _decode(data[start:end]), end, ""
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return None, at, f"an entry that is none ({error})"

@@ -1,0 +1,166 @@
+"""The journal on disk: one file per step under `<workdir>/journal`, gone once that is committed.
+
+A write is complete in the kernel before the manager acts on it, so it survives the death of the
+process at any instruction. It is not forced to the device: what a host that loses power takes
+with it is generated again, to the same bits.
+
+Outcomes of faults: a torn tail is cut off; behind a corrupt byte the rest of that file is left
+aside; a full disk ends the journal until the next step opens a file, and the run goes on.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlboost_jax.manager.journal import (
+    Entry,
+    Forgotten,
+    Published,
+    RunOver,
+    RunState,
+    Segment,
+    SegmentBegun,
+    StepOpened,
+    frames,
+    read_segment,
+)
+
+SUFFIX = ".journal"
+
+
+class Journal:
+    """Args:
+    folder: made where missing.
+    run_id: a segment of another run is removed.
+    """
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        self._folder, self._run_id = folder, run_id
+        self._steps: dict[Path, int] = {}  # complete segments → the step that opened them
+        self._path: Path | None = None  # of the segment being written
+        self._file: int | None = None
+        self._good = 0  # bytes of it that are whole frames
+        self._number = 0
+        self._step = -1  # that opened it
+        # What each segment says anew, so that those before it can go.
+        self._run_state: RunState | None = None
+        self._published: Published | None = None
+
+    def read(self) -> tuple[list[Any], list[str]]:
+        """All entries in order, and what was damaged.
+
+        The segments stay until what they hold is committed; the next step opens a new one.
+        """
+        self._folder.mkdir(exist_ok=True)
+        entries: list[Any] = []
+        damages: list[str] = []
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            segment = read_segment(path.read_bytes())
+            if self._foreign(segment):
+                path.unlink()
+                continue
+            if segment.damage:
+                damages.append(f"{path.name}: {segment.damage}")
+                os.truncate(path, segment.good_bytes)
+            self._number = int(path.name.split("-")[0])
+            self._steps[path] = _step_of(segment.entries)
+            self._note(segment.entries)
+            entries += segment.entries
+        if self._steps:
+            self._path = list(self._steps)[-1]
+            self._steps.pop(self._path)
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self._good = self._path.stat().st_size
+        return entries, damages
+
+    def append(self, entries: Sequence[Entry]) -> str:
+        """Write entries down; "" or why that failed. Never raises for the disk's sake."""
+        try:
+            for part in _by_segment(entries):
+                if isinstance(part[0], StepOpened):
+                    self._open(part[0].begin.step)
+                self._write(part)
+                self._note(part)
+                self._clean_up(part)
+        except OSError as error:
+            self._give_up()
+            return f"{error.strerror or error}; tokens from here on are not kept until a step opens"
+        return ""
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _foreign(self, segment: Segment) -> bool:
+        first = segment.entries[0] if segment.entries else None
+        return isinstance(first, SegmentBegun) and first.run_id != self._run_id
+
+    def _open(self, step: int) -> None:
+        """Begin a segment with all that those before it say and that still holds."""
+        self.close()
+        if self._path is not None:
+            self._steps[self._path] = self._step
+        self._number += 1
+        self._step = step
+        self._path = self._folder / f"{self._number:08d}-step-{step}{SUFFIX}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._file, self._good = os.open(self._path, flags, 0o600), 0
+        states = (SegmentBegun(run_id=self._run_id), self._run_state, self._published)
+        self._write([entry for entry in states if entry is not None])
+
+    def _write(self, entries: Iterable[Entry]) -> None:
+        if self._file is None:
+            return  # given up until a step opens a segment
+        data = memoryview(frames(entries))
+        while data:
+            data = data[os.write(self._file, data) :]
+        self._good = os.lseek(self._file, 0, os.SEEK_CUR)
+
+    def _give_up(self) -> None:
+        """Write no more to this segment: what follows a gap could not be read."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # else the reader finds the torn frame itself
+                os.ftruncate(self._file, self._good)
+        self.close()
+
+    def _note(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            match entry:
+                case RunState():
+                    self._run_state = entry
+                case Published():
+                    self._published = entry
+                case StepOpened():
+                    self._step = entry.begin.step
+
+    def _clean_up(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            match entry:
+                case Forgotten(committed=committed):
+                    for path in [p for p, step in self._steps.items() if step <= committed]:
+                        self._steps.pop(path)
+                        path.unlink(missing_ok=True)
+                case RunOver():
+                    self.close()
+                    for path in self._folder.glob(f"*{SUFFIX}"):
+                        path.unlink(missing_ok=True)
+                    self._steps.clear()
+                    self._path = None
+
+
+def _by_segment(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Entries in runs that go to one segment: a `StepOpened` begins one."""
+    parts: list[list[Entry]] = []
+    for entry in entries:
+        if isinstance(entry, StepOpened) or not parts:
+            parts.append([])
+        parts[-1].append(entry)
+    return parts
+
+
+def _step_of(entries: Iterable[Entry]) -> int:
+    """The step that opened a segment; -1 of one that lost even that."""
+    return next((e.begin.step for e in entries if isinstance(e, StepOpened)), -1)

@@ -1,0 +1,136 @@
+"""What of a manager outlives it: noted in its journal as it changes, and read back.
+
+Who is connected is not part of it: servers and the trainer dial again. Tokens, steps and
+versions are noted where they change (`Outbox.keep`); here are the counts and totals.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from rlboost_jax.manager.instances import Roster
+from rlboost_jax.manager.journal import (
+    Collected,
+    Counted,
+    Entry,
+    Forgotten,
+    Published,
+    Redone,
+    RunState,
+    StepClosed,
+    StepOpened,
+    StepResumed,
+)
+from rlboost_jax.manager.ledger import Ledger
+from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.servers import Servers
+from rlboost_jax.manager.trainer import Trainer
+
+
+class Memory:
+    def __init__(
+        self, ledger: Ledger, roster: Roster, servers: Servers, trainer: Trainer, outbox: Outbox
+    ) -> None:
+        self._ledger = ledger
+        self._roster = roster
+        self._servers = servers
+        self._trainer = trainer
+        self._outbox = outbox
+        self._counted: object = None  # what was noted last
+        self._state: object = None
+
+    def note(self, now: float) -> None:
+        """Note what the event just handled has changed."""
+        roster, trainer = self._roster, self._trainer
+        state = (
+            trainer.window,
+            trainer.learnt,
+            tuple(trainer.paid.items()),
+            roster.joined,
+            roster.lost,
+            len(roster.quarantined),
+            roster.cost.level,
+        )
+        if state != self._state:
+            self._state = state
+            self._outbox.keep(
+                RunState(
+                    window=trainer.window,
+                    learnt=trainer.learnt,
+                    paid=dict(trainer.paid),
+                    quarantined=tuple(roster.quarantined),
+                    joined=roster.joined,
+                    lost=roster.lost,
+                    dollars=roster.cost.total(now),
+                    dollars_per_second=roster.cost.level,
+                    at=now,
+                )
+            )
+        active, books = self._ledger.active, self._ledger.books
+        in_flight = roster.in_flight
+        counted = (active, in_flight[True], in_flight[False], *books.values())
+        if counted != self._counted:
+            self._counted = counted
+            self._outbox.keep(
+                Counted(
+                    step=active.begin.step if active else -1,
+                    books=replace(books),
+                    in_flight_reserved=in_flight[True],
+                    in_flight_preemptible=in_flight[False],
+                )
+            )
+
+    def recover(self, entries: Iterable[Entry], now: float) -> None:
+        """Take in a journal. Nobody is connected yet."""
+        last: Counted | None = None
+        found = 0
+        for entry in entries:
+            found += 1
+            if isinstance(entry, Counted):
+                last = entry
+            self._replay(entry, now)
+        self._outbox.take()  # what was noted again by that
+        if not found:
+            return
+        for step in self._ledger.steps.values():
+            step.requeue()
+            step.books.settle(sum(rollout.num_tokens for rollout in step.rollouts))
+        if last is not None:
+            self._ledger.books.wasted(last.in_flight_reserved, reserved=True)
+            self._ledger.books.wasted(last.in_flight_preemptible, reserved=False)
+        self._trainer.recover(now)
+        self._outbox.record(
+            "recovered",
+            steps=len(self._ledger.steps),
+            finished=sum(step.num_finished for step in self._ledger.steps.values()),
+            tokens=sum(r.num_tokens for s in self._ledger.steps.values() for r in s.rollouts),
+        )
+
+    def _replay(self, entry: Entry, now: float) -> None:
+        ledger = self._ledger
+        match entry:
+            case RunState():
+                self._trainer.window, self._trainer.learnt = entry.window, entry.learnt
+                self._trainer.paid = dict(entry.paid)
+                self._roster.joined, self._roster.lost = entry.joined, entry.lost
+                self._roster.quarantined = dict.fromkeys(entry.quarantined)
+                since = max(0.0, now - entry.at)  # a clock that was set back says nothing
+                self._roster.cost.resume(entry.dollars + since * entry.dollars_per_second, now)
+            case Published(manifest=manifest):
+                self._servers.manifest = manifest
+                self._servers.manifests[manifest.version] = manifest
+            case StepOpened(begin=begin, at=at):
+                ledger.begin(begin, min(at, now))
+            case StepResumed(step=number) if number in ledger.steps:
+                ledger.begin(ledger.steps[number].begin, now)
+            case Collected() | Redone():
+                ledger.replay(entry)
+            case Counted(step=number, books=books):
+                if number == -1:
+                    ledger.gap = replace(books)
+                elif number in ledger.steps:
+                    ledger.steps[number].books = replace(books)
+            case StepClosed(step=number):
+                if ledger.active is not None and ledger.active.begin.step == number:
+                    ledger.close(ledger.active)
+            case Forgotten(committed=committed):
+                ledger.forget(committed)
