@@ -117,9 +117,7 @@ class Servers:
         self._roster.leave(instance)
         count = self._work.put_back(instance, list(instance.held))
         self._outbox.close(instance.stream, reason)
-        self._outbox.record(
-            kind, instance.name, reason=reason, count=count, tokens_lost=in_flight
-        )
+        self._outbox.record(kind, instance.name, reason=reason, count=count, tokens_lost=in_flight)
         if not instance.reserved and kind != "rejected":
             self._roster.lost += 1
             self._ledger.books.gone += 1

@@ -4,6 +4,7 @@ Tokens come from `token`, which depends on what real noise and real weights depe
 on nothing else, so that any tokens mixed up show.
 """
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +57,7 @@ def token(digest: str, step: int, sample: int, position: int) -> int:
     return 1 + mixed % (VOCAB - 1)
 
 
+@functools.cache
 def hash_of(digest: str) -> int:
     return sum(ord(letter) * place for place, letter in enumerate(digest, 1))
 

@@ -1,33 +1,18 @@
-"""A whole run in virtual time and one thread: servers, a trainer, a network and their faults.
+"""A rollout server in virtual time: slots, a queue, dispatches of a few tokens, one version.
 
-Only the manager is real.
+Its tokens are those of `fakes.token`, so that any that are mixed up show.
 """
 
-import heapq
 import itertools
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager.events import (
-    Close,
-    Event,
-    Exit,
-    FromServer,
-    InstanceExited,
-    Record,
-    Send,
-    ServerGone,
-    ServerStarted,
-    Signal,
-    Start,
-    Tick,
-)
-from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state import Manager
-from tests.manager.fakes import batch, hello, length, token
+from rlboost_jax.manager.events import FromServer, InstanceExited, ServerGone
+from tests.manager.fakes import MAX_TOKENS, VOCAB, batch, hello, length, token
+
+REDIAL_SECONDS = 0.1
 
 
 @dataclass
@@ -37,117 +22,46 @@ class Held:
     request: m.GenerateRequest
     position: int
     digest: str  # of the weights that it is sampled from
+    astray: bool  # goes on from tokens that another made up
 
+    def sample(self, count: int, *, lying: bool) -> list[int]:
+        """The next tokens, at most `count`."""
+        self.astray |= lying  # what follows a wrong token is another response
+        step, sample = self.request.step, self.request.sample
+        whole = MAX_TOKENS if self.astray else length(self.digest, step, sample)
+        upto = min(whole, self.position + count)
+        row = [token(self.digest, step, sample, i) for i in range(self.position, upto)]
+        if self.astray:
+            row = [t % (VOCAB - 1) + 1 for t in row]
+        self.position = upto
+        return row
 
-class World:
-    """Time, the manager, and the wires to it.
-
-    `check` is called after every event. Frames of one stream and direction keep their order;
-    a stream cut by its server may lose the frames that were under way.
-    """
-
-    def __init__(self, chosen: Settings, seed: int, check: Callable[["World"], None]) -> None:
-        self.random = random.Random(seed)
-        self.now = 0.0
-        self.manager = Manager(chosen)
-        self.settings = chosen
-        self.servers: list[Server] = []
-        self.trainer: Any = None
-        self.records: list[Record] = []
-        self.exit: Exit | None = None
-        self.sampled = 0  # tokens, by all engines
-        self.ready: dict[int, tuple[int, str]] = {}  # stream → what it last said to hold
-        self.transmit: Callable[[Server, m.TokenBatch], None] = Server.say
-        self._check = check
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-        self._streams: dict[int, Any] = {}
-        self._wires: dict[tuple[int, bool], float] = {}
-        self._tick_at = float("inf")
-
-    def later(self, seconds: float, what: Callable[[], None]) -> None:
-        self._at(self.now + seconds, what)
-
-    def run(self, until: Callable[[], bool], limit: float) -> None:
-        """Let time pass; raises if `until` does not come true within `limit` seconds."""
-        while not until():
-            if not self._events or self._events[0][0] > limit:
-                raise AssertionError(f"not done at {self.now:.2f} s")
-            self.now, _, what = heapq.heappop(self._events)
-            what()
-
-    def open(self, owner: Any) -> int:
-        stream = len(self._streams) + 1
-        self._streams[stream] = owner
-        return stream
-
-    def up(self, stream: int, event: Event) -> None:
-        """Put an event on the wire to the manager."""
-        self._on_wire(stream, True, lambda: self.deliver(event))
-
-    def deliver(self, event: Event) -> None:
-        if isinstance(event, FromServer) and isinstance(event.message, m.Ready):
-            self.ready[event.stream] = event.message.version, event.message.params_digest
-        for action in self.manager.handle(event, self.now):
-            self._perform(action)
-        self._check(self)
-        deadline = self.manager.next_deadline()
-        if deadline is not None and deadline < self._tick_at:
-            self._tick_at = deadline
-            self.later(max(0.0, deadline - self.now), self._tick)
-
-    def _tick(self) -> None:
-        self._tick_at = float("inf")
-        self.deliver(Tick())
-
-    def _perform(self, action: Any) -> None:
-        match action:
-            case Send(stream, message):
-                if isinstance(message, m.Generate):
-                    named = {(r.version, message.params_digest) for r in message.requests}
-                    assert named == {self.ready[stream]}
-                self._down(stream, lambda: self._streams[stream].hear(stream, message))
-            case Close(stream, _):
-                self._down(stream, lambda: self._streams[stream].hung_up(stream))
-            case Record():
-                self.records.append(action)
-            case Start(name):
-                server = Server(self, name=name)
-                self.later(0.2, server.connect)
-                started = ServerStarted(name, server.pid)
-                self.later(self.random.uniform(0.1, 0.25), lambda: self.deliver(started))
-            case Signal(name, notice):
-                for server in self.servers:
-                    if server.name == name and server.alive:
-                        server.notice() if notice else server.kill()
-            case Exit():
-                self.exit = action
-
-    def _down(self, stream: int, what: Callable[[], None]) -> None:
-        self._on_wire(stream, False, what)
-
-    def _on_wire(self, stream: int, up: bool, what: Callable[[], None]) -> None:
-        wire = stream, up
-        arrival = self.now + self.random.uniform(0.001, 0.02)
-        self._wires[wire] = arrival = max(arrival, self._wires.get(wire, 0.0))
-        self._at(arrival, what)
-
-    def _at(self, moment: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (moment, next(self._order), what))
+    @property
+    def over(self) -> bool:
+        key = self.digest, self.request.step, self.request.sample
+        return self.position == (MAX_TOKENS if self.astray else length(*key))
 
 
 class Server:
-    """A rollout server: slots, a queue, dispatches of a few tokens, one version of weights."""
+    """
+    Args:
+        world: what `tests.simulate.world.World` is.
+        reserved: the trainer's own engine: it is handed its weights.
+    """
 
-    def __init__(self, world: World, *, name: str = "", reserved: bool = False) -> None:
+    def __init__(self, world: Any, *, name: str = "", reserved: bool = False) -> None:
         self.world, self.name, self.reserved = world, name, reserved
         self.pid = 100 + len(world.servers)
         self.slots = 2
         self.alive = True
+        self.started = False  # the provider has said so
         self.frozen = False
-        self.speed = world.random.uniform(0.02, 0.1)  # seconds a dispatch
+        self.wedged = False  # renews its lease and does nothing else
+        self.lying = False
+        self.seconds = world.random.uniform(0.02, 0.1)  # a dispatch
+        self.slow = 1.0  # times as long
+        self.bad_pulls = 0  # that will fail, besides those of chance
         self.stream = 0
-        self.leaving = False
         self._gone = False  # the stream has ended and the manager was told
         self._missed: list[Callable[[], None]] = []
         self.version, self.digest = -1, ""
@@ -156,12 +70,17 @@ class Server:
     def connect(self) -> None:
         if not self.alive:
             return
+        if self.frozen:
+            self._missed.append(self.connect)
+            return
+        if self.world.manager is None:  # nobody listens
+            self.world.later(REDIAL_SECONDS, self.connect)
+            return
         self.stream = self.world.open(self)
         self.held: dict[int, Held] = {}
         self._asked: list[int] = []  # to be released after the dispatch
         self._busy = self._gone = False
         self._sequence = 0
-        self._welcome = False
         self._pull = 0
         self._pulling: m.Manifest | None = None
         name, reserved = self.name, self.reserved
@@ -171,33 +90,36 @@ class Server:
         self._renew(self.stream)
 
     def say(self, message: m.ServerMessage) -> None:
-        self.world.up(self.stream, FromServer(self.stream, message))
+        self.world.say(self, FromServer(self.stream, message))
 
     # Faults
 
-    def kill(self) -> None:
+    def kill(self, why: str = "killed") -> None:
+        if not self.alive:
+            return
         self.alive = False
-        self.world.up(self.stream, ServerGone(self.stream, "killed"))
+        self.world.up(self.stream, ServerGone(self.stream, why))
         if self.name.startswith("local-"):
-            name = self.name
-            self.world.later(0.05, lambda: self.world.deliver(InstanceExited(name, "killed")))
+            exited = InstanceExited(self.name, why)
+            self.world.later(0.05, lambda: self.world.deliver(exited))
 
     def notice(self) -> None:
         """SIGTERM: what there is has been sent; goodbye."""
-        if self._gone or self.frozen:
-            return self.kill()
-        self.say(m.Goodbye(reason="SIGTERM"))
+        if self.alive and not (self._gone or self.frozen or self.wedged) and self.stream:
+            self.say(m.Goodbye(reason="SIGTERM"))
         self.kill()
 
     def freeze(self) -> None:
         self.frozen = True
 
     def thaw(self) -> None:
+        if not self.frozen:
+            return
         self.frozen = False
         missed, self._missed = self._missed, []
         for what in missed:
             what()
-        if self.alive:
+        if self.alive and self.stream:
             self._renew(self.stream)
 
     # What it hears
@@ -220,22 +142,23 @@ class Server:
                     self._load(self._pulling.version, self._pulling.params_digest)
                 self._pull, self._pulling = self._pull + 1, chosen
                 self._fetch(self.stream, chosen, self._pull)
-            case m.Leave():
+            case m.Leave() if not self.reserved:
                 self.say(m.Goodbye(reason="told to"))
-                self.kill()
+                self.kill("told to leave")
 
     def hung_up(self, stream: int) -> None:
-        """The manager gave this stream up: begin another."""
+        """The stream has ended on this side: begin another."""
         if self._absent(stream, lambda: self.hung_up(stream)) or self._gone:
             return
         self._gone = True
-        self.world.later(0.1, self.connect)
+        self.world.later(REDIAL_SECONDS, self.connect)
 
     def offer(self, version: int, digest: str) -> None:
         """The trainer's own engine is handed its weights; it takes them between dispatches."""
         self._offered = version, digest
-        if self._busy:
-            self._asked += list(self.held)
+        if not self.stream or self._busy:
+            if self.stream:
+                self._asked += list(self.held)
             self.world.later(0.02, lambda: self.offer(*self._offered))
         elif self.alive:
             self._load(version, digest)
@@ -254,9 +177,11 @@ class Server:
             return
         had = m.unpack_tokens(request.response_tokens).tolist()
         expected = [token(self.digest, request.step, request.sample, i) for i in range(len(had))]
-        assert had == expected, "resumed with the wrong tokens"
-        assert len(had) < length(self.digest, request.step, request.sample)
-        self.held[request.request_id] = Held(request, len(had), self.digest)
+        astray = had != expected
+        assert not astray or self.world.lied, "resumed with the wrong tokens"
+        held = Held(request, len(had), self.digest, astray)
+        assert not held.over, "resumed though it was over"
+        self.held[request.request_id] = held
 
     def _fetch(self, stream: int, chosen: m.Manifest, pull: int) -> None:
         def done() -> None:
@@ -266,7 +191,8 @@ class Server:
                 self._asked += list(self.held)
                 self.world.later(0.02, done)
                 return
-            if self.world.random.random() < 0.1:
+            if self.bad_pulls or self.world.random.random() < 0.1:
+                self.bad_pulls = max(0, self.bad_pulls - 1)
                 self.say(m.WeightsRejected(version=chosen.version, reason="one bit flipped"))
                 self._fetch(stream, chosen, pull)
                 return
@@ -310,17 +236,16 @@ class Server:
         def done() -> None:
             if self._absent(stream, done):
                 return
+            if self.wedged:
+                self.world.later(self.seconds, done)
+                return
             rows = []
             for request_id, held, count in plan:
-                key = held.digest, held.request.step, held.request.sample
-                whole = length(*key)
-                upto = min(whole, held.position + count)
-                row = [token(*key, i) for i in range(held.position, upto)]
+                row = held.sample(count, lying=self.lying)
                 self.world.sampled += len(row)
                 rows.append((request_id, row))
-                held.position = upto
-                if upto == whole:
-                    del self.held[request_id]
+                if held.over:
+                    self.held.pop(request_id, None)
             for request_id in self._asked:
                 self.held.pop(request_id, None)
             self._busy = bool(self.held)
@@ -331,7 +256,7 @@ class Server:
             if self._busy:
                 self._go_on()
 
-        self.world.later(self.speed * self.world.random.uniform(0.7, 1.3), done)
+        self.world.later(self.seconds * self.slow * self.world.random.uniform(0.7, 1.3), done)
 
     def _release(self) -> None:
         ids, self._asked = self._asked, []
@@ -341,7 +266,7 @@ class Server:
             self.say(m.Released(request_ids=m.pack_ids(ids)))
 
     def _send(self, rows: list[tuple[int, list[int]]], version: int | None = None) -> None:
-        """A token batch with what the next dispatch may yield; sometimes it goes wrong."""
+        """A token batch with what the next dispatch may yield."""
         running = len(self._running()) if self._busy else 0
         message = batch(
             self._sequence,
@@ -352,4 +277,4 @@ class Server:
             waiting=len(self.held) - running if self._busy else 0,
         )
         self._sequence += 1
-        self.world.transmit(self, message)
+        self.say(message)

@@ -1,0 +1,82 @@
+"""Random schedules of faults, each a whole run in virtual time.
+
+    python -m tests.simulate --schedules=1000000 --seed=0 [--jobs=2]
+
+A schedule that fails is printed, cut down to the faults that it takes, as a Python expression;
+`--replay='Schedule(…)'` carries it out again.
+"""
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from tests.simulate.faults import Fault, Schedule, fails, run, schedule_of, shrink
+
+CHUNK = 250  # schedules handed to a process at a time
+REPORT_SECONDS = 30.0
+
+
+def carry_out(seeds: range) -> tuple[Counter[str], int, float]:
+    """Faults that came about, the first seed that fails (-1 without one), and CPU seconds."""
+    seen: Counter[str] = Counter()
+    since = time.process_time()
+    for seed in seeds:
+        try:
+            seen.update(run(schedule_of(seed)).world.seen)
+        except Exception:  # shown by `explain`
+            return seen, seed, time.process_time() - since
+    return seen, -1, time.process_time() - since
+
+
+def explain(seed: int) -> str:
+    """The smallest schedule that fails in the way of a seed, and how."""
+    schedule = shrink(schedule_of(seed))
+    error = fails(schedule)
+    return f"schedule {seed} fails: {type(error).__name__}: {error}\nsmallest: {schedule!r}"
+
+
+def soak(schedules: int, seed: int, jobs: int) -> int:
+    """Carry out many; returns the exit code."""
+    chunks = [
+        range(first, min(first + CHUNK, seed + schedules))
+        for first in range(seed, seed + schedules, CHUNK)
+    ]
+    seen: Counter[str] = Counter()
+    done, cpu, since = 0, 0.0, time.monotonic()
+    shown = since
+    with multiprocessing.Pool(jobs) as pool:
+        for number, result in enumerate(pool.imap(carry_out, chunks)):
+            kinds, failed, seconds = result
+            if failed >= 0:
+                pool.terminate()
+                print(explain(failed), flush=True)
+                return 1
+            seen.update(kinds)
+            done, cpu = done + len(chunks[number]), cpu + seconds
+            if time.monotonic() - shown > REPORT_SECONDS or done == schedules:
+                shown = time.monotonic()
+                rate = f"{done / cpu:,.0f} a second and core"
+                print(f"{done:,} clean, {rate}, {shown - since:,.0f} s", flush=True)
+    print("faults:", ", ".join(f"{kind} {count:,}" for kind, count in sorted(seen.items())))
+    return 0
+
+
+def main(arguments: Iterable[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulate", description=__doc__)
+    parser.add_argument("--schedules", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first schedule")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--replay", default="", help="a schedule as it was printed")
+    chosen = parser.parse_args(list(arguments))
+    if chosen.replay:
+        run(eval(chosen.replay, {"Schedule": Schedule, "Fault": Fault}))
+        return 0
+    return soak(chosen.schedules, chosen.seed, chosen.jobs)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

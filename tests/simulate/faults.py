@@ -1,0 +1,320 @@
+"""What goes wrong in a simulated run, and when: a schedule is data, so it can be cut down.
+
+Everything else that chance decides in the run (latencies, speeds, sizes of dispatches) follows
+from the schedule's seed as well.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from rlboost_jax import messages as m
+from rlboost_jax.manager.events import Event, FromServer, MachineAdded, MachineRemoved
+from tests.manager.fakes import settings
+from tests.simulate.invariants import check
+from tests.simulate.server import Server
+from tests.simulate.trainer import Trainer
+from tests.simulate.world import World
+
+FAULTS_END = 4.0  # seconds
+LIMIT = 40.0  # for all that was begun to be done, 36 s after the last fault at the latest
+NUM_STEPS = 2
+MEAN_GAP = 0.3  # seconds between faults
+
+
+@dataclass(frozen=True)
+class Fault:
+    """
+    Attributes:
+        target: which of those that it may hit.
+        amount: seconds, bytes or a share, in [0, 1): how much of what its kind allows.
+    """
+
+    at: float
+    kind: str
+    target: int
+    amount: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    seed: int
+    seeding: bool  # there is a reserved engine
+    servers: int  # preemptible, from the start
+    machines: int
+    faults: tuple[Fault, ...]
+
+    def without(self, left_out: Sequence[Fault]) -> "Schedule":
+        return replace(self, faults=tuple(f for f in self.faults if f not in left_out))
+
+
+def schedule_of(seed: int) -> Schedule:
+    """The schedule that a seed stands for."""
+    rng = random.Random(seed)
+    seeding = seed % 10 > 0
+    faults: list[Fault] = []
+    at = rng.expovariate(1 / MEAN_GAP)
+    kinds, weights = list(KINDS), [weight for _, weight in KINDS.values()]
+    while at < FAULTS_END:
+        kind = rng.choices(kinds, weights)[0]
+        faults.append(Fault(round(at, 3), kind, rng.randrange(8), round(rng.random(), 3)))
+        at += rng.expovariate(1 / MEAN_GAP)
+    servers = 1 if not seeding else rng.randint(0, 1)
+    return Schedule(seed, seeding, servers, rng.randint(0, 2), tuple(faults))
+
+
+class Run:
+    """One schedule, carried out."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self._next: dict[str, float] = {}  # what happens to the next frame of a server: amount
+        chosen = settings(deterministic=schedule.seeding)
+        self.world = world = World(chosen, schedule.seed, check)
+        world.tamper = self._tamper
+        Trainer(world, NUM_STEPS, seeding=schedule.seeding)
+        world.trainer.start()
+        for number in range(schedule.machines):
+            world.machines.add(f"machine-{number}")
+            world.deliver(MachineAdded(f"machine-{number}"))
+        for _ in range(schedule.servers):
+            Server(world).connect()
+        for fault in schedule.faults:
+            world.later(fault.at, self._doing(fault))
+        world.later(FAULTS_END, self._calm)
+
+    def finish(self) -> None:
+        """Raises AssertionError or whatever the manager raised."""
+        try:
+            self.world.run(lambda: self.world.exit is not None, LIMIT)
+            assert self.world.exit is not None and self.world.exit.code == 0
+            steps = [report.step for report in self.world.trainer.reports]
+            assert set(steps) == set(range(NUM_STEPS))
+        finally:
+            self.world.close()
+
+    def _doing(self, fault: Fault) -> Callable[[], None]:
+        def do() -> None:
+            if KINDS[fault.kind][0](self, fault):
+                self.world.seen.add(fault.kind)
+
+        return do
+
+    def _calm(self) -> None:
+        """The faults are over; somebody must be there to work."""
+        self._next.clear()
+        self.world.journal.full = False
+        for server in self.world.servers:
+            server.thaw()
+            server.slow = 1.0
+        if not self.world.trainer.alive:
+            self.world.trainer.start()
+        if not self.schedule.seeding:
+            Server(self.world).connect()
+
+    def _servers(self) -> list[Server]:
+        return [s for s in self.world.servers if s.alive and not s.reserved and s.stream]
+
+    def _server(self, fault: Fault) -> Server | None:
+        living = self._servers()
+        return living[fault.target % len(living)] if living else None
+
+    # Faults: each returns whether it came about
+
+    def kill(self, fault: Fault) -> bool:
+        server = self._server(fault)
+        if server is not None:
+            server.kill()
+        return server is not None
+
+    def term(self, fault: Fault) -> bool:
+        server = self._server(fault)
+        if server is not None:
+            server.notice()
+        return server is not None
+
+    def freeze(self, fault: Fault) -> bool:
+        """For less or more than a lease."""
+        server = self._server(fault)
+        if server is None or server.frozen:
+            return False
+        server.freeze()
+        self.world.later(5.0 * fault.amount, server.thaw)
+        return True
+
+    def slow(self, fault: Fault) -> bool:
+        server = self._server(fault)
+        if server is not None:
+            server.slow = 10.0
+        return server is not None
+
+    def cut(self, fault: Fault) -> bool:
+        """The connection is gone; for one half of them neither side is told."""
+        server = self._server(fault)
+        if server is not None:
+            self.world.cut(server.stream, told=fault.amount < 0.5)
+        return server is not None
+
+    def partition(self, fault: Fault) -> bool:
+        """Nothing arrives for a while: in one direction, or in both."""
+        server = self._server(fault)
+        if server is None:
+            return False
+        until = self.world.now + 4.0 * fault.amount
+        for up in ((True,), (False,), (True, False))[fault.target % 3]:
+            self.world.hold_up(server.stream, until, up=up)
+        return True
+
+    def join(self, fault: Fault) -> bool:
+        if len(self._servers()) >= 4:
+            return False
+        Server(self.world).connect()
+        return True
+
+    def spoil_weights(self, fault: Fault) -> bool:
+        server = self._server(fault)
+        if server is not None:
+            server.bad_pulls = 1 + int(3 * fault.amount)
+        return server is not None
+
+    def trainer(self, fault: Fault) -> bool:
+        trainer = self.world.trainer
+        if not trainer.alive or trainer.done:
+            return False
+        trainer.crash(same_bits=fault.target % 2 == 0)
+        self.world.later(2.0 * fault.amount, lambda: None if trainer.alive else trainer.start())
+        return True
+
+    def cut_trainer(self, fault: Fault) -> bool:
+        trainer = self.world.trainer
+        if not trainer.alive or not trainer.stream:
+            return False
+        self.world.cut(trainer.stream, told=True)
+        return True
+
+    def manager(self, fault: Fault) -> bool:
+        """Killed; sometimes it loses the end of its journal too, or its clock begins anew."""
+        if self.world.manager is None:
+            return False
+        amount = int(400 * fault.amount)
+        damages = ({}, {"torn": amount}, {"flipped": amount}, {"ahead": amount - 200.0})
+        damage = damages[max(0, fault.target - 4)]
+        self.world.crash_manager(2.0 * fault.amount, **damage)  # type: ignore[arg-type]
+        return True
+
+    def stall(self, fault: Fault) -> bool:
+        self.world.stall_manager(5.0 * fault.amount)
+        return True
+
+    def fill_disk(self, fault: Fault) -> bool:
+        self.world.journal.full = True
+
+        def free() -> None:
+            self.world.journal.full = False
+
+        self.world.later(2.0 * fault.amount, free)
+        return True
+
+    def take(self, fault: Fault) -> bool:
+        self.world.deliver(MachineRemoved("", fault.target % 2 == 0, fault.amount))
+        return True
+
+    def lend(self, fault: Fault) -> bool:
+        self.world.deliver(MachineAdded(""))
+        return True
+
+    def twice(self, fault: Fault) -> bool:
+        return self._on_frame("twice", fault)
+
+    def late(self, fault: Fault) -> bool:
+        return self._on_frame("late", fault)
+
+    def lose(self, fault: Fault) -> bool:
+        return self._on_frame("lose", fault)
+
+    def break_frame(self, fault: Fault) -> bool:
+        return self._on_frame("break", fault)
+
+    def _on_frame(self, what: str, fault: Fault) -> bool:
+        self._next[what] = fault.amount
+        return True
+
+    def _tamper(self, server: Server, event: Event) -> Sequence[tuple[float, Event]]:
+        """What becomes of a frame: (delay, event) each."""
+        if not self._next or server.reserved or not isinstance(event, FromServer):
+            return ((0.0, event),)
+        message = event.message
+        what = next(iter(self._next))
+        if what == "lose" and not isinstance(message, m.TokenBatch | m.Renew | m.Goodbye):
+            return ((0.0, event),)  # its loss would be that of the stream
+        if what == "break" and not isinstance(message, m.TokenBatch):
+            return ((0.0, event),)
+        amount = self._next.pop(what)
+        match what, message:
+            case "twice", _:
+                return (0.0, event), (amount, event)
+            case "late", _:
+                return ((0.001 + amount, event),)
+            case "lose", _:
+                return ()
+            case _, m.TokenBatch(tokens=tokens):
+                broken = msgspec.structs.replace(message, tokens=tokens + b"\0")
+                return ((0.0, FromServer(event.stream, broken)),)
+        raise AssertionError(what)
+
+
+KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
+    "kill": (Run.kill, 3),
+    "term": (Run.term, 2),
+    "freeze": (Run.freeze, 2),
+    "slow": (Run.slow, 1),
+    "cut": (Run.cut, 2),
+    "partition": (Run.partition, 2),
+    "join": (Run.join, 5),
+    "spoil_weights": (Run.spoil_weights, 1),
+    "trainer": (Run.trainer, 1),
+    "cut_trainer": (Run.cut_trainer, 1),
+    "manager": (Run.manager, 2),
+    "stall": (Run.stall, 1),
+    "fill_disk": (Run.fill_disk, 1),
+    "take": (Run.take, 2),
+    "lend": (Run.lend, 3),
+    "twice": (Run.twice, 2),
+    "late": (Run.late, 1),
+    "lose": (Run.lose, 1),
+    "break_frame": (Run.break_frame, 1),
+}
+
+
+def run(schedule: Schedule) -> Run:
+    """Carry a schedule out; raises what went wrong."""
+    done = Run(schedule)
+    done.finish()
+    return done
+
+
+def shrink(schedule: Schedule) -> Schedule:
+    """The schedule without every fault that the failure does not need."""
+    step = max(1, len(schedule.faults) // 2)
+    while True:
+        at, smaller = 0, False
+        while at < len(schedule.faults):
+            candidate = schedule.without(schedule.faults[at : at + step])
+            if fails(candidate) is not None:
+                schedule, smaller = candidate, True
+            else:
+                at += step
+        if step == 1 and not smaller:
+            return schedule
+        step = max(1, step // 2)
+
+
+def fails(schedule: Schedule) -> Exception | None:
+    """What goes wrong in a schedule, if anything does."""
+    try:
+        run(schedule)
+    except Exception as error:  # whatever it is: it is what is looked for
+        return error
+    return None

@@ -1,0 +1,100 @@
+"""Mistakes planted in the manager: random schedules must find each of them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlboost_jax import messages as m
+from rlboost_jax.manager import journal, journal_files, ledger, outbox, servers, work
+from rlboost_jax.manager.instances import Instance, Roster
+from rlboost_jax.manager.journal import Collected
+from tests.simulate.faults import fails, schedule_of
+
+WITHIN = 10_000  # schedules
+Plant = Callable[[pytest.MonkeyPatch], Any]
+
+
+def lost_ack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are taken in, and acted upon, before they are durable."""
+    real = outbox.Outbox.keep
+
+    def keep(self: outbox.Outbox, entry: journal.Entry) -> None:
+        if not (isinstance(entry, Collected) and len(entry.samples) > 4):
+            real(self, entry)
+
+    monkeypatch.setattr(outbox.Outbox, "keep", keep)
+
+
+def double_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame that comes twice is taken twice."""
+    real = servers.Servers._tokens
+
+    def tokens(self: Any, instance: Instance, batch: m.TokenBatch, now: float) -> bool:
+        if batch.sequence == instance.next_sequence - 1:
+            instance.next_sequence -= 1
+        return real(self, instance, batch, now)
+
+    monkeypatch.setattr(servers.Servers, "_tokens", tokens)
+
+
+def stale_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of a version is enough to get work of it."""
+
+    def holds(self: Instance, named: Any) -> bool:
+        return self.version == named.version
+
+    monkeypatch.setattr(Instance, "holds", holds)
+
+
+def forgotten_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was being asked back of a server that goes is waited for in vain."""
+    real = work.Work.put_back
+
+    def put_back(self: Any, instance: Instance, request_ids: Any) -> int:
+        ids = [i for i in request_ids if i in instance.held and not instance.held[i].releasing]
+        for request_id in set(request_ids) - set(ids):
+            instance.let_go(request_id)
+        return real(self, instance, ids)
+
+    monkeypatch.setattr(work.Work, "put_back", put_back)
+
+
+def lease_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease goes on for one renewal longer than it should."""
+
+    def expired(self: Roster, now: float) -> list[Instance]:
+        manager = self._settings.manager
+        ends = {i.stream: i.heard_at + manager.lease_seconds + manager.renew_seconds for i in self}
+        self.check_at = min((end for end in ends.values() if end > now), default=math.inf)
+        return [i for i in self if ends[i.stream] <= now]
+
+    monkeypatch.setattr(Roster, "expired", expired)
+
+
+def torn_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal goes on behind a torn frame, where nobody will ever read."""
+    real = journal.read_segment
+
+    def read_segment(data: bytes) -> journal.Segment:
+        found = real(data)
+        return journal.Segment(entries=found.entries, good_bytes=len(data), damage="")
+
+    monkeypatch.setattr(journal_files, "read_segment", read_segment)
+
+
+PLANTED = (
+    lost_ack,
+    double_delivery,
+    stale_version,
+    forgotten_request,
+    lease_off_by_one,
+    torn_tail,
+)
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_mistake_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert any(fails(schedule_of(seed)) is not None for seed in range(WITHIN))

@@ -1,0 +1,76 @@
+"""Random schedules of faults in virtual time, checked after every event.
+
+Each schedule is a seed. Whatever happens, the trainer gets every (step, sample) once and
+bit for bit as the sampler says, and all steps end once the faults stop.
+"""
+
+from collections import Counter
+
+import pytest
+
+from tests.simulate.__main__ import carry_out, explain
+from tests.simulate.faults import KINDS, Schedule, fails, run, schedule_of, shrink
+
+SCHEDULES = 20_000
+SOAKED = 1_000_000
+PARTS = 40
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_sample_once_and_right(part: int) -> None:
+    run_all(range(part, SCHEDULES, PARTS))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_sample_once_and_right_for_long(part: int) -> None:
+    run_all(range(SCHEDULES + part, SCHEDULES + SOAKED, PARTS))
+
+
+def run_all(seeds: range) -> None:
+    _, failed, _ = carry_out(seeds)
+    assert failed < 0, explain(failed)
+
+
+def test_schedules_hold_every_fault() -> None:
+    """The schedules above would prove little if they were calm."""
+    seen: Counter[str] = Counter()
+    recorded: set[str] = set()
+    for seed in range(300):
+        world = run(schedule_of(seed)).world
+        seen.update(world.seen)
+        recorded |= {r.kind for r in world.records}
+    assert set(seen) == set(KINDS)
+    assert min(seen.values()) >= 20, seen
+    assert recorded >= {
+        *("joined", "ready", "notice", "lost", "drained", "rejected", "pulled", "published"),
+        *("migrated", "window_closed", "resumed", "working", "recovered"),
+    }
+
+
+def test_same_schedule_same_actions() -> None:
+    """Nothing in the manager depends on hashes, clocks or chance."""
+    first, second = run(schedule_of(5)).world, run(schedule_of(5)).world
+    assert first.records == second.records
+    assert first.trainer.reports == second.trainer.reports
+
+
+def test_a_failing_schedule_is_cut_down_and_can_be_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a check that no server may be killed, one kill is all that is left."""
+    from tests.simulate import faults
+
+    real = faults.Run.kill
+
+    def forbidden(one: faults.Run, fault: faults.Fault) -> bool:
+        assert not real(one, fault), "killed"
+        return False
+
+    monkeypatch.setitem(faults.KINDS, "kill", (forbidden, faults.KINDS["kill"][1]))
+    seed = next(seed for seed in range(100) if fails(schedule_of(seed)))
+    smallest = shrink(schedule_of(seed))
+    assert [fault.kind for fault in smallest.faults].count("kill") == 1
+    assert len(smallest.faults) <= 2  # the second: a join, where nobody was there to be killed
+    again = eval(repr(smallest), {"Schedule": Schedule, "Fault": faults.Fault})
+    assert str(fails(again)) == "killed"

@@ -1,0 +1,198 @@
+"""The trainer of a simulated run: steps, checkpoints, crashes, and its link to the manager.
+
+It checks all that it is given, bit for bit. What it has said and must say again on a new stream is
+what `rlboost_jax.learner.link.ManagerLink` says again.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from rlboost_jax import messages as m
+from rlboost_jax.manager.events import FromTrainer, TrainerGone
+from tests.manager.fakes import RUN, begin_step, length, logprob, manifest, token
+from tests.simulate.server import REDIAL_SECONDS, Server
+
+
+class Trainer:
+    """Trains `num_steps` and ends the run.
+
+    After a crash it begins again at the step after the last durable one, with the same
+    parameters, or with others if `same_bits` is False.
+    """
+
+    def __init__(
+        self,
+        world: Any,
+        num_steps: int,
+        *,
+        seeding: bool = True,
+        prompts: int = 2,
+        group_size: int = 2,
+    ) -> None:
+        self.world = world
+        self.num_steps, self.prompts, self.group_size = num_steps, prompts, group_size
+        self.reports: list[m.StepReport] = []
+        self.doubts = 0
+        self.alive = False
+        self.done = False
+        self.lives = 0
+        self.seeding = seeding
+        self.stream = 0
+        self._got: set[tuple[int, int, int]] = set()  # (stream, step, sample)
+        self._durable = -1
+        self._written = 0.0
+        self._flavour = 0
+        world.trainer = self
+
+    @property
+    def begin(self) -> m.BeginStep:
+        digest = f"parameters {self.step} of {self._flavour}"
+        sizes = {"prompts": self.prompts, "group_size": self.group_size}
+        return begin_step(self.step, self.step, digest, **sizes)
+
+    def start(self) -> None:
+        """A new process, from the last durable checkpoint."""
+        self.alive = True
+        self.lives += 1
+        self.step = self._durable + 1
+        self.done = self.step == self.num_steps
+        self._again: dict[str, m.TrainerMessage] = {}
+        self._over: list[m.TrainerMessage] = []  # commits not yet said
+        self._begin_step()
+        if self.seeding:
+            self.engine = Server(self.world, reserved=True)
+            self.engine.connect()
+        self._dial()
+
+    def crash(self, *, same_bits: bool) -> None:
+        self.alive = False
+        self._flavour += not same_bits
+        self.world.up(self.stream, TrainerGone(self.stream, "killed"))
+        if self.seeding:
+            self.engine.kill()
+
+    def hear(self, stream: int, message: m.ToTrainer) -> None:
+        if not self.alive or stream != self.stream:
+            return
+        match message:
+            case m.FinishedRollout():
+                self._finished(message)
+            case m.StepReport():
+                self._reported(message)
+            case m.Refused(reason=reason):
+                raise AssertionError(f"the manager refused: {reason}")
+
+    def hung_up(self, stream: int) -> None:
+        if self.alive and stream == self.stream and self.world.exit is None:
+            self.stream = 0
+            life = self.lives
+            self.world.later(REDIAL_SECONDS, lambda: self._dial() if life == self.lives else None)
+
+    def _dial(self) -> None:
+        if not self.alive:
+            return
+        if self.world.manager is None:
+            life = self.lives
+            self.world.later(REDIAL_SECONDS, lambda: self._dial() if life == self.lives else None)
+            return
+        self.stream = self.world.open(self)
+        self._put(m.TrainerHello(run_id=RUN, window=None))
+        for message in (self._again.get(kind) for kind in ("publish", "begin", "trained", "end")):
+            if message is not None:
+                self._put(message)
+        over, self._over = self._over, []
+        for message in over:
+            self._say(message)
+
+    def _say(self, message: m.TrainerMessage) -> None:
+        """Now, or on the next stream."""
+        match message:
+            case m.Publish():
+                self._again["publish"] = message
+            case m.BeginStep():
+                self._again["begin"] = message
+                self._again.pop("trained", None)
+            case m.StepTrained():
+                self._again["trained"] = message
+            case m.EndRun():
+                self._again["end"] = message  # a manager that lives is told to go by a signal
+            case m.StepCommitted() if not self.stream:
+                self._over.append(message)
+        if self.stream:
+            self._put(message)
+
+    def _put(self, message: m.TrainerMessage) -> None:
+        self.world.up(self.stream, FromTrainer(self.stream, message))
+
+    def _later(self, seconds: float, what: Callable[[], None]) -> None:
+        """Unless this life of the trainer has ended by then."""
+        life = self.lives
+        self.world.later(seconds, lambda: what() if self.alive and life == self.lives else None)
+
+    def _begin_step(self) -> None:
+        if self.done:
+            self._end()
+            return
+        self.results: dict[int, m.FinishedRollout] = {}
+        begin, delay = self.begin, self.world.random.uniform
+        snapshot = manifest(begin.version, begin.params_digest)
+        # Snapshots are written beside the step, one after the other.
+        self._written = max(self._written, self.world.now + delay(0.0, 0.3))
+        publish = lambda: self._say(m.Publish(manifest=snapshot))  # noqa: E731
+        self._later(self._written - self.world.now, publish)
+        self._say(begin)
+        if self.seeding:
+            self._later(delay(0.0, 0.1), lambda: self._offer(begin))
+
+    def _offer(self, begin: m.BeginStep) -> None:
+        if begin.step == self.step:
+            self.engine.offer(begin.version, begin.params_digest)
+
+    def _finished(self, result: m.FinishedRollout) -> None:
+        assert result.step == self.step, f"a rollout of step {result.step} in step {self.step}"
+        key = self.stream, result.step, result.sample
+        assert key not in self._got, "delivered twice"
+        self._got.add(key)
+        digest = self.begin.params_digest
+        whole = length(digest, result.step, result.sample)
+        tokens = [token(digest, result.step, result.sample, i) for i in range(whole)]
+        assert m.unpack_tokens(result.tokens).tolist() == tokens
+        assert m.unpack_logprobs(result.logprobs).tolist() == [logprob(t) for t in tokens]
+        assert result.versions == ((self.step, whole),)
+        known = result.sample in self.results  # said again on a new stream
+        self.results[result.sample] = result
+        if not known and len(self.results) == self.prompts * self.group_size:
+            self._train()
+
+    def _train(self) -> None:
+        wait = self.world.random.uniform(0.0, 0.5)
+        trained = m.StepTrained(step=self.step, train_wait_seconds=wait, train_seconds=wait + 0.1)
+        self._later(wait, lambda: self._say(trained))
+
+    def _reported(self, report: m.StepReport) -> None:
+        if report.step < self.step:
+            return  # asked for again on a new stream
+        assert report.step == self.step
+        delivered = sum(len(r.tokens) // 4 for r in self.results.values())
+        if not self.world.forgetful:
+            assert report.tokens_delivered == delivered
+        assert report.tokens_generated == report.tokens_delivered + report.tokens_lost
+        assert report.tokens_generated == report.tokens_reserved + report.tokens_preemptible
+        self.reports.append(report)
+        self._again.pop("begin", None)
+        self._again.pop("trained", None)
+        step = self.step
+        self._later(self.world.random.uniform(0.0, 0.5), lambda: self._commit(step))
+        self.step += 1
+        self.done = self.step == self.num_steps
+        if not self.done:
+            self._begin_step()
+
+    def _commit(self, step: int) -> None:
+        self._durable = step
+        self._say(m.StepCommitted(step=step))
+        if self.done and step == self.num_steps - 1:
+            self._end()
+
+    def _end(self) -> None:
+        self._say(m.EndRun(reason="done"))

@@ -1,0 +1,338 @@
+"""A whole run in virtual time and one thread; only the manager and its journal are real.
+
+The network keeps the frames of a stream in order, as TCP does, delays them, and loses those that
+are under way when a stream is cut. What a frame says may be changed on the way (`Wire`), for
+servers are not to be believed.
+"""
+
+import errno
+import heapq
+import itertools
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlboost_jax import messages as m
+from rlboost_jax.manager.events import (
+    Append,
+    Close,
+    Event,
+    Exit,
+    FromServer,
+    InstanceExited,
+    MachineAdded,
+    Record,
+    Send,
+    ServerFound,
+    ServerGone,
+    ServerStarted,
+    Signal,
+    Stalled,
+    Start,
+    Tick,
+    TrainerGone,
+)
+from rlboost_jax.manager.journal import Entry, StepOpened
+from rlboost_jax.manager.journal_files import SUFFIX, Journal
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state import Manager
+from tests.manager.fakes import RUN
+from tests.simulate.server import Server
+
+BUSY = 2000  # events at one moment: more mean that a deadline is never met
+RESOLUTION = 1e-9  # seconds: a timer of the loop is as much late
+MEMORY = Path("/dev/shm")  # journals are written there if it exists: thousands a minute
+
+
+class Disk(Journal):
+    """A journal that can run out of space in the middle of a frame."""
+
+    full = False
+
+    def _write(self, entries: Sequence[Entry]) -> None:  # type: ignore[override]
+        if self.full and self._file is not None:
+            os.write(self._file, b"\x40\x00\x00")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super()._write(entries)
+
+
+class World:
+    """Time, the manager, and the wires to it.
+
+    `check` is called after every event with the manager in place.
+    """
+
+    def __init__(self, chosen: Settings, seed: int, check: Callable[["World"], None]) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.settings = chosen
+        self.manager: Manager | None = None
+        self.servers: list[Server] = []
+        self.trainer: Any = None
+        self.records: list[Record] = []
+        self.exit: Exit | None = None
+        self.sampled = 0  # tokens, by all engines
+        self.forgetful = False  # the journal has lost something that was in it
+        self.lied = False  # some server has made tokens up
+        self.ready: dict[int, tuple[int, str]] = {}  # stream → what it last said to hold
+        self.heard: dict[int, float] = {}  # stream → when its last frame came in
+        self.tamper: Callable[[Server, Event], Sequence[tuple[float, Event]]] | None = None
+        self.machines: set[str] = set()  # that the market has lent
+        self.seen: set[str] = set()  # faults that came about
+        self.checked = 0  # records that the invariants have seen
+        self.named: dict[str, int] = {}  # instance → its stream, at the last check
+        self._check = check
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._streams: dict[int, Any] = {}
+        self._cut: set[int] = set()  # streams that carry nothing any more
+        self._wires: dict[tuple[int, bool], float] = {}
+        self._held_up: dict[tuple[int, bool], float] = {}  # until when nothing arrives
+        self._tick_at = float("inf")
+        self._lives = 0  # of managers
+        self._ahead = 0.0  # of the clock that the manager goes by
+        self._stalled_until = 0.0
+        self._gap = False  # nothing is written since the disk was full
+        self._gapped: set[int] = set()  # steps of which something was not written
+        self._folder = tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None)
+        self.start_manager()
+
+    def close(self) -> None:
+        """Leave nothing on the disk."""
+        self.journal.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # Time
+
+    def clock(self) -> float:
+        """What the manager's clock says: it begins anew with a host that was restarted."""
+        return self.now + self._ahead
+
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
+        self._at(self.now + seconds, what)
+
+    def run(self, until: Callable[[], bool], limit: float) -> None:
+        """Let time pass; raises if `until` does not come true within `limit` seconds."""
+        busy = 0
+        while not until():
+            if not self._events or self._events[0][0] > limit:
+                raise AssertionError(f"not done at {self.now:.2f} s")
+            busy = busy + 1 if self._events[0][0] == self.now else 0
+            assert busy < BUSY, f"time stands still at {self.now:.2f} s"
+            self.now, _, what = heapq.heappop(self._events)
+            what()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let what is due in the next seconds happen."""
+        end = self.now + seconds
+        while self._events and self._events[0][0] <= end:
+            self.now, _, what = heapq.heappop(self._events)
+            what()
+        self.now = max(self.now, end)
+
+    # The manager's life
+
+    def start_manager(self) -> None:
+        """A new process: nothing but the journal is left of the one before."""
+        self._lives += 1
+        self.journal = Disk(Path(self._folder), RUN)
+        entries, damages = self.journal.read()
+        self.damages = damages
+        self.manager = Manager(self.settings, self.clock())
+        self._tick_at = float("inf")
+        for action in self.manager.recover(entries, self.clock()):
+            self._perform(action)
+        for server in self.servers:
+            if server.name.startswith("local-") and server.alive and server.started:
+                self.deliver(ServerFound(server.name, server.pid))
+        for machine in sorted(self.machines):
+            self.deliver(MachineAdded(machine))
+        self._wake()
+
+    def crash_manager(
+        self, seconds: float, *, torn: int = 0, flipped: int = 0, ahead: float = 0.0
+    ) -> None:
+        """It dies, and is started again after a while.
+
+        Args:
+            torn: bytes that the last file of the journal loses at its end.
+            flipped: a byte of it is changed, so many before its end; 0: none.
+            ahead: seconds by which the next one's clock is ahead of this one's.
+        """
+        if self.manager is None or self.exit is not None:
+            return
+        damaged = bool(torn or flipped)
+        self.forgetful |= damaged
+        kept = {} if damaged or self._gap else tokens_of(self.manager)
+        kept = {key: kept[key] for key in kept if key[0] not in self._gapped}
+        self.journal.close()
+        self._damage(torn, flipped)
+        self.manager = None
+        for stream, owner in self._streams.items():
+            if stream not in self._cut:
+                self._cut.add(stream)
+                self.later(self.random.uniform(0.0, 0.02), _hang_up(owner, stream))
+
+        def restart() -> None:
+            self._ahead += ahead
+            self.start_manager()
+            recovered = tokens_of(self.manager)
+            assert all(recovered.get(key) == kept[key] for key in kept), "lost what it had taken in"
+
+        self.later(seconds, restart)
+
+    def stall_manager(self, seconds: float) -> None:
+        """The process stands still: what comes meanwhile is read afterwards."""
+        if self.manager is not None and self.now >= self._stalled_until:
+            self._stalled_until = self.now + seconds
+            self._at(self._stalled_until, lambda: self.deliver(Stalled(seconds)))
+
+    # Wires
+
+    def open(self, owner: Any) -> int:
+        stream = len(self._streams) + 1
+        self._streams[stream] = owner
+        return stream
+
+    def cut(self, stream: int, *, told: bool) -> None:
+        """Nothing passes any more. Each side hears of it if `told`, else by its own clock."""
+        if stream in self._cut or stream not in self._streams:
+            return
+        owner = self._streams[stream]
+        self._cut.add(stream)
+        if told:
+            gone = TrainerGone if owner is self.trainer else ServerGone
+            self.later(0.01, lambda: self.deliver(gone(stream, "cut")))
+        self.later(0.01 if told else 5.0, _hang_up(owner, stream))
+
+    def hold_up(self, stream: int, until: float, *, up: bool) -> None:
+        """Frames of one direction arrive later: in order, and all of them."""
+        self._held_up[stream, up] = max(until, self._held_up.get((stream, up), 0.0))
+
+    def say(self, server: Server, event: Event) -> None:
+        """A server's frame, as the wire lets it through."""
+        for delay, changed in self.tamper(server, event) if self.tamper else ((0.0, event),):
+            if delay:
+                self.later(delay, lambda changed=changed: self._arrive(server.stream, changed))  # type: ignore[misc]
+            else:
+                self.up(server.stream, changed)
+
+    def up(self, stream: int, event: Event) -> None:
+        """Put an event on the wire to the manager."""
+        self._on_wire(stream, True, lambda: self._arrive(stream, event))
+
+    def deliver(self, event: Event) -> None:
+        """The manager, if there is one, takes in an event."""
+        if self.manager is None or self.exit is not None:
+            return
+        if self.now < self._stalled_until:
+            self._at(self._stalled_until, lambda: self.deliver(event))
+            return
+        if isinstance(event, Stalled):
+            extended = {s: min(self.now, at + event.seconds) for s, at in self.heard.items()}
+            self.heard.update(extended)
+        if isinstance(event, FromServer):
+            self.heard[event.stream] = self.now
+            if isinstance(event.message, m.Ready):
+                self.ready[event.stream] = event.message.version, event.message.params_digest
+        for action in self.manager.handle(event, self.clock()):
+            self._perform(action)
+        self._check(self)
+        self._wake()
+
+    def _arrive(self, stream: int, event: Event) -> None:
+        if stream not in self._cut:
+            self.deliver(event)
+
+    def _wake(self) -> None:
+        assert self.manager is not None
+        deadline = self.manager.next_deadline()
+        if deadline is not None and deadline < self._tick_at:
+            self._tick_at = deadline
+            life = self._lives
+            due = deadline - self._ahead + RESOLUTION
+            self._at(max(self.now, due), lambda: self._tick(life))
+
+    def _tick(self, life: int) -> None:
+        if life == self._lives:
+            self._tick_at = float("inf")
+            self.deliver(Tick())
+
+    def _perform(self, action: Any) -> None:
+        match action:
+            case Append(entries):
+                self._append(entries)
+            case Send(stream, message):
+                if isinstance(message, m.Generate):
+                    named = {(r.version, message.params_digest) for r in message.requests}
+                    assert named == {self.ready[stream]}, "work for weights that it does not hold"
+                self._down(stream, lambda: self._streams[stream].hear(stream, message))
+            case Close(stream, _):
+                self._down(stream, lambda: self._streams[stream].hung_up(stream))
+            case Record():
+                self.records.append(action)
+            case Start(name):
+                server = Server(self, name=name)
+                self.later(0.2, server.connect)
+                self.later(self.random.uniform(0.1, 0.25), lambda: self._started(server))
+            case Signal(name, notice):
+                for server in self.servers:
+                    if server.name == name and server.alive:
+                        server.notice() if notice else server.kill()
+            case Exit():
+                self.exit = action
+
+    def _append(self, entries: Sequence[Entry]) -> None:
+        failed = bool(self.journal.append(entries))
+        opened = {entry.begin.step for entry in entries if isinstance(entry, StepOpened)}
+        self._gap = failed or (self._gap and not opened)
+        self.forgetful |= failed
+        if self._gap and self.manager is not None:
+            self._gapped |= self.manager.ledger.steps.keys()
+        elif opened:
+            self._gapped -= opened
+
+    def _started(self, server: Server) -> None:
+        server.started = True
+        self.deliver(ServerStarted(server.name, server.pid))
+        if not server.alive:
+            self.deliver(InstanceExited(server.name, "killed"))
+
+    def _down(self, stream: int, what: Callable[[], None]) -> None:
+        self._on_wire(stream, False, lambda: None if stream in self._cut else what())
+
+    def _on_wire(self, stream: int, up: bool, what: Callable[[], None]) -> None:
+        wire = stream, up
+        arrival = max(self.now, self._held_up.get(wire, 0.0)) + self.random.uniform(0.001, 0.02)
+        self._wires[wire] = arrival = max(arrival, self._wires.get(wire, 0.0))
+        self._at(arrival, what)
+
+    def _at(self, moment: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (moment, next(self._order), what))
+
+    def _damage(self, torn: int, flipped: int) -> None:
+        files = sorted(Path(self._folder).glob(f"*{SUFFIX}"))
+        if not files or not (torn or flipped):
+            return
+        data = bytearray(files[-1].read_bytes())
+        if flipped and len(data) > flipped:
+            data[-flipped] ^= 0x10
+        files[-1].write_bytes(data[: len(data) - torn] if torn else data)
+
+
+def tokens_of(manager: Manager | None) -> dict[tuple[int, int], bytes]:
+    """All tokens that a manager keeps, by step and sample."""
+    assert manager is not None
+    return {
+        (number, rollout.sample): bytes(rollout.result.tokens if rollout.result else rollout.tokens)
+        for number, step in manager.ledger.steps.items()
+        for rollout in step.rollouts
+    }
+
+
+def _hang_up(owner: Any, stream: int) -> Callable[[], None]:
+    return lambda: owner.hung_up(stream)
