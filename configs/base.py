@@ -70,6 +70,9 @@ def get_config() -> ConfigDict:
     config.learner.beta1 = 0.9  # AdamW's decay of the mean gradient
     config.learner.beta2 = 0.98  # … and of the mean squared gradient
     config.learner.max_gradient_norm = 1.0  # global norm to which gradients are clipped
+    # A server is quarantined, and its work done again, if its log-probability of some token is
+    # further than this from the learner's own; infinity tolerates everything.
+    config.learner.tolerated_gap = 0.0  # nats; 0: 1e-3 in float32, 2 where rollouts are rounded
     config.learner.mesh = (1, 1, 1)  # devices along (data, fsdp, tensor)
     config.learner.remat = False  # recompute activations in the backward pass
     config.learner.attention = "auto"  # "paged": log-probs as the engine's; "dense"; auto chooses

@@ -211,6 +211,19 @@ class BeginStep(Message, frozen=True, kw_only=True):
     prompts: tuple[PromptRequest, ...]
 
 
+class Doubt(Message, frozen=True, kw_only=True):
+    """The learner's own log-probabilities contradict these finished responses.
+
+    Whoever sampled the tokens named is not believed any more; the responses are gone on with
+    from before that instance's first token, by others, and delivered again.
+    """
+
+    step: int
+    samples: bytes  # uint32
+    positions: bytes  # uint32: in each response, of the first token in doubt
+    gap: float  # nats, the largest
+
+
 class StepTrained(Message, frozen=True, kw_only=True):
     """The update of a step was applied; answered with `StepReport`."""
 
@@ -309,7 +322,7 @@ class FleetStatus(Message, frozen=True, kw_only=True):
 
 ServerMessage = Hello | Renew | Ready | WeightsRejected | TokenBatch | Released | Goodbye
 ToServer = Welcome | Announce | Generate | Release | Leave
-TrainerMessage = TrainerHello | Publish | BeginStep | StepTrained | StepCommitted | EndRun
+TrainerMessage = TrainerHello | Publish | BeginStep | Doubt | StepTrained | StepCommitted | EndRun
 ToTrainer = TrainerWelcome | Refused | FinishedRollout | WindowClosed | StepReport | FleetStatus
 
 encode = msgspec.msgpack.Encoder().encode

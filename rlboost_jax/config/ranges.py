@@ -44,6 +44,7 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "learner.weight_decay": 0,
     "learner.beta1": 0,
     "learner.beta2": 0,
+    "learner.tolerated_gap": 0,
     "engine.slots": 1,
     "engine.page_size": 1,
     "engine.num_pages": 0,

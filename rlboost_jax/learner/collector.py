@@ -1,6 +1,6 @@
 """Finished rollouts of one step, each taken once, and the groups they make."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -77,6 +77,13 @@ class StepCollector:
             advantage=0.0,
         )
         return self._group_if_finished(rollout.prompt)
+
+    def reject(self, samples: Iterable[int]) -> None:
+        """Forget rollouts whose tokens are not believed: they will arrive once more."""
+        for sample in samples:
+            taken = self._taken.pop(sample, None)
+            if taken is not None:
+                self.groups.pop(taken.prompt, None)
 
     def _group_if_finished(self, prompt: int) -> Group | None:
         samples = range(prompt * self._group_size, (prompt + 1) * self._group_size)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ import aiohttp
 import msgspec
 
 from rlboost_jax import messages
+from rlboost_jax.learner.streaming import Doubt
 
 T = TypeVar("T")
 
@@ -126,6 +127,18 @@ class ManagerLink:
 
     def committed(self, step: int) -> None:
         self._send(messages.StepCommitted(step=step))
+
+    def doubt(self, step: int, doubts: Sequence[Doubt]) -> None:
+        """Have responses generated again, by others. One that is lost on the way is brought up
+        again: the manager delivers the same response once more."""
+        self._send(
+            messages.Doubt(
+                step=step,
+                samples=messages.pack_ids([doubt.sample for doubt in doubts]),
+                positions=messages.pack_ids([doubt.position for doubt in doubts]),
+                gap=max(doubt.gap for doubt in doubts),
+            )
+        )
 
     def trained(self, trained: messages.StepTrained) -> messages.StepReport:
         """Tell that the update was applied and wait for the manager's account of the step.

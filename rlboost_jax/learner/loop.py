@@ -13,7 +13,7 @@ Invariants:
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,13 +28,13 @@ from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.gradients import GradientSum
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.packing import pack, update_divisor
+from rlboost_jax.learner.packing import PackedBatch, pack, update_divisor
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngine
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.learner.streaming import StreamTimes, stream_step
-from rlboost_jax.learner.trajectory import Group, trajectories_digest
+from rlboost_jax.learner.streaming import Doubt, StreamTimes, stream_step
+from rlboost_jax.learner.trajectory import Group, Trajectory, trajectories_digest
 from rlboost_jax.models.params import Params, params_digest
 
 
@@ -188,18 +188,45 @@ class TrainingLoop:
         )
         total = GradientSum(micro_batches.num_micro_batches, self._learner.combine)
 
-        def train(index: int, groups: tuple[Group, ...]) -> None:
-            batches = pack(
-                [t for group in groups for t in group.trajectories],
-                rows=self._run.learner.pack_rows,
-                row_tokens=self._row_tokens,
-                loss_aggregation=self._run.algorithm.loss_aggregation,
-            )
+        def train(index: int, groups: tuple[Group, ...]) -> list[Doubt]:
+            batches = self._pack([t for group in groups for t in group.trajectories])
             part = self._learner.micro_batch(self.state.params, self._reference, batches)
+            gap = float(part[1]["max_logprob_gap"])
+            if not gap <= self._run.tolerated_gap:  # not a number is no small one
+                doubts = self._doubts(groups)
+                if doubts:
+                    return doubts
             total.add(index, jax.block_until_ready(part))
+            return []
 
         times = stream_step(self._link, collector, micro_batches, train)
         return total.total(), times
+
+    def _doubts(self, groups: tuple[Group, ...]) -> list[Doubt]:
+        """The responses of a micro-batch that were not sampled as their servers say."""
+        doubts = []
+        for trajectory in (t for group in groups for t in group.trajectories):
+            (batch,) = self._pack([trajectory])
+            gaps = np.asarray(self._learner.gaps(self.state.params, batch))[batch.response_mask]
+            wrong = np.flatnonzero(~(gaps <= self._run.tolerated_gap))
+            if wrong.size:
+                doubts.append(
+                    Doubt(
+                        prompt=trajectory.prompt,
+                        sample=trajectory.sample,
+                        position=int(wrong[0]),
+                        gap=float(gaps.max()),
+                    )
+                )
+        return doubts
+
+    def _pack(self, trajectories: Sequence[Trajectory]) -> list[PackedBatch]:
+        return pack(
+            trajectories,
+            rows=self._run.learner.pack_rows,
+            row_tokens=self._row_tokens,
+            loss_aggregation=self._run.algorithm.loss_aggregation,
+        )
 
     def _apply(
         self, step: int, total: tuple[Params, Any], collector: StepCollector

@@ -4,6 +4,7 @@ Invariant: every prompt of a step is in exactly one micro-batch.
 """
 
 import math
+from collections.abc import Collection, Iterable
 
 from rlboost_jax.learner.trajectory import Group
 
@@ -29,6 +30,7 @@ class MicroBatches:
         self.num_micro_batches = math.ceil(num_prompts / micro_batch_prompts)
         self._size, self._deterministic = micro_batch_prompts, deterministic
         self._taken: set[int] = set()
+        self._begun = 0  # micro-batches that have had a group
         self._filling: dict[int, list[Group]] = {}
 
     def add(self, group: Group) -> list[MicroBatch]:
@@ -40,12 +42,26 @@ class MicroBatches:
         if not 0 <= group.prompt < self.num_prompts or group.prompt in self._taken:
             state = "was added before" if group.prompt in self._taken else "does not exist"
             raise ValueError(f"prompt {group.prompt} of {self.num_prompts} {state}")
-        place = group.prompt if self._deterministic else len(self._taken)
         self._taken.add(group.prompt)
-        index = place // self._size
+        index = self._index(group.prompt)
         members = self._filling.setdefault(index, [])
         members.append(group)
         if len(members) < min(self._size, self.num_prompts - index * self._size):
             return []
         del self._filling[index]
         return [(index, tuple(sorted(members, key=lambda group: group.prompt)))]
+
+    def take_back(self, index: int, groups: Iterable[Group], doubted: Collection[int]) -> None:
+        """A micro-batch that was ready is not: some of its prompts are generated again."""
+        groups = tuple(groups)
+        self._filling[index] = [group for group in groups if group.prompt not in doubted]
+        self._taken.difference_update(doubted)
+
+    def _index(self, prompt: int) -> int:
+        """Of the micro-batch that a finished group goes to."""
+        if self._deterministic:
+            return prompt // self._size
+        if not self._filling:
+            self._begun += 1
+            return self._begun - 1
+        return min(self._filling)

@@ -46,6 +46,8 @@ class LearnerStep:
         combine: adds two (gradients, sums); the first is consumed.
         apply: (state, gradients, divisor) → (state, metrics); the state is consumed.
             Metrics: `gradient_norm` before clipping, `learning_rate`, `finite`.
+        gaps: (params, packed batch) → |recomputed - behaviour| of each target, 0 outside
+            responses; to find out whose they are where `max_logprob_gap` is too large.
         shardings: of a TrainState.
 
     Sums over response tokens: `loss` (weighted, KL term included), `kl`, `entropy`,
@@ -71,6 +73,11 @@ class LearnerStep:
             _gradients(model, learner, algorithm, sampling, mesh),
             in_shardings=(params, None, batch_sharding(mesh)),
             out_shardings=(params, whole),
+        )
+        self.gaps = jax.jit(
+            _gaps(model, learner, sampling, mesh),
+            in_shardings=(params, batch_sharding(mesh)),
+            out_shardings=whole,
         )
         self.combine = jax.jit(combine, donate_argnums=0, out_shardings=(params, whole))
         self.apply = jax.jit(
@@ -125,13 +132,11 @@ def combine(left: tuple[Params, Sums], right: tuple[Params, Sums]) -> tuple[Para
     return jax.tree.map(jnp.add, left_gradients, right_gradients), sums
 
 
-def _gradients(
-    model: ModelConfig,
-    learner: LearnerConfig,
-    algorithm: AlgorithmConfig,
-    sampling: SamplingConfig,
-    mesh: Mesh,
-) -> Callable[[Params, Params | None, PackedBatch], tuple[Params, Sums]]:
+def _factors(
+    model: ModelConfig, learner: LearnerConfig, mesh: Mesh
+) -> Callable[[Params, PackedBatch], tuple[Float[Array, "N E"], Float[Array, "E V"]]]:
+    """What logits are a product of."""
+
     def factors_of(
         params: Params, batch: PackedBatch
     ) -> tuple[Float[Array, "N E"], Float[Array, "E V"]]:
@@ -150,6 +155,33 @@ def _gradients(
             attention=attention,
         )
         return head_factors(model, params, x, by_row=attention == "paged")
+
+    return factors_of
+
+
+def _gaps(
+    model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
+) -> Callable[[Params, PackedBatch], Float[Array, "R T"]]:
+    factors_of = _factors(model, learner, mesh)
+
+    def gaps(params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
+        by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
+        targets = jnp.ravel(batch.targets)
+        logprobs, _ = sampled_logprobs(*factors_of(params, batch), targets, sampling, by_row=by_row)
+        gap = jnp.abs(logprobs.reshape(batch.tokens.shape) - batch.behaviour_logprobs)
+        return jnp.where(batch.response_mask, gap, 0.0)
+
+    return gaps
+
+
+def _gradients(
+    model: ModelConfig,
+    learner: LearnerConfig,
+    algorithm: AlgorithmConfig,
+    sampling: SamplingConfig,
+    mesh: Mesh,
+) -> Callable[[Params, Params | None, PackedBatch], tuple[Params, Sums]]:
+    factors_of = _factors(model, learner, mesh)
 
     def loss(
         params: Params, reference: Params | None, batch: PackedBatch

@@ -1,5 +1,8 @@
 """One step as the learner lives it: wait, receive, train what is ready.
 
+Rollouts that the learner's own log-probabilities contradict are sent back and generated again;
+no gradient has been taken of them then.
+
 While the reserved devices are seeding, finished groups pile up; once they have handed over
 (`WindowClosed`) or nothing is left to generate, micro-batches are trained as they become
 complete, with the rest still being generated elsewhere.
@@ -7,7 +10,7 @@ complete, with the rest still being generated elsewhere.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -17,11 +20,22 @@ from rlboost_jax.learner.micro_batches import MicroBatch, MicroBatches
 from rlboost_jax.learner.trajectory import Group
 
 
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """A response of which one token at least was not sampled as is said."""
+
+    prompt: int
+    sample: int
+    position: int  # in the response, of the first such token
+    gap: float  # nats between the two log-probabilities, the largest in the response
+
+
 @runtime_checkable
 class Receiver(Protocol):
     """What is needed of `ManagerLink`."""
 
     def receive(self, timeout: float | None = None) -> messages.ToTrainer | None: ...
+    def doubt(self, step: int, doubts: Sequence[Doubt]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +50,15 @@ def stream_step(
     link: Receiver,
     collector: StepCollector,
     micro_batches: MicroBatches,
-    train: Callable[[int, tuple[Group, ...]], None],
+    train: Callable[[int, tuple[Group, ...]], Sequence[Doubt]],
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StreamTimes:
     """Receive rollouts until the step is complete and call `train` once per micro-batch.
 
     Args:
-        train: (micro-batch index, its groups); called in the order of completion.
+        train: (micro-batch index, its groups) → what it doubts of them. Called in the order of
+            completion; where it doubts anything it has kept nothing, and is called again.
 
     Raises:
         ManagerLost, ManagerNotStarted, WrongVersion: from the link and the collector.
@@ -70,8 +85,13 @@ def stream_step(
         if handed_over is None:
             handed_over = clock()
         since = clock()
-        train(*ready.popleft())
+        index, groups = ready.popleft()
+        doubts = train(index, groups)
         training += clock() - since
+        if doubts:
+            link.doubt(collector.step, doubts)
+            collector.reject(doubt.sample for doubt in doubts)
+            micro_batches.take_back(index, groups, {doubt.prompt for doubt in doubts})
         while (message := link.receive(timeout=0)) is not None:
             take(message)
 

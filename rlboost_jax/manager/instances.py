@@ -9,6 +9,8 @@ from rlboost_jax.manager.ledger import Rollout, Step
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.messages import BeginStep, Hello, InstanceStatus, Manifest
 
+REMEMBERED_INSTANCES = 65536  # that joined last: a liar among them is known when it comes again
+
 
 class Instance:
     """One stream of one rollout server.
@@ -126,9 +128,11 @@ class Roster:
         self.in_flight = {False: 0, True: 0}  # reserved? → most tokens that may still come
         self.cost = Integral(now)  # dollars
         self.ready = Integral(now)  # instance-seconds of preemptible ones with work to give
-        self.quarantined: dict[str, None] = {}  # names of servers whose tokens were wrong
+        self.own: set[str] = set()  # names that the trainer's engines have had
+        self.quarantined: dict[str, None] = {}  # servers whose tokens were wrong, see `_identity`
+        self._identities: dict[str, str] = {}  # name → who that was
         self.check_at = math.inf  # no lease ends before
-        self._numbers = 0
+        self.numbers = 0  # in names given out
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self.streams.values())
@@ -145,7 +149,14 @@ class Roster:
             )
         if not 0 <= hello.price_per_hour < math.inf:
             return f"price_per_hour = {hello.price_per_hour} is not a price; set --price"
-        return self.mismatch(hello)
+        if self.mismatch(hello):
+            return self.mismatch(hello)
+        if not hello.reserved and _identity(hello) in self.quarantined:
+            return (
+                "quarantined: tokens of this process were not those of the policy; look for a "
+                "fault of that host, then start it anew"
+            )
+        return ""
 
     def mismatch(self, hello: Hello) -> str:
         """Why its tokens could differ in bits from the reserved engine's; "" if they cannot."""
@@ -166,7 +177,17 @@ class Roster:
         self.check_at = min(self.check_at, now + self._settings.manager.lease_seconds)
         if hello.reserved:
             self.fingerprint = self.fingerprint or hello.fingerprint
+            self.own.add(instance.name)
+        self._identities.pop(instance.name, None)
+        self._identities[instance.name] = _identity(hello)
+        if len(self._identities) > REMEMBERED_INSTANCES:
+            del self._identities[next(iter(self._identities))]
         return instance
+
+    def quarantine(self, name: str) -> None:
+        """Let whoever had that name not join again."""
+        if name in self._identities:
+            self.quarantined[self._identities[name]] = None
 
     def retire(self, instance: Instance) -> None:
         """It goes soon: no more work for it."""
@@ -221,6 +242,11 @@ class Roster:
         taken = {instance.name for instance in self}
         name = hello.instance
         while not name or name in taken:
-            self._numbers += 1
-            name = f"{hello.instance or 'server'}-{self._numbers}"
+            self.numbers += 1
+            name = f"{hello.instance or 'server'}-{self.numbers}"
         return name
+
+
+def _identity(hello: Hello) -> str:
+    """A process, as far as it can be told from another by what it says."""
+    return f"{hello.host}/{hello.pid}/{hello.instance}"

@@ -43,6 +43,7 @@ class RunState(Entry, frozen=True, kw_only=True):
     quarantined: tuple[str, ...]
     joined: int
     lost: int
+    numbers: int  # in names given to servers: none is given twice, for tokens are filed under it
     dollars: float  # at `at`, growing by `dollars_per_second`
     dollars_per_second: float
     at: float

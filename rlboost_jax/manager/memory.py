@@ -47,6 +47,7 @@ class Memory:
             tuple(trainer.paid.items()),
             roster.joined,
             roster.lost,
+            roster.numbers,
             len(roster.quarantined),
             roster.cost.level,
         )
@@ -60,6 +61,7 @@ class Memory:
                     quarantined=tuple(roster.quarantined),
                     joined=roster.joined,
                     lost=roster.lost,
+                    numbers=roster.numbers,
                     dollars=roster.cost.total(now),
                     dollars_per_second=roster.cost.level,
                     at=now,
@@ -112,6 +114,7 @@ class Memory:
                 self._trainer.window, self._trainer.learnt = entry.window, entry.learnt
                 self._trainer.paid = dict(entry.paid)
                 self._roster.joined, self._roster.lost = entry.joined, entry.lost
+                self._roster.numbers = entry.numbers
                 self._roster.quarantined = dict.fromkeys(entry.quarantined)
                 since = max(0.0, now - entry.at)  # a clock that was set back says nothing
                 self._roster.cost.resume(entry.dollars + since * entry.dollars_per_second, now)

@@ -122,6 +122,18 @@ class Servers:
             self._roster.lost += 1
             self._ledger.books.gone += 1
 
+    def quarantine(self, name: str, reason: str) -> None:
+        """Believe nothing more that a server says; a machine of the provider's is given up."""
+        self._roster.quarantine(name)
+        instance = next((i for i in self._roster if i.name == name), None)
+        if instance is None:
+            self._outbox.record("quarantined", name, reason=reason, count=0, tokens_lost=0)
+            return
+        if (server := self._fleet.server_of(instance.hello)) is not None and server.machine:
+            self._fleet.take(server.machine)
+        self._outbox.send(instance.stream, Leave(reason=f"quarantined: {reason}"))
+        self.lose(instance, reason, kind="quarantined")
+
     def _unknown(self, stream: int, message: ServerMessage, now: float) -> bool:
         """A frame of a stream that is new, or was given up."""
         if stream in self._ended:

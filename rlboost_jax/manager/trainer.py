@@ -8,7 +8,7 @@ import math
 
 from rlboost_jax.manager.instances import Roster
 from rlboost_jax.manager.journal import RunOver
-from rlboost_jax.manager.ledger import Ledger, Step
+from rlboost_jax.manager.ledger import Ledger, Rollout, Step
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.servers import Servers
 from rlboost_jax.manager.settings import Settings
@@ -16,6 +16,7 @@ from rlboost_jax.manager.window import Observation, initial, recall, update
 from rlboost_jax.manager.work import Work
 from rlboost_jax.messages import (
     BeginStep,
+    Doubt,
     EndRun,
     Publish,
     StepCommitted,
@@ -25,6 +26,7 @@ from rlboost_jax.messages import (
     TrainerMessage,
     TrainerWelcome,
     WindowState,
+    unpack_ids,
 )
 
 FIRST_TRAINER_SECONDS = 60.0  # from the manager's start to its first trainer
@@ -72,6 +74,8 @@ class Trainer:
                 self._servers.publish(message.manifest)
             case BeginStep():
                 self._begin(message, now)
+            case Doubt():
+                self._doubted(message)
             case StepTrained():
                 self._trained(message, now)
             case StepCommitted():
@@ -171,6 +175,40 @@ class Trainer:
                     f"{begin.sampling.max_tokens} to sample does not fit a slot of {limit}; raise "
                     "engine.max_prompt_tokens or lower sampling.max_response_tokens"
                 )
+
+    def _doubted(self, message: Doubt) -> None:
+        """Blame whoever sampled the tokens, and have all unproved work of theirs done again."""
+        step = self._ledger.active
+        if step is None or step.begin.step != message.step:
+            return  # it was given up meanwhile
+        doubted: list[Rollout] = []
+        blamed: dict[str, None] = {}
+        try:
+            pairs = zip(
+                unpack_ids(message.samples).tolist(),
+                unpack_ids(message.positions).tolist(),
+                strict=True,
+            )
+            for sample, position in pairs:
+                rollout = step.rollout_of(sample)
+                if rollout is not None and rollout.result is not None:
+                    doubted.append(rollout)
+                    blamed[rollout.sampler_of(position)] = None
+        except (ValueError, IndexError) as error:
+            raise ProtocolError(
+                f"step {message.step}: a doubt that fits no response: {error}"
+            ) from None
+        if not blamed:
+            return  # all of them are being generated again already
+        if own := [name for name in blamed if name in self._roster.own]:
+            raise ProtocolError(
+                f"the trainer's own engine {own[0]!r} and its learner are {message.gap:.3g} nats "
+                "apart; raise learner.tolerated_gap, or look for a fault of this host"
+            )
+        for name in blamed:
+            reason = f"its log-probabilities are {message.gap:.3g} nats from the learner's"
+            self._servers.quarantine(name, reason)
+        self._work.redo(step, doubted, blamed)
 
     def _trained(self, message: StepTrained, now: float) -> None:
         step = self._ledger.active

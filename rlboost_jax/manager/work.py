@@ -4,7 +4,7 @@
 is no tick: a waiting rollout goes as soon as an eligible instance has room.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rlboost_jax.manager.instances import Instance, Roster
 from rlboost_jax.manager.ledger import Ledger, Rollout, Step
@@ -79,6 +79,23 @@ class Work:
                 rollout.step.wait(rollout)
                 count += 1
         return count
+
+    def redo(self, step: Step, doubted: Iterable[Rollout], blamed: Collection[str]) -> None:
+        """Do again what blamed instances sampled: of the doubted responses and of all that are
+        not finished. Other finished ones are the learner's to check."""
+        suspects = [r for r in step.rollouts if r.result is None]
+        cuts = {r: min(r.first_of(name) for name in blamed) for r in (*doubted, *suspects)}
+        cuts = {r: length for r, length in cuts.items() if length < r.num_tokens}
+        taken: list[Rollout] = []
+        for instance in self._roster:
+            held = [r for r in instance.held.values() if r in cuts]
+            self.release(instance, held)
+            for rollout in held:  # at once: what comes of it now goes on from wrong tokens
+                instance.let_go(rollout.request_id)
+            taken += held
+        self._ledger.redo(step, cuts)
+        for rollout in taken:
+            step.wait(rollout)
 
     def stop(self, now: float) -> None:
         """The step is over."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 
@@ -43,23 +44,32 @@ class Link(ManagerLink):
 
     def __init__(self, world):
         self.world, self.inbox = world, deque()
+        self.told = {}  # sample → what was said of it first
+        self.lies = {}  # sample → log-probabilities that were made up
 
     def begin_step(self, begin):
         self.world.log.append(f"begin {begin.step}")
         assert begin.params_digest == self.world.digests[begin.version]
         for prompt in begin.prompts:
             for place in range(begin.group_size):
-                self.inbox.append(
-                    m.FinishedRollout(
-                        step=begin.step,
-                        prompt=prompt.prompt,
-                        sample=prompt.prompt * begin.group_size + place,
-                        tokens=m.pack_tokens([5, 5 + place, 1]),
-                        logprobs=m.pack_logprobs([-4.7] * 3),
-                        versions=((begin.version, 3),),
-                        instances=("a",),
-                    )
+                sample = prompt.prompt * begin.group_size + place
+                self.told[sample] = m.FinishedRollout(
+                    step=begin.step,
+                    prompt=prompt.prompt,
+                    sample=sample,
+                    tokens=m.pack_tokens([5, 5 + place, 1]),
+                    logprobs=m.pack_logprobs(self.lies.get(sample, [-4.7] * 3)),
+                    versions=((begin.version, 3),),
+                    instances=("a",),
                 )
+                self.inbox.append(self.told[sample])
+
+    def doubt(self, step, doubts):
+        """The same responses again, with the truth about them."""
+        for doubt in doubts:
+            self.world.log.append(f"doubt {step} {doubt.sample} {doubt.position}")
+            told = self.told[doubt.sample]
+            self.inbox.append(msgspec.structs.replace(told, logprobs=m.pack_logprobs([-4.7] * 3)))
 
     def receive(self, timeout=None):
         return self.inbox.popleft() if self.inbox else None
@@ -120,7 +130,9 @@ def loop(config, learner_step, world, monkeypatch):
         num_steps=3,
         evaluation=replace(config.evaluation, every_steps=2),
         checkpoint=replace(config.checkpoint, every_steps=2),
-        learner=replace(config.learner, prompts_per_step=2, micro_batch_prompts=1),
+        learner=replace(
+            config.learner, prompts_per_step=2, micro_batch_prompts=1, tolerated_gap=1.0
+        ),
     )
     learner = learner_step()
 
@@ -192,3 +204,21 @@ def test_the_params_digest_of_a_row_names_what_the_next_step_samples_from(loop, 
     rows = run_all(loop)
     assert [row["params_digest"] for row in rows[:2]] == [world.digests[1], world.digests[2]]
     assert len({row["params_digest"] for row in rows}) == 3
+
+
+@pytest.mark.parametrize("lie", [[-4.7, -0.1, -4.7], [-4.7, float("nan"), -4.7]])
+def test_log_probabilities_that_are_made_up_leave_no_trace(loop, world, lie):
+    """Each update is that of a run in which they were true from the start."""
+    loop._link.lies = {0: [-4.7, -4.7, -0.1], 3: lie}
+    lied = run_all(loop)
+    doubts = [line for line in world.log if line.startswith("doubt")]
+    assert doubts == [f"doubt {step} {what}" for step in range(3) for what in ("0 2", "3 1")]
+    world.log.clear()
+    loop.state = init_state(
+        init_params(loop._run.model, 0), loop._learner.optimizer, loop._learner.shardings
+    )
+    loop._publish(0)
+    loop._link.lies = {}
+    honest = run_all(loop)
+    for name in ("params_digest", "trajectories_digest", "loss", "max_logprob_gap"):
+        assert [row[name] for row in lied] == [row[name] for row in honest]

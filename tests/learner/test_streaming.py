@@ -2,13 +2,15 @@
 
 from collections import deque
 
+import msgspec
 import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.learner.collector import StepCollector, WrongVersion
 from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.streaming import stream_step
+from rlboost_jax.learner.streaming import Doubt, stream_step
+from rlboost_jax.learner.trajectory import Group
 
 GROUP = 2
 
@@ -42,11 +44,16 @@ class ScriptedLink:
     def __init__(self, script: list[m.ToTrainer]) -> None:
         self.script, self.now = deque(script), 0.0
 
+        self.doubts: list[tuple[int, list[Doubt]]] = []
+
     def receive(self, timeout: float | None = None) -> m.ToTrainer | None:
         if timeout == 0:
             return None
         self.now += 1.0
         return self.script.popleft()
+
+    def doubt(self, step: int, doubts: list[Doubt]) -> None:
+        self.doubts.append((step, doubts))
 
 
 def closed(step: int = 0) -> m.WindowClosed:
@@ -61,10 +68,11 @@ def run(link: ScriptedLink, micro_batch_prompts: int = 1) -> tuple[list[int], ob
     trained: list[int] = []
     at: list[float] = []
 
-    def train(index: int, groups: tuple) -> None:
+    def train(index: int, groups: tuple) -> list[Doubt]:
         trained.append(index)
         at.append(link.now)
         link.now += 10.0
+        return []
 
     times = stream_step(
         link,
@@ -103,6 +111,34 @@ def test_micro_batches_are_trained_as_they_become_complete():
     script = [closed(), *whole_group(3), *whole_group(2), *whole_group(0), *whole_group(1)]
     trained, _ = run(ScriptedLink(script), micro_batch_prompts=2)
     assert trained == [1, 0]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_what_is_doubted_is_waited_for_again(deterministic: bool):
+    """Prompt 1 comes with a made-up response; its micro-batch holds prompt 0 or 2 besides."""
+    lie = msgspec.structs.replace(rollout(1, 0), tokens=m.pack_tokens([5, 9]))
+    groups = {prompt: whole_group(prompt) for prompt in range(4)}
+    groups[1] = [lie, rollout(1, 1)]
+    script = [closed(), *groups[1], *groups[2], *groups[0], rollout(1, 0), *groups[3]]
+    link = ScriptedLink(script)
+    trained: list[tuple[int, list[int]]] = []
+
+    def train(index: int, groups: tuple[Group, ...]) -> list[Doubt]:
+        members = [t for group in groups for t in group.trajectories]
+        wrong = [t for t in members if t.response_tokens[1] == 9]
+        if not wrong:
+            trained.append((index, [group.prompt for group in groups]))
+        return [Doubt(prompt=t.prompt, sample=t.sample, position=1, gap=3.0) for t in wrong]
+
+    step = collector()
+    stream_step(link, step, MicroBatches(4, 2, deterministic), train, clock=lambda: link.now)
+    assert link.doubts == [(0, [Doubt(prompt=1, sample=2, position=1, gap=3.0)])]
+    assert sorted(index for index, _ in trained) == [0, 1]
+    assert sorted(prompt for _, prompts in trained for prompt in prompts) == [0, 1, 2, 3]
+    if deterministic:
+        assert dict(trained) == {0: [0, 1], 1: [2, 3]}
+    assert [t.response_tokens[1] for t in step.trajectories()] == [0, 1] * 4
+    assert [t.advantage for t in step.trajectories()] == [-0.5, 0.5] * 4, "of the second responses"
 
 
 def test_each_rollout_is_taken_once():

@@ -217,6 +217,13 @@ class Run:
         self.world.later(2.0 * fault.amount, free)
         return True
 
+    def lie(self, fault: Fault) -> bool:
+        """From now on it makes tokens up."""
+        server = self._server(fault)
+        if server is not None:
+            server.lying = self.world.lied = True
+        return server is not None
+
     def take(self, fault: Fault) -> bool:
         self.world.deliver(MachineRemoved("", fault.target % 2 == 0, fault.amount))
         return True
@@ -279,6 +286,7 @@ KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "manager": (Run.manager, 2),
     "stall": (Run.stall, 1),
     "fill_disk": (Run.fill_disk, 1),
+    "lie": (Run.lie, 1),
     "take": (Run.take, 2),
     "lend": (Run.lend, 3),
     "twice": (Run.twice, 2),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager import journal, journal_files, ledger, outbox, servers, work
+from rlboost_jax.manager import journal, journal_files, outbox, servers, work
 from rlboost_jax.manager.instances import Instance, Roster
 from rlboost_jax.manager.journal import Collected
 from tests.simulate.faults import fails, schedule_of

@@ -4,6 +4,7 @@ It checks all that it is given, bit for bit. What it has said and must say again
 what `rlboost_jax.learner.link.ManagerLink` says again.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,6 @@ class Trainer:
         self.world = world
         self.num_steps, self.prompts, self.group_size = num_steps, prompts, group_size
         self.reports: list[m.StepReport] = []
-        self.doubts = 0
         self.alive = False
         self.done = False
         self.lives = 0
@@ -156,13 +156,36 @@ class Trainer:
         digest = self.begin.params_digest
         whole = length(digest, result.step, result.sample)
         tokens = [token(digest, result.step, result.sample, i) for i in range(whole)]
-        assert m.unpack_tokens(result.tokens).tolist() == tokens
+        found = m.unpack_tokens(result.tokens).tolist()
+        if found != tokens and self.world.lied:
+            self._doubt(result.sample, found, tokens)
+            return
+        assert found == tokens
         assert m.unpack_logprobs(result.logprobs).tolist() == [logprob(t) for t in tokens]
         assert result.versions == ((self.step, whole),)
         known = result.sample in self.results  # said again on a new stream
         self.results[result.sample] = result
         if not known and len(self.results) == self.prompts * self.group_size:
             self._train()
+
+    def _doubt(self, sample: int, found: list[int], tokens: list[int]) -> None:
+        """As the learner would, a while later."""
+        pairs = itertools.zip_longest(found, tokens)
+        position = next(i for i, (one, other) in enumerate(pairs) if one != other)
+        doubt = m.Doubt(
+            step=self.step,
+            samples=m.pack_ids([sample]),
+            positions=m.pack_ids([position]),
+            gap=9.0,
+        )
+        stream = self.stream
+
+        def say() -> None:
+            if stream == self.stream:  # else it is delivered again, and doubted again
+                self._got.discard((stream, doubt.step, sample))
+                self._say(doubt)
+
+        self._later(self.world.random.uniform(0.0, 0.3), say)
 
     def _train(self) -> None:
         wait = self.world.random.uniform(0.0, 0.5)
