@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import (
     Action,
+    Append,
     Close,
     Event,
     FromServer,
@@ -13,6 +14,7 @@ from rlboost_jax.manager.events import (
     Send,
     Tick,
 )
+from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state import Manager
 from tests.manager.fakes import (
@@ -36,14 +38,27 @@ class Desk:
 
     def __init__(self, chosen: Settings | None = None) -> None:
         self.now = 0.0
-        self.manager = Manager(chosen or settings())
+        self.settings = chosen or settings()
+        self.manager = Manager(self.settings)
         self.actions: list[Action] = []
+        self.entries: list[Entry] = []  # of the journal
         self._sequence: dict[int, int] = {}
 
     def __call__(self, event: Event, at: float | None = None) -> list[Action]:
         self.now = self.now if at is None else at
         self.actions = self.manager.handle(event, self.now)
+        for action in self.actions:
+            if isinstance(action, Append):
+                assert action is self.actions[0], "kept before anything is said"
+                self.entries += action.entries
         return self.actions
+
+    def crash(self, at: float) -> None:
+        """The manager is killed; another goes on from what it had written down."""
+        self.now = at
+        self.manager = Manager(self.settings, at)
+        self.actions = self.manager.recover(self.entries, at)
+        self._sequence.clear()
 
     def tick(self, at: float) -> list[Action]:
         return self(Tick(), at)

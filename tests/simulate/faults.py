@@ -66,9 +66,13 @@ def schedule_of(seed: int) -> Schedule:
 
 
 class Run:
-    """One schedule, carried out."""
+    """One schedule, carried out.
 
-    def __init__(self, schedule: Schedule) -> None:
+    Args:
+        calm_at: seconds after which nothing is broken any more; None: when `calm` is called.
+    """
+
+    def __init__(self, schedule: Schedule, calm_at: float | None = FAULTS_END) -> None:
         self.schedule = schedule
         self._next: dict[str, float] = {}  # what happens to the next frame of a server: amount
         chosen = settings(deterministic=schedule.seeding)
@@ -83,12 +87,13 @@ class Run:
             Server(world).connect()
         for fault in schedule.faults:
             world.later(fault.at, self._doing(fault))
-        world.later(FAULTS_END, self._calm)
+        if calm_at is not None:
+            world.later(calm_at, self.calm)
 
-    def finish(self) -> None:
+    def finish(self, limit: float = LIMIT) -> None:
         """Raises AssertionError or whatever the manager raised."""
         try:
-            self.world.run(lambda: self.world.exit is not None, LIMIT)
+            self.world.run(lambda: self.world.exit is not None, limit)
             assert self.world.exit is not None and self.world.exit.code == 0
             steps = [report.step for report in self.world.trainer.reports]
             assert set(steps) == set(range(NUM_STEPS))
@@ -102,7 +107,7 @@ class Run:
 
         return do
 
-    def _calm(self) -> None:
+    def calm(self) -> None:
         """The faults are over; somebody must be there to work."""
         self._next.clear()
         self.world.journal.full = False

@@ -1,0 +1,164 @@
+"""Servers that the learner does not believe."""
+
+import pytest
+
+from rlboost_jax import messages as m
+from rlboost_jax.manager.ledger import Rollout
+from tests.manager.desk import RESERVED, TRAINER, Desk, seeded
+from tests.manager.fakes import hello, settings
+
+A, B = 10, 11
+
+
+def doubt(*pairs: tuple[int, int], step: int = 0) -> m.Doubt:
+    return m.Doubt(
+        step=step,
+        samples=m.pack_ids([sample for sample, _ in pairs]),
+        positions=m.pack_ids([position for _, position in pairs]),
+        gap=3.0,
+    )
+
+
+def two_servers() -> tuple[Desk, dict[int, list[m.GenerateRequest]]]:
+    """Step 0 at A and B; every rollout has two tokens, or is over before."""
+    desk = Desk(settings(deterministic=False, manager__window_initial_seconds=1e-9))
+    desk.open_run(reserved=False)
+    desk.publish(0)
+    desk.join(A, 0)
+    desk.join(B, 0, pid=2)
+    desk.begin(0)
+    held = {stream: desk.requests(stream) for stream in (A, B)}
+    for stream, requests in held.items():
+        desk.tokens(stream, requests, 2)
+    return desk, held
+
+
+def rollouts(desk: Desk) -> dict[int, Rollout]:
+    step = desk.manager.ledger.active
+    assert step is not None
+    return {rollout.sample: rollout for rollout in step.rollouts}
+
+
+def finish(desk: Desk, stream: int, request: m.GenerateRequest) -> None:
+    rollout = rollouts(desk)[request.sample]
+    if rollout.result is None:
+        desk.tokens(stream, [rollout.request()])
+    assert rollout.result is not None
+
+
+def test_a_liar_leaves_and_all_its_unproved_tokens_with_it() -> None:
+    desk, held = two_servers()
+    lie = held[A][0]
+    finish(desk, A, lie)
+    honest = {r.sample: rollouts(desk)[r.sample].num_tokens for r in held[B]}
+    kept = desk.manager.ledger.books.generated - desk.manager.ledger.books.lost
+    desk.trainer(doubt((lie.sample, 1)))
+    assert "nats" in desk.closed()[A]
+    assert [leave.reason[:11] for leave in desk.sent(m.Leave, A)] == ["quarantined"]
+    (record,) = desk.records("quarantined")
+    assert record.instance == "server-10"
+    after = rollouts(desk)
+    assert all(after[r.sample].num_tokens == 0 for r in held[A] if not after[r.sample].result)
+    assert {sample: after[sample].num_tokens for sample in honest} == honest
+    books = desk.manager.ledger.books
+    gone = kept - (books.generated - books.lost)
+    assert gone > 0 and books.generated - books.lost == sum(r.num_tokens for r in after.values())
+    assert lie.sample in {r.sample for r in desk.requests(B)} | {
+        r.sample for r in after.values() if r.waiting
+    }
+
+
+def test_what_others_go_on_with_from_a_lie_is_stopped() -> None:
+    """A sampled the first two tokens, B goes on; the doubt is about another response of A's."""
+    desk, held = two_servers()
+    moved = next(r for r in held[A] if rollouts(desk)[r.sample].result is None)
+    lie = next(r for r in held[A] if r is not moved)
+    finish(desk, A, lie)
+    for request in held[B]:
+        finish(desk, B, request)
+    desk.server(A, m.Released(request_ids=m.pack_ids([moved.request_id])))
+    (taken,) = [r for stream in (A, B) for r in desk.requests(stream) if r.sample == moved.sample]
+    assert taken in desk.requests(B), "where it has room"
+    desk.trainer(doubt((lie.sample, 0)))
+    assert taken.request_id in m.unpack_ids(desk.sent(m.Release, B)[0].request_ids)
+    assert rollouts(desk)[moved.sample].num_tokens == 0
+    books = desk.manager.ledger.books
+    lost = books.lost
+    desk.tokens(B, [taken], 2)
+    assert books.lost > lost and rollouts(desk)[moved.sample].num_tokens == 0, "too late"
+
+
+def test_a_response_is_redone_from_before_the_liars_first_token() -> None:
+    desk, held = two_servers()
+    request = next(r for r in held[A] if rollouts(desk)[r.sample].result is None)
+    desk.server(A, m.Goodbye(reason="SIGTERM"))
+    rollout = rollouts(desk)[request.sample]
+    for other in held[B]:  # until there is room at B
+        if rollout.holder:
+            break
+        finish(desk, B, other)
+    finish(desk, B, rollout.request())
+    assert rollout.result is not None and [name for name, _ in rollout.parts] == [
+        "server-10",
+        "server-11",
+    ]
+    honest = rollout.result.tokens[: 4 * 2]
+    desk.trainer(doubt((request.sample, 2)))
+    assert B in desk.closed()
+    assert rollout.result is None and bytes(rollout.tokens) == honest
+
+
+def test_a_liar_does_not_come_back_under_the_same_name_of_its_process() -> None:
+    desk, held = two_servers()
+    finish(desk, A, held[A][0])
+    desk.trainer(doubt((held[A][0].sample, 0)))
+    desk.server(12, hello(instance="server-10"))
+    assert "quarantined" in desk.closed()[12]
+    desk.server(13, hello(instance="server-10", pid=77))
+    assert 13 not in desk.closed(), "started anew"
+    desk.crash(at=1.0)
+    desk.server(14, hello(instance="server-10"))
+    assert "quarantined" in desk.closed()[14]
+
+
+def test_a_second_doubt_about_the_same_response_changes_nothing() -> None:
+    desk, held = two_servers()
+    finish(desk, A, held[A][0])
+    desk.trainer(doubt((held[A][0].sample, 0)))
+    before = {sample: r.num_tokens for sample, r in rollouts(desk).items()}
+    desk.trainer(doubt((held[A][0].sample, 0)))
+    assert {sample: r.num_tokens for sample, r in rollouts(desk).items()} == before
+    assert not desk.records("quarantined")
+
+
+def test_the_trainers_own_engine_cannot_be_quarantined() -> None:
+    desk = seeded()
+    request = desk.requests(RESERVED)[0]
+    desk.tokens(RESERVED, [request])
+    desk.trainer(doubt((request.sample, 0)))
+    (refused,) = desk.sent(m.Refused)
+    assert "learner.tolerated_gap" in refused.reason and TRAINER in desk.closed()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        doubt((0, 999)),
+        m.Doubt(step=0, samples=b"\0\0\0\0", positions=b"", gap=1.0),
+        m.Doubt(step=0, samples=b"\0", positions=b"\0", gap=1.0),
+    ],
+)
+def test_a_doubt_that_fits_no_response_is_refused(message: m.Doubt) -> None:
+    desk = seeded()
+    requests = desk.requests(RESERVED)
+    desk.tokens(RESERVED, requests)
+    assert rollouts(desk)[0].result is not None
+    desk.trainer(message)
+    assert desk.sent(m.Refused)
+
+
+def test_a_doubt_about_another_step_is_late() -> None:
+    desk, held = two_servers()
+    finish(desk, A, held[A][0])
+    desk.trainer(doubt((held[A][0].sample, 0), step=7))
+    assert desk.closed() == {} and rollouts(desk)[held[A][0].sample].result is not None

@@ -1,0 +1,231 @@
+"""The journal's bytes, and what is left of them after every kind of damage."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlboost_jax.manager import journal_files
+from rlboost_jax.manager.journal import (
+    Collected,
+    Entry,
+    Forgotten,
+    Published,
+    RunOver,
+    RunState,
+    SegmentBegun,
+    StepClosed,
+    StepOpened,
+    frames,
+    read_segment,
+)
+from rlboost_jax.manager.journal_files import Journal
+from rlboost_jax.messages import WindowState
+from tests.manager.fakes import RUN, begin_step, manifest
+
+
+def collected(step: int, sample: int = 0, count: int = 3) -> Collected:
+    return Collected(
+        step=step,
+        instance="a",
+        samples=sample.to_bytes(4, "little"),
+        starts=bytes(4),
+        counts=count.to_bytes(2, "little"),
+        tokens=bytes(4 * count),
+        logprobs=bytes(4 * count),
+        at=1.5,
+    )
+
+
+def opened(step: int) -> StepOpened:
+    return StepOpened(begin=begin_step(step, step, "d"), at=float(step))
+
+
+def run_state(joined: int) -> RunState:
+    return RunState(
+        window=WindowState(seconds=1.0, memory={2: 0.5}, instance_cap=3),
+        learnt=True,
+        paid={1: 2.5},
+        quarantined=("h/1/",),
+        joined=joined,
+        lost=1,
+        numbers=4,
+        dollars=2.5,
+        dollars_per_second=0.25,
+        at=7.0,
+    )
+
+
+entries = st.lists(
+    st.one_of(
+        st.builds(collected, st.integers(0, 3), st.integers(0, 9), st.integers(1, 9)),
+        st.builds(opened, st.integers(0, 3)),
+        st.builds(run_state, st.integers(0, 9)),
+        st.builds(StepClosed, step=st.integers(0, 3)),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(entries)
+def test_what_is_written_is_read(some: list[Entry]) -> None:
+    data = frames(some)
+    assert read_segment(data) == journal_files.Segment(
+        entries=some, good_bytes=len(data), damage=""
+    )
+
+
+@given(entries, st.data())
+def test_a_torn_file_has_all_whole_entries(some: list[Entry], data: st.DataObject) -> None:
+    whole = frames(some)
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    found = read_segment(whole[:cut])
+    ends = [len(frames(some[:count])) for count in range(len(some) + 1)]
+    count = max(i for i, end in enumerate(ends) if end <= cut)
+    assert found.entries == some[:count]
+    assert found.good_bytes == ends[count]
+    assert bool(found.damage) == (cut != ends[count])
+
+
+@given(entries, st.data())
+def test_nothing_behind_a_flipped_bit_is_believed(some: list[Entry], data: st.DataObject) -> None:
+    whole = bytearray(frames(some))
+    place = data.draw(st.integers(0, len(whole) - 1))
+    whole[place] ^= 1 << data.draw(st.integers(0, 7))
+    ends = [len(frames(some[: count + 1])) for count in range(len(some))]
+    hit = next(i for i, end in enumerate(ends) if place < end)
+    found = read_segment(bytes(whole))
+    assert found.entries == some[:hit]
+    assert found.damage
+
+
+@pytest.mark.parametrize("tail", [bytes(64), b"\xff" * 64, b"\x05\x00\x00\x00"])
+def test_a_tail_that_was_never_written_is_no_entry(tail: bytes) -> None:
+    """What a host that lost its power may show: zeros, or what was there before."""
+    data = frames([opened(0)])
+    found = read_segment(data + tail)
+    assert found.entries == [opened(0)] and found.good_bytes == len(data) and found.damage
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def reread(folder: Path) -> tuple[list[Entry], list[str]]:
+    journal = Journal(folder, RUN)
+    found = journal.read()
+    journal.close()
+    return found
+
+
+def test_each_step_has_a_file_which_goes_once_it_is_committed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, RUN)
+    assert journal.read() == ([], [])
+    assert journal.append([run_state(1)]) == ""  # before any step: kept in mind only
+    for step in range(3):
+        assert journal.append([opened(step)]) == ""
+        assert journal.append([collected(step), StepClosed(step=step)]) == ""
+    assert [name.split("-", 1)[1] for name in names(tmp_path)] == [
+        "step-0.journal",
+        "step-1.journal",
+        "step-2.journal",
+    ]
+    assert journal.append([Forgotten(committed=1)]) == ""
+    assert [name.split("-", 1)[1] for name in names(tmp_path)] == ["step-2.journal"]
+    journal.close()
+    assert reread(tmp_path) == (
+        [
+            *(SegmentBegun(run_id=RUN), run_state(1), opened(2), collected(2)),
+            *(StepClosed(step=2), Forgotten(committed=1)),
+        ],
+        [],
+    )
+
+
+def test_what_still_holds_is_said_anew_in_each_file(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, RUN)
+    journal.read()
+    published = Published(manifest=manifest(0, "d"))
+    journal.append([run_state(1), published, opened(0)])
+    journal.append([run_state(2)])
+    journal.append([Forgotten(committed=0), opened(1)])
+    journal.append([Forgotten(committed=0)])
+    journal.close()
+    found, _ = reread(tmp_path)
+    assert found[:4] == [SegmentBegun(run_id=RUN), run_state(2), published, opened(1)]
+
+
+def test_a_manager_that_is_back_writes_on(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, RUN)
+    journal.read()
+    journal.append([opened(0), collected(0)])
+    journal.close()
+    again = Journal(tmp_path, RUN)
+    again.read()
+    again.append([collected(0, sample=1)])
+    again.append([opened(1)])
+    again.append([Forgotten(committed=0)])
+    again.close()
+    assert [type(entry) for entry in reread(tmp_path)[0]] == [SegmentBegun, StepOpened, Forgotten]
+
+
+def test_a_torn_tail_is_cut_off_before_anything_is_written_behind_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, RUN)
+    journal.read()
+    journal.append([opened(0), collected(0), collected(0, sample=1)])
+    journal.close()
+    (path,) = tmp_path.iterdir()
+    os.truncate(path, path.stat().st_size - 1)
+    again = Journal(tmp_path, RUN)
+    found, (damage,) = again.read()
+    assert found[-1] == collected(0) and path.name in damage and "torn tail" in damage
+    again.append([collected(0, sample=2)])
+    again.close()
+    assert reread(tmp_path)[0][-2:] == [collected(0), collected(0, sample=2)]
+
+
+def test_a_full_disk_ends_the_journal_until_a_step_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path, RUN)
+    journal.read()
+    journal.append([opened(0), collected(0)])
+    write = os.write
+
+    def half(descriptor: int, data: memoryview) -> int:
+        """As much as fits, then no more."""
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[: len(data) // 2])
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", half)
+        assert "No space left" in journal.append([collected(0, sample=1)])
+        assert journal.append([collected(0, sample=2)]) == "", "said once"
+    assert journal.append([collected(0, sample=3)]) == "", "behind a gap nothing could be read"
+    assert reread(tmp_path) == ([SegmentBegun(run_id=RUN), opened(0), collected(0)], [])
+    assert journal.append([opened(1), collected(1)]) == ""
+    journal.close()
+    assert reread(tmp_path)[0][-1] == collected(1)
+
+
+def test_another_run_finds_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "another")
+    journal.read()
+    journal.append([opened(0)])
+    journal.close()
+    assert reread(tmp_path) == ([], [])
+    assert names(tmp_path) == []
+
+
+def test_nothing_is_left_of_a_run_that_is_over(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, RUN)
+    journal.read()
+    journal.append([opened(0)])
+    journal.append([opened(1), RunOver()])
+    assert names(tmp_path) == []
+    assert journal.append([collected(1)]) == ""

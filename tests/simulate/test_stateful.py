@@ -1,0 +1,55 @@
+"""Faults chosen one by one by Hypothesis, which cuts a failing sequence down by itself."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests.simulate.faults import KINDS, LIMIT, Fault, Run, Schedule
+
+MOMENTS = st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.7, 2.0])
+
+
+class Attack(RuleBasedStateMachine):
+    """A run under attack. Invariants are checked within, after every event of the manager."""
+
+    run: Run | None = None
+
+    @initialize(
+        seed=st.integers(0, 999),
+        seeding=st.booleans(),
+        servers=st.integers(1, 3),
+        machines=st.integers(0, 2),
+    )
+    def begin(self, seed: int, seeding: bool, servers: int, machines: int) -> None:
+        self.run = Run(Schedule(seed, seeding, servers, machines, ()), calm_at=None)
+
+    @precondition(lambda self: self.run is not None and self.run.world.exit is None)
+    @rule(seconds=MOMENTS)
+    def wait(self, seconds: float) -> None:
+        assert self.run is not None
+        self.run.world.pass_time(seconds)
+
+    @precondition(lambda self: self.run is not None and self.run.world.exit is None)
+    @rule(
+        kind=st.sampled_from(sorted(KINDS)),
+        target=st.integers(0, 7),
+        amount=st.floats(0.0, 0.999),
+    )
+    def strike(self, kind: str, target: int, amount: float) -> None:
+        assert self.run is not None
+        KINDS[kind][0](self.run, Fault(self.run.world.now, kind, target, amount))
+
+    def teardown(self) -> None:
+        """Once the faults are over all is done, within a bound."""
+        if self.run is not None:
+            self.run.calm()
+            self.run.finish(self.run.world.now + LIMIT)
+
+
+Attack.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestAttack = Attack.TestCase
