@@ -23,21 +23,23 @@ class Attack(RuleBasedStateMachine):
     def begin(self, seed: int, seeding: bool, servers: int, machines: int) -> None:
         self.run = Run(Schedule(seed, seeding, servers, machines, ()), calm_at=None)
 
-    @precondition(lambda self: self.run is not None and self.run.world.exit is None)
+    @precondition(lambda self: self.run is not None)
     @rule(seconds=MOMENTS)
     def wait(self, seconds: float) -> None:
         assert self.run is not None
-        self.run.world.pass_time(seconds)
+        if self.run.world.exit is None:
+            self.run.world.pass_time(seconds)
 
-    @precondition(lambda self: self.run is not None and self.run.world.exit is None)
+    @precondition(lambda self: self.run is not None)
     @rule(
         kind=st.sampled_from(sorted(KINDS)),
-        target=st.integers(0, 7),
+        whom=st.integers(0, 7),
         amount=st.floats(0.0, 0.999),
     )
-    def strike(self, kind: str, target: int, amount: float) -> None:
+    def strike(self, kind: str, whom: int, amount: float) -> None:
         assert self.run is not None
-        KINDS[kind][0](self.run, Fault(self.run.world.now, kind, target, amount))
+        if self.run.world.exit is None:
+            KINDS[kind][0](self.run, Fault(self.run.world.now, kind, whom, amount))
 
     def teardown(self) -> None:
         """Once the faults are over all is done, within a bound."""
@@ -47,7 +49,7 @@ class Attack(RuleBasedStateMachine):
 
 
 Attack.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=300,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
