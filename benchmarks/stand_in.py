@@ -54,6 +54,7 @@ class StandIn:
     samples: int  # responses of a training step
     mean: float  # tokens of a response, on average
     longest: int
+    prefill_rate: float = 0.0  # tokens per second of prompts and of responses gone on with; 0: free
 
 
 @dataclass
@@ -76,6 +77,7 @@ class StandInEngine:
         self.version: int | None = None
         self._left: dict[int, int] = {}  # request id → tokens to go, in order of arrival
         self._due = 0.0
+        self._prefill = 0.0  # seconds of it that the next dispatch begins with
         self._plan: list[tuple[int, int]] = []
 
     @property
@@ -100,6 +102,9 @@ class StandInEngine:
             )
             done = len(unpack_tokens(request.response_tokens))
             self._left[request.request_id] = int(lengths[request.sample]) - done
+            if own.prefill_rate:
+                prompt = len(unpack_tokens(request.prompt_tokens))
+                self._prefill += (prompt + done) / own.prefill_rate
 
     def release(self, request_ids: Sequence[int]) -> list[int]:
         return [i for i in request_ids if self._left.pop(i, None) is not None]
@@ -113,7 +118,8 @@ class StandInEngine:
         # dispatch that follows another counts from when that was due.
         now = time.perf_counter()
         start = max(now - CATCH_UP_SECONDS, self._due) if busy else now
-        self._due = start + total / self.settings.rate
+        self._due = start + total / self.settings.rate + self._prefill
+        self._prefill = 0.0
         return total
 
     def finish(self) -> Dispatch:
@@ -170,6 +176,7 @@ async def serve(options: argparse.Namespace) -> None:
         samples=options.samples,
         mean=options.mean,
         longest=options.longest,
+        prefill_rate=options.prefill_rate,
     )
     token = Path(options.token_file).read_text().strip()
     client = InstanceClient(
@@ -194,6 +201,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--samples", type=int, default=1024, help="responses of a training step")
     parser.add_argument("--mean", type=float, default=64.0, help="mean response length")
     parser.add_argument("--longest", type=int, default=512, help="longest response")
+    parser.add_argument("--prefill_rate", type=float, default=0.0, help="tokens per second")
     asyncio.run(serve(parser.parse_args(arguments)))
     return 0
 

@@ -33,6 +33,8 @@ class StepTime:
     remote_wait: float
     instances: float  # ready ones on average
     tokens: int
+    tokens_lost: int
+    prefilled_again: int
 
 
 class StandInTrainer:
@@ -64,6 +66,10 @@ class StandInTrainer:
     def wait_for(self, instances: int) -> None:
         """Until that many servers, and the reserved engine, hold version 0."""
         self._offer(0)
+        self.wait_for_fleet(instances)
+
+    def wait_for_fleet(self, instances: int) -> None:
+        """Until that many servers, and the reserved engine, hold the newest version."""
         ready = -1
         while ready != instances + 1:
             time.sleep(POLL_SECONDS)
@@ -104,6 +110,8 @@ class StandInTrainer:
             remote_wait=report.remote_wait_seconds,
             instances=report.instances_mean,
             tokens=report.tokens_delivered,
+            tokens_lost=report.tokens_lost,
+            prefilled_again=report.tokens_prefilled_again,
         )
 
     def close(self) -> None:
@@ -112,9 +120,10 @@ class StandInTrainer:
         self._manager.close()
         self._thread.close()
 
-    def _train(self, index: int, groups: tuple[Group, ...]) -> None:
+    def _train(self, index: int, groups: tuple[Group, ...]) -> tuple[()]:
         tokens = sum(len(t.response_tokens) for group in groups for t in group.trajectories)
         time.sleep(tokens / self._train_rate)
+        return ()
 
     def _offer(self, version: int) -> None:
         self._publish(version)

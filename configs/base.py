@@ -99,6 +99,9 @@ def get_config() -> ConfigDict:
     config.manager.lease_seconds = 2.0  # a server silent for longer is lost; at most 2
     config.manager.renew_seconds = 0.5  # between renewals of a lease; less than half of it
     config.manager.max_pending = 8  # requests waiting at an instance beyond its slots (Θ)
+    config.manager.migration = (
+        True  # go on from the tokens collected; False begins anew, to compare
+    )
     config.manager.balance = True  # move work from busy to idle instances
     config.manager.seeding = True  # reserved engines generate first
     config.manager.window_initial_seconds = 1.0  # T_init of Algorithm 1

@@ -115,6 +115,7 @@ class ManagerConfig:
     renew_seconds: float
     max_pending: int  # requests sent to an instance beyond those it runs (Θ)
     balance: bool  # continuous load balancing
+    migration: bool  # keep the tokens of rollouts that move
     seeding: bool  # False: reserved engines help only while no instance is ready
     window_initial_seconds: float
     window_eta: float  # η of Algorithm 1

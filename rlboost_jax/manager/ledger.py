@@ -334,6 +334,8 @@ class Ledger:
 
     def redo(self, step: Step, cuts: dict[Rollout, int]) -> None:
         """Give up all but the first tokens of some rollouts. Finished ones wait again."""
+        if not cuts:
+            return
         for rollout, length in cuts.items():
             step.books.lost += rollout.num_tokens - length
             finished = rollout.result is not None

@@ -71,14 +71,19 @@ class Work:
             self.release(instance, [r for r in instance.held.values() if r.step.cancelled])
 
     def put_back(self, instance: Instance, request_ids: Iterable[int]) -> int:
-        """Rollouts that an instance no longer holds wait again, with the tokens they have."""
-        count = 0
-        for request_id in request_ids:
-            rollout = instance.let_go(request_id)
-            if rollout is not None and rollout.result is None and not rollout.step.cancelled:
-                rollout.step.wait(rollout)
-                count += 1
-        return count
+        """Rollouts that an instance no longer holds wait again, with the tokens they have.
+
+        Without migration they begin anew: what most systems do, and worth comparing with.
+        """
+        back = [instance.let_go(request_id) for request_id in request_ids]
+        wait = [r for r in back if r is not None and r.result is None and not r.step.cancelled]
+        if not self._settings.migration:
+            for step in {r.step for r in wait}:
+                begun = (r for r in wait if r.step is step and r.num_tokens)
+                self._ledger.redo(step, dict.fromkeys(begun, 0))
+        for rollout in wait:
+            rollout.step.wait(rollout)
+        return len(wait)
 
     def redo(self, step: Step, doubted: Iterable[Rollout], blamed: Collection[str]) -> None:
         """Do again what blamed instances sampled: of the doubted responses and of all that are

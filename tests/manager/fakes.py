@@ -21,7 +21,8 @@ def settings(**changes: Any) -> Settings:
     """Settings of a small run; `manager__…` and `fleet__…` reach into the sections."""
     manager = ManagerConfig(
         host="127.0.0.1", port=0, lease_seconds=2.0, renew_seconds=0.5, max_pending=2,
-        balance=True, seeding=True, window_initial_seconds=0.4, window_eta=3.0, window_memory=True,
+        balance=True, migration=True, seeding=True, window_initial_seconds=0.4, window_eta=3.0,
+        window_memory=True,
     )  # fmt: skip
     chaos = ChaosConfig(
         enabled=False, seed=0, kills_per_minute=0, terms_per_minute=0, joins_per_minute=0
