@@ -1,0 +1,64 @@
+"""A rollout server that lies: `python -m tests.system.liar KIND …`, else the options of
+`python -m rlboost_jax.rollout`.
+
+shift   every token id is one higher than what was sampled
+invent  log-probabilities are made up
+stale   the first version is kept, whatever the server says that it has loaded
+"""
+
+import dataclasses
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from rlboost_jax.rollout import server, worker
+
+
+def shift(dispatch: Any, vocab_size: int) -> Any:
+    return dataclasses.replace(dispatch, tokens=(dispatch.tokens + 1) % vocab_size)
+
+
+def invent(dispatch: Any, vocab_size: int) -> Any:
+    made_up = np.full_like(dispatch.logprobs, -np.log(vocab_size) / 2)
+    return dataclasses.replace(dispatch, logprobs=made_up)
+
+
+class Forger(worker.Worker):
+    """Changes what the engine yields before it is sent."""
+
+    forge: Any = None
+
+    def _send(self, in_flight: int) -> None:
+        if self._unsent is not None:
+            vocab_size = self._engine.config.vocab_size  # type: ignore[attr-defined]
+            self._unsent = type(self).forge(self._unsent, vocab_size)
+        super()._send(in_flight)
+
+
+class Laggard(worker.Worker):
+    """Loads the first parameters again and again, under new names."""
+
+    _first: Any = None
+
+    def load(self, params: Any, version: int, params_digest: str) -> Any:
+        if self._first is None:
+            self._first = params
+        return super().load(self._first, version, params_digest)
+
+
+def main(arguments: list[str]) -> int:
+    kind, *rest = arguments
+    if kind == "stale":
+        server.Worker = Laggard  # type: ignore[misc]
+    else:
+        Forger.forge = staticmethod({"shift": shift, "invent": invent}[kind])
+        server.Worker = Forger  # type: ignore[misc]
+    return server.main(rest)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)
