@@ -172,3 +172,19 @@ def test_every_package_is_in_a_layer() -> None:
 def _dependencies() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return list(project["dependencies"])
+
+
+@pytest.mark.parametrize("folder", ["rlboost_jax", "kernels/rlboost_kernels"])
+def test_w17_nothing_is_ever_unpickled(folder: str) -> None:
+    """Bytes of others are decoded into typed records, arrays or JSON, and never executed."""
+    modules = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "rpyc"}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert not modules & {name.partition(".")[0] for name in imported(path)}, path
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                assert not (isinstance(node.func, ast.Name) and name in ("eval", "exec")), path
+                for keyword in node.keywords:
+                    unsafe = keyword.arg == "allow_pickle"
+                    assert not unsafe or getattr(keyword.value, "value", True) is False, path
