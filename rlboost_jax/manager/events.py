@@ -56,6 +56,7 @@ class InstanceExited:
 
     instance: str
     detail: str
+    sick: bool = False  # it says so with its exit code
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""Rollout servers as the manager knows them: states, leases, versions, time and money."""
+"""Rollout servers as the manager knows them: states, leases, versions, time and money.
+
+A server is alive as long as it says so (its lease), hears us (what it echoes of our answers)
+and gets on with the work it holds (its progress).
+"""
 
 import math
 from collections import Counter
@@ -8,6 +12,8 @@ from rlboost_jax.manager.accounts import Integral
 from rlboost_jax.manager.ledger import Rollout, Step
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.messages import BeginStep, Hello, InstanceStatus, Manifest
+
+SLOWER = 10  # times its slowest dispatch so far: what a server may take, overloaded
 
 
 class Instance:
@@ -23,7 +29,13 @@ class Instance:
         self.reserved = hello.reserved
         self.slots = hello.slots
         self.joined_at = self.heard_at = now
+        self.hears_at = math.inf  # the newest stamp it echoed; inf: none
         self.leaving = False
+        self.goes_at = math.inf  # with its machine, by its own notice
+        self.draining = False  # what waited there was asked back
+        self.leave_by = math.inf  # it was told to
+        self.leave_reason = ""
+        self.notices = 0
         self.announced: Manifest | None = None
         self.version: int | None = None
         self.digest = ""  # of the parameters it holds; "" once others were announced
@@ -38,6 +50,8 @@ class Instance:
         self.tokens = 0  # taken into the ledger
         self.programs_compiled = 0
         self.batch_at = math.inf  # when the dispatch now running began
+        self.slowest = 0.0  # dispatch so far, in seconds
+        self.progress_at = now  # of the last token or answer, or since when it holds work
 
     @property
     def state(self) -> str:
@@ -78,7 +92,9 @@ class Instance:
     def loaded(self, version: int, digest: str) -> None:
         self.version, self.digest = version, digest
 
-    def hold(self, rollout: Rollout) -> None:
+    def hold(self, rollout: Rollout, now: float) -> None:
+        if not self.held:
+            self.progress_at = now
         rollout.holder, rollout.releasing, rollout.yielded = self.name, False, False
         self.held[rollout.request_id] = rollout
         self.groups[rollout.prompt] += 1
@@ -125,7 +141,7 @@ class Roster:
         self.lost = 0
         self.cost = Integral(now)  # dollars
         self.ready = Integral(now)  # instance-seconds of preemptible ones with work to give
-        self.check_at = math.inf  # no lease ends before
+        self.check_at = math.inf  # no server is due for anything before
         self._numbers = 0
 
     def __iter__(self) -> Iterator[Instance]:
@@ -175,18 +191,44 @@ class Roster:
         del self.streams[instance.stream]
         self.changed |= instance.member
 
-    def expired(self, now: float) -> list[Instance]:
-        """Those silent for `lease_seconds`; also finds when to look again."""
-        if now < self.check_at:
-            return []
-        lease = self._settings.manager.lease_seconds
-        late = [i for i in self if now >= i.heard_at + lease]
-        self.check_at = min((i.heard_at + lease for i in self if i not in late), default=math.inf)
-        return late
+    def deadline(self, instance: Instance) -> tuple[float, str]:
+        """When a server counts as lost if nothing changes, and why.
+
+        What was slow before may be ten times as slow under load; but a server cannot earn more
+        than ten times `progress_seconds` by pretending to be.
+        """
+        settings = self._settings.manager
+        lease, least = settings.lease_seconds, settings.progress_seconds
+        silent = instance.heard_at + lease, f"silent for {lease:g} s"
+        if not instance.held:
+            return silent
+        patience = max(least, SLOWER * min(instance.slowest, least))
+        return min(silent, (instance.progress_at + patience, f"no progress for {patience:g} s"))
+
+    def deaf(self, instance: Instance, echo: float, now: float) -> str:
+        """Take in what a renewal echoes. Returns why its server counts as lost, or "".
+
+        Whoever is merely silent is judged by its lease, so this one is judged as it speaks: by
+        the next renewal it would be too late.
+        """
+        settings = self._settings.manager
+        if 0 < echo <= now:
+            known = instance.hears_at if instance.hears_at < math.inf else echo
+            instance.hears_at = max(known, echo)
+        patience = settings.lease_seconds - settings.renew_seconds
+        silence = now - instance.hears_at
+        return f"deaf for {silence:.2g} s: it hears nothing of us" if silence >= patience else ""
 
     def extend(self, seconds: float, now: float) -> None:
+        """We heard nobody for so long, by our own fault. Machines go when they go, though."""
         for instance in self:
             instance.heard_at = min(now, instance.heard_at + seconds)
+            instance.progress_at = min(now, instance.progress_at + seconds)
+            if instance.hears_at < math.inf:
+                instance.hears_at = min(now, instance.hears_at + seconds)
+            if instance.batch_at < math.inf:
+                instance.batch_at = min(now, instance.batch_at + seconds)
+            instance.leave_by += seconds
 
     @property
     def members(self) -> int:
