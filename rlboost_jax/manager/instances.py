@@ -205,6 +205,10 @@ class Roster:
         patience = max(least, SLOWER * min(instance.slowest, least))
         return min(silent, (instance.progress_at + patience, f"no progress for {patience:g} s"))
 
+    def watch(self, instance: Instance) -> None:
+        """It holds work from now on: look at it in time."""
+        self.check_at = min(self.check_at, self.deadline(instance)[0])
+
     def deaf(self, instance: Instance, echo: float, now: float) -> str:
         """Take in what a renewal echoes. Returns why its server counts as lost, or "".
 

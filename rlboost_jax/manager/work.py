@@ -133,6 +133,7 @@ class Work:
                 step.books.prefilled_again += rollout.length
             rollout.request_id = self._ledger.next_request()
             instance.hold(rollout, now)
+        self._roster.watch(instance)
         for previous, tokens in moved.items():
             step.books.migrated += len(tokens)
             self._outbox.record(
