@@ -44,7 +44,7 @@ class Item:
         self.name = f"aws {path}"
         self._metadata, self._path, self._read = metadata, path, read
         self._token = ""
-        self._text = ""  # that was read last
+        self._text: str | None = None  # that was read last
 
     async def look(self) -> list[Told]:
         if not self._token:
@@ -53,10 +53,12 @@ class Item:
         if answer.status == 401:  # the token has expired
             self._token = await new_token(self._metadata)
             answer = await self._ask()
-        if answer.status == 404 or answer.text == self._text:
+        if answer.status == 404:
             return []
         if answer.status != 200:
             raise NoAnswer(f"{self._path}: HTTP {answer.status}")
+        if answer.text == self._text:
+            return []
         told = self._read(answer)
         self._text = answer.text
         return [told]
