@@ -46,7 +46,7 @@ HERE, THERE = "10.87.65.1", "10.87.65.2"  # ends of the cable
 
 @dataclass(frozen=True)
 class Loss:
-    seconds: float  # from the fault to the record
+    seconds: float  # from the fault to the record; below 0 for a false alarm
     reason: str
 
 
@@ -315,7 +315,8 @@ def row(fault: str, losses: list[Loss]) -> str:
     p50, p99 = (seconds[math.ceil(share * len(seconds)) - 1] for share in (0.5, 0.99))
     reasons = sorted({re.sub(r"deaf for \S+", "deaf for …", loss.reason) for loss in losses})
     times = "".join(f"{value:9.3f}" for value in (p50, p99, seconds[-1]))
-    return f"{fault:18}{len(seconds):5}{times}   {'; '.join(reasons)}"
+    alarms = sum(value < 0 for value in seconds)
+    return f"{fault:18}{len(seconds):5}{times}{alarms:7}   {'; '.join(reasons)}"
 
 
 @contextmanager
@@ -353,7 +354,7 @@ def main() -> None:
         print("no network namespaces here: the cable stays where it is")
     if args.inside:
         _ip("link", "set", "lo", "up")
-    print(f"{'fault':18}{'n':>5}{'p50 s':>9}{'p99 s':>9}{'max s':>9}   reason")
+    print(f"{'fault':18}{'n':>5}{'p50 s':>9}{'p99 s':>9}{'max s':>9}  false   reason")
     with busy(args.busy):
         for fault in faults:
             print(row(fault, asyncio.run(measure(fault, args.count))), flush=True)
