@@ -96,13 +96,19 @@ def get_config() -> ConfigDict:
     config.manager = ConfigDict()
     config.manager.host = "127.0.0.1"  # address to listen on
     config.manager.port = 0  # 0 takes a free one
-    config.manager.lease_seconds = 2.0  # a server silent for longer is lost; at most 2
-    config.manager.renew_seconds = 0.5  # between renewals of a lease; less than half of it
+    # A lost server is to be known as such within 2 s. A lease runs from the last renewal, so
+    # it ends 1.2 to 1.5 s after a fault, which leaves 0.5 s to a busy manager. An honest server
+    # may be late by 0.9 s: renewals echo the manager's answer to the one before.
+    config.manager.lease_seconds = 1.5  # a server silent for longer, or deaf, is lost; at most 2
+    config.manager.renew_seconds = 0.3  # between renewals of a lease; less than a third of it
+    # A server that renews its lease but gives no token of the work that it holds is lost, too.
+    # More than the longest dispatch takes, the prefill of all slots included; one that was seen
+    # to be slow gets ten times its own longest.
+    config.manager.progress_seconds = 30.0  # at least lease_seconds
+    config.manager.drain_seconds = 120.0  # a machine that goes later than this works on until then
     config.manager.max_pending = 8  # requests waiting at an instance beyond its slots (Θ)
-    config.manager.migration = (
-        True  # go on from the tokens collected; False begins anew, to compare
-    )
     config.manager.balance = True  # move work from busy to idle instances
+    config.manager.migration = True  # what moves keeps its tokens; False: it begins anew
     config.manager.seeding = True  # reserved engines generate first
     config.manager.window_initial_seconds = 1.0  # T_init of Algorithm 1
     config.manager.window_eta = 3.0  # η of Algorithm 1
@@ -128,6 +134,10 @@ def get_config() -> ConfigDict:
     config.fleet.price_per_hour = 2.66  # dollars, one preemptible instance
     config.fleet.reserved_price_per_hour = 10.47  # dollars, all reserved devices
     config.fleet.orphan_seconds = 60.0  # servers and manager wait this long for a lost trainer
+    # A server started by hand asks its cloud's metadata server whether its machine is to go.
+    config.fleet.notices = "auto"  # asks once who answers; or "aws", "gcp", "azure", "none"
+    config.fleet.notice_signal = "SIGTERM"  # or "SIGUSR1", "SIGUSR2": the machine goes in
+    config.fleet.notice_seconds = 0.0  # … so many seconds; 0: SIGTERM asks to leave at once
     config.fleet.chaos = ConfigDict()
     config.fleet.chaos.enabled = False  # take servers away and give them back at random times
     config.fleet.chaos.seed = 0  # of those times

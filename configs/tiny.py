@@ -29,6 +29,7 @@ def get_config() -> ConfigDict:
     config.learner.micro_batch_prompts = 8
     config.engine.slots = 16  # few, and short dispatches, so that a step takes seconds
     config.engine.steps_per_dispatch = 4
+    config.manager.progress_seconds = 10.0  # dispatches take hundredths of a second
     config.manager.window_initial_seconds = 0.1
     config.fleet.max_instances = 3
     config.fleet.chaos.kills_per_minute = 45.0

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
+MAX_NOTICE_SECONDS: Final = 86_400.0
+SICK_EXIT_CODE: Final = 5  # of a rollout server whose device failed; see `Goodbye`
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
@@ -94,6 +96,7 @@ class Renew(Message, frozen=True, kw_only=True):
     """The lease goes on."""
 
     programs_compiled: int = 0  # since the engine was warm; more than 0 is a mistake in it
+    echo: float = 0.0  # the newest stamp heard: proof that this side hears the manager at all
 
 
 class Ready(Message, frozen=True, kw_only=True):
@@ -138,10 +141,28 @@ class Released(Message, frozen=True, kw_only=True):
     request_ids: bytes  # uint32
 
 
-class Goodbye(Message, frozen=True, kw_only=True):
-    """The server leaves by its own will; all its tokens were sent before."""
+class Notice(Message, frozen=True, kw_only=True):
+    """The machine under this server goes, its owner says. Nothing is believed but the hurry."""
+
+    seconds: float  # from now; 0..MAX_NOTICE_SECONDS
+    reason: str
+
+
+class Hint(Message, frozen=True, kw_only=True):
+    """The machine may go before long, or pause. Nobody knows when, so nothing changes."""
 
     reason: str
+
+
+class Goodbye(Message, frozen=True, kw_only=True):
+    """The server leaves by its own will; all its tokens were sent before.
+
+    A sick one (a failed device, no memory, logits that are no numbers) has lost those of the
+    dispatch that failed.
+    """
+
+    reason: str
+    sick: bool = False
 
 
 # Manager → server ---------------------------------------------------------------------
@@ -151,6 +172,13 @@ class Welcome(Message, frozen=True, kw_only=True):
     instance: str
     renew_seconds: float
     orphan_seconds: float  # how long to look for a lost manager
+    stamp: float = 0.0  # as in `Renewed`
+
+
+class Renewed(Message, frozen=True, kw_only=True):
+    """Answer to `Renew`."""
+
+    stamp: float  # on a clock of the manager's own, for the next `Renew` to echo
 
 
 class Announce(Message, frozen=True, kw_only=True):
@@ -320,8 +348,10 @@ class FleetStatus(Message, frozen=True, kw_only=True):
     cost_dollars: float  # since the run began
 
 
-ServerMessage = Hello | Renew | Ready | WeightsRejected | TokenBatch | Released | Goodbye
-ToServer = Welcome | Announce | Generate | Release | Leave
+ServerMessage = (
+    Hello | Renew | Ready | WeightsRejected | TokenBatch | Released | Notice | Hint | Goodbye
+)
+ToServer = Welcome | Renewed | Announce | Generate | Release | Leave
 TrainerMessage = TrainerHello | Publish | BeginStep | Doubt | StepTrained | StepCommitted | EndRun
 ToTrainer = TrainerWelcome | Refused | FinishedRollout | WindowClosed | StepReport | FleetStatus
 

@@ -189,3 +189,25 @@ def test_the_benchmarks_print_their_rows(monkeypatch):
     monkeypatch.setattr(logprobs_bench, "SHAPES", ((64, 16, 112),))
     assert len(sampling_bench.sampling_rows(median_seconds, 1)) == 2
     assert len(logprobs_bench.logprobs_rows(median_seconds, 1)) == 3
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("V", [17, 8192])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("temperature", "entries"),
+    [(0.8, slice(9, 10)), (0.8, slice(None)), (0.0, slice(None))],
+    ids=["one of many", "all", "all, greedy"],  # a largest logit may well be found beside a NaN
+)
+def test_logits_that_are_no_numbers_show_in_their_row(implementation, V, bad, temperature, entries):
+    logits = np.zeros((3, V), np.float32)
+    logits[1, entries] = bad
+    tokens, logprobs = tokens_from_noise(
+        jnp.asarray(logits),
+        jnp.full(3, 0.4),
+        *columns(3, temperature),
+        truncated=False,
+        implementation=implementation,
+    )
+    assert np.isfinite(logprobs).tolist() == [True, False, True]
+    assert (tokens >= 0).all() and (tokens < V).all()

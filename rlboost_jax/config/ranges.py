@@ -8,12 +8,15 @@ from typing import Any, Final
 
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.task_sizes import TASK_SIZES
+from rlboost_jax.messages import MAX_NOTICE_SECONDS
 
 MAX_LEASE_SECONDS: Final = 2.0
 MAX_SEED: Final = 2**31 - 1
 MAX_POSITIONS: Final = 2**18  # tokens of a slot; see rlboost_jax/models/rope.py
 DTYPES: Final = ("float32", "bfloat16", "float16")
 KV_DTYPES: Final = (*DTYPES, "float8_e4m3fn")
+NOTICES: Final = ("auto", "none", "aws", "gcp", "azure")
+NOTICE_SIGNALS: Final = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 ATTENTION: Final = ("auto", "reference", "xla", "cpu", "mosaic_gpu", "triton")
 
 AT_LEAST: Final[Mapping[str, int]] = {
@@ -59,6 +62,8 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "fleet.price_per_hour": 0,
     "fleet.reserved_price_per_hour": 0,
     "fleet.orphan_seconds": 0,
+    "fleet.notice_seconds": 0,
+    "manager.drain_seconds": 0,
     "fleet.chaos.seed": 0,
     "fleet.chaos.kills_per_minute": 0,
     "fleet.chaos.terms_per_minute": 0,
@@ -81,6 +86,7 @@ ABOVE_ZERO: Final = (
     "engine.memory_fraction",
     "manager.lease_seconds",
     "manager.renew_seconds",
+    "manager.progress_seconds",
     "manager.window_initial_seconds",
     "manager.window_eta",
     "fleet.trace_speed",
@@ -98,6 +104,7 @@ AT_MOST: Final[Mapping[str, float]] = {
     "engine.memory_fraction": 1,
     "manager.port": 65535,
     "manager.lease_seconds": MAX_LEASE_SECONDS,  # a silent server is lost by then
+    "fleet.notice_seconds": MAX_NOTICE_SECONDS,
 }
 ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "model.dtype": DTYPES,
@@ -111,6 +118,8 @@ ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "weights.rollout_dtype": DTYPES,
     "weights.source": ("auto", "directory", "http"),
     "fleet.provider": ("local", "none"),
+    "fleet.notices": NOTICES,
+    "fleet.notice_signal": NOTICE_SIGNALS,
 }
 
 

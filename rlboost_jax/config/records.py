@@ -111,8 +111,10 @@ class EngineConfig:
 class ManagerConfig:
     host: str
     port: int  # 0 takes a free one
-    lease_seconds: float  # a server silent for longer is lost; at most 2
+    lease_seconds: float  # a server silent for longer, or deaf, is lost; at most 2
     renew_seconds: float
+    progress_seconds: float  # one that holds work and gives no token for longer is lost
+    drain_seconds: float  # a machine that goes later than this works on until then
     max_pending: int  # requests sent to an instance beyond those it runs (Θ)
     balance: bool  # continuous load balancing
     migration: bool  # keep the tokens of rollouts that move
@@ -156,6 +158,9 @@ class FleetConfig:
     price_per_hour: float  # dollars, one preemptible instance
     reserved_price_per_hour: float  # dollars, all reserved devices
     orphan_seconds: float
+    notices: str  # "auto" | "none" | "aws" | "gcp" | "azure": whose metadata servers watch
+    notice_signal: str  # that says: the machine goes in notice_seconds
+    notice_seconds: float  # 0: nobody says so with a signal
     chaos: ChaosConfig
 
 

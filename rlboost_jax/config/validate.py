@@ -143,11 +143,17 @@ def _engine(config: RunConfig) -> Iterator[str]:
 
 def _manager(config: RunConfig) -> Iterator[str]:
     manager = config.manager
-    if 2 * manager.renew_seconds >= manager.lease_seconds:
+    if 3 * manager.renew_seconds >= manager.lease_seconds:  # what is echoed is one older
         yield (
             f"manager.renew_seconds is {manager.renew_seconds}; a lease of "
-            f"{manager.lease_seconds} s (manager.lease_seconds) must outlive two renewals, "
-            f"choose less than {manager.lease_seconds / 2:g}"
+            f"{manager.lease_seconds} s (manager.lease_seconds) must outlive three renewals, "
+            f"choose less than {manager.lease_seconds / 3:g}"
+        )
+    if manager.progress_seconds < manager.lease_seconds:
+        yield (
+            f"manager.progress_seconds is {manager.progress_seconds}, less than "
+            f"manager.lease_seconds ({manager.lease_seconds}); choose more than the longest "
+            "dispatch takes"
         )
 
 

@@ -69,6 +69,7 @@ class LocalProvider:
             f"--token_file={token_file}",
             f"--price={price_per_hour}",
             f"--zone={zone}",
+            "--notices=none",  # this is the trainer's host: where it goes, all go
         ]
         self._on_exit, self._on_failure = on_exit, on_failure
         self._zygote: asyncio.subprocess.Process | None = None

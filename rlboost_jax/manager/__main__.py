@@ -50,6 +50,7 @@ from rlboost_jax.manager.files import (
 from rlboost_jax.manager.journal_files import Journal
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state import Manager
+from rlboost_jax.messages import SICK_EXIT_CODE
 from rlboost_jax.observe.events import EventsWriter
 from rlboost_jax.weights.serve import add_routes
 
@@ -159,7 +160,9 @@ async def _open_fleet(
         record.local_address,
         server_token_file(workdir),
         price_per_hour=run.fleet.price_per_hour,
-        on_exit=lambda name, code: driver.apply(InstanceExited(name, f"exit code {code}")),
+        on_exit=lambda name, code: driver.apply(
+            InstanceExited(name, f"exit code {code}", sick=code == SICK_EXIT_CODE)
+        ),
         on_failure=driver.fail,
     )
     driver.provider = provider

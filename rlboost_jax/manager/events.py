@@ -57,6 +57,7 @@ class InstanceExited:
 
     instance: str
     detail: str
+    sick: bool = False  # it says so with its exit code
 
 
 @dataclass(frozen=True, slots=True)

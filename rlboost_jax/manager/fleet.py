@@ -26,6 +26,7 @@ class Server:
     joined: bool = False
     proved: bool = False  # has given tokens
     doomed: bool = False  # signalled
+    sick: bool = False  # gave up by itself: whatever it proved, its machine is to rest
 
 
 def wanted(*, machines: int, max_instances: int, cap: int | None) -> int:
@@ -141,13 +142,13 @@ class Fleet:
         return started
 
     def exited(self, name: str, now: float) -> Server | None:
-        """Forget a server. One that ended by itself and gave no token delays the next."""
+        """Forget a server. One that ended by itself, sick or without a token, delays the next."""
         server = self.servers.pop(name, None)
         if server is None:
             return None
         if self.machines.get(server.machine) == name:
             self.machines[server.machine] = ""
-        if server.proved:
+        if server.proved and not server.sick:
             self._failures = 0
         elif not server.doomed:
             self._failures += 1

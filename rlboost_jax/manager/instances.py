@@ -1,4 +1,8 @@
-"""Rollout servers as the manager knows them: states, leases, versions, time and money."""
+"""Rollout servers as the manager knows them: states, leases, versions, time and money.
+
+A server is alive as long as it says so (its lease), hears us (what it echoes of our answers)
+and gets on with the work it holds (its progress).
+"""
 
 import math
 from collections import Counter
@@ -10,6 +14,7 @@ from rlboost_jax.manager.settings import Settings
 from rlboost_jax.messages import BeginStep, Hello, InstanceStatus, Manifest
 
 REMEMBERED_INSTANCES = 65536  # that joined last: a liar among them is known when it comes again
+SLOWER = 10  # times its slowest dispatch so far: what a server may take, overloaded
 
 
 class Instance:
@@ -25,7 +30,13 @@ class Instance:
         self.reserved = hello.reserved
         self.slots = hello.slots
         self.joined_at = self.heard_at = now
+        self.hears_at = math.inf  # the newest stamp it echoed; inf: none
         self.leaving = False
+        self.goes_at = math.inf  # with its machine, by its own notice
+        self.draining = False  # what waited there was asked back
+        self.leave_by = math.inf  # it was told to
+        self.leave_reason = ""
+        self.notices = 0
         self.announced: Manifest | None = None
         self.version: int | None = None
         self.digest = ""  # of the parameters it holds; "" once others were announced
@@ -40,6 +51,8 @@ class Instance:
         self.tokens = 0  # taken into the ledger
         self.programs_compiled = 0
         self.batch_at = math.inf  # when the dispatch now running began
+        self.slowest = 0.0  # dispatch so far, in seconds
+        self.progress_at = now  # of the last token or answer, or since when it holds work
 
     @property
     def state(self) -> str:
@@ -80,7 +93,9 @@ class Instance:
     def loaded(self, version: int, digest: str) -> None:
         self.version, self.digest = version, digest
 
-    def hold(self, rollout: Rollout) -> None:
+    def hold(self, rollout: Rollout, now: float) -> None:
+        if not self.held:
+            self.progress_at = now
         rollout.holder, rollout.releasing, rollout.yielded = self.name, False, False
         self.held[rollout.request_id] = rollout
         self.groups[rollout.prompt] += 1
@@ -129,9 +144,9 @@ class Roster:
         self.cost = Integral(now)  # dollars
         self.ready = Integral(now)  # instance-seconds of preemptible ones with work to give
         self.own: set[str] = set()  # names that the trainer's engines have had
-        self.quarantined: dict[str, None] = {}  # servers whose tokens were wrong, see `_identity`
+        self.banished: dict[str, str] = {}  # who may not join again (`_identity`), and why
         self._identities: dict[str, str] = {}  # name → who that was
-        self.check_at = math.inf  # no lease ends before
+        self.check_at = math.inf  # no server is due for anything before
         self.numbers = 0  # in names given out
 
     def __iter__(self) -> Iterator[Instance]:
@@ -151,11 +166,8 @@ class Roster:
             return f"price_per_hour = {hello.price_per_hour} is not a price; set --price"
         if self.mismatch(hello):
             return self.mismatch(hello)
-        if not hello.reserved and _identity(hello) in self.quarantined:
-            return (
-                "quarantined: tokens of this process were not those of the policy; look for a "
-                "fault of that host, then start it anew"
-            )
+        if not hello.reserved and (reason := self.banished.get(_identity(hello))):
+            return f"sent away before: {reason}; look for a fault of that host, then start it anew"
         return ""
 
     def mismatch(self, hello: Hello) -> str:
@@ -184,10 +196,10 @@ class Roster:
             del self._identities[next(iter(self._identities))]
         return instance
 
-    def quarantine(self, name: str) -> None:
-        """Let whoever had that name not join again."""
+    def banish(self, name: str, reason: str) -> None:
+        """Let whoever had that name not join again: its next work would go the same way."""
         if name in self._identities:
-            self.quarantined[self._identities[name]] = None
+            self.banished[self._identities[name]] = reason
 
     def retire(self, instance: Instance) -> None:
         """It goes soon: no more work for it."""
@@ -204,18 +216,49 @@ class Roster:
         del self.streams[instance.stream]
         self.changed |= instance.member
 
-    def expired(self, now: float) -> list[Instance]:
-        """Those silent for `lease_seconds`; also finds when to look again."""
-        if now < self.check_at:
-            return []
-        lease = self._settings.manager.lease_seconds
-        late = [i for i in self if now >= i.heard_at + lease]
-        self.check_at = min((i.heard_at + lease for i in self if i not in late), default=math.inf)
-        return late
+    def deadline(self, instance: Instance) -> tuple[float, str, bool]:
+        """When a server counts as lost if nothing changes, why, and whether it is stuck then.
+
+        What was slow before may be ten times as slow under load; but a server cannot earn more
+        than ten times `progress_seconds` by pretending to be.
+        """
+        settings = self._settings.manager
+        lease, least = settings.lease_seconds, settings.progress_seconds
+        silent = instance.heard_at + lease, f"silent for {lease:g} s", False
+        if not instance.held:
+            return silent
+        patience = max(least, SLOWER * min(instance.slowest, least))
+        stuck = instance.progress_at + patience, f"no progress for {patience:g} s", True
+        return min(silent, stuck)
+
+    def watch(self, instance: Instance) -> None:
+        """It holds work from now on: look at it in time."""
+        self.check_at = min(self.check_at, self.deadline(instance)[0])
+
+    def deaf(self, instance: Instance, echo: float, now: float) -> str:
+        """Take in what a renewal echoes. Returns why its server counts as lost, or "".
+
+        Whoever is merely silent is judged by its lease, so this one is judged as it speaks: by
+        the next renewal it would be too late.
+        """
+        settings = self._settings.manager
+        if 0 < echo <= now:
+            known = instance.hears_at if instance.hears_at < math.inf else echo
+            instance.hears_at = max(known, echo)
+        patience = settings.lease_seconds - settings.renew_seconds
+        silence = now - instance.hears_at
+        return f"deaf for {silence:.2g} s: it hears nothing of us" if silence >= patience else ""
 
     def extend(self, seconds: float, now: float) -> None:
+        """We heard nobody for so long, by our own fault. Machines go when they go, though."""
         for instance in self:
             instance.heard_at = min(now, instance.heard_at + seconds)
+            instance.progress_at = min(now, instance.progress_at + seconds)
+            if instance.hears_at < math.inf:
+                instance.hears_at = min(now, instance.hears_at + seconds)
+            if instance.batch_at < math.inf:
+                instance.batch_at = min(now, instance.batch_at + seconds)
+            instance.leave_by += seconds
 
     @property
     def members(self) -> int:

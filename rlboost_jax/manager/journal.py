@@ -40,7 +40,7 @@ class RunState(Entry, frozen=True, kw_only=True):
     window: WindowState
     learnt: bool  # that window follows from a whole step seen here
     paid: dict[int, float]  # step → dollars of the run when it was reported
-    quarantined: tuple[str, ...]
+    banished: dict[str, str]
     joined: int
     lost: int
     numbers: int  # in names given to servers: none is given twice, for tokens are filed under it

@@ -48,7 +48,7 @@ class Memory:
             roster.joined,
             roster.lost,
             roster.numbers,
-            len(roster.quarantined),
+            len(roster.banished),
             roster.cost.level,
         )
         if state != self._state:
@@ -58,7 +58,7 @@ class Memory:
                     window=trainer.window,
                     learnt=trainer.learnt,
                     paid=dict(trainer.paid),
-                    quarantined=tuple(roster.quarantined),
+                    banished=dict(roster.banished),
                     joined=roster.joined,
                     lost=roster.lost,
                     numbers=roster.numbers,
@@ -115,7 +115,7 @@ class Memory:
                 self._trainer.paid = dict(entry.paid)
                 self._roster.joined, self._roster.lost = entry.joined, entry.lost
                 self._roster.numbers = entry.numbers
-                self._roster.quarantined = dict.fromkeys(entry.quarantined)
+                self._roster.banished = dict(entry.banished)
                 since = max(0.0, now - entry.at)  # a clock that was set back says nothing
                 self._roster.cost.resume(entry.dollars + since * entry.dollars_per_second, now)
             case Published(manifest=manifest):

@@ -4,6 +4,9 @@ Every stream is heard of exactly once as it ends, whatever ends it: goodbye, kil
 a malformed frame, a rejection. What it held waits again before that event is over.
 """
 
+import math
+
+from rlboost_jax.manager.drains import Drains
 from rlboost_jax.manager.fleet import Fleet
 from rlboost_jax.manager.instances import Instance, Roster
 from rlboost_jax.manager.journal import Published
@@ -15,11 +18,14 @@ from rlboost_jax.messages import (
     Announce,
     Goodbye,
     Hello,
+    Hint,
     Leave,
     Manifest,
+    Notice,
     Ready,
     Released,
     Renew,
+    Renewed,
     ServerMessage,
     TokenBatch,
     WeightsRejected,
@@ -46,6 +52,7 @@ class Servers:
         self._fleet = fleet
         self._work = work
         self._outbox = outbox
+        self._drains = Drains(settings, roster, work, outbox)
         self.manifest: Manifest | None = None  # the newest
         self.manifests: dict[int, Manifest] = {}  # and older ones that are being fetched
         self._ended: dict[int, tuple[bool, int]] = {}  # stream → reserved, tokens charged
@@ -56,16 +63,25 @@ class Servers:
         if instance is None:
             return self._unknown(stream, message, now)
         instance.heard_at = now
+        changed = self._hear(instance, message, now)
+        if instance.goes_at < math.inf and stream in self._roster.streams:
+            self._drains.advance(instance, now)
+        return changed
+
+    def _hear(self, instance: Instance, message: ServerMessage, now: float) -> bool:
         match message:
             case TokenBatch():
                 return self._tokens(instance, message, now)
-            case Renew(programs_compiled=compiled):
-                if compiled > instance.programs_compiled:
-                    self._outbox.record("compiled", instance.name, programs=compiled)
-                    instance.programs_compiled = compiled
-                return False
+            case Renew():
+                return self._renew(instance, message, now)
             case Released():
-                return self._released(instance, message)
+                return self._released(instance, message, now)
+            case Notice():
+                if mistake := self._drains.notice(instance, message, now):
+                    self.lose(instance, f"malformed: {mistake}")
+            case Hint():
+                self._drains.hint(instance, message)
+                return False
             case Ready():
                 self._ready(instance, message)
             case WeightsRejected():
@@ -73,6 +89,10 @@ class Servers:
                     "rejected", instance.name, version=message.version, reason=message.reason
                 )
                 return False
+            case Goodbye(sick=True):
+                if (server := self._fleet.server_of(instance.hello)) is not None:
+                    server.sick = True
+                self.lose(instance, message.reason)
             case Goodbye():
                 self._roster.charge(instance, 0)  # everything was sent before
                 self.lose(instance, message.reason, kind="drained")
@@ -84,14 +104,32 @@ class Servers:
         instance = self._roster.streams.get(stream)
         if instance is None:
             return False
-        self.lose(instance, reason, kind="drained" if instance.leaving else "lost")
+        # Without a goodbye, what it held at the end was cut off, notice or not.
+        polite = instance.leaving and not instance.held
+        self.lose(instance, reason, kind="drained" if polite else "lost")
         return True
 
     def expire(self, now: float) -> bool:
-        late = self._roster.expired(now)
-        for instance in late:
-            self.lose(instance, f"silent for {self._settings.manager.lease_seconds:g} s")
-        return bool(late)
+        """Lose those whose time is up, and go on with drains; finds when to look again."""
+        roster = self._roster
+        if now < roster.check_at:
+            return False
+        changed = False
+        for instance in list(roster):
+            due, reason, stuck = roster.deadline(instance)
+            if now >= due:
+                if stuck and not instance.reserved:
+                    roster.banish(instance.name, reason)
+                self.lose(instance, reason)
+            elif now >= self._drains.begins_at(instance):
+                if self._drains.advance(instance, now):
+                    self.lose(instance, "it was told to leave and is still here")
+            else:
+                continue
+            changed = True
+        moments = (min(roster.deadline(i)[0], self._drains.next_at(i, now)) for i in roster)
+        roster.check_at = min(moments, default=math.inf)
+        return changed
 
     def publish(self, manifest: Manifest) -> None:
         """Announce a version to all that do not hold it."""
@@ -124,7 +162,7 @@ class Servers:
 
     def quarantine(self, name: str, reason: str) -> None:
         """Believe nothing more that a server says; a machine of the provider's is given up."""
-        self._roster.quarantine(name)
+        self._roster.banish(name, reason)
         instance = next((i for i in self._roster if i.name == name), None)
         if instance is None:
             self._outbox.record("quarantined", name, reason=reason, count=0, tokens_lost=0)
@@ -175,6 +213,7 @@ class Servers:
                 instance=instance.name,
                 renew_seconds=self._settings.manager.renew_seconds,
                 orphan_seconds=self._settings.fleet.orphan_seconds,
+                stamp=now,
             ),
         )
         self._outbox.record(
@@ -199,9 +238,21 @@ class Servers:
         self._announce(instance)
 
     def _announce(self, instance: Instance) -> None:
-        """Reserved engines are handed their weights by the trainer."""
-        if self.manifest is not None and not instance.reserved and instance.announce(self.manifest):
+        """Reserved engines are handed their weights by the trainer; who leaves needs none."""
+        if self.manifest is None or instance.reserved or instance.leaving:
+            return
+        if instance.announce(self.manifest):
             self._outbox.send(instance.stream, Announce(manifest=self.manifest))
+
+    def _renew(self, instance: Instance, message: Renew, now: float) -> bool:
+        if message.programs_compiled > instance.programs_compiled:
+            instance.programs_compiled = message.programs_compiled
+            self._outbox.record("compiled", instance.name, programs=instance.programs_compiled)
+        if reason := self._roster.deaf(instance, message.echo, now):
+            self.lose(instance, reason)
+            return True
+        self._outbox.send(instance.stream, Renewed(stamp=now))
+        return False
 
     def _ready(self, instance: Instance, message: Ready) -> None:
         """An engine loads only when it holds nothing, so what it held before is free."""
@@ -220,13 +271,16 @@ class Servers:
                 fetched_bytes=message.fetched_bytes,
             )
 
-    def _released(self, instance: Instance, message: Released) -> bool:
+    def _released(self, instance: Instance, message: Released, now: float) -> bool:
         try:
             request_ids = unpack_ids(message.request_ids).tolist()
         except ValueError:
             self.lose(instance, "malformed: Released with a broken request id")
             return True
+        held = len(instance.held)
         self._work.put_back(instance, request_ids)
+        if len(instance.held) < held:
+            instance.progress_at = now
         return True
 
     def _tokens(self, instance: Instance, batch: TokenBatch, now: float) -> bool:
@@ -252,9 +306,13 @@ class Servers:
         instance.running, instance.waiting = batch.running, batch.waiting
         books.prefilled_again += batch.prefilled_again
         instance.batch_at = now
+        given = [r for i in rows.ids if (r := instance.held.get(i)) is not None]
+        before = sum(r.num_tokens for r in given)
         ended = self._ledger.receive(
             rows, batch.version, instance.held, instance.name, now, reserved=instance.reserved
         )
+        if sum(r.num_tokens for r in given) > before:  # what is no use is no progress
+            instance.progress_at = now
         for rollout in ended:
             instance.let_go(rollout.request_id)
             rollout.step.last_token_at = now
@@ -265,6 +323,8 @@ class Servers:
 
     def _observe(self, instance: Instance, tokens: int, now: float) -> None:
         """A dispatch that began with the previous message has given its tokens."""
+        if instance.in_flight and tokens:
+            instance.slowest = max(instance.slowest, now - instance.batch_at)
         if instance.in_flight and instance.running and not instance.waiting:
             self._work.profile.add(
                 instance.kind,

@@ -129,7 +129,9 @@ class Manager:
                 return self.trainer.gone(stream, now)
             case ServerStarted(name, pid):
                 self._started(name, pid)
-            case InstanceExited(name, detail):
+            case InstanceExited(name, detail, sick):
+                if sick and name in self.fleet.servers:  # its goodbye may have been lost
+                    self.fleet.servers[name].sick = True
                 server = self.fleet.exited(name, now)
                 if server is not None and not server.joined:
                     self._outbox.record("lost", name, reason=f"ended before it joined: {detail}")
@@ -181,7 +183,7 @@ class Manager:
         for instance in self.roster:
             if notice and self.fleet.server_of(instance.hello) is self.fleet.servers[name]:
                 self.roster.retire(instance)
-                self._outbox.record("notice", instance.name)
+                self._outbox.record("notice", instance.name, reason="the market", hint=False)
 
     def _staff(self, now: float) -> None:
         missing = self.fleet.missing(self.trainer.window.instance_cap)

@@ -39,7 +39,7 @@ class Work:
             return
         # Reserved engines come last: among equals, work goes where it may stay.
         eligible = remote + (reserved if self.seeding.open else [])
-        self._place(step, eligible)
+        self._place(step, eligible, now)
         if self._settings.balance and not step.num_waiting:
             self._balance(step, eligible)
         idle = reserved and not any(i.held for i in reserved)
@@ -126,7 +126,7 @@ class Work:
             if instance.reserved:
                 self.release(instance, instance.held.values())
 
-    def _place(self, step: Step, eligible: list[Instance]) -> None:
+    def _place(self, step: Step, eligible: list[Instance], now: float) -> None:
         if not step.num_waiting:
             return
         loads = [Load(slots=i.slots, held=len(i.held), groups=i.groups) for i in eligible]
@@ -142,9 +142,11 @@ class Work:
         for rollout, index in zip(rollouts, chosen, strict=True):
             batches.setdefault(index, []).append(rollout)
         for index in sorted(batches):
-            self._generate(step, eligible[index], batches[index])
+            self._generate(step, eligible[index], batches[index], now)
 
-    def _generate(self, step: Step, instance: Instance, rollouts: list[Rollout]) -> None:
+    def _generate(
+        self, step: Step, instance: Instance, rollouts: list[Rollout], now: float
+    ) -> None:
         moved: dict[str, list[int]] = {}
         for rollout in rollouts:
             if rollout.previous and rollout.previous != instance.name:
@@ -152,7 +154,8 @@ class Work:
             if rollout.num_tokens:
                 step.books.prefilled_again += rollout.length
             rollout.request_id = self._ledger.next_request()
-            instance.hold(rollout)
+            instance.hold(rollout, now)
+        self._roster.watch(instance)
         for previous, tokens in moved.items():
             step.books.migrated += len(tokens)
             self._outbox.record(
@@ -187,7 +190,7 @@ class Work:
             moves = pending_moves(loads, transit)
             for instance, count in zip(eligible, moves, strict=True):
                 if count:
-                    self.release(instance, _newest_pending(instance, count))
+                    self.release(instance, newest_pending(instance, count))
         elif not transit and any(not load.held for load in loads):
             for load, instance in zip(loads, eligible, strict=True):
                 load.plateau = self.profile.plateau(instance.kind, context=context(instance))
@@ -196,16 +199,16 @@ class Work:
                     self.release(instance, _shortest(instance, count))
 
 
+def newest_pending(instance: Instance, count: int) -> list[Rollout]:
+    """The last placed that have shown no token here: a server begins with the oldest."""
+    newest = [r for r in reversed(instance.held.values()) if not (r.releasing or r.yielded)]
+    return sorted(newest[: max(0, count)], key=lambda r: r.request_id)
+
+
 def context(instance: Instance) -> float:
     """Mean length of the rollouts held, in tokens."""
     held = instance.held.values()
     return sum(r.length for r in held) / len(held) if held else 0.0
-
-
-def _newest_pending(instance: Instance, count: int) -> list[Rollout]:
-    """The last placed that have shown no token here: a server begins with the oldest."""
-    newest = [r for r in reversed(instance.held.values()) if not (r.releasing or r.yielded)]
-    return sorted(newest[:count], key=lambda r: r.request_id)
 
 
 def _shortest(instance: Instance, count: int) -> list[Rollout]:

@@ -6,6 +6,7 @@ registers: a server that is known to the manager is one that can work at once.
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -18,13 +19,17 @@ import jax
 from rlboost_jax import compile_cache
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import run_config_from_dict
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.ranges import NOTICE_SIGNALS, NOTICES
+from rlboost_jax.config.records import FleetConfig, RunConfig
 from rlboost_jax.engine.compiles import num_compiles
-from rlboost_jax.engine.engine import Engine
+from rlboost_jax.engine.engine import Engine, NonFiniteLogits
 from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
+from rlboost_jax.messages import MAX_NOTICE_SECONDS, SICK_EXIT_CODE
 from rlboost_jax.rollout.instance import engine_of, hello_of
+from rlboost_jax.rollout.notices.metadata import ADDRESS, Told
+from rlboost_jax.rollout.notices.watch import watch_machine
 from rlboost_jax.rollout.stream import FIRST_BACKOFF_SECONDS, InstanceClient, Refused
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.weights.pull import Http, Puller
@@ -38,7 +43,11 @@ class CannotServe(RuntimeError):
 
 
 def main(argv: list[str]) -> int:
-    """Serve until told to leave; returns the exit code."""
+    """Serve until told to leave; returns the exit code.
+
+    0: it was told to; `CANNOT_SERVE`; `SICK_EXIT_CODE`: the device failed, ran out of memory,
+    or gives what are no numbers.
+    """
     args = _arguments(argv)
     try:
         token = read_token(args.token_file)
@@ -56,6 +65,10 @@ def main(argv: list[str]) -> int:
         line = "; ".join(str(error).splitlines())
         print(f"rollout server at {args.manager}: {line}", file=sys.stderr, flush=True)
         return CANNOT_SERVE
+    except (NonFiniteLogits, jax.errors.JaxRuntimeError, MemoryError) as error:
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"rollout server at {args.manager}: sick: {line}", file=sys.stderr, flush=True)
+        return SICK_EXIT_CODE
     print(f"leaving: {reason}", flush=True)
     return 0
 
@@ -140,11 +153,48 @@ async def _serve(args: argparse.Namespace, token: str, config: RunConfig, engine
         orphan_seconds=config.fleet.orphan_seconds,
         compiled=lambda: num_compiles() - before,
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, client.leave, signal.Signals(number).name)
+    _heed_signals(args, config.fleet, client)
+
+    def tell(told: Told) -> None:
+        print(f"notice: {told.reason}", flush=True)
+        if told.seconds is None:
+            client.hint(told.reason)
+        else:
+            client.notice(told.seconds, told.reason)
+
+    cloud = args.notices or config.fleet.notices
+    watching = asyncio.ensure_future(
+        watch_machine(cloud, tell, lambda line: print(line, flush=True), address=args.notices_url)
+    )
     print(f"registering with {args.manager}", flush=True)
-    return await client.run()
+    try:
+        return await client.run()
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+
+def _heed_signals(args: argparse.Namespace, fleet: FleetConfig, client: InstanceClient) -> None:
+    """SIGINT and SIGTERM end this server at once, unless that signal comes with some grace.
+
+    A second one of the kind does: whoever sends it has lost patience.
+    """
+    loop = asyncio.get_running_loop()
+    for leave in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(leave, client.leave, leave.name)
+    given = args.notice_seconds
+    seconds = fleet.notice_seconds if given is None else given
+    if seconds == 0:
+        return
+    name = args.notice_signal or fleet.notice_signal
+    number = signal.Signals[name]
+
+    def notice() -> None:
+        loop.add_signal_handler(number, client.leave, name)
+        client.notice(seconds, name)
+
+    loop.add_signal_handler(number, notice)
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
@@ -164,4 +214,27 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         default=ANSWER_SECONDS,
         help="how long to try a manager that does not answer",
     )
+    parser.add_argument(
+        "--notices", choices=NOTICES, help="whose notices to watch; left out: fleet.notices"
+    )
+    parser.add_argument(
+        "--notices_url", default=ADDRESS, metavar="URL", help="of the metadata server"
+    )
+    parser.add_argument(
+        "--notice_signal",
+        choices=NOTICE_SIGNALS,
+        help="that announces the machine's end; left out: fleet.notice_signal",
+    )
+    parser.add_argument(
+        "--notice_seconds",
+        type=_seconds,
+        help="from that signal to the end, 0 for no such signal; left out: fleet.notice_seconds",
+    )
     return parser.parse_args(argv)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= MAX_NOTICE_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text} is not in 0..{MAX_NOTICE_SECONDS:g}")
+    return seconds

@@ -24,11 +24,14 @@ from rlboost_jax.messages import (
     Generate,
     Goodbye,
     Hello,
+    Hint,
     Leave,
     Manifest,
+    Notice,
     Ready,
     Release,
     Renew,
+    Renewed,
     ServerMessage,
     WeightsRejected,
     Welcome,
@@ -39,6 +42,7 @@ from rlboost_jax.weights.names import WeightsError
 ANSWER_SECONDS = 5.0  # from Hello to Welcome
 PING_SECONDS = 10.0  # a manager that does not answer a ping for half of it is lost
 LEAVE_SECONDS = 0.7  # for the last tokens and the goodbye
+SICK_LETTERS = 300  # of what a sick engine says of itself
 CLOSE_SECONDS = 0.2  # for the other side to confirm the end of a stream
 FIRST_BACKOFF_SECONDS = 0.1  # doubles with each attempt
 LONGEST_BACKOFF_SECONDS = 2.0
@@ -86,6 +90,9 @@ class InstanceClient:
         self._taking: asyncio.Task[None] | None = None  # the newest announced version
         self._loaded: tuple[int, str] | None = None  # version and digest that the engine has
         self._offered: Ready | None = None  # what to say of the parameters offered
+        self._goes: tuple[float, str] | None = None  # when the machine does, and who says so
+        self._stamp = 0.0  # the newest of the manager's
+        self._sick = False
         self._leaving: asyncio.Future[str] | None = None  # its result is the reason
         self._welcomed = asyncio.Event()
         self._broken: asyncio.Future[None]  # its exception is a mistake of this side
@@ -122,6 +129,8 @@ class InstanceClient:
             if not any(end.done() for end in ends):  # leaving; a manager may be out of reach
                 patience = LEAVE_SECONDS + CLOSE_SECONDS
                 await asyncio.wait(ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                await self._report_sick(serving, (failure, self._broken))
             for end in ends:
                 if end.done():
                     end.result()
@@ -136,6 +145,25 @@ class InstanceClient:
             self._leaving = asyncio.get_running_loop().create_future()
         if not self._leaving.done():
             self._leaving.set_result(reason)
+
+    def notice(self, seconds: float, reason: str) -> None:
+        """The machine goes in so many seconds: tell the manager, and leave by then at the latest.
+
+        To be called in the loop of `run`. Of several notices the earliest counts.
+        """
+        loop = asyncio.get_running_loop()
+        goes_at = loop.time() + seconds
+        if self._goes is not None and self._goes[0] <= goes_at:
+            return
+        self._goes = goes_at, reason
+        loop.call_at(goes_at, self.leave, reason)
+        if self._welcomed.is_set():
+            self._outbox.put_nowait(Notice(seconds=seconds, reason=reason))
+
+    def hint(self, reason: str) -> None:
+        """The machine may go some time, or pause; of interest to whoever reads the events."""
+        if self._welcomed.is_set():
+            self._outbox.put_nowait(Hint(reason=reason))
 
     async def offer(self, params: Any, version: int, params_digest: str) -> None:
         """Load parameters that are here already and say so; for an instance without puller."""
@@ -162,6 +190,8 @@ class InstanceClient:
                     pass  # not there: as if the stream had ended
                 if self._leaving.done():
                     break
+                if self._sick:
+                    return "sick"
                 if loop.time() - self._lost_at >= self._orphan_seconds:
                     return f"no manager for {self._orphan_seconds:g} s"
                 # A whole fleet comes back to one manager: not at one moment.
@@ -198,6 +228,11 @@ class InstanceClient:
             welcomed_at = loop.time()
             try:
                 self._welcomed.set()
+                self._stamp = answer.stamp
+                if self._goes is not None:
+                    goes_at, reason = self._goes
+                    seconds = max(0.0, goes_at - welcomed_at)
+                    self._outbox.put_nowait(Notice(seconds=seconds, reason=reason))
                 if self._offered is not None:
                     self._outbox.put_nowait(self._offered)
                 await self._talk(stream, answer.renew_seconds)
@@ -243,6 +278,19 @@ class InstanceClient:
         await asyncio.wait({sending})
         await stream.close()
 
+    async def _report_sick(
+        self, serving: "asyncio.Future[str]", ends: tuple["asyncio.Future[None]", ...]
+    ) -> None:
+        """Tell a manager that can be reached why this server goes, if that is what it does."""
+        error = next((e for end in ends if end.done() and (e := end.exception())), None)
+        if error is None or not self._welcomed.is_set():
+            return
+        reason = f"sick: {type(error).__name__}: {error}"
+        line = " ".join(reason.split())[:SICK_LETTERS]
+        self._sick = True
+        self._outbox.put_nowait(Goodbye(reason=line, sick=True))
+        await asyncio.wait({serving}, timeout=LEAVE_SECONDS)
+
     async def _send(self, stream: aiohttp.ClientWebSocketResponse) -> None:
         """Everything in the outbox, up to and including a Goodbye."""
         while True:
@@ -254,7 +302,9 @@ class InstanceClient:
     async def _renew(self, seconds: float) -> None:
         while True:
             await asyncio.sleep(seconds)
-            self._outbox.put_nowait(Renew(programs_compiled=self._compiled()))
+            await asyncio.sleep(0)  # after a stall: hear first what came meanwhile
+            renew = Renew(programs_compiled=self._compiled(), echo=self._stamp)
+            self._outbox.put_nowait(renew)
 
     async def _obey(self, stream: aiohttp.ClientWebSocketResponse) -> None:
         """Everything the manager asks, until it hangs up or says Leave."""
@@ -263,6 +313,8 @@ class InstanceClient:
             match await _receive(stream):
                 case Generate(requests=requests, params_digest=params_digest):
                     self._worker.submit(requests, params_digest)
+                case Renewed(stamp=stamp):
+                    self._stamp = stamp
                 case Release(request_ids=request_ids):
                     self._worker.release(messages.unpack_ids(request_ids).tolist())
                 case Announce(manifest=manifest) if self._puller is not None:

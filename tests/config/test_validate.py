@@ -51,6 +51,8 @@ WRONG = [
     ({"model.head_dim": 33}, "33", ["model.head_dim"]),
     ({"manager.lease_seconds": 2.5}, "2.5", ["manager.lease_seconds"]),
     ({"manager.renew_seconds": 1.0}, "1.0", ["manager.renew_seconds", "manager.lease_seconds"]),
+    ({"manager.renew_seconds": 0.5}, "three renewals", ["manager.lease_seconds"]),
+    ({"manager.progress_seconds": 1.4}, "1.4", ["manager.progress_seconds", "lease_seconds"]),
     ({"sampling.top_k": 113}, "113", ["sampling.top_k", "model.vocab_size"]),
     ({"sampling.top_p": 0.0}, "0.0", ["sampling.top_p"]),
     ({"sampling.top_p": 1.1}, "1.1", ["sampling.top_p"]),
@@ -103,7 +105,9 @@ def test_the_limits_themselves_pass() -> None:
                 "engine.num_pages": 13,  # 208 tokens in pages of 16
                 "learner.row_tokens": 208,
                 "manager.lease_seconds": 2.0,
-                "manager.renew_seconds": 0.999,
+                "manager.renew_seconds": 0.666,
+                "manager.progress_seconds": 2.0,
+                "fleet.notice_seconds": 86_400.0,
                 "sampling.max_response_tokens": 200,
                 "sampling.top_k": 112,
                 "evaluation.num_prompts": 256,
@@ -175,6 +179,7 @@ POSITIVE_NUMBERS = [
     "engine.steps_per_dispatch",
     "manager.lease_seconds",
     "manager.renew_seconds",
+    "manager.progress_seconds",
     "manager.window_initial_seconds",
     "manager.window_eta",
     "weights.keep_versions",
@@ -197,6 +202,8 @@ NAMES = [
     "weights.rollout_dtype",
     "weights.source",
     "fleet.provider",
+    "fleet.notices",
+    "fleet.notice_signal",
 ]
 
 
@@ -213,6 +220,9 @@ NAMES = [
         ("warmup.habit_worked_fraction", 1.01),
         ("manager.port", 65536),
         ("manager.lease_seconds", 2.01),
+        ("manager.drain_seconds", -1),
+        ("fleet.notice_seconds", -1),
+        ("fleet.notice_seconds", 86_401),
         *((name, 0) for name in POSITIVE_NUMBERS),
         *((name, "no such thing") for name in NAMES),
     ],

@@ -28,6 +28,9 @@ FLEET = FleetConfig(
     price_per_hour=1.0,
     reserved_price_per_hour=1.0,
     orphan_seconds=60.0,
+    notices="none",
+    notice_signal="SIGTERM",
+    notice_seconds=0.0,
     chaos=CALM,
 )
 CHAOS = dataclasses.replace(FLEET, chaos=dataclasses.replace(CALM, enabled=True))

@@ -20,8 +20,9 @@ SNAPSHOTS = "/run/snapshots"
 def settings(**changes: Any) -> Settings:
     """Settings of a small run; `manager__…` and `fleet__…` reach into the sections."""
     manager = ManagerConfig(
-        host="127.0.0.1", port=0, lease_seconds=2.0, renew_seconds=0.5, max_pending=2,
-        balance=True, migration=True, seeding=True, window_initial_seconds=0.4, window_eta=3.0,
+        host="127.0.0.1", port=0, lease_seconds=2.0, renew_seconds=0.5,
+        progress_seconds=30.0, drain_seconds=120.0, max_pending=2, balance=True,
+        migration=True, seeding=True, window_initial_seconds=0.4, window_eta=3.0,
         window_memory=True,
     )  # fmt: skip
     chaos = ChaosConfig(
@@ -30,7 +31,8 @@ def settings(**changes: Any) -> Settings:
     fleet = FleetConfig(
         provider="local", max_instances=3, adaptive_cap=False, trace="", trace_speed=1.0,
         synthetic_lifetime_seconds=1.0, synthetic_gap_seconds=1.0, price_per_hour=3600.0,
-        reserved_price_per_hour=7200.0, orphan_seconds=60.0, chaos=chaos,
+        reserved_price_per_hour=7200.0, orphan_seconds=60.0, notices="none",
+        notice_signal="SIGTERM", notice_seconds=0.0, chaos=chaos,
     )  # fmt: skip
     whole = Settings(
         run_id=RUN, manager=manager, fleet=fleet, deterministic=True,

@@ -113,12 +113,12 @@ def test_a_liar_does_not_come_back_under_the_same_name_of_its_process() -> None:
     finish(desk, A, held[A][0])
     desk.trainer(doubt((held[A][0].sample, 0)))
     desk.server(12, hello(instance="server-10"))
-    assert "quarantined" in desk.closed()[12]
+    assert "sent away" in desk.closed()[12]
     desk.server(13, hello(instance="server-10", pid=77))
     assert 13 not in desk.closed(), "started anew"
     desk.crash(at=1.0)
     desk.server(14, hello(instance="server-10"))
-    assert "quarantined" in desk.closed()[14]
+    assert "sent away" in desk.closed()[14]
 
 
 def test_a_second_doubt_about_the_same_response_changes_nothing() -> None:

@@ -49,7 +49,7 @@ def run_state(joined: int) -> RunState:
         window=WindowState(seconds=1.0, memory={2: 0.5}, instance_cap=3),
         learnt=True,
         paid={1: 2.5},
-        quarantined=("h/1/",),
+        banished={"h/1/": "no progress"},
         joined=joined,
         lost=1,
         numbers=4,

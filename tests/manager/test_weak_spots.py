@@ -39,7 +39,7 @@ def work_to_the_end(desk: Desk, stream: int, requests: list[m.GenerateRequest]) 
 
 
 def test_w01_a_step_without_any_instance_is_generated_all_the_same() -> None:
-    desk = seeded()
+    desk = seeded(manager__progress_seconds=1e9)
     for second in range(3000):
         desk.now = float(second)
         desk.server(RESERVED, m.Renew())
@@ -73,7 +73,7 @@ def test_w03_a_server_that_cannot_fetch_weights_stops_nobody() -> None:
 
 
 def test_w04_a_server_that_never_gets_ready_stops_nobody() -> None:
-    desk = seeded()
+    desk = seeded(manager__progress_seconds=1e9)
     desk.publish(0)
     desk.join(A)
     for second in range(1, 100):

@@ -216,7 +216,10 @@ def test_an_exception_of_the_engine_ends_the_run(fakes):
             await stream.send(Generate(params_digest="d1", requests=(fakes.request(1, tokens=5),)))
             with pytest.raises(ZeroDivisionError, match="in the engine"):
                 await running
-            assert not any(isinstance(m, Goodbye) for m in await drained(stream))
+            *before, last = await drained(stream)
+            assert last == Goodbye(reason="sick: ZeroDivisionError: in the engine", sick=True)
+            # The dispatch was announced; what it would have yielded is sent by nobody.
+            assert [(b.in_flight, b.tokens) for b in before] == [(5, b"")]
 
     asyncio.run(scenario())
 
@@ -232,6 +235,7 @@ def test_a_mistake_while_pulling_ends_the_run(fakes):
             await stream.send(Announce(manifest=fakes.manifest(1)))
             with pytest.raises(ZeroDivisionError, match="in the puller"):
                 await running
+            assert (await drained(stream))[-1].sick
 
     asyncio.run(scenario())
 

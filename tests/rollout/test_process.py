@@ -5,6 +5,7 @@ import os
 import signal
 
 import jax
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -12,7 +13,16 @@ from configs import tiny
 from rlboost_jax import messages
 from rlboost_jax.config.load import run_config, to_dict
 from rlboost_jax.fleet.local import LocalProvider, ServerNotStarted
-from rlboost_jax.messages import Announce, Generate, GenerateRequest, Goodbye, Sampling, TokenBatch
+from rlboost_jax.messages import (
+    SICK_EXIT_CODE,
+    Announce,
+    Generate,
+    GenerateRequest,
+    Goodbye,
+    Ready,
+    Sampling,
+    TokenBatch,
+)
 from rlboost_jax.models.params import init_params
 from rlboost_jax.weights.snapshots import SnapshotStore
 
@@ -21,13 +31,13 @@ PATIENCE_SECONDS = 120.0  # the first server compiles
 NUM_TOKENS = 40
 
 
-def request(response: list[int]) -> GenerateRequest:
+def request(response: list[int], version: int = 1) -> GenerateRequest:
     return GenerateRequest(
         request_id=len(response),
         step=0,
         prompt=0,
         sample=5,
-        version=1,
+        version=version,
         seed=0,
         prompt_tokens=messages.pack_tokens([1, 2, 3]),
         response_tokens=messages.pack_tokens(response),
@@ -56,8 +66,9 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
     config.engine.slots = 4
     run = run_config(config)
     params = jax.device_get(init_params(run.model, 0))
-    store = SnapshotStore(tmp_path / "snapshots", dtype=run.weights.rollout_dtype, keep=1)
+    store = SnapshotStore(tmp_path / "snapshots", dtype=run.weights.rollout_dtype, keep=2)
     manifest = store.write(1, params, "d")
+    broken = store.write(2, jax.tree.map(lambda leaf: leaf * np.nan, params), "b")
     (tmp_path / "token").write_text("secret")
 
     async def scenario():
@@ -106,11 +117,28 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
                 await heir.send(Generate(params_digest="d", requests=(request(collected),)))
                 rest = await tokens_of(heir, NUM_TOKENS - len(collected))
                 assert collected + rest == wanted
-                assert provider.pids.keys() == {"heir"}
-                pid = provider.pids["heir"]
+
+                # Weights that are no numbers: nothing of that dispatch is ever sent.
+                manager.manifest = broken
+                await heir.send(Announce(manifest=broken))
+                await heir.until(Ready)
+                await heir.send(Generate(params_digest="b", requests=(request([], version=2),)))
+                announced, goodbye = [await heir.next(), await heir.next()]
+                assert announced.in_flight and not announced.tokens
+                assert goodbye.sick and goodbye.reason.startswith(
+                    "sick: NonFiniteLogits: version 2"
+                )
+                assert await exits.get() == ("heir", SICK_EXIT_CODE)
+                *_, line = (tmp_path / "logs" / "heir.log").read_text().splitlines()
+                assert "sick: NonFiniteLogits: version 2" in line
+
+                manager.manifest = manifest
+                await join("last")
+                assert provider.pids.keys() == {"last"}
+                pid = provider.pids["last"]
             finally:
                 await provider.close()
-            assert await exits.get() == ("heir", 0)
+            assert await exits.get() == ("last", 0)
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
             with pytest.raises(ServerNotStarted, match="the run is over"):

@@ -21,6 +21,7 @@ from tests.simulate.world import World
 FAULTS_END = 4.0  # seconds
 LIMIT = 40.0  # for all that was begun to be done, 36 s after the last fault at the latest
 NUM_STEPS = 2
+PROGRESS_SECONDS, DRAIN_SECONDS = 3.0, 2.5
 MEAN_GAP = 0.3  # seconds between faults
 
 
@@ -75,7 +76,11 @@ class Run:
     def __init__(self, schedule: Schedule, calm_at: float | None = FAULTS_END) -> None:
         self.schedule = schedule
         self._next: dict[str, float] = {}  # what happens to the next frame of a server: amount
-        chosen = settings(deterministic=schedule.seeding)
+        chosen = settings(
+            deterministic=schedule.seeding,
+            manager__progress_seconds=PROGRESS_SECONDS,
+            manager__drain_seconds=DRAIN_SECONDS,
+        )
         self.world = world = World(chosen, schedule.seed, check)
         world.tamper = self._tamper
         Trainer(world, NUM_STEPS, seeding=schedule.seeding)
@@ -148,6 +153,26 @@ class Run:
         server.freeze()
         self.world.later(5.0 * fault.amount, server.thaw)
         return True
+
+    def notice(self, fault: Fault) -> bool:
+        """Its machine goes, it says: then, earlier, or never. Some do not leave even when told."""
+        server = self._server(fault)
+        if server is None:
+            return False
+        seconds = 5.0 * fault.amount
+        server.announce_end(seconds)
+        if fault.target % 4 == 3:
+            server.stays = True
+        elif fault.target % 4 < 2:
+            self.world.later(seconds * (1.0, 0.5)[fault.target % 2], server.kill)
+        return True
+
+    def wedge(self, fault: Fault) -> bool:
+        """Its device hangs; its lease goes on."""
+        server = self._server(fault)
+        if server is not None:
+            server.wedged = True
+        return server is not None
 
     def slow(self, fault: Fault) -> bool:
         server = self._server(fault)
@@ -280,7 +305,9 @@ class Run:
 KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "kill": (Run.kill, 3),
     "term": (Run.term, 2),
+    "notice": (Run.notice, 2),
     "freeze": (Run.freeze, 2),
+    "wedge": (Run.wedge, 1),
     "slow": (Run.slow, 1),
     "cut": (Run.cut, 2),
     "partition": (Run.partition, 2),

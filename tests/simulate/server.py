@@ -57,6 +57,7 @@ class Server:
         self.started = False  # the provider has said so
         self.frozen = False
         self.wedged = False  # renews its lease and does nothing else
+        self.stays = False  # whatever it is told
         self.lying = False
         self.seconds = world.random.uniform(0.02, 0.1)  # a dispatch
         self.slow = 1.0  # times as long
@@ -80,6 +81,7 @@ class Server:
         self.held: dict[int, Held] = {}
         self._asked: list[int] = []  # to be released after the dispatch
         self._busy = self._gone = False
+        self._echo = 0.0  # the newest stamp of the manager
         self._sequence = 0
         self._pull = 0
         self._pulling: m.Manifest | None = None
@@ -108,6 +110,11 @@ class Server:
         if self.alive and not (self._gone or self.frozen or self.wedged) and self.stream:
             self.say(m.Goodbye(reason="SIGTERM"))
         self.kill()
+
+    def announce_end(self, seconds: float) -> None:
+        """Its machine goes then, it has heard."""
+        if self.alive and not (self._gone or self.frozen) and self.stream:
+            self.say(m.Notice(seconds=seconds, reason="the market"))
 
     def freeze(self) -> None:
         self.frozen = True
@@ -142,7 +149,9 @@ class Server:
                     self._load(self._pulling.version, self._pulling.params_digest)
                 self._pull, self._pulling = self._pull + 1, chosen
                 self._fetch(self.stream, chosen, self._pull)
-            case m.Leave() if not self.reserved:
+            case m.Welcome(stamp=stamp) | m.Renewed(stamp=stamp):
+                self._echo = stamp
+            case m.Leave() if not (self.reserved or self.stays):
                 self.say(m.Goodbye(reason="told to"))
                 self.kill("told to leave")
 
@@ -216,7 +225,7 @@ class Server:
     def _renew(self, stream: int) -> None:
         if not self.alive or self.frozen or stream != self.stream or self._gone:
             return
-        self.say(m.Renew())
+        self.say(m.Renew(echo=self._echo))
         self.world.later(self.world.settings.manager.renew_seconds, lambda: self._renew(stream))
 
     def _running(self) -> list[tuple[int, Held]]:

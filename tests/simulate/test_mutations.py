@@ -1,6 +1,5 @@
 """Mistakes planted in the manager: random schedules must find each of them."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -64,13 +63,14 @@ def forgotten_request(monkeypatch: pytest.MonkeyPatch) -> None:
 def lease_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease goes on for one renewal longer than it should."""
 
-    def expired(self: Roster, now: float) -> list[Instance]:
-        manager = self._settings.manager
-        ends = {i.stream: i.heard_at + manager.lease_seconds + manager.renew_seconds for i in self}
-        self.check_at = min((end for end in ends.values() if end > now), default=math.inf)
-        return [i for i in self if ends[i.stream] <= now]
+    real = Roster.deadline
 
-    monkeypatch.setattr(Roster, "expired", expired)
+    def deadline(self: Roster, instance: Instance) -> tuple[float, str, bool]:
+        due, reason, stuck = real(self, instance)
+        late = 0.0 if stuck else self._settings.manager.renew_seconds
+        return due + late, reason, stuck
+
+    monkeypatch.setattr(Roster, "deadline", deadline)
 
 
 def torn_tail(monkeypatch: pytest.MonkeyPatch) -> None:

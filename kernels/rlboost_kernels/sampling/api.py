@@ -73,7 +73,8 @@ def tokens_from_noise(
     logits are ranked by id. Temperature 0 is all mass on the first largest logit: log-prob 0.
 
     Never returns an entry of probability 0 or an id outside the vocabulary, whatever the noise.
-    The bits of a row do not depend on the other rows.
+    A row of logits that are no numbers has a log-probability that is none either; a single one
+    among others shows at a temperature above 0. The bits of a row do not depend on the other rows.
 
     Args:
         logits: float32, or narrower and computed in float32. A row may hold -inf, but not only.

@@ -50,7 +50,9 @@ def draw(
     chosen_T1 = jnp.take_along_axis(logits if large else scaled, tokens[:, None], axis=1)
     if large:
         chosen_T1 = (chosen_T1 - best_T1) / divisor_T1
-    return tokens, jnp.where(greedy, 0.0, chosen_T1[:, 0] - jnp.log(total))
+    # No entry is the largest where none is a number: that must show in greedy rows, too.
+    certain = jnp.where(total > 0, 0.0, jnp.nan)
+    return tokens, jnp.where(greedy, certain, chosen_T1[:, 0] - jnp.log(total))
 
 
 def kept(

@@ -1,0 +1,151 @@
+"""Rollout servers without an engine, in any number, and a wire between them and a real manager.
+
+    python -m benchmarks.streams --manager=HOST:PORT --token_file=F --count=25 --prefix=a
+
+serves so many streams in a process of its own: something to kill, to stop, to pull out.
+"""
+
+import argparse
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from rlboost_jax import messages as m
+
+JOIN_SECONDS = 30.0
+SLOTS, SLOT_TOKENS = 4, 2**17
+
+
+async def serve(address: str, token: str, name: str, joined: asyncio.Event) -> None:
+    """One server that renews its lease, takes weights and work, and gives no token ever.
+
+    Returns when its manager hangs up or sends it home.
+    """
+    headers = {"Authorization": f"Bearer {token}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.ws_connect(f"http://{address}/instance", max_msg_size=m.MAX_FRAME_BYTES) as stream,
+    ):
+        hello = m.Hello(
+            instance=name, reserved=False, slots=SLOTS, slot_tokens=SLOT_TOKENS,
+            price_per_hour=0.0, zone="", host="", pid=0, device="none", fingerprint="none",
+        )  # fmt: skip
+        await stream.send_bytes(m.encode(hello))
+        welcome = m.decode_to_server(await stream.receive_bytes(timeout=JOIN_SECONDS))
+        assert isinstance(welcome, m.Welcome), welcome
+        joined.set()
+        stamp = welcome.stamp
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(welcome.renew_seconds)
+                await stream.send_bytes(m.encode(m.Renew(echo=stamp)))
+
+        renewing = asyncio.create_task(renew())
+        try:
+            async for frame in stream:
+                match m.decode_to_server(frame.data):
+                    case m.Renewed(stamp=newest):
+                        stamp = newest
+                    case m.Announce(manifest=chosen):
+                        version, digest = chosen.version, chosen.params_digest
+                        ready = m.Ready(version=version, params_digest=digest)
+                        await stream.send_bytes(m.encode(ready))
+                    case m.Leave():
+                        return
+        finally:
+            renewing.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+                await renewing
+
+
+@asynccontextmanager
+async def serving(address: str, token: str, names: list[str]) -> AsyncIterator[None]:
+    """Servers of these names, joined; gone afterwards."""
+    joined = [asyncio.Event() for _ in names]
+    tasks = [
+        asyncio.create_task(serve(address, token, name, event))
+        for name, event in zip(names, joined, strict=True)
+    ]
+    try:
+        async with asyncio.timeout(JOIN_SECONDS):
+            await asyncio.gather(*(event.wait() for event in joined))
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # hung up on, as was to be
+
+
+class Connection:
+    """Two sockets and what is passed between them; cut off, it is read and thrown away."""
+
+    def __init__(self) -> None:
+        self.up = self.down = True  # towards the manager, from it
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, up: bool
+    ) -> None:
+        while data := await reader.read(65_536):
+            if self.up if up else self.down:
+                writer.write(data)
+                await writer.drain()
+        if self.up if up else self.down:  # else nobody is told of the end
+            writer.close()
+
+
+class Wire:
+    """A proxy of our own before a manager. Connections are listed in the order of their dials."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._manager = host, port
+        self.connections: list[Connection] = []
+        self.address = ""
+
+    async def __aenter__(self) -> "Wire":
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for connection in self.connections:
+            for writer in connection.writers:
+                writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection()
+        self.connections.append(connection)
+        their_reader, their_writer = await asyncio.open_connection(*self._manager)
+        connection.writers = [writer, their_writer]
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(
+                connection.pass_on(reader, their_writer, up=True),
+                connection.pass_on(their_reader, writer, up=False),
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--manager", required=True, metavar="HOST:PORT")
+    parser.add_argument("--token_file", required=True, type=Path)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--prefix", default="stream")
+    args = parser.parse_args()
+    names = [f"{args.prefix}-{i}" for i in range(args.count)]
+
+    async def run() -> None:
+        async with serving(args.manager, args.token_file.read_text().strip(), names):
+            print("joined", flush=True)
+            await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Servers whose machines go at a known time: what becomes of their work until then.
+
+A notice is a hint about hurry and never about truth. With one, a server gets no new work and
+what waits there is asked back; rollouts in slots go on until so little time is left that
+asking them back must begin. Holding nothing, or at the time it gave itself, it is told to
+leave. One that goes earlier is lost like any other; one that stays is hung up on.
+"""
+
+import math
+
+from rlboost_jax.manager.instances import Instance, Roster
+from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.work import Work, newest_pending
+from rlboost_jax.messages import MAX_NOTICE_SECONDS, Hint, Leave, Notice
+
+# Rollouts are asked back so long before the end, and the slowest dispatch of that server: a
+# release is obeyed between two dispatches, clouds give times in whole seconds, and the
+# answer has a way to go.
+MARGIN_SECONDS = 2.0
+LEAVE_SECONDS = 5.0  # from Leave to the end of the stream
+MAX_NOTICES = 8  # of one stream that are recorded; more is chatter
+MAX_REASON_LETTERS = 200
+
+
+class Drains:
+    def __init__(self, settings: Settings, roster: Roster, work: Work, outbox: Outbox) -> None:
+        self._early = settings.manager.drain_seconds
+        self._roster = roster
+        self._work = work
+        self._outbox = outbox
+
+    def hint(self, instance: Instance, message: Hint) -> None:
+        """For whoever reads the events: a machine that only may go is as good as any."""
+        self._record(instance, message.reason, hint=True)
+
+    def notice(self, instance: Instance, message: Notice, now: float) -> str:
+        """Note when a machine goes. Returns what is wrong with that, or ""."""
+        if not 0 <= message.seconds <= MAX_NOTICE_SECONDS:
+            return f"notice of {message.seconds} s; 0 to {MAX_NOTICE_SECONDS:g} is possible"
+        goes_at = now + message.seconds
+        if goes_at < instance.goes_at:  # else it is known, or a reprieve: not believed
+            self._record(instance, message.reason, hint=False, seconds=message.seconds)
+            if not instance.reserved:  # the trainer's own engine goes with its trainer
+                instance.goes_at = goes_at
+                instance.leave_reason = message.reason[:MAX_REASON_LETTERS]
+        return ""
+
+    def advance(self, instance: Instance, now: float) -> bool:
+        """Take the step of a drain whose time has come. True: its stream has to be ended."""
+        if now < self.begins_at(instance):
+            pass  # it works on as if nothing had been said
+        elif instance.leave_by < math.inf:
+            return now >= instance.leave_by
+        elif not instance.held or now >= instance.goes_at:
+            self._roster.retire(instance)
+            instance.leave_by = now + LEAVE_SECONDS
+            self._outbox.send(instance.stream, Leave(reason=instance.leave_reason))
+        elif now >= _release_at(instance):
+            self._roster.retire(instance)
+            self._work.release(instance, instance.held.values())
+        elif not instance.draining:
+            instance.draining = True
+            self._roster.retire(instance)
+            surplus = len(instance.held) - instance.num_releasing - instance.slots
+            count = max(surplus, instance.waiting)
+            self._work.release(instance, newest_pending(instance, count))
+        self._roster.check_at = min(self._roster.check_at, self.next_at(instance, now))
+        return False
+
+    def next_at(self, instance: Instance, now: float) -> float:
+        """When `advance` has something to do, if nothing happens before; inf: never."""
+        if instance.leave_by < math.inf or math.isinf(instance.goes_at):
+            return instance.leave_by
+        moments = self.begins_at(instance), _release_at(instance)
+        return min((moment for moment in moments if moment > now), default=instance.goes_at)
+
+    def begins_at(self, instance: Instance) -> float:
+        """From when on a server gets no new work; inf: it gave no notice."""
+        return min(instance.goes_at - self._early, _release_at(instance))
+
+    def _record(self, instance: Instance, reason: str, **detail: float) -> None:
+        if instance.notices < MAX_NOTICES:
+            instance.notices += 1
+            short = reason[:MAX_REASON_LETTERS]
+            self._outbox.record("notice", instance.name, reason=short, **detail)
+
+
+def _release_at(instance: Instance) -> float:
+    """When asking back what a server still holds must begin."""
+    return instance.goes_at - MARGIN_SECONDS - instance.slowest

@@ -1,0 +1,156 @@
+"""What all clouds' metadata servers have in common: small answers, or none, from one address.
+
+Nothing of it is trusted: an answer has a bounded size and a bounded time, redirects and
+proxies are not followed, and whatever is not understood is `NoAnswer`.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Protocol, TypeVar
+
+import aiohttp
+import msgspec
+
+from rlboost_jax.messages import MAX_NOTICE_SECONDS
+
+ADDRESS = "http://169.254.169.254"  # link-local; the same in all three clouds
+CONNECT_SECONDS = 1.0
+ANSWER_SECONDS = 5.0  # unless the question itself waits for a change
+MAX_ANSWER_BYTES = 2**18
+
+T = TypeVar("T")
+
+
+class NoAnswer(Exception):
+    """The metadata server did not say, or not understandably. It is asked again later."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a cloud says of this machine."""
+
+    seconds: float | None  # until it goes; None: it may, or it pauses
+    reason: str
+
+
+class Source(Protocol):
+    """One thing to watch."""
+
+    name: str
+    every_seconds: float  # between two looks
+
+    async def look(self) -> Iterable[Told]:
+        """What is new since the last look. It may wait for something new.
+
+        Raises:
+            NoAnswer.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    text: str
+    headers: Mapping[str, str]
+    at: float  # seconds since the epoch, by the clock of who answered if it says
+
+
+class Metadata:
+    """
+    Args:
+        clock: this machine's, in seconds since the epoch; a cloud's own goes before it.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        address: str = ADDRESS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._session, self._address, self._clock = session, address.rstrip("/"), clock
+
+    async def ask(
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        *,
+        method: str = "GET",
+        wait_seconds: float = 0.0,
+    ) -> Answer:
+        """
+        Args:
+            path: with its query.
+            wait_seconds: how long the server itself may take by design.
+
+        Raises:
+            NoAnswer.
+        """
+        timeout = aiohttp.ClientTimeout(
+            sock_connect=CONNECT_SECONDS, total=ANSWER_SECONDS + wait_seconds
+        )
+        try:
+            async with self._session.request(
+                method,
+                self._address + path,
+                headers=dict(headers),
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                body = await response.content.read(MAX_ANSWER_BYTES + 1)
+                while len(body) <= MAX_ANSWER_BYTES and (
+                    more := await response.content.read(MAX_ANSWER_BYTES + 1 - len(body))
+                ):
+                    body += more
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise NoAnswer(f"{path}: more than {MAX_ANSWER_BYTES} bytes")
+                at = _date(response.headers.get("Date", ""), self._clock())
+                text = body.decode("utf-8", "replace")
+                return Answer(response.status, text, response.headers, at)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise NoAnswer(f"{path}: {type(error).__name__}: {error}") from None
+
+
+def decode(answer: Answer, kind: type[T]) -> T:
+    """The record in a JSON answer; raises NoAnswer."""
+    try:
+        return msgspec.json.decode(answer.text, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise NoAnswer(f"not a {kind.__name__}: {error}") from None
+
+
+def utc(text: str) -> float:
+    """Seconds since the epoch of a time such as 2026-09-18T08:22:00Z; raises NoAnswer."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise NoAnswer(f"{text[:40]!r} is no time") from None
+    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+
+
+def http_date(text: str) -> float:
+    """Seconds since the epoch of a time such as Mon, 19 Sep 2026 18:29:47 GMT; raises NoAnswer."""
+    at = _date(text, math.nan)
+    if math.isnan(at):
+        raise NoAnswer(f"{text[:40]!r} is no time")
+    return at
+
+
+def until(moment: float, answer: Answer, most: float) -> float:
+    """Seconds from an answer to a moment that it names, within what its cloud promises.
+
+    A moment that has passed is now. One that is further away than any notice is the work of
+    a wrong clock.
+    """
+    return min(max(0.0, moment - answer.at), most, MAX_NOTICE_SECONDS)
+
+
+def _date(text: str, otherwise: float) -> float:
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
+        return otherwise

@@ -1,0 +1,93 @@
+"""Watches whatever cloud this machine is in, for as long as the server lives.
+
+A watcher is a help and never a danger: one that fails waits longer and longer, one that
+fails in a way nobody thought of ends alone, and the server works on.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+
+from rlboost_jax.backoff import backoff_seconds
+from rlboost_jax.rollout.notices import aws, gcp
+from rlboost_jax.rollout.notices.azure import Azure
+from rlboost_jax.rollout.notices.metadata import ADDRESS, Metadata, NoAnswer, Source, Told
+
+PROBE_SECONDS = 2.0  # for the metadata server of this machine to say which it is
+LONGEST_PAUSE_SECONDS = 15.0  # some notices are 30 s long
+
+Tell = Callable[[Told], None]
+Say = Callable[[str], None]
+Sleep = Callable[[float], Awaitable[None]]
+
+
+async def watch_machine(
+    cloud: str, tell: Tell, say: Say, *, address: str = ADDRESS, sleep: Sleep = asyncio.sleep
+) -> None:
+    """Pass on what a cloud says of this machine, until cancelled.
+
+    Args:
+        cloud: "aws", "gcp", "azure"; "none", or "auto" where none of them answers, returns.
+        tell: called with each notice and hint, once.
+        say: told in a line what is watched, and what went wrong for good.
+    """
+    if cloud == "none":
+        return
+    # Cookies are for browsers, and proxies for whoever is further away than this.
+    jar = aiohttp.DummyCookieJar()
+    async with aiohttp.ClientSession(cookie_jar=jar, trust_env=False) as session:
+        metadata = Metadata(session, address)
+        if cloud == "auto":
+            cloud = await which_cloud(metadata)
+            say(f"notices of {cloud}" if cloud != "none" else "no cloud here gives notices")
+        await asyncio.gather(
+            *(_guarded(watch(s, tell, sleep), s, say) for s in sources(cloud, metadata))
+        )
+
+
+def sources(cloud: str, metadata: Metadata) -> list[Source]:
+    match cloud:
+        case "aws":
+            return [aws.interruption(metadata), aws.rebalance(metadata)]
+        case "gcp":
+            return [gcp.preempted(metadata), gcp.maintenance(metadata)]
+        case "azure":
+            return [Azure(metadata)]
+    return []
+
+
+async def which_cloud(metadata: Metadata) -> str:
+    """Asks all at once for what only their own machines are told; "none" if none answers."""
+    probes = {
+        "aws": asyncio.ensure_future(aws.present(metadata)),
+        "gcp": asyncio.ensure_future(gcp.present(metadata)),
+        "azure": asyncio.ensure_future(Azure(metadata).present()),
+    }
+    await asyncio.wait(probes.values(), timeout=PROBE_SECONDS)
+    for probe in probes.values():
+        probe.cancel()
+    answers = await asyncio.gather(*probes.values(), return_exceptions=True)
+    return next((name for name, a in zip(probes, answers, strict=True) if a is True), "none")
+
+
+async def watch(source: Source, tell: Tell, sleep: Sleep = asyncio.sleep) -> None:
+    """Look again and again; after failures ever more seldom."""
+    failures = 0
+    while True:
+        pause = source.every_seconds
+        try:
+            for told in await source.look():
+                tell(told)
+            failures = 0
+        except NoAnswer:
+            pause = backoff_seconds(failures, first=pause, longest=LONGEST_PAUSE_SECONDS)
+            failures += 1
+        await sleep(pause)
+
+
+async def _guarded(watching: Awaitable[None], source: Source, say: Say) -> None:
+    try:
+        await watching
+    except Exception as error:  # whatever it is, generating goes on without notices
+        say(f"notices of {source.name} are not watched any more: {error!r}")

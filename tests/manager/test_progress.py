@@ -1,0 +1,231 @@
+"""Servers that renew their lease and are of no use all the same: stuck, deaf, or sick."""
+
+import math
+
+import pytest
+
+from rlboost_jax import messages as m
+from rlboost_jax.manager.events import (
+    InstanceExited,
+    MachineAdded,
+    ServerGone,
+    ServerStarted,
+    Stalled,
+)
+from rlboost_jax.manager.fleet import FIRST_RETRY_SECONDS
+from tests.manager.desk import RESERVED, Desk
+from tests.manager.fakes import batch, ready, settings
+
+A = 10
+PATIENCE = 30.0  # manager.progress_seconds of these tests
+
+
+def at_work(**changes: object) -> tuple[Desk, list[m.GenerateRequest]]:
+    """Server A with all four rollouts, since second 1; leases are for another test."""
+    desk = Desk(settings(**{"manager__seeding": False, "manager__lease_seconds": 1e6} | changes))
+    desk.now = 1.0
+    desk.open_run()
+    desk.publish(0)
+    desk.join(A, version=0)
+    desk.begin(0, prompts=2)
+    requests = desk.requests(A)
+    assert len(requests) == 4
+    desk.server(RESERVED, ready(0))
+    return desk, requests
+
+
+def test_a_server_that_never_begins_is_lost() -> None:
+    desk, _ = at_work()
+    desk.tick(math.nextafter(1.0 + PATIENCE, 0))
+    assert not desk.closed()
+    assert desk.manager.next_deadline() <= 1.0 + PATIENCE
+    desk.tick(1.0 + PATIENCE)
+    assert desk.closed() == {A: "no progress for 30 s"}
+    assert desk.records("lost")[0].detail["count"] == 4
+    assert desk.requests(RESERVED), "its work has moved"
+
+
+def test_a_dispatch_that_never_ends_is_lost_with_all_that_it_announced() -> None:
+    desk, requests = at_work()
+    desk.tokens(A, requests[:2], 0, in_flight=8, running=2)
+    desk.tick(20.0)
+    desk.tokens(A, requests[:2], 1, in_flight=6, running=2)
+    desk.tick(20.0 + PATIENCE - 0.01)
+    assert not desk.closed()
+    desk.tick(20.0 + PATIENCE + 10 * 19.0)  # the first one took 19 s
+    assert A in desk.closed()
+    assert desk.manager.ledger.books.lost == 6
+
+
+def test_renewals_and_empty_batches_are_no_progress() -> None:
+    desk, requests = at_work()
+    for number in range(30):
+        desk.now = 1.0 + number
+        desk.server(A, m.Renew())
+        desk.tokens(A, requests[:1], 0, in_flight=4, running=1)
+    desk.tick(1.0 + PATIENCE)
+    assert A in desk.closed()
+
+
+def test_tokens_of_no_use_are_no_progress() -> None:
+    """Of another version, of nobody's request, and none at all of its own."""
+    desk, requests = at_work()
+    mine = requests[0].request_id
+    for number, (version, rows) in enumerate([(9, [(mine, [5])]), (0, [(777, [5]), (mine, [])])]):
+        desk.now = 15.0
+        desk.server(A, batch(number, version, rows, in_flight=4))
+    desk.tick(1.0 + PATIENCE)
+    assert A in desk.closed()
+
+
+def test_whoever_holds_nothing_owes_nothing() -> None:
+    desk, requests = at_work()
+    desk.tokens(A, requests, 99)
+    desk.tick(1.0 + 100 * PATIENCE)
+    assert not desk.closed()
+
+
+def test_the_clock_starts_when_work_comes() -> None:
+    desk, requests = at_work()
+    desk.tokens(A, requests, 99)
+    desk.now = 50.0
+    desk.trainer(m.StepTrained(step=0, train_wait_seconds=0.0, train_seconds=1.0))
+    desk.begin(1)
+    desk.publish(1)
+    desk.server(A, ready(1))
+    assert desk.requests(A)
+    desk.tick(50.0 + PATIENCE - 0.01)
+    assert not desk.closed()
+    desk.tick(50.0 + PATIENCE)
+    assert A in desk.closed()
+
+
+def test_an_answer_to_a_release_is_progress() -> None:
+    desk, requests = at_work()
+    desk.now = 25.0
+    desk.server(A, m.Released(request_ids=m.pack_ids([requests[0].request_id])))
+    desk.server(A, m.Released(request_ids=m.pack_ids([777])))
+    desk.tick(1.0 + PATIENCE)
+    assert not desk.closed()
+    desk.now = 40.0
+    desk.server(A, m.Released(request_ids=m.pack_ids([777])))  # of what it does not hold
+    desk.tick(25.0 + PATIENCE)
+    assert A in desk.closed()
+
+
+@pytest.mark.parametrize("seconds", [0.02, 4.0, 20.0])
+def test_a_tenth_of_the_speed_is_not_stuck(seconds: float) -> None:
+    """Ten dispatches as ever, then one that takes ten times as long."""
+    desk, requests = at_work()
+    desk.tokens(A, requests[:1], 0, in_flight=4, running=1)
+    for _ in range(3):
+        desk.now += seconds
+        desk.tokens(A, requests[:1], 1, in_flight=4, running=1)
+    desk.tick(desk.now + 9.99 * seconds)
+    assert not desk.closed()
+
+
+def test_pretending_to_be_slow_earns_a_bounded_time() -> None:
+    desk, requests = at_work()
+    desk.tokens(A, requests[:1], 0, in_flight=4, running=1)
+    for seconds in (29.0, 290.0):
+        desk.now += seconds
+        desk.tokens(A, requests[:1], 1, in_flight=4, running=1)
+        assert not desk.closed()
+    desk.tick(desk.now + 10 * PATIENCE)
+    assert desk.closed() == {A: "no progress for 300 s"}
+
+
+def test_a_stall_of_the_manager_is_nobodys_fault() -> None:
+    desk, _ = at_work()
+    desk(Stalled(25.0), at=26.0)
+    desk.tick(1.0 + PATIENCE)
+    assert not desk.closed()
+    desk.tick(26.0 + PATIENCE)
+    assert A in desk.closed()
+
+
+# Deaf servers: lease 2 s, renewal 0.5 s
+
+
+def renew(desk: Desk, at: float, echo: float) -> list[float]:
+    """The stamps that a renewal is answered with."""
+    desk.now = at
+    desk.server(A, m.Renew(echo=echo))
+    return [answer.stamp for answer in desk.sent(m.Renewed, A)]
+
+
+def test_a_server_that_no_longer_hears_is_lost() -> None:
+    desk = Desk()
+    desk.now = 10.0
+    desk.join(A)
+    (welcome,) = desk.sent(m.Welcome, A)
+    assert welcome.stamp == 10.0
+    assert renew(desk, 10.5, echo=10.0) == [10.5]
+    assert renew(desk, 11.0, echo=10.5) == [11.0]
+    assert renew(desk, 11.5, echo=10.5) == [11.5]
+    assert renew(desk, 11.99, echo=10.5) == [11.99]
+    assert renew(desk, 12.0, echo=10.5) == []
+    assert desk.closed() == {A: "deaf for 1.5 s: it hears nothing of us"}
+
+
+def test_an_echo_from_the_future_proves_nothing() -> None:
+    desk = Desk()
+    desk.now = 10.0
+    desk.join(A)
+    renew(desk, 10.5, echo=10.0)
+    for echo in (1e9, math.nan, math.inf, -1.0):
+        renew(desk, 11.0, echo=echo)
+    assert A not in desk.closed()
+    renew(desk, 11.5, echo=11.0000001 + 1)
+    assert A in desk.closed()
+
+
+def test_renewals_that_piled_up_during_a_stall_are_not_deaf() -> None:
+    desk = Desk()
+    desk.now = 10.0
+    desk.join(A)
+    renew(desk, 10.5, echo=10.0)
+    desk(Stalled(5.0), at=15.5)
+    for _ in range(10):  # sent meanwhile: nobody answered them
+        assert renew(desk, 15.5, echo=10.5) == [15.5]
+    assert renew(desk, 16.0, echo=15.5) == [16.0]
+
+
+# Sick servers
+
+
+def test_a_sick_server_is_lost_with_the_dispatch_that_failed() -> None:
+    desk, requests = at_work()
+    desk.tokens(A, requests[:2], 0, in_flight=8, running=2)
+    desk.server(A, m.Goodbye(reason="sick: NonFiniteLogits: version 0", sick=True))
+    (lost,) = desk.records("lost")
+    assert lost.detail["reason"].startswith("sick: ") and lost.detail["tokens_lost"] == 8
+    assert desk.manager.ledger.books.lost == 8 and desk.requests(RESERVED)
+
+
+@pytest.mark.parametrize("by", ["goodbye", "exit code"])
+def test_the_machine_of_a_sick_server_rests_longer_each_time(by: str) -> None:
+    """Although each gave tokens, which otherwise is proof that a new one will work."""
+    desk = Desk(settings(manager__seeding=False, fleet__max_instances=1))
+    desk.open_run()
+    desk.publish(0)
+    desk.begin(0)
+    desk(MachineAdded("m1"))
+    pauses = []
+    for number in range(1, 4):
+        name, stream = f"local-{number}", 100 + number
+        desk(ServerStarted(name, number))
+        desk.join(stream, version=0, instance=name, pid=number)
+        desk.tokens(stream, desk.requests(stream)[:1], 1)
+        assert desk.manager.fleet.servers[name].proved
+        if by == "goodbye":
+            desk.server(stream, m.Goodbye(reason="sick: x", sick=True))
+        else:
+            desk(ServerGone(stream, "stream closed"))
+        desk(InstanceExited(name, "exit code 5", sick=by == "exit code"))
+        assert not desk.manager.fleet.servers
+        pauses.append(desk.manager.fleet.retry_at - desk.now)
+        desk.tick(desk.manager.fleet.retry_at)
+        desk.server(RESERVED, m.Renew())
+    assert pauses == [FIRST_RETRY_SECONDS * 2**i for i in range(3)]

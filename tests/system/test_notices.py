@@ -1,0 +1,101 @@
+"""Real servers whose machines are to go: they finish what they run, lose nothing and leave."""
+
+import json
+import signal
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.system.harness import Run, running
+
+pytestmark = pytest.mark.system
+
+SETTINGS = (
+    "seed=5",
+    "warmup.max_updates=12",
+    "warmup.habit_updates=2",
+    "evaluation.every_steps=0",
+    "num_steps=1000",
+    "fleet.max_instances=0",  # the servers here are started by hand
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("notices") / "run", *SETTINGS) as run:
+        yield run
+
+
+@contextmanager
+def aws_metadata():
+    """(URL, what is found under which path): a machine of AWS's with nothing to say as yet."""
+    items = {}
+
+    class Imds(BaseHTTPRequestHandler):
+        def do_PUT(self):
+            self.answer(200, "AQAA==")
+
+        def do_GET(self):
+            known = self.path in items and self.headers["X-aws-ec2-metadata-token"] == "AQAA=="
+            self.answer(200, items[self.path]) if known else self.answer(404, "")
+
+        def answer(self, status, text):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Imds) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", items
+        server.shutdown()
+
+
+def events_of(run: Run, kind: str, name: str) -> list[dict]:
+    return [event for event in run.events(kind) if event["instance"] == name]
+
+
+def assert_leaves_with_everything(run: Run, server, name: str, reason: str) -> None:
+    output, errors = server.communicate(timeout=60)
+    assert server.returncode == 0, errors
+    assert f"leaving: {reason}" in output
+    drained = run.wait_until(lambda: events_of(run, "drained", name), "its goodbye")[0]
+    notice = events_of(run, "notice", name)[0]
+    assert notice["detail"]["reason"].startswith(reason) and notice["time"] <= drained["time"]
+    assert drained["detail"]["tokens_lost"] == 0 == drained["detail"]["count"]
+    working = events_of(run, "working", name)
+    assert working and working[0]["time"] < notice["time"], "it had no work: nothing was shown"
+    assert not events_of(run, "lost", name)
+    run.assert_accounts_hold()
+
+
+def at_work(run: Run, name: str):
+    def busy():
+        instances = run.status().get("instances", ())
+        return any(i["instance"] == name and i["running"] for i in instances)
+
+    run.wait_until(busy, f"work for {name}")
+
+
+def test_a_cloud_that_takes_its_machine_back(run):
+    with aws_metadata() as (url, items):
+        server = run.serve("--name=spot", "--notices=auto", f"--notices_url={url}")
+        at_work(run, "spot")
+        gone = {"action": "terminate", "time": "2099-01-01T00:00:00Z"}
+        items["/latest/meta-data/spot/instance-action"] = json.dumps(gone)
+        assert_leaves_with_everything(run, server, "spot", "aws: terminate")
+        assert events_of(run, "notice", "spot")[0]["detail"]["seconds"] == 120.0
+
+
+def test_a_scheduler_that_signals_ahead(run):
+    server = run.serve(
+        "--name=job", "--notices=none", "--notice_signal=SIGUSR1", "--notice_seconds=30"
+    )
+    at_work(run, "job")
+    server.send_signal(signal.SIGUSR1)
+    assert_leaves_with_everything(run, server, "job", "SIGUSR1")
