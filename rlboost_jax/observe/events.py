@@ -35,7 +35,7 @@ class EventsWriter:
         Args:
             time: seconds since the epoch.
             step: the step under way; -1 before the first.
-            kind: such as joined, ready, lost, drained, migrated, window_closed.
+            kind: such as joined, ready, notice, lost, drained, migrated, window_closed.
         """
         event = {"time": time, "step": step, "kind": kind, "instance": instance, "detail": detail}
         self._file.write(json.dumps(event) + "\n")

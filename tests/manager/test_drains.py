@@ -16,7 +16,7 @@ from rlboost_jax.manager.events import (
 from tests.manager.desk import RESERVED, Desk
 from tests.manager.fakes import ready, settings
 
-A, B = 10, 11
+A = 10
 NOTICE = 60.0  # of these tests, given at second 0
 RELEASE_AT = NOTICE - MARGIN_SECONDS
 
@@ -221,14 +221,18 @@ def test_who_leaves_is_not_sent_new_weights() -> None:
 
 def test_a_notice_after_the_markets_own_is_heeded() -> None:
     """The market's signal only stops new work; the server then says how long it has."""
-    desk, _ = at_work()
+    desk = Desk(settings(manager__max_pending=4, manager__seeding=False))
+    desk.open_run()
+    desk.publish(0)
     desk(MachineAdded("m1"))
     desk(ServerStarted("local-1", 77))
-    desk.join(B, version=0, instance="local-1", pid=77)
+    desk.join(A, version=0, instance="local-1", pid=77)
+    desk.begin(0)
+    requests = desk.requests(A)
     desk(MachineRemoved("m1", notice=True))
-    assert desk.records("notice")
-    desk.server(B, m.Notice(seconds=0.0, reason="SIGTERM"))
-    assert desk.sent(m.Leave, B)
+    assert desk.records("notice") and not asked_back(desk)
+    notice(desk, reason="SIGTERM")
+    assert asked_back(desk) == [r.request_id for r in requests[2:]]
 
 
 def test_a_stall_of_the_manager_does_not_hold_up_a_machine() -> None:

@@ -87,6 +87,20 @@ def test_a_machine_that_is_preempted_already_knows_at_the_first_look(cloud, run)
     run(story())
 
 
+def test_a_wait_that_ends_without_a_change_tells_nothing(cloud, run):
+    """As `timeout_sec` has it: the answer then is the value as it was."""
+
+    async def story():
+        async with cloud() as stand_in:
+            headers = {"Metadata-Flavor": "Google", "ETag": "7"}
+            stand_in.routes[PREEMPTED] = lambda _: web.Response(text="TRUE", headers=headers)
+            source = gcp.preempted(stand_in.metadata)
+            assert [len(await source.look()) for _ in range(3)] == [1, 0, 0]
+            assert [r.query.get("last_etag") for r in stand_in.asked] == [None, "7", "7"]
+
+    run(story())
+
+
 def test_the_second_maintenance_is_told_as_well(cloud, run):
     async def story():
         async with cloud() as stand_in:
