@@ -75,6 +75,7 @@ class StandInEngine:
         self.settings = settings
         self.version: int | None = None
         self._left: dict[int, int] = {}  # request id → tokens to go, in order of arrival
+        self.in_flight = 0
         self._due = 0.0
         self._plan: list[tuple[int, int]] = []
 
@@ -114,10 +115,15 @@ class StandInEngine:
         now = time.perf_counter()
         start = max(now - CATCH_UP_SECONDS, self._due) if busy else now
         self._due = start + total / self.settings.rate
+        self.in_flight = total
         return total
+
+    def follow(self) -> int:
+        return 0  # `begin` counts as if it had
 
     def finish(self) -> Dispatch:
         time.sleep(max(0.0, self._due - time.perf_counter()))
+        self.in_flight = 0
         tokens: list[int] = []
         for request_id, count in self._plan:
             self._left[request_id] -= count
