@@ -129,8 +129,7 @@ def generate(
     engine.submit(requests(prompts, new))
     responses: list[list[int]] = [[] for _ in prompts]
     decoding: list[tuple[float, int]] = []  # (time, tokens so far) once all are decoding
-    while engine.begin():
-        dispatch = engine.finish()
+    for dispatch in engine.run():
         tokens = iter(dispatch.tokens.tolist())
         for i, count in zip(dispatch.request_ids, dispatch.counts, strict=True):
             responses[i] += itertools.islice(tokens, int(count))

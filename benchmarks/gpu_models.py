@@ -77,8 +77,8 @@ def engine(*, dry_run: bool) -> list[dict[str, Any]]:
 
     def generate(machine: Engine) -> None:
         machine.submit(requests)
-        while machine.begin():
-            machine.finish()
+        for _ in machine.run():
+            pass
 
     figures, rates = [], {}
     for name in ("xla",) if dry_run else ("mosaic_gpu", "triton", "xla"):

@@ -76,6 +76,7 @@ class StandInEngine:
         self.settings = settings
         self.version: int | None = None
         self._left: dict[int, int] = {}  # request id → tokens to go, in order of arrival
+        self.in_flight = 0
         self._due = 0.0
         self._prefill = 0.0  # seconds of it that the next dispatch begins with
         self._plan: list[tuple[int, int]] = []
@@ -120,10 +121,15 @@ class StandInEngine:
         start = max(now - CATCH_UP_SECONDS, self._due) if busy else now
         self._due = start + total / self.settings.rate + self._prefill
         self._prefill = 0.0
+        self.in_flight = total
         return total
+
+    def follow(self) -> int:
+        return 0  # `begin` counts as if it had
 
     def finish(self) -> Dispatch:
         time.sleep(max(0.0, self._due - time.perf_counter()))
+        self.in_flight = 0
         tokens: list[int] = []
         for request_id, count in self._plan:
             self._left[request_id] -= count

@@ -129,7 +129,7 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     counts: bytes  # uint16
     tokens: bytes  # int32
     logprobs: bytes  # float32, nats
-    in_flight: int  # most tokens that the dispatch begun with this message can yield
+    in_flight: int  # most tokens that can follow from the dispatches begun by now
     running: int  # rollouts in slots
     waiting: int  # rollouts accepted and not in a slot
     prefilled_again: int  # tokens recomputed since the last message because of evictions

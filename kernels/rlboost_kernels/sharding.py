@@ -12,6 +12,9 @@ def differ_like(x: Array, *arguments: Array) -> Array:
     throughout a loop and in all branches. It cannot see into foreign calls, and takes constants
     for equal everywhere. A choice between `x` and `x` by something that differs settles it, and
     the compiler removes it.
+
+    What Pallas makes of a kernel to interpret it is out of reach: `triton` interpreted under
+    `jax.shard_map` needs `check_vma=False`. Compiled for a GPU a kernel is one foreign call.
     """
     if AxisType.Manual not in jax.sharding.get_abstract_mesh().axis_types:
         return x

@@ -9,11 +9,13 @@ Invariants:
 - After `warm_up` nothing is compiled, whatever arrives.
 
 Work goes in two halves: `begin` launches a device program and returns at once, `finish` waits
-for it. Between them the device is busy and the host is free to talk. Not thread-safe: one
-thread at a time.
+for it. Between them the device is busy and the host is free to talk. In between `follow` can
+launch the next decode steps, so that the device has work while the host reads what the first
+ones yield; `run` does all that. Not thread-safe: one thread at a time.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -136,7 +138,8 @@ class Engine:
         self._scheduler = Scheduler(self.layout, config.steps_per_dispatch)
         self._held: dict[int, Rollout] = {}
         self._arrivals = 0
-        self._in_flight: tuple[Plan, Array, int] | None = None
+        self.ends = self.programs.no_ends(self.device)
+        self._launched: deque[tuple[Plan, Array, int]] = deque()  # not finished; at most two
 
     @property
     def version(self) -> int | None:
@@ -152,6 +155,12 @@ class Engine:
     def waiting(self) -> int:
         """Rollouts held and not in a slot."""
         return len(self._scheduler.waiting)
+
+    @property
+    def in_flight(self) -> int:
+        """The most tokens that calls of `finish` can return without a further launch."""
+        work = (work for plan, _, _ in self._launched for work in plan.work)
+        return sum(item.budget for item in work if not item.rollout.finished)
 
     def held(self) -> tuple[int, ...]:
         """Ids of all rollouts, in the order they came."""
@@ -185,7 +194,7 @@ class Engine:
         for i, rows in enumerate(self.layout.decode_rows):
             say(f"compiling the decode steps of {rows} rows ({2 + i} of {count})")
             empty = metadata.pack_decode(self.layout, (), 0, rows=rows)
-            self.pools, output = self.programs.decode(leaves, self.pools, empty)
+            self.pools, output, _ = self.programs.decode(leaves, self.pools, empty, self.ends)
             output.block_until_ready()
         say(f"compiling the copying of pages ({count} of {count})")
         self.pools = self.programs.copy_pages(self.pools, metadata.pack_copies(self.layout, ()))
@@ -204,7 +213,7 @@ class Engine:
         self._require_idle("assert_row_invariance")
         leaves = self.parameters.leaves_or_random()
         self._scheduler.prefixes.forget()
-        self.pools = invariance.check(self.programs, leaves, self.pools)
+        self.pools = invariance.check(self.programs, leaves, self.pools, self.ends)
 
     def lend_pages(self) -> PagePool:
         """A fresh account of all pages, for `verbs.py`; what was in them is forgotten.
@@ -248,7 +257,7 @@ class Engine:
         Raises:
             EngineBusy: between `begin` and `finish`.
         """
-        if self._in_flight is not None:
+        if self._launched:
             raise EngineBusy("release came between begin and finish; call finish first")
         released = [i for i in dict.fromkeys(request_ids) if i in self._held]
         for request_id in released:
@@ -268,27 +277,54 @@ class Engine:
         Raises:
             EngineBusy: the last dispatch was not finished.
         """
-        if self._in_flight is not None:
+        if self._launched:
             raise EngineBusy("begin came twice; call finish in between")
         again = 0
         while (plan := self._scheduler.plan()) is not None:
             output = self._launch(plan)
             again += plan.prefilled_again
             if plan.most_tokens > 0:
-                self._in_flight = plan, output, again
+                self._launched.append((plan, output, again))
                 return plan.most_tokens
         return 0
 
+    def follow(self) -> int:
+        """Launch the decode steps after those in flight, from what these leave on the device.
+
+        What a stop id ends in the first of the two yields nothing in the second.
+
+        Returns:
+            The most tokens that this adds to those in flight; 0 if the next program depends on
+            what those are, or there is none, and then nothing was launched.
+
+        Raises:
+            EngineBusy: not one program is in flight, but none or two.
+        """
+        if len(self._launched) != 1:
+            raise EngineBusy(f"follow came with {len(self._launched)} programs in flight, not one")
+        plan = self._scheduler.follow(self._launched[0][0])
+        if plan is None:
+            return 0
+        self._launched.append((plan, self._launch(plan), 0))
+        return plan.most_tokens
+
+    def run(self) -> Iterator[Dispatch]:
+        """Go on until no rollouts are held, following wherever that is possible."""
+        while more := self.begin():
+            while more:
+                more = self.follow()
+                yield self.finish()
+
     def finish(self) -> Dispatch:
-        """Wait for the program in flight and return what it yielded.
+        """Wait for the older program in flight and return what it yielded.
 
         Raises:
             EngineBusy: nothing is in flight.
             NonFiniteLogits: the weights are broken; the engine is of no further use.
         """
-        if self._in_flight is None or self.version is None:
+        if not self._launched or self.version is None:
             raise EngineBusy("finish came without begin; call begin first")
-        (plan, output, again), self._in_flight = self._in_flight, None
+        plan, output, again = self._launched.popleft()
         results = np.asarray(output)
         tokens_SX = np.ascontiguousarray(results[TOKENS].T)
         logprobs_SX = np.ascontiguousarray(results[LOGPROBS].T).view(np.float32)
@@ -327,13 +363,20 @@ class Engine:
             packed = metadata.pack_mixed(layout, chunks)
             self.pools, output = self.programs.mixed(leaves, self.pools, packed)
         else:
-            records = [work.rollout.decode_record(work.budget) for work in plan.work]
+            records = [
+                work.rollout.decode_record(work.budget)
+                if work.follows is None
+                else work.rollout.following_record(work.start, work.budget, work.follows)
+                for work in plan.work
+            ]
             packed = metadata.pack_decode(layout, records, self.programs.max_steps)
-            self.pools, output = self.programs.decode(leaves, self.pools, packed)
+            self.pools, output, self.ends = self.programs.decode(
+                leaves, self.pools, packed, self.ends
+            )
         return output
 
     def _require_idle(self, call: str) -> None:
-        if self._held or self._in_flight is not None:
+        if self._held or self._launched:
             raise EngineBusy(
                 f"{call} needs an engine without rollouts; {len(self._held)} are held: "
                 "finish or release them first"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
 from rlboost_jax.engine import metadata
@@ -38,7 +38,9 @@ class _Trace:
     kv: NDArray[np.uint8]  # [layers, tokens, bytes]
 
 
-def check(programs: Programs, leaves: tuple[Array, ...], pools: Pools) -> Pools:
+def check(
+    programs: Programs, leaves: tuple[Array, ...], pools: Pools, ends: Int[Array, " N"]
+) -> Pools:
     """Raise `RowsNotInvariant` if companions, slots, pages or chunks change a bit.
 
     Overwrites the pages; returns the pools, which the programs take by donation.
@@ -48,7 +50,7 @@ def check(programs: Programs, leaves: tuple[Array, ...], pools: Pools) -> Pools:
         (programs.layout.page_size + 3, programs.layout.slots),
         (2 * _BLOCK_TOKENS + 3, _FEW),
     ):
-        probe = _Probe(programs, leaves, pools, known)
+        probe = _Probe(programs, leaves, pools, ends, known)
         (alone,) = probe.run(copies=1, companions=0, by_mixed=False, shuffle=False)
         many = min(most, probe.capacity)
         half = max(1, many // 2)
@@ -92,10 +94,15 @@ class _Probe:
     """Runs copies of one sequence, with and without companions, through the step programs."""
 
     def __init__(
-        self, programs: Programs, leaves: tuple[Array, ...], pools: Pools, known: int
+        self,
+        programs: Programs,
+        leaves: tuple[Array, ...],
+        pools: Pools,
+        ends: Int[Array, " N"],
+        known: int,
     ) -> None:
         """For a sequence of `known` tokens, or as many as fit a slot."""
-        self.programs, self.leaves, self.pools = programs, leaves, pools
+        self.programs, self.leaves, self.pools, self._ends = programs, leaves, pools, ends
         layout = programs.layout
         slot_tokens = layout.pages_per_slot * layout.page_size
         self._steps = min(programs.max_steps, slot_tokens - 1)
@@ -129,7 +136,9 @@ class _Probe:
         else:
             records = [crowd[i].decode_record(self._steps) for i in order]
             packed = metadata.pack_decode(self.programs.layout, records, self._steps)
-            self.pools, result = self.programs.decode(self.leaves, self.pools, packed)
+            self.pools, result, _ = self.programs.decode(
+                self.leaves, self.pools, packed, self._ends
+            )
             self._collect(np.asarray(result)[:, : self._steps], crowd, order, outputs)
         return [
             _Trace(outputs=np.concatenate(outputs[i], axis=1), kv=self._read(crowd[i]))

@@ -3,9 +3,12 @@
     mixed:  [number of sequences] [T rows: token, position, KV slot] [S sequences: a record]
     decode: [number of sequences, steps] [R sequences: a record]
 
-A sequence's record is the row that a rollout
-carries with it (`Rollout.record`); the columns are named here. Floats and unsigned numbers
-travel by their bits. Unused sequences and rows are all zero, which every program must survive.
+A sequence's record is the row that a rollout carries with it (`Rollout.record`); the columns
+are named here. Floats and unsigned numbers travel by their bits. Unused sequences and rows are
+all zero, which every program must survive.
+
+Decode steps may be packed before the host has read what those before them yield: all but the
+newest token is known by then, and that one is on the device (`ends`).
 """
 
 from collections.abc import Sequence
@@ -22,7 +25,7 @@ from rlboost_jax.engine.layouts import Layout
 MAX_STOP_IDS: Final = 8
 
 # Columns of a sequence's record.
-TOKEN: Final = 0  # newest known token
+TOKEN: Final = 0  # newest token; -1 - i: what sequence i of the last decode steps ended with
 LENGTH: Final = 1  # tokens whose keys and values exist after this step
 QUERY_END: Final = 2  # row after the sequence's last one (mixed step)
 BUDGET: Final = 3  # most tokens it may yield in this dispatch
@@ -105,7 +108,7 @@ def pack_mixed(layout: Layout, chunks: Sequence[Chunk]) -> NDArray[np.int32]:
 def pack_decode(
     layout: Layout, records: Sequence[NDArray[np.int32]], steps: int, *, rows: int = 0
 ) -> NDArray[np.int32]:
-    """The array of up to `steps` decode steps of the given sequences, all of them known.
+    """The array of up to `steps` decode steps of the given sequences.
 
     Args:
         rows: of `layout.decode_rows`; 0 takes the fewest that do.
@@ -156,11 +159,19 @@ def unpack_mixed(
 
 
 def unpack_decode(
-    layout: Layout, packed: Int[Array, " _"]
+    layout: Layout, packed: Int[Array, " _"], ends: Int[Array, " N"]
 ) -> tuple[Int[Array, ""], Int[Array, ""], Int[Array, "R _"]]:
-    """Traced: number of sequences, number of steps, and the records."""
+    """Traced: number of sequences, number of steps, and the records.
+
+    Args:
+        ends: newest token of each sequence of the last decode steps, -1 if a stop id was met. Such
+            a sequence gets the budget 0.
+    """
     records = packed[_DECODE_HEADER:].reshape(-1, record_width(layout))
-    return packed[0], packed[1], records
+    tokens, budgets = records[:, TOKEN], records[:, BUDGET]
+    tokens = jnp.where(tokens < 0, ends[jnp.maximum(-1 - tokens, 0)], tokens)
+    records = records.at[:, TOKEN].set(tokens)
+    return packed[0], packed[1], records.at[:, BUDGET].set(jnp.where(tokens < 0, 0, budgets))
 
 
 def decode_rows(

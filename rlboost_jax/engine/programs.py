@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 from rlboost_kernels import (
     copy_kv_pages,
@@ -105,6 +106,10 @@ class Programs:
             pools = tuple(jnp.zeros(pool.shape, pool.dtype) for _ in range(self.model.num_layers))
         return jax.device_put(pools, device)
 
+    def no_ends(self, device: jax.Device) -> Int[Array, " N"]:
+        """What decode steps are given as `ends` that come after no others."""
+        return jax.device_put(np.full(self.layout.decode_rows[-1], -1, np.int32), device)
+
     def _mixed(
         self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"]
     ) -> tuple[Pools, Int[Array, "3 1 S"]]:
@@ -125,15 +130,16 @@ class Programs:
         return pools, _outputs(tokens, logprobs, checksums)[:, None, : self.layout.slots]
 
     def _decode(
-        self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"]
-    ) -> tuple[Pools, Int[Array, "3 X R"]]:
+        self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"], ends: Int[Array, " N"]
+    ) -> tuple[Pools, Int[Array, "3 X R"], Int[Array, " N"]]:
         """Up to X = `max_steps` decode steps of the sequences in the first rows.
 
         A sequence stops by itself after a stop id or when its budget is spent, and all is over
-        when none is left.
+        when none is left. The next decode steps may begin with the `ends` of these (`metadata`):
+        the newest token of every sequence, -1 after a stop id.
         """
         params = jax.tree.unflatten(self._tree, leaves)
-        num_sequences, num_steps, records = metadata.unpack_decode(self.layout, packed)
+        num_sequences, num_steps, records = metadata.unpack_decode(self.layout, packed, ends)
         controls = metadata.controls(records)
         keys = noise_keys(controls.seed, controls.step, controls.sample)
         length, response = records[:, metadata.LENGTH], records[:, metadata.RESPONSE]
@@ -154,14 +160,16 @@ class Programs:
                 outputs, _outputs(tokens, logprobs, checksums), done, axis=1
             )
             stopped = (tokens[:, None] == controls.stop_ids).any(axis=1)
+            newest = jnp.where(live, jnp.where(stopped, -1, tokens), newest)
             live &= ~stopped & (done + 1 < records[:, metadata.BUDGET])
-            return done + 1, tokens, live, pools, outputs
+            return done + 1, newest, live, pools, outputs
 
         nothing = jnp.full((3, self.max_steps, len(records)), -1, jnp.int32)
         live = records[:, metadata.BUDGET] > 0
         start = (jnp.int32(0), records[:, metadata.TOKEN], live, pools, nothing)
-        _, _, _, pools, outputs = jax.lax.while_loop(more, step, start)
-        return pools, outputs
+        _, newest, _, pools, outputs = jax.lax.while_loop(more, step, start)
+        unused = jnp.full(len(ends) - len(records), -1, jnp.int32)
+        return pools, outputs, jnp.concatenate([newest, unused])
 
     def _run_layers(
         self, params: Params, pools: Pools, rows: Rows

@@ -75,11 +75,19 @@ class Rollout:
 
     def decode_record(self, budget: int) -> NDArray[np.int32]:
         """The record for decode steps. Requires `ready`."""
-        record, known = self.record, self.known
-        record[metadata.TOKEN] = self.tokens[known - 1]
-        record[metadata.LENGTH] = known
+        return self._decode_record(int(self.tokens[self.known - 1]), self.known, budget)
+
+    def following_record(self, start: int, budget: int, row: int) -> NDArray[np.int32]:
+        """The record for decode steps from the token at `start` on, with which sequence `row` of
+        the decode steps in flight ends, if it does not stop before."""
+        return self._decode_record(-1 - row, start + 1, budget)
+
+    def _decode_record(self, token: int, length: int, budget: int) -> NDArray[np.int32]:
+        record = self.record
+        record[metadata.TOKEN] = token
+        record[metadata.LENGTH] = length
         record[metadata.BUDGET] = budget
-        record[metadata.RESPONSE] = known - self.prompt_length
+        record[metadata.RESPONSE] = length - self.prompt_length
         return record
 
 

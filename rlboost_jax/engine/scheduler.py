@@ -12,6 +12,8 @@
 - When pages run out the youngest rollout goes back to waiting. It keeps its tokens and runs
   them again later. The oldest is never evicted for another and can have every page, so it
   always goes on: nothing is dropped and nothing waits for ever.
+- Decode steps may be followed by others before it is known what they yield, if that cannot lead
+  to a plan that is better for anyone: nobody waits for a slot, and there are pages enough.
 
 Any of this may change when a token is sampled, and none of it which.
 """
@@ -37,6 +39,7 @@ class Work:
     start: int  # first of the known tokens to run
     count: int
     budget: int  # most tokens it may yield
+    follows: int | None = None  # row of the plan before that ends with its first token; None: known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +92,7 @@ class Scheduler:
         """The next program, or None if there are no rollouts.
 
         The plan counts as carried out: chunks it runs are computed from now on. What it
-        yields is told with `report` before the next plan is made.
+        yields is told with `report` before the next plan is made, if that does not `follow`.
         """
         self._copies = []
         self._admit()
@@ -115,6 +118,32 @@ class Scheduler:
             work=tuple(work),
             prefilled_again=again,
         )
+
+    def follow(self, plan: Plan) -> Plan | None:
+        """Decode steps for right after `plan`, of which nothing was reported yet.
+
+        Every rollout is taken to yield all that it may. One that meets a stop id first is
+        passed over on the device, which does not touch its pages: they may be freed as soon as
+        `plan` is reported. None if `plan` is a mixed step or leaves out a rollout in a slot, if
+        others wait for the slot of one that ends, or if more pages are needed than are free.
+        """
+        everyone = {work.rollout for work in plan.work}.issuperset(self.running)
+        if plan.mixed or self.waiting or not everyone:
+            return None
+        after = [self._after(work, row) for row, work in enumerate(plan.work)]
+        work = [item for item in after if item.budget > 0 and not item.rollout.finished]
+        need = [self._pages_for(w.start + w.budget) - len(w.rollout.pages) for w in work]
+        if not work or sum(count for count in need if count > 0) > self.pool.num_free:
+            return None
+        for item, count in zip(work, need, strict=True):
+            if count > 0:
+                item.rollout.take_pages(self.pool.alloc(count))
+        return Plan(mixed=False, copies=(), work=tuple(work), prefilled_again=0)
+
+    def _after(self, work: Work, row: int) -> Work:
+        start = work.start + work.budget
+        budget = min(self._max_steps, work.rollout.most_tokens - start - 1)
+        return Work(rollout=work.rollout, start=start, count=1, budget=budget, follows=row)
 
     def _admit(self) -> None:
         """Fill slots from the head of the queue, leaving each rollout a page to grow into."""

@@ -193,9 +193,12 @@ class SlotEngine:
         self._pool.free(prefix.rollout.drop_pages())
 
     def _run(self, packed: NDArray[np.int32], *, mixed: bool) -> NDArray[np.int32]:
-        engine = self._engine
-        program = engine.programs.mixed if mixed else engine.programs.decode
-        engine.pools, output = program(engine.parameters.leaves, engine.pools, packed)
+        engine, programs = self._engine, self._engine.programs
+        leaves = engine.parameters.leaves
+        if mixed:
+            engine.pools, output = programs.mixed(leaves, engine.pools, packed)
+        else:
+            engine.pools, output, _ = programs.decode(leaves, engine.pools, packed, engine.ends)
         return np.asarray(output)
 
     def _results(

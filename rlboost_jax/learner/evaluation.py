@@ -43,8 +43,7 @@ def greedy_accuracy(
         ]
     )
     responses: list[list[int]] = [[] for _ in prompts]
-    while engine.begin():
-        dispatch = engine.finish()
+    for dispatch in engine.run():
         ends = np.cumsum(dispatch.counts, dtype=np.int64)
         for index, count, end in zip(dispatch.request_ids, dispatch.counts, ends, strict=True):
             responses[index].extend(dispatch.tokens[end - count : end].tolist())

@@ -1,5 +1,8 @@
 """The engine's own thread: commands in between two dispatches, messages out in order.
 
+A command is carried out when nothing is in flight: it waits for the dispatch under way and for
+the one that was launched to follow it, never for a third.
+
 Invariants: a dispatch is announced (`in_flight`) before its tokens exist; tokens of a
 request are sent before the `Released` that names it; each message is emitted once, in the
 order in which things happened. An exception of the engine ends the thread and is the
@@ -48,12 +51,15 @@ class EngineLike(Protocol):
     def waiting(self) -> int: ...
     @property
     def version(self) -> int | None: ...
+    @property
+    def in_flight(self) -> int: ...
 
     def load(self, params: Any, version: int) -> None: ...
     def submit(self, requests: Sequence[GenerateRequest]) -> None: ...
     def release(self, request_ids: Sequence[int]) -> list[int]: ...
     def held(self) -> Sequence[int]: ...
     def begin(self) -> int: ...
+    def follow(self) -> int: ...
     def finish(self) -> Any: ...
 
 
@@ -115,7 +121,7 @@ class Worker:
         return self._ask(self._reset)
 
     def stop(self) -> Future[None]:
-        """End the thread after the current dispatch; done when its tokens were emitted."""
+        """End the thread after what is in flight; done when its tokens were emitted."""
         return self._ask(self._stop)
 
     def _ask(self, command: Callable[[], T], *, fatal: bool = True) -> Future[T]:
@@ -160,11 +166,13 @@ class Worker:
             self._obey(wait=idle)
             if self._stopping:
                 return
-            in_flight = self._engine.begin()
-            idle = in_flight == 0
-            if self._unsent is not None or not idle:
-                self._send(in_flight)
-            if not idle:
+            more = self._engine.begin()
+            idle = more == 0
+            if idle:
+                self._flush()
+            while more:
+                more = self._engine.follow() if self._commands.empty() else 0
+                self._send()
                 self._unsent = self._engine.finish()
 
     def _obey(self, *, wait: bool) -> None:
@@ -210,10 +218,10 @@ class Worker:
 
     def _flush(self) -> None:
         if self._unsent is not None:
-            self._send(in_flight=0)
+            self._send()
 
-    def _send(self, in_flight: int) -> None:
-        """Emit the tokens not sent yet, with what the dispatch begun since can yield."""
+    def _send(self) -> None:
+        """Emit the tokens not sent yet, with what the dispatches begun since can yield."""
         engine, dispatch = self._engine, self._unsent
         version = -1 if engine.version is None else engine.version
         batch = TokenBatch(
@@ -223,7 +231,7 @@ class Worker:
             counts=pack_counts([] if dispatch is None else dispatch.counts),
             tokens=pack_tokens([] if dispatch is None else dispatch.tokens),
             logprobs=pack_logprobs([] if dispatch is None else dispatch.logprobs),
-            in_flight=in_flight,
+            in_flight=engine.in_flight,
             running=engine.running,
             waiting=engine.waiting,
             prefilled_again=0 if dispatch is None else dispatch.prefilled_again,

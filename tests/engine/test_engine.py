@@ -78,7 +78,6 @@ def test_nothing_is_compiled_after_warm_up(
     engine_config: EngineConfig,
     params: dict[str, Any],
     request_of: Requests,
-    drain: Drain,
 ) -> None:
     engine = Engine(model, engine_config, slot_tokens=44, truncated_sampling=False)
     said: list[str] = []
@@ -99,7 +98,7 @@ def test_nothing_is_compiled_after_warm_up(
         engine.begin()
         engine.finish()
         engine.release([3, 4, 5])
-        drain(engine)
+        assert sum(engine.in_flight > 0 for _ in engine.run()) > 0  # some were followed
         assert num_compiles() == before + compiled_by_this_test
 
 

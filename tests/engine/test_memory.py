@@ -256,7 +256,13 @@ def test_working_space_is_what_the_compiler_takes_at_most(
         program.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
         for program, *arguments in (
             (programs.mixed, leaves, engine.pools, metadata.pack_mixed(layout, ())),
-            (programs.decode, leaves, engine.pools, metadata.pack_decode(layout, (), 0)),
+            (
+                programs.decode,
+                leaves,
+                engine.pools,
+                metadata.pack_decode(layout, (), 0),
+                engine.ends,
+            ),
             (programs.copy_pages, engine.pools, metadata.pack_copies(layout, ())),
         )
     ]

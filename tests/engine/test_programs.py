@@ -28,7 +28,13 @@ def test_no_step_copies_a_pool(
     shape = f"{NAMES[kv_dtype]}[{','.join(map(str, pool.shape))}]"
     for program, *arguments in (
         (programs.mixed, leaves, engine.pools, metadata.pack_mixed(layout, ())),
-        (programs.decode, leaves, engine.pools, metadata.pack_decode(layout, (), 0)),
+        (
+            programs.decode,
+            leaves,
+            engine.pools,
+            metadata.pack_decode(layout, (), 0),
+            engine.ends,
+        ),
         (programs.copy_pages, engine.pools, metadata.pack_copies(layout, ())),
     ):
         compiled = program.lower(*arguments).compile()

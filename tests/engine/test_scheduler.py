@@ -4,7 +4,7 @@ A page remembers, for every token, the tokens up to it that its keys and values 
 step that would attend to anything else, or write a page twice, is caught.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import hypothesis.strategies as st
 import numpy as np
@@ -13,11 +13,13 @@ from hypothesis import given, settings
 
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.rollouts import Rollout, new_rollout
-from rlboost_jax.engine.scheduler import Plan, Scheduler
+from rlboost_jax.engine.scheduler import Plan, Scheduler, Work
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 
 MAX_STEPS = 4
 STOP = 5
+
+Yields = Sequence[list[int]]
 
 
 def next_token(tokens: tuple[int, ...]) -> int:
@@ -32,8 +34,8 @@ class SymbolicDevice:
         self.kv: dict[tuple[int, int], tuple[int, ...]] = {}
         self.seen: set[tuple[int, int]] = set()  # (rollout, position) that was once in its pages
 
-    def run(self, plan: Plan) -> list[list[int]]:
-        """What each piece of work yields."""
+    def run(self, plan: Plan, before: Yields = ()) -> Yields:
+        """What each piece of work yields; `before`: that of a plan that was not reported yet."""
         sources, targets = [c[0] for c in plan.copies], [c[1] for c in plan.copies]
         assert len(set(targets)) == len(targets) <= self.layout.slots
         assert len(plan.work) <= self.layout.slots
@@ -61,12 +63,18 @@ class SymbolicDevice:
                 known = tuple(work.rollout.tokens[: work.rollout.known].tolist())
                 assert work.budget == (work.start + work.count == len(known))
                 self.attend(work.rollout, known[: work.start + work.count])
-        return [self.decode(work.rollout, work.budget, plan.mixed) for work in plan.work]
+        return [self.decode(work, plan.mixed, before) for work in plan.work]
 
-    def decode(self, rollout: Rollout, budget: int, mixed: bool) -> list[int]:
+    def decode(self, work: Work, mixed: bool, before: Yields) -> list[int]:
+        rollout = work.rollout
         known = tuple(rollout.tokens[: rollout.known].tolist())
+        if work.follows is not None:
+            known += tuple(before[work.follows])
+            if known[-1] in rollout.stop_ids:
+                return []
+        assert mixed or len(known) == work.start + work.count
         start = len(known)
-        while len(known) - start < budget:
+        while len(known) - start < work.budget:
             if not mixed:
                 self.kv[self.place(rollout, len(known) - 1)] = known
             self.attend(rollout, known)
@@ -123,7 +131,10 @@ def draw_request(
 @settings(max_examples=500)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_every_rollout_gets_its_tokens_whatever_happens(seed: int) -> None:
-    """Random submissions, releases and page shortages: nothing lost, doubled, mixed up or stuck."""
+    """Random submissions, releases, page shortages and plans that follow others unseen.
+
+    Nothing is lost, doubled, mixed up or stuck.
+    """
     random = np.random.default_rng(seed)
     layout = draw_layout(random)
     scheduler, device = Scheduler(layout, MAX_STEPS), SymbolicDevice(layout)
@@ -154,13 +165,18 @@ def test_every_rollout_gets_its_tokens_whatever_happens(seed: int) -> None:
         assert (plan is None) == (not held)
         if plan is None:
             continue
-        for work, tokens in zip(plan.work, device.run(plan), strict=True):
-            assert len(tokens) <= work.budget
-            if tokens and scheduler.report(work.rollout, np.array(tokens, np.int32)):
-                rollout = held.pop(work.rollout.request_id)
-                response = rollout.tokens[rollout.prompt_length : rollout.known]
-                done[rollout.request_id] = tuple(response.tolist())
-        check_invariants(scheduler, layout)
+        yields = device.run(plan)
+        while plan is not None:
+            following = scheduler.follow(plan) if random.random() < 0.7 else None
+            later = device.run(following, yields) if following is not None else ()
+            for work, tokens in zip(plan.work, yields, strict=True):
+                assert len(tokens) <= work.budget
+                if tokens and scheduler.report(work.rollout, np.array(tokens, np.int32)):
+                    rollout = held.pop(work.rollout.request_id)
+                    response = rollout.tokens[rollout.prompt_length : rollout.known]
+                    done[rollout.request_id] = tuple(response.tolist())
+            check_invariants(scheduler, layout)
+            plan, yields = following, later
     assert done == {i: oracle(r) for i, r in requests.items() if i not in released}
     assert scheduler.pool.num_free == layout.num_pages
 
@@ -200,15 +216,19 @@ def check_invariants(scheduler: Scheduler, layout: Layout) -> None:
         assert all(scheduler.pool.holders(page) for page in rollout.pages)
 
 
+def report(scheduler: Scheduler, plan: Plan, yields: Yields) -> None:
+    for work, tokens in zip(plan.work, yields, strict=True):
+        if tokens:
+            scheduler.report(work.rollout, np.array(tokens, np.int32))
+
+
 @pytest.fixture
 def settle() -> Callable[[Scheduler, SymbolicDevice], list[Plan]]:
     def run(scheduler: Scheduler, device: SymbolicDevice) -> list[Plan]:
         plans = []
         while (plan := scheduler.plan()) is not None:
             plans.append(plan)
-            for work, tokens in zip(plan.work, device.run(plan), strict=True):
-                if tokens:
-                    scheduler.report(work.rollout, np.array(tokens, np.int32))
+            report(scheduler, plan, device.run(plan))
         return plans
 
     return run
@@ -227,8 +247,7 @@ def test_a_group_prefills_its_prompt_once(
     assert first is not None and first.mixed
     assert [(w.rollout.arrival, w.count) for w in first.work] == [(0, 10)]
     device = SymbolicDevice(layout)
-    for work, tokens in zip(first.work, device.run(first), strict=True):
-        scheduler.report(work.rollout, np.array(tokens, np.int32))
+    report(scheduler, first, device.run(first))
     second = scheduler.plan()
     assert second is not None and not second.mixed  # the siblings have nothing to prefill
     assert len(second.copies) == 3
@@ -238,8 +257,7 @@ def test_a_group_prefills_its_prompt_once(
     # Two shared pages, and for each rollout the page that begins with the last prompt tokens
     # and one for the four tokens to come; the published page is the first member's own.
     assert scheduler.pool.num_held == 2 + 4 * 2
-    for work, tokens in zip(second.work, device.run(second), strict=True):
-        scheduler.report(work.rollout, np.array(tokens, np.int32))
+    report(scheduler, second, device.run(second))
     settle(scheduler, device)
     assert scheduler.pool.num_held == 0
 
@@ -255,6 +273,72 @@ def test_a_sibling_that_comes_after_the_first_has_left_still_shares(
         scheduler.add(new_rollout(make_request(i, prompt, (), 0, 8), layout, i))
     plans = settle(scheduler, SymbolicDevice(layout))
     assert sum(work.count for plan in plans if plan.mixed for work in plan.work) == 10
+
+
+def test_what_follows_a_plan_goes_on_from_all_that_it_may_yield() -> None:
+    layout = Layout(
+        token_rows=64, decode_rows=(8,), slots=3, page_size=4, pages_per_slot=8, num_pages=9
+    )
+    scheduler, device = Scheduler(layout, MAX_STEPS), SymbolicDevice(layout)
+    limits = (2, 8, 14)
+    for i, limit in enumerate(limits):
+        request = make_request(i, [20 + i, 7], (), i, limit, stop_ids=())
+        scheduler.add(new_rollout(request, layout, i))
+    first = scheduler.plan()
+    assert first is not None and scheduler.follow(first) is None  # a mixed step
+    report(scheduler, first, device.run(first))
+    plan = scheduler.plan()  # one token, four and four: known are 3 of each
+    assert plan is not None
+    yields = device.run(plan)
+    following = scheduler.follow(plan)
+    assert following is not None
+    assert [(w.follows, w.start, w.budget) for w in following.work] == [(1, 6, 3), (2, 6, 4)]
+    later = device.run(following, yields)
+    report(scheduler, plan, yields)
+    last = scheduler.follow(following)
+    assert last is not None
+    assert [(w.follows, w.start, w.budget) for w in last.work] == [(1, 10, 4)]
+    yields = device.run(last, later)
+    report(scheduler, following, later)
+    scheduler.add(new_rollout(make_request(3, [1, 2], (), 3, 4), layout, 3))
+    assert scheduler.follow(last) is None  # one waits, who can have the place of another
+    report(scheduler, last, yields)
+
+
+def test_nothing_follows_for_want_of_pages() -> None:
+    layout = Layout(
+        token_rows=64, decode_rows=(8,), slots=2, page_size=4, pages_per_slot=4, num_pages=5
+    )
+    scheduler, device = Scheduler(layout, MAX_STEPS), SymbolicDevice(layout)
+    for i in range(2):
+        request = make_request(i, [20 + i, 7], (), i, 14, stop_ids=())
+        scheduler.add(new_rollout(request, layout, i))
+    first = scheduler.plan()
+    assert first is not None
+    report(scheduler, first, device.run(first))
+    plan = scheduler.plan()  # up to token 6: two pages each, and to token 10 three
+    assert plan is not None and scheduler.pool.num_free == 1
+    assert scheduler.follow(plan) is None
+    assert scheduler.pool.num_free == 1
+
+
+def test_nothing_follows_a_plan_that_leaves_someone_out() -> None:
+    """Its pages may come from a rollout that the plan is about to end."""
+    layout = Layout(
+        token_rows=64, decode_rows=(8,), slots=2, page_size=16, pages_per_slot=2, num_pages=3
+    )
+    scheduler, device = Scheduler(layout, MAX_STEPS), SymbolicDevice(layout)
+    for i, length in enumerate((13, 12)):
+        request = make_request(i, list(range(20, 20 + length)), (), i, 18, stop_ids=())
+        scheduler.add(new_rollout(request, layout, i))
+    for _ in range(2):  # the prompts, and up to tokens 18 and 17
+        plan = scheduler.plan()
+        assert plan is not None
+        report(scheduler, plan, device.run(plan))
+    plan = scheduler.plan()
+    assert plan is not None and not plan.mixed
+    assert len(plan.work) == 1 and len(scheduler.running) == 2
+    assert scheduler.follow(plan) is None
 
 
 def test_the_youngest_gives_way_and_comes_back(
@@ -287,8 +371,7 @@ def test_a_rollout_that_comes_back_goes_on_from_its_full_pages() -> None:
     for _ in range(3):  # the prompt, and twice four tokens
         plan = scheduler.plan()
         assert plan is not None
-        for work, tokens in zip(plan.work, device.run(plan), strict=True):
-            scheduler.report(work.rollout, np.array(tokens, np.int32))
+        report(scheduler, plan, device.run(plan))
     assert first.known == 19
     scheduler.remove(first)
     assert scheduler.pool.num_held == 0

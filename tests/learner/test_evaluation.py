@@ -27,6 +27,9 @@ class Reciter(Engine):
     def begin(self):
         return self.each * sum(1 for tokens in self.left.values() if len(tokens))
 
+    def follow(self):
+        return 0
+
     def finish(self):
         rows = {index: tokens[: self.each] for index, tokens in self.left.items() if len(tokens)}
         self.left = {index: tokens[self.each :] for index, tokens in self.left.items()}

@@ -31,11 +31,18 @@ def expected_logprob(sample: int, position: int) -> float:
 
 
 class FakeEngine:
-    """Every request yields `steps` tokens a dispatch; `gate` (if any) lets dispatches end."""
+    """Every request yields `steps` tokens a dispatch; `gate` (if any) lets dispatches end.
 
-    def __init__(self, steps: int = 8, gate: threading.Semaphore | None = None):
+    With `ahead`, a dispatch can be followed by another one before it ends.
+    """
+
+    def __init__(
+        self, steps: int = 8, gate: threading.Semaphore | None = None, *, ahead: bool = False
+    ):
         self.version, self.waiting, self._steps, self._gate = None, 0, steps, gate
+        self._ahead = ahead
         self._left: dict[int, list[int]] = {}  # id → [sample, position, end]
+        self._launched: list[dict[int, range]] = []  # id → positions
         self.loaded: list[object] = []
         self.error: Exception | None = None
 
@@ -44,7 +51,7 @@ class FakeEngine:
         return len(self._left)
 
     def load(self, params: object, version: int) -> None:
-        assert not self._left
+        assert not self._left and not self._launched
         self.version = version
         self.loaded.append(params)
 
@@ -54,20 +61,38 @@ class FakeEngine:
             self._left[r.request_id] = [r.sample, done, r.sampling.max_tokens]
 
     def release(self, request_ids: list[int]) -> list[int]:
+        assert not self._launched
         return [i for i in request_ids if self._left.pop(i, None) is not None]
 
     def held(self) -> list[int]:
         return list(self._left)
 
+    @property
+    def in_flight(self) -> int:
+        return sum(len(row) for rows in self._launched for row in rows.values())
+
     def begin(self) -> int:
-        return sum(min(self._steps, end - at) for _, at, end in self._left.values())
+        assert not self._launched
+        return self._launch({i: at for i, (_, at, _) in self._left.items()})
+
+    def follow(self) -> int:
+        (rows,) = self._launched
+        return self._launch({i: row.stop for i, row in rows.items()}) if self._ahead else 0
+
+    def _launch(self, starts: dict[int, int]) -> int:
+        ends = {i: self._left[i][2] for i in starts}
+        rows = {i: range(at, min(at + self._steps, ends[i])) for i, at in starts.items()}
+        rows = {i: row for i, row in rows.items() if row}
+        if rows:
+            self._launched.append(rows)
+        return sum(map(len, rows.values()))
 
     def finish(self) -> SimpleNamespace:
         if self._gate is not None:
             assert self._gate.acquire(timeout=PATIENCE_SECONDS)
         if self.error is not None:
             raise self.error
-        rows = {i: range(a, min(a + self._steps, e)) for i, (_, a, e) in self._left.items()}
+        rows = self._launched.pop(0)
         places = [(self._left[i][0], at) for i, row in rows.items() for at in row]
         for i, row in rows.items():
             self._left[i][1] = row.stop

@@ -70,6 +70,36 @@ def test_a_dispatch_is_announced_before_its_tokens_exist(fakes, started):
     assert [b.sequence for b in manager.batches] == [0, 1, 2]
 
 
+def test_what_follows_unseen_is_announced_with_what_it_follows(fakes, started):
+    gate = threading.Semaphore(0)
+    worker, manager = started(fakes.Engine(steps=4, gate=gate, ahead=True))
+    worker.submit([fakes.request(1, tokens=10), fakes.request(2, tokens=3)], "d1")
+    first = manager.take()
+    assert (first.in_flight, first.tokens) == (7 + 4, b"")
+    gate.release()
+    second = manager.take()
+    assert (second.in_flight, len(second.tokens)) == (4 + 2, 7 * 4)
+    gate.release()
+    third = manager.take()
+    assert (third.in_flight, len(third.tokens)) == (2, 4 * 4)
+    gate.release()
+    last = manager.take()
+    assert (last.in_flight, last.running, len(last.tokens)) == (0, 0, 2 * 4)
+
+
+def test_a_command_waits_for_what_is_in_flight_and_no_more(fakes, started):
+    gate = threading.Semaphore(0)
+    worker, manager = started(fakes.Engine(steps=4, gate=gate, ahead=True))
+    worker.submit([fakes.request(1, tokens=20)], "d1")
+    assert manager.take().in_flight == 2 * 4
+    worker.release([1])
+    gate.release(2)
+    assert [manager.take().in_flight for _ in range(2)] == [4, 0]
+    assert set(messages.unpack_ids(manager.take().request_ids)) == {1}
+    assert manager.tokens == {1: [fakes.expected_token(1, at) for at in range(8)]}
+    assert not gate.acquire(blocking=False)
+
+
 def test_tokens_of_the_dispatch_come_before_released(fakes, started):
     gate = threading.Semaphore(0)
     worker, manager = started(fakes.Engine(steps=4, gate=gate))
@@ -185,12 +215,13 @@ def test_calls_have_the_engine_to_themselves(fakes, started):
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     moves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1)), max_size=12),
     steps=st.integers(1, 8),
+    ahead=st.booleans(),
 )
-def test_no_token_is_lost_or_sampled_twice_in_migrations(fakes, lengths, moves, steps):
+def test_no_token_is_lost_or_sampled_twice_in_migrations(fakes, lengths, moves, steps, ahead):
     """Requests move between two workers at any moment; each ends with just its own tokens."""
     workers, managers = [], []
     for _ in range(2):
-        worker, manager = Worker(fakes.Engine(steps=steps)), Manager()
+        worker, manager = Worker(fakes.Engine(steps=steps, ahead=ahead)), Manager()
         worker.start(manager.inbox.put)
         worker.load({}, 1, "d1").result(PATIENCE_SECONDS)
         workers.append(worker)

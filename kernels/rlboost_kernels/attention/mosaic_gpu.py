@@ -51,6 +51,7 @@ THREADS = 128  # of a program
 HEAD_DIMS = (64, 128, 256)
 SMALL_PAGES = (8, 16, 32)  # or multiples of BLOCK
 TYPES = ("bfloat16", "float16")
+HOPPER = "9"  # major compute capability: wgmma is not in those before, nor in those after
 
 _SUMS = 8  # columns beside the weighted values: the maximum four times, the sum of weights too
 _MASKED = -1e30  # a finite stand-in for minus infinity: the difference of two is 0 and not NaN
@@ -62,7 +63,7 @@ _Ref = Any  # a reference to memory of the device, as Pallas has them
 def why_not(q: Any, kv_pages: Any, *, interpret: bool = False) -> str:
     """Why arguments of these shapes and types cannot be run, or "" if they can.
 
-    Whether there is a device is not asked.
+    Whether there is a GPU is not asked. If there is one, it must be Hopper.
     """
     D, L = q.shape[-1], kv_pages.shape[1]
     if _MISSING:
@@ -80,6 +81,13 @@ def why_not(q: Any, kv_pages: Any, *, interpret: bool = False) -> str:
         return f"page size is {L}; it takes {small} and multiples of {BLOCK}"
     if interpret and _INTERPRETER is None:
         return f"jax {jax.__version__} cannot interpret it; jax 0.11 can"
+    if not interpret and jax.default_backend() == "gpu":
+        device = jax.local_devices()[0]
+        found = str(getattr(device, "compute_capability", "none"))
+        if found.split(".")[0] != HOPPER:
+            return (
+                f"{device.device_kind} has compute capability {found}; it takes {HOPPER}.x (Hopper)"
+            )
     return ""
 
 

@@ -1,10 +1,12 @@
 """The Mosaic kernels, interpreted on CPU: float64 loops, bits of rows, and lowering for CUDA."""
 
 import pathlib
+import re
 import runpy
 import sys
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from rlboost_kernels import ragged_paged_attention
 from rlboost_kernels.attention import mosaic_gpu
+from rlboost_kernels.attention.api import choose_attention
 from rlboost_kernels.problems import Problem, random_arguments
 
 interpreted = pytest.mark.skipif(
@@ -117,6 +120,31 @@ def test_the_choice_needs_shapes_and_types_only():
     pages = jax.ShapeDtypeStruct((1, 64, 2, 64), "float16")
     assert mosaic_gpu.why_not(half, pages) == ""
     assert mosaic_gpu.why_not(q, pages).startswith("q has type bfloat16 and kv_pages float16")
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "refused"),
+    [
+        ("NVIDIA H100 80GB HBM3", "9.0", ""),
+        ("NVIDIA A100-SXM4-40GB", "8.0", "NVIDIA A100-SXM4-40GB has compute capability 8.0"),
+        ("NVIDIA B200", "10.0", "NVIDIA B200 has compute capability 10.0; it takes 9.x (Hopper)"),
+        ("AMD Instinct MI300X", "gfx942", "AMD Instinct MI300X has compute capability gfx942"),
+        ("AMD Radeon", None, "AMD Radeon has compute capability none"),
+    ],
+)
+def test_it_asks_for_hopper(kind, capability, refused, monkeypatch):
+    gpu = SimpleNamespace(device_kind=kind)
+    if capability is not None:
+        gpu.compute_capability = capability
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
+    q = jax.ShapeDtypeStruct((1, 1, 64), "bfloat16")
+    pages = jax.ShapeDtypeStruct((1, 64, 2, 64), "bfloat16")
+    if not refused:
+        assert choose_attention("mosaic_gpu", q, pages) == "mosaic_gpu"
+        return
+    with pytest.raises(NotImplementedError, match=re.escape(refused)):
+        choose_attention("mosaic_gpu", q, pages)
 
 
 @pytest.mark.parametrize("name", ["mosaic_gpu", "triton"])

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <vector>
 
 #include "calls.h"
@@ -26,27 +25,6 @@ constexpr double kNanosecondsPerElement = 0.06;
 constexpr double kNanosecondsPerByte = 0.08;
 
 constexpr int64_t kRowsAtOnce = 64;  // query heads of a tile for each key head; 16 was slower by 4-12 %
-
-// Memory that grows and is aligned to 64 bytes.
-class Floats {
- public:
-  float* at_least(int64_t count) {
-    if (count > size_) {
-      data_.reset();
-      data_.reset(static_cast<float*>(
-          ::operator new(static_cast<size_t>(count) * sizeof(float), std::align_val_t{64})));
-      size_ = count;
-    }
-    return data_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(float* data) const { ::operator delete(data, std::align_val_t{64}); }
-  };
-  std::unique_ptr<float, Free> data_;
-  int64_t size_ = 0;
-};
 
 int64_t rounded(int64_t floats) { return (floats + 15) / 16 * 16; }
 
@@ -168,7 +146,7 @@ void attend(ffi::ThreadPool& pool, const Problem& p, int64_t num_rows, int64_t n
     if (num_apart == 0 && num_pieces < 2 * threads) cut_by_heads(p, 2 * threads, jobs);
   }
 
-  Floats shared;
+  Scratch shared;
   float* memory = num_floats > 0 ? shared.at_least(num_floats) : nullptr;
   std::unique_ptr<std::atomic<int64_t>[]> left(new std::atomic<int64_t>[num_apart + 1]);
   std::vector<Piece> pieces;
@@ -188,7 +166,7 @@ void attend(ffi::ThreadPool& pool, const Problem& p, int64_t num_rows, int64_t n
   }
 
   share(pool, static_cast<int64_t>(pieces.size()), threads - 1, [&](int64_t i) {
-    static thread_local Floats scratch;
+    static thread_local Scratch scratch;
     const Piece& piece = pieces[static_cast<size_t>(i)];
     const Job& job = jobs[static_cast<size_t>(piece.job)];
     const int64_t size = rounded(softmax_floats(p, job.tile));

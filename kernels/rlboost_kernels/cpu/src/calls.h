@@ -1,4 +1,4 @@
-// What the XLA calls share: XLA's own threads, and their arithmetic.
+// What the XLA calls share: XLA's own threads, their arithmetic, and memory to work in.
 
 #pragma once
 
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -77,6 +78,27 @@ void share(xla::ffi::ThreadPool& pool, int64_t count, int64_t helpers, const Wor
   std::unique_lock<std::mutex> lock(state->mutex);
   state->finished.wait(lock, [&] { return state->done.load() == count; });
 }
+
+// Memory that grows, without keeping what is in it, and is aligned to 64 bytes.
+class Scratch {
+ public:
+  float* at_least(int64_t count) {
+    if (count > size_) {
+      data_.reset();
+      data_.reset(static_cast<float*>(
+          ::operator new(static_cast<size_t>(count) * sizeof(float), std::align_val_t{64})));
+      size_ = count;
+    }
+    return data_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(float* data) const { ::operator delete(data, std::align_val_t{64}); }
+  };
+  std::unique_ptr<float, Free> data_;
+  int64_t size_ = 0;
+};
 
 inline int64_t bytes_of(Type type) {
   switch (type) {

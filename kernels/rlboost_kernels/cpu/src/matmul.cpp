@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
-#include <new>
 
 #include "calls.h"
 
@@ -19,10 +17,6 @@ constexpr double kNanosecondsPerProduct = 0.02;
 constexpr double kNanosecondsPerByte = 0.08;
 constexpr int64_t kMostRows = 240;  // of a patch
 
-struct Free {
-  void operator()(float* data) const { ::operator delete(data, std::align_val_t{64}); }
-};
-
 void multiply(ffi::ThreadPool& pool, const Product& p) {
   const double size = static_cast<double>(p.K * p.N);
   const double nanoseconds = std::max(size * static_cast<double>(p.M) * kNanosecondsPerProduct,
@@ -34,20 +28,12 @@ void multiply(ffi::ThreadPool& pool, const Product& p) {
   while (columns > 32 && bands * ((p.N + columns - 1) / columns) < 2 * threads) columns /= 2;
   const int64_t across = (p.N + columns - 1) / columns;
   share(pool, bands * across, threads - 1, [&](int64_t i) {
-    static thread_local std::unique_ptr<float, Free> scratch;
-    static thread_local int64_t scratch_size = 0;
+    static thread_local Scratch scratch;
     const int64_t band = i / across, column = i % across * columns;
     const int64_t row = p.M * band / bands;
     const Patch part{row, p.M * (band + 1) / bands - row, column, std::min(columns, p.N - column),
                      column + threads * columns};
-    const int64_t need = multiply_floats(p, part);
-    if (need > scratch_size) {
-      scratch.reset();
-      scratch.reset(static_cast<float*>(
-          ::operator new(static_cast<size_t>(need) * sizeof(float), std::align_val_t{64})));
-      scratch_size = need;
-    }
-    active_isa().multiply(p, part, scratch.get());
+    active_isa().multiply(p, part, scratch.at_least(multiply_floats(p, part)));
   });
 }
 
