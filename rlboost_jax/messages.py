@@ -5,7 +5,7 @@ Token ids and log-probabilities travel as raw little-endian arrays inside `bytes
 frame that does not decode into one of the records is an error that ends its stream.
 """
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -16,6 +16,20 @@ MAX_FRAME_BYTES: Final = 64 * 2**20
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
     """Base of all records."""
+
+
+# Text that a peer chooses. Nothing that a terminal or a report would take for more than text,
+# and no more of it than a person wants to read: it is kept, logged and shown.
+PLAIN: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
+MAX_REASON: Final = 1000
+Name = Annotated[str, msgspec.Meta(max_length=100, pattern=r"^[A-Za-z0-9._-]*\Z")]
+Label = Annotated[str, msgspec.Meta(max_length=200, pattern=PLAIN)]
+Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
+Digest = Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)]
+# Counts fit 32 bits: sums of them stay far within the 64 that travel.
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Version = Annotated[int, msgspec.Meta(ge=-1, lt=2**53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # no NaN either
 
 
 # Shared parts -------------------------------------------------------------------------
@@ -44,13 +58,17 @@ class LeafEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy version is made of. Travels with its announcement."""
+    """What a policy version is made of. Travels with its announcement.
+
+    `rlboost_jax.weights.seal` makes and checks the seal.
+    """
 
     version: int
     directory: str  # absolute path on the learner's host
     params_digest: str  # SHA-256 over the learner's parameters
     files: tuple[FileEntry, ...]
     leaves: tuple[LeafEntry, ...]
+    seal: str = ""  # HMAC of all else under the run's secret, in hexadecimal digits
 
 
 class PromptRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,38 +96,38 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Hello(Message, frozen=True, kw_only=True):
     """First message of a stream."""
 
-    instance: str  # a name, unique in the fleet; "" lets the manager choose
+    instance: Name  # unique in the fleet; "" lets the manager choose
     reserved: bool  # the trainer's own engine
-    slots: int
-    slot_tokens: int  # longest prompt plus response
+    slots: Count
+    slot_tokens: Count  # longest prompt plus response
     price_per_hour: float
-    zone: str
-    host: str
-    pid: int
-    device: str
-    fingerprint: str  # what equal bits depend on: program, jax version, device kind
+    zone: Label
+    host: Label
+    pid: Count
+    device: Label
+    fingerprint: Label  # what equal bits depend on: program, jax version, device kind
 
 
 class Renew(Message, frozen=True, kw_only=True):
     """The lease goes on."""
 
-    programs_compiled: int = 0  # since the engine was warm; more than 0 is a mistake in it
+    programs_compiled: Count = 0  # since the engine was warm; more than 0 is a mistake in it
 
 
 class Ready(Message, frozen=True, kw_only=True):
     """The engine holds these parameters and takes work of them."""
 
-    version: int
-    params_digest: str  # of the manifest that was announced, or of what the trainer offered
-    seconds: float = 0.0  # from announcement to readiness
-    fetched_bytes: int = 0
+    version: Version
+    params_digest: Digest  # of the manifest that was announced, or of what the trainer offered
+    seconds: Seconds = 0.0  # from announcement to readiness
+    fetched_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0
 
 
 class WeightsRejected(Message, frozen=True, kw_only=True):
     """A version could not be fetched or did not match its manifest; it will be tried again."""
 
-    version: int
-    reason: str
+    version: Version
+    reason: Reason
 
 
 class TokenBatch(Message, frozen=True, kw_only=True):
@@ -120,16 +138,16 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     response is not said: stop ids and limits decide it on both sides alike.
     """
 
-    sequence: int  # 0, 1, 2, … within a stream
-    version: int  # sampled all of these
+    sequence: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # 0, 1, 2, … within a stream
+    version: Version  # sampled all of these
     request_ids: bytes  # uint32
     counts: bytes  # uint16
     tokens: bytes  # int32
     logprobs: bytes  # float32, nats
-    in_flight: int  # most tokens that the dispatch begun with this message can yield
-    running: int  # rollouts in slots
-    waiting: int  # rollouts accepted and not in a slot
-    prefilled_again: int  # tokens recomputed since the last message because of evictions
+    in_flight: Count  # most tokens that the dispatch begun with this message can yield
+    running: Count  # rollouts in slots
+    waiting: Count  # rollouts accepted and not in a slot
+    prefilled_again: Count  # tokens recomputed since the last message because of evictions
 
 
 class Released(Message, frozen=True, kw_only=True):
@@ -141,7 +159,7 @@ class Released(Message, frozen=True, kw_only=True):
 class Goodbye(Message, frozen=True, kw_only=True):
     """The server leaves by its own will; all its tokens were sent before."""
 
-    reason: str
+    reason: Reason
 
 
 # Manager → server ---------------------------------------------------------------------

@@ -7,6 +7,7 @@ a malformed frame, a rejection. What it held waits again before that event is ov
 from rlboost_jax.manager.fleet import Fleet
 from rlboost_jax.manager.instances import Instance, Roster
 from rlboost_jax.manager.ledger import Ledger, MalformedBatch, Rows
+from rlboost_jax.manager.limits import REMARKS_PER_SECOND
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.work import Work, context
@@ -55,11 +56,15 @@ class Servers:
         if instance is None:
             return self._unknown(stream, message, now)
         instance.heard_at = now
+        if isinstance(message, Ready | WeightsRejected) and not instance.remarks.take(1, now):
+            kind = type(message).__name__
+            self.lose(instance, f"over {REMARKS_PER_SECOND:g} {kind} per second")
+            return True
         match message:
             case TokenBatch():
                 return self._tokens(instance, message, now)
             case Renew(programs_compiled=compiled):
-                if compiled > instance.programs_compiled:
+                if compiled > instance.programs_compiled and instance.remarks.take(1, now):
                     self._outbox.record("compiled", instance.name, programs=compiled)
                     instance.programs_compiled = compiled
                 return False
@@ -221,6 +226,9 @@ class Servers:
             rows = Rows(batch, self._settings.vocab_size)
         except MalformedBatch as error:
             self.lose(instance, f"malformed: {error}")
+            return True
+        if contradiction := instance.contradiction(batch, self._settings.slot_tokens):
+            self.lose(instance, f"malformed: {contradiction}")
             return True
         books = self._ledger.books
         if batch.sequence != instance.next_sequence:

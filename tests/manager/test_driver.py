@@ -174,13 +174,9 @@ def test_a_malformed_frame_ends_its_stream_only(loopback: Open, run: Run, frame:
     run(story())
 
 
-def test_an_oversized_frame_ends_its_stream_only(
-    loopback: Open, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlboost_jax.manager.app.MAX_FRAME_BYTES", 1000)
-
+def test_an_oversized_frame_ends_its_stream_only(loopback: Open, run: Run) -> None:
     async def story() -> None:
-        async with loopback() as loop:
+        async with loopback(frame_bytes=1000) as loop:
             good, bad = await join(loop, instance="good"), await join(loop, instance="bad")
             await bad.send_bytes(bytes(1001))
             frame = await bad.receive()

@@ -14,6 +14,7 @@ from rlboost_jax.config.load import run_config, to_dict
 from rlboost_jax.fleet.local import LocalProvider, ServerNotStarted
 from rlboost_jax.messages import Announce, Generate, GenerateRequest, Goodbye, Sampling, TokenBatch
 from rlboost_jax.models.params import init_params
+from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
 
 pytestmark = pytest.mark.system
@@ -57,8 +58,10 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
     run = run_config(config)
     params = jax.device_get(init_params(run.model, 0))
     store = SnapshotStore(tmp_path / "snapshots", dtype=run.weights.rollout_dtype, keep=1)
-    manifest = store.write(1, params, "d")
-    (tmp_path / "token").write_text("secret")
+    manifest = sealed(store.write(1, params, "d"), "secret")
+    folder = tmp_path / "join"
+    folder.mkdir()
+    (folder / "token").write_text("secret")
 
     async def scenario():
         exits: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
@@ -68,7 +71,7 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
             provider = LocalProvider(
                 tmp_path,
                 manager.address,
-                tmp_path / "token",
+                folder,
                 price_per_hour=2.0,
                 on_exit=lambda name, code: exits.put_nowait((name, code)),
                 on_failure=pytest.fail,

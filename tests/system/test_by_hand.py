@@ -178,9 +178,8 @@ def test_damaged_weights_are_refused_and_delay_nobody(run):
 
 
 def test_a_wrong_token_is_refused_and_the_run_does_not_notice(run, tmp_path):
-    token = tmp_path / "token"
-    token.write_text("guess")
-    server = run.serve(token_file=token)
+    (tmp_path / "token").write_text("guess")
+    server = run.serve(join=tmp_path)
     _, errors = server.communicate(timeout=60)
     assert server.returncode != 0
     assert errors.count("\n") == 1 and "wrong token" in errors and "guess" not in errors
