@@ -27,6 +27,8 @@ CERTIFICATES = (CA_FILE, CLIENT_CERTIFICATE, CLIENT_KEY)
 # they dialled, so a manager may be reached through any forwarded port or translated address.
 MANAGER_NAME: Final = "manager.rlboost.internal"
 SERVER, TRAINER = "server", "trainer"  # what the certificates of clients are made out to
+# What a connection that ends before the first answer is called, by aiohttp and by urllib.
+HUNG_UP: Final = ("ServerDisconnectedError", "RemoteDisconnected", "ConnectionResetError")
 COPY_AGAIN: Final = "copy the manager's <workdir>/join again"
 
 
@@ -92,38 +94,32 @@ def explain(error: BaseException, credentials: Credentials) -> str:
     "" for what is not a matter of credentials, such as nobody there.
     """
     for cause in _causes(error):
-        if isinstance(cause, ssl.SSLCertVerificationError):
+        # aiohttp has classes of its own below those of `ssl`, without their fields.
+        if type(cause) is ssl.SSLCertVerificationError:
             if "expired" in cause.verify_message:
                 return "the manager's certificate has expired; a manager renews it as it starts"
             return (
                 f"the manager's certificate is not of this run ({cause.verify_message}); "
                 f"{COPY_AGAIN}, or check the address"
             )
-        if isinstance(cause, ssl.SSLError):
-            return _explain_alert(cause)
-    hung_up = any(
-        type(cause).__name__ in ("ServerDisconnectedError", "RemoteDisconnected")
-        or isinstance(cause, ConnectionResetError)
-        for cause in _causes(error)
-    )
-    if hung_up and credentials.tls is None:
-        return (
-            "the manager hung up without an answer, as one with fleet.tls = True does without "
-            f"certificates; {COPY_AGAIN} (token, {', '.join(CERTIFICATES)})"
-        )
+        if type(cause).__module__ == "ssl" and isinstance(cause, ssl.SSLError):
+            reason = (cause.reason or str(cause)).replace("_", " ").lower()
+            return (
+                f"no TLS with what listens there ({reason}); where the run has fleet.tls = False, "
+                f"{COPY_AGAIN}, else check the address"
+            )
+        if type(cause).__name__ in HUNG_UP:
+            # With TLS 1.3 a client is refused after its own side of the handshake is done.
+            if credentials.tls is not None:
+                return (
+                    "the manager hung up without an answer, as it does on a certificate of another "
+                    f"run or one that has expired; {COPY_AGAIN}"
+                )
+            return (
+                "the manager hung up without an answer, as one with fleet.tls = True does where "
+                f"there are no certificates; {COPY_AGAIN}, all four files"
+            )
     return ""
-
-
-def _explain_alert(error: ssl.SSLError) -> str:
-    reason = (error.reason or str(error)).replace("_", " ").lower()
-    if "alert" in reason and "internal error" not in reason:
-        if "expired" in reason:
-            return f"this server's certificate has expired; {COPY_AGAIN}"
-        return f"the manager does not accept this client's certificate ({reason}); {COPY_AGAIN}"
-    return (
-        f"the manager does not speak TLS ({reason}); its run has fleet.tls = False: {COPY_AGAIN}, "
-        "or check the address"
-    )
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -120,7 +120,7 @@ def _certify(
         _begin(_name(common_name), ca.certificate.subject, key, now, LIFE)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.key.public_key()), critical=False
         )

@@ -24,6 +24,7 @@ SETTINGS = (
     "warmup.habit_updates=2",
     "evaluation.every_steps=0",
     "fleet.orphan_seconds=5",
+    "fleet.tls=True",
 )
 
 
