@@ -5,7 +5,8 @@ Token ids and log-probabilities travel as raw little-endian arrays inside `bytes
 frame that does not decode into one of the records is an error that ends its stream.
 """
 
-from typing import Annotated, Final
+from collections.abc import Callable
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -42,7 +43,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float
     top_k: int
     max_tokens: int  # of the whole response, whatever part of it is already there
-    stop_ids: tuple[int, ...]
+    stop_ids: tuple[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)], ...]
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +225,7 @@ class BeginStep(Message, frozen=True, kw_only=True):
     version: int
     params_digest: str
     seed: int
-    group_size: int
+    group_size: Count
     sampling: Sampling
     prompts: tuple[PromptRequest, ...]
 
@@ -331,10 +332,25 @@ TrainerMessage = TrainerHello | Publish | BeginStep | StepTrained | StepCommitte
 ToTrainer = TrainerWelcome | Refused | FinishedRollout | WindowClosed | StepReport | FleetStatus
 
 encode = msgspec.msgpack.Encoder().encode
-decode_server = msgspec.msgpack.Decoder(ServerMessage).decode
-decode_to_server = msgspec.msgpack.Decoder(ToServer).decode
-decode_trainer = msgspec.msgpack.Decoder(TrainerMessage).decode
-decode_to_trainer = msgspec.msgpack.Decoder(ToTrainer).decode
+
+
+def _decoder(kind: Any) -> Callable[[bytes], Any]:
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except (UnicodeDecodeError, RecursionError) as error:  # of text, of lists in lists
+            raise msgspec.DecodeError(str(error)) from None
+
+    return decoded
+
+
+# Each raises `msgspec.DecodeError` for whatever is not exactly one message of its side.
+decode_server: Final[Callable[[bytes], ServerMessage]] = _decoder(ServerMessage)
+decode_to_server: Final[Callable[[bytes], ToServer]] = _decoder(ToServer)
+decode_trainer: Final[Callable[[bytes], TrainerMessage]] = _decoder(TrainerMessage)
+decode_to_trainer: Final[Callable[[bytes], ToTrainer]] = _decoder(ToTrainer)
 
 
 def pack_tokens(tokens: ArrayLike) -> bytes:

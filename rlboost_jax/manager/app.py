@@ -225,7 +225,11 @@ def _check_manifest(manifest: Manifest, snapshots: Path) -> None:
         check_names(manifest)
     except WeightsError as error:
         raise NotAllowed(str(error)) from None
-    if not Path(manifest.directory).resolve().is_relative_to(snapshots):
+    try:
+        inside = Path(manifest.directory).resolve().is_relative_to(snapshots)
+    except (ValueError, OSError):  # a zero byte, a name that is too long
+        inside = False
+    if not inside:
         raise NotAllowed(
             f"manifest of version {manifest.version}: {manifest.directory!r} is not below "
             f"{snapshots}; publish what lies in the run's own work directory"
