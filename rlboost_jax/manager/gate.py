@@ -33,6 +33,7 @@ RUNNER_OPTIONS: Final[dict[str, Any]] = {
     "max_line_size": MAX_LINE_BYTES,
     "max_field_size": MAX_LINE_BYTES,
     "max_headers": MAX_HEADERS,
+    "auto_decompress": False,  # of bodies, which nobody reads: a small one may become a large one
 }
 
 
@@ -110,4 +111,4 @@ def max_connections() -> int:
 def _not_for_the_log(record: logging.LogRecord) -> bool:
     """Anyone may send what is no HTTP; a traceback for each would fill the disk."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
