@@ -59,7 +59,7 @@ from tests.manager.fakes import (
 TRAINER, RESERVED, GOOD, FIRST = 1, 2, 3, 10  # streams
 ROUND: Final = 5_000  # frames to one step
 STREAM: Final = 40  # frames to one stream, if it lasts
-PROMPTS: Final = 6
+PROMPTS: Final = 12
 DIGEST: Final = "d"
 
 
@@ -108,9 +108,9 @@ class Scene:
         self._begin()
         end = self.tally.frames + num_frames
         while self.tally.frames < end:
-            least = min(STREAM, end - self.tally.frames)
-            self.random.choice((self._stranger, self._stranger, self._insider))(least)
-            if self.random.random() < 0.2:
+            most = min(STREAM, end - self.tally.frames)
+            self.random.choice((self._stranger, self._stranger, self._insider))(most)
+            if self.random.random() < STREAM / ROUND:  # so that most is open for most of the time
                 self._advance(1)
         self._end()
         self.tally.rounds += 1
@@ -125,7 +125,7 @@ class Scene:
         self._do(FromTrainer(TRAINER, begin_step(step, step, DIGEST, prompts=PROMPTS)))
         for stream in (RESERVED, GOOD):
             self._do(FromServer(stream, ready(step, DIGEST)))
-        self._advance(2)
+        self._advance(1)
 
     def _advance(self, count: int) -> None:
         """Each honest server gives the next tokens of all it holds."""
@@ -246,6 +246,14 @@ class Scene:
     def _leave(self, stream: int) -> None:
         self._do(ServerGone(stream, "stream closed"))
 
+    def _betray(self, requests: tuple[m.GenerateRequest, ...]) -> None:
+        """Have the mutants know what others hold: request ids are easily guessed."""
+        ids = [r.request_id for r in requests]
+        for sequence in (0, 1):
+            rows = [(i, [1, 2]) for i in ids]
+            self._mutants.learn(m.encode(batch(sequence, self._step, rows, running=1)))
+        self._mutants.learn(m.encode(m.Released(request_ids=m.pack_ids(ids))))
+
     def _tempt(self, stream: int, requests: tuple[m.GenerateRequest, ...]) -> None:
         """Have the mutants know what an insider could answer now."""
         sequence = self.manager.roster.streams[stream].next_sequence
@@ -276,6 +284,7 @@ class Scene:
         match message:
             case m.Generate(requests=requests) if stream in self._work:
                 self._work[stream].update((r.request_id, r) for r in requests)
+                self._betray(requests)
             case m.Generate(requests=requests):
                 self._tempt(stream, requests)
             case m.Release(request_ids=data) if stream in self._work:
