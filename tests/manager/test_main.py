@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -176,6 +177,43 @@ def test_other_hosts_are_told_a_name_of_this_one(workdir: Path, host: str) -> No
             tls = there.credentials.tls
             with urllib.request.urlopen(request, timeout=20, context=tls) as answer:
                 assert answer.status == 200
+
+
+def test_a_token_comes_with_its_own_certificate(workdir: Path) -> None:
+    """The trainer's token alone is of no use on a host that has a server's certificate."""
+    change(workdir, fleet__tls=True)
+
+    def status(route: str, certificate: str, token: str) -> int:
+        there = read_endpoint(workdir, certificate)
+        headers = bearer(workdir, token)
+        request = urllib.request.Request(there.url(route), headers=headers)
+        try:
+            tls = there.credentials.tls
+            return urllib.request.urlopen(request, timeout=20, context=tls).status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    with manager(workdir):
+        assert status("/config", "join", "join") == 200
+        assert status("/config", "trainer", "trainer") == 200
+        assert status("/config", "join", "trainer") == 403
+        assert status("/config", "trainer", "join") == 403
+        assert status("/trainer", "join", "join") == 403
+        for path in workdir.rglob("*.key"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_tls_may_be_given_up_and_taken_up_again(workdir: Path) -> None:
+    """Between two starts; who reads the folder then speaks what the manager speaks."""
+    for tls in (True, False, True):
+        change(workdir, fleet__tls=tls)
+        with manager(workdir):
+            there = read_endpoint(workdir)
+            assert there.url().startswith("https" if tls else "http:")
+            request = urllib.request.Request(there.url("/status"), headers=there.headers)
+            opened = urllib.request.urlopen(request, timeout=20, context=there.credentials.tls)
+            assert opened.status == 200
+            opened.close()
 
 
 def test_one_that_dies_of_an_exception_is_followed_on_its_port(workdir: Path) -> None:
