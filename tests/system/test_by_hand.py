@@ -5,6 +5,7 @@ compares it with a run that was left alone.
 """
 
 import os
+import shutil
 import signal
 import time
 from contextlib import contextmanager
@@ -179,8 +180,10 @@ def test_damaged_weights_are_refused_and_delay_nobody(run):
 
 
 def test_a_wrong_token_is_refused_and_the_run_does_not_notice(run, tmp_path):
-    (tmp_path / "token").write_text("guess")
-    server = run.serve(join=tmp_path)
+    run.manager()  # once it is there, so are its files
+    join = shutil.copytree(run.workdir / "join", tmp_path / "join")
+    (join / "token").write_text("guess")
+    server = run.serve(join=join)
     _, errors = server.communicate(timeout=60)
     assert server.returncode != 0
     assert errors.count("\n") == 1 and "wrong token" in errors and "guess" not in errors
