@@ -23,7 +23,7 @@ def make_run(root: Path, *, made: datetime.datetime | None = None, token: str = 
         authority=root / "authority",
         servers=servers,
         trainer=trainer,
-        names=["127.0.0.1"],
+        names=["192.0.2.7"],  # of nobody: tests dial another, as through a translated address
         now=made or now(),
     )
     (servers / "token").write_text(token)

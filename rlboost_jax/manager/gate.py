@@ -109,6 +109,8 @@ def max_connections() -> int:
 
 
 def _not_for_the_log(record: logging.LogRecord) -> bool:
-    """Anyone may send what is no HTTP; a traceback for each would fill the disk."""
+    """Anyone may send what is no HTTP, or vanish in the middle of it; a traceback for each would
+    fill the disk."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+    harmless = HttpProcessingError | web.RequestPayloadError | ConnectionError
+    return not isinstance(error, harmless)

@@ -133,11 +133,16 @@ def test_headers_have_a_size(run: Run, headers: tuple[bytes, ...]) -> None:
     run(story())
 
 
-def test_what_is_no_http_leaves_no_traceback(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "nonsense", [b"\x00\x01 nonsense", GET + b"Content-Length: -1", GET + b":"]
+)
+def test_what_is_no_http_leaves_no_traceback(
+    run: Run, caplog: pytest.LogCaptureFixture, nonsense: bytes
+) -> None:
     async def story() -> None:
         async with listening(Gate()) as port:
             caller = await Caller.dial(port)
-            caller.writer.write(b"\x00\x01 nonsense\r\n\r\n")
+            caller.writer.write(nonsense + b"\r\n\r\n")
             await caller.hung_up()
 
     run(story())
