@@ -25,8 +25,8 @@ class Nursery:
         folder: for the servers' output.
     """
 
-    def __init__(self, settings: StandIn, address: str, token_file: Path, folder: Path) -> None:
-        self._args = [f"--manager={address}", f"--token_file={token_file}"]
+    def __init__(self, settings: StandIn, address: str, join: Path, folder: Path) -> None:
+        self._args = [f"--manager={address}", f"--join={join}"]
         self._args += [f"--{f.name}={getattr(settings, f.name)}" for f in fields(settings)]
         self._log = str(folder / "servers.log")
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -1,6 +1,6 @@
 """Rollout servers without a model: they sample at a set rate, and the rest is real.
 
-    python -m benchmarks.stand_in --manager=HOST:PORT --token_file=F --rate=4000
+    python -m benchmarks.stand_in --manager=HOST:PORT --join=FOLDER --rate=4000
 
 Process, stream, worker thread and messages are those of `rlboost_jax.rollout`; only the
 engine is a clock. All rollouts in slots advance together and a dispatch of n tokens takes
@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.fleet.zygote import Zygote
 from rlboost_jax.messages import GenerateRequest, Hello, Manifest, unpack_tokens
 from rlboost_jax.rollout.stream import InstanceClient
@@ -184,9 +185,10 @@ async def serve(options: argparse.Namespace) -> None:
         longest=options.longest,
         prefill_rate=options.prefill_rate,
     )
-    token = Path(options.token_file).read_text().strip()
+    credentials = read_credentials(Path(options.join))
+    manager = Endpoint(address=options.manager, credentials=credentials)
     client = InstanceClient(
-        lambda: (options.manager, token),
+        lambda: manager,
         stand_in_hello(options.name, settings, reserved=False),
         Worker(StandInEngine(settings)),
         NothingToPull(),
@@ -199,7 +201,7 @@ async def serve(options: argparse.Namespace) -> None:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--manager", required=True, help="HOST:PORT")
-    parser.add_argument("--token_file", required=True)
+    parser.add_argument("--join", required=True, help="folder with credentials")
     parser.add_argument("--name", default="")
     parser.add_argument("--rate", type=float, required=True, help="tokens per second")
     parser.add_argument("--slots", type=int, default=8)

@@ -54,7 +54,7 @@ class StandInTrainer:
         self._thread = EventLoopThread()
         self._link = ManagerLink(self._thread, locate=self._manager.locate)
         self._link.connect(messages.TrainerHello(run_id=RUN_ID, window=None))
-        self.address, _ = self._manager.locate()
+        self.address = self._manager.locate().address
         self._client = InstanceClient(
             self._manager.locate,
             stand_in_hello("reserved", reserved, reserved=True),

@@ -94,7 +94,7 @@ def get_config() -> ConfigDict:
     config.engine.kv_dtype = "float32"  # of cached keys and values
 
     config.manager = ConfigDict()
-    config.manager.host = "127.0.0.1"  # address to listen on
+    config.manager.host = "127.0.0.1"  # address to listen on; beyond loopback with fleet.tls only
     config.manager.port = 0  # 0 takes a free one
     # A lost server is to be known as such within 2 s. A lease runs from the last renewal, so
     # it ends 1.2 to 1.5 s after a fault, which leaves 0.5 s to a busy manager. An honest server
@@ -125,6 +125,8 @@ def get_config() -> ConfigDict:
 
     config.fleet = ConfigDict()
     config.fleet.provider = "local"  # child processes; "none": servers are started by hand
+    # On loopback nobody listens in; beyond it, a run does not start without.
+    config.fleet.tls = False  # encrypt, and certify both sides by an authority of the run's own
     config.fleet.max_instances = 2  # preemptible instances the provider may start
     config.fleet.adaptive_cap = False  # also hold them to N_prem of Algorithm 1
     config.fleet.trace = ""  # CSV of milliseconds,add|remove,name; or "synthetic"

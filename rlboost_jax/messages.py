@@ -5,7 +5,8 @@ Token ids and log-probabilities travel as raw little-endian arrays inside `bytes
 frame that does not decode into one of the records is an error that ends its stream.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -20,6 +21,20 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=Tr
     """Base of all records."""
 
 
+# Text that a peer chooses. Nothing that a terminal or a report would take for more than text,
+# and no more of it than a person wants to read: it is kept, logged and shown.
+PLAIN: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
+MAX_REASON: Final = 1000
+Name = Annotated[str, msgspec.Meta(max_length=100, pattern=r"^[A-Za-z0-9._-]*\Z")]
+Label = Annotated[str, msgspec.Meta(max_length=200, pattern=PLAIN)]
+Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
+Digest = Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)]
+# Counts fit 32 bits: sums of them stay far within the 64 that travel.
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Version = Annotated[int, msgspec.Meta(ge=-1, lt=2**53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # no NaN either
+
+
 # Shared parts -------------------------------------------------------------------------
 
 
@@ -30,7 +45,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float
     top_k: int
     max_tokens: int  # of the whole response, whatever part of it is already there
-    stop_ids: tuple[int, ...]
+    stop_ids: tuple[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)], ...]
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,13 +61,17 @@ class LeafEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy version is made of. Travels with its announcement."""
+    """What a policy version is made of. Travels with its announcement.
+
+    `rlboost_jax.weights.seal` makes and checks the seal.
+    """
 
     version: int
     directory: str  # absolute path on the learner's host
     params_digest: str  # SHA-256 over the learner's parameters
     files: tuple[FileEntry, ...]
     leaves: tuple[LeafEntry, ...]
+    seal: str = ""  # HMAC of all else under the run's secret, in hexadecimal digits
 
 
 class PromptRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,39 +99,39 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Hello(Message, frozen=True, kw_only=True):
     """First message of a stream."""
 
-    instance: str  # a name, unique in the fleet; "" lets the manager choose
+    instance: Name  # unique in the fleet; "" lets the manager choose
     reserved: bool  # the trainer's own engine
-    slots: int
-    slot_tokens: int  # longest prompt plus response
+    slots: Count
+    slot_tokens: Count  # longest prompt plus response
     price_per_hour: float
-    zone: str
-    host: str
-    pid: int
-    device: str
-    fingerprint: str  # what equal bits depend on: program, jax version, device kind
+    zone: Label
+    host: Label
+    pid: Count
+    device: Label
+    fingerprint: Label  # what equal bits depend on: program, jax version, device kind
 
 
 class Renew(Message, frozen=True, kw_only=True):
     """The lease goes on."""
 
-    programs_compiled: int = 0  # since the engine was warm; more than 0 is a mistake in it
+    programs_compiled: Count = 0  # since the engine was warm; more than 0 is a mistake in it
     echo: float = 0.0  # the newest stamp heard: proof that this side hears the manager at all
 
 
 class Ready(Message, frozen=True, kw_only=True):
     """The engine holds these parameters and takes work of them."""
 
-    version: int
-    params_digest: str  # of the manifest that was announced, or of what the trainer offered
-    seconds: float = 0.0  # from announcement to readiness
-    fetched_bytes: int = 0
+    version: Version
+    params_digest: Digest  # of the manifest that was announced, or of what the trainer offered
+    seconds: Seconds = 0.0  # from announcement to readiness
+    fetched_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0
 
 
 class WeightsRejected(Message, frozen=True, kw_only=True):
     """A version could not be fetched or did not match its manifest; it will be tried again."""
 
-    version: int
-    reason: str
+    version: Version
+    reason: Reason
 
 
 class TokenBatch(Message, frozen=True, kw_only=True):
@@ -123,16 +142,16 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     response is not said: stop ids and limits decide it on both sides alike.
     """
 
-    sequence: int  # 0, 1, 2, … within a stream
-    version: int  # sampled all of these
+    sequence: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # 0, 1, 2, … within a stream
+    version: Version  # sampled all of these
     request_ids: bytes  # uint32
     counts: bytes  # uint16
     tokens: bytes  # int32
     logprobs: bytes  # float32, nats
-    in_flight: int  # most tokens that can follow from the dispatches begun by now
-    running: int  # rollouts in slots
-    waiting: int  # rollouts accepted and not in a slot
-    prefilled_again: int  # tokens recomputed since the last message because of evictions
+    in_flight: Count  # most tokens that can follow from the dispatches begun by now
+    running: Count  # rollouts in slots
+    waiting: Count  # rollouts accepted and not in a slot
+    prefilled_again: Count  # tokens recomputed since the last message because of evictions
 
 
 class Released(Message, frozen=True, kw_only=True):
@@ -145,13 +164,13 @@ class Notice(Message, frozen=True, kw_only=True):
     """The machine under this server goes, its owner says. Nothing is believed but the hurry."""
 
     seconds: float  # from now; 0..MAX_NOTICE_SECONDS
-    reason: str
+    reason: Reason
 
 
 class Hint(Message, frozen=True, kw_only=True):
     """The machine may go before long, or pause. Nobody knows when, so nothing changes."""
 
-    reason: str
+    reason: Reason
 
 
 class Goodbye(Message, frozen=True, kw_only=True):
@@ -161,7 +180,7 @@ class Goodbye(Message, frozen=True, kw_only=True):
     dispatch that failed.
     """
 
-    reason: str
+    reason: Reason
     sick: bool = False
 
 
@@ -234,7 +253,7 @@ class BeginStep(Message, frozen=True, kw_only=True):
     version: int
     params_digest: str
     seed: int
-    group_size: int
+    group_size: Count
     sampling: Sampling
     prompts: tuple[PromptRequest, ...]
 
@@ -356,10 +375,25 @@ TrainerMessage = TrainerHello | Publish | BeginStep | Doubt | StepTrained | Step
 ToTrainer = TrainerWelcome | Refused | FinishedRollout | WindowClosed | StepReport | FleetStatus
 
 encode = msgspec.msgpack.Encoder().encode
-decode_server = msgspec.msgpack.Decoder(ServerMessage).decode
-decode_to_server = msgspec.msgpack.Decoder(ToServer).decode
-decode_trainer = msgspec.msgpack.Decoder(TrainerMessage).decode
-decode_to_trainer = msgspec.msgpack.Decoder(ToTrainer).decode
+
+
+def _decoder(kind: Any) -> Callable[[bytes], Any]:
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except (UnicodeDecodeError, RecursionError) as error:  # of text, of lists in lists
+            raise msgspec.DecodeError(str(error)) from None
+
+    return decoded
+
+
+# Each raises `msgspec.DecodeError` for whatever is not exactly one message of its side.
+decode_server: Final[Callable[[bytes], ServerMessage]] = _decoder(ServerMessage)
+decode_to_server: Final[Callable[[bytes], ToServer]] = _decoder(ToServer)
+decode_trainer: Final[Callable[[bytes], TrainerMessage]] = _decoder(TrainerMessage)
+decode_to_trainer: Final[Callable[[bytes], ToTrainer]] = _decoder(ToTrainer)
 
 
 def pack_tokens(tokens: ArrayLike) -> bytes:

@@ -149,6 +149,7 @@ class ChaosConfig:
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
     provider: str  # "local" | "none"
+    tls: bool  # streams and downloads encrypted, both sides certified by the run's own authority
     max_instances: int  # preemptible instances the provider may start
     adaptive_cap: bool  # also hold them to N_prem of Algorithm 1
     trace: str  # "" | path of a CSV | "synthetic"

@@ -3,6 +3,7 @@
 Each check yields one line per mistake: the value, the limit, the setting to change.
 """
 
+import ipaddress
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,6 +156,18 @@ def _manager(config: RunConfig) -> Iterator[str]:
             f"manager.lease_seconds ({manager.lease_seconds}); choose more than the longest "
             "dispatch takes"
         )
+    if not config.fleet.tls and not _is_loopback(manager.host):
+        yield (
+            f"manager.host is {manager.host!r}, which other hosts reach, and fleet.tls is False: "
+            "secrets and weights would cross the network for anyone to read; set fleet.tls to True"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _fleet(config: RunConfig) -> Iterator[str]:

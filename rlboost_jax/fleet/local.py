@@ -43,7 +43,7 @@ class LocalProvider:
     Args:
         workdir: servers log to `<workdir>/logs/<instance>.log`.
         address: HOST:PORT of the manager.
-        token_file: with the bearer token; its content is never passed on.
+        join: folder with the credentials of servers; its content is never passed on.
         price_per_hour: dollars, announced by every server.
         on_exit: called with (instance, exit code) in the event loop; the code is negative
             for the signal that ended it, and "unknown" for a server that was adopted.
@@ -55,7 +55,7 @@ class LocalProvider:
         self,
         workdir: Path,
         address: str,
-        token_file: Path,
+        join: Path,
         *,
         price_per_hour: float,
         on_exit: OnExit,
@@ -66,7 +66,7 @@ class LocalProvider:
         self._records = Path(workdir) / "servers"
         self._args = [
             f"--manager={address}",
-            f"--token_file={token_file}",
+            f"--join={join}",
             f"--price={price_per_hour}",
             f"--zone={zone}",
             "--notices=none",  # this is the trainer's host: where it goes, all go

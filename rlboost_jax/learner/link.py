@@ -20,6 +20,7 @@ import aiohttp
 import msgspec
 
 from rlboost_jax import messages
+from rlboost_jax.credentials import Endpoint, explain
 from rlboost_jax.learner.streaming import Doubt
 
 T = TypeVar("T")
@@ -76,10 +77,10 @@ async def _cancel_others() -> None:
 class ManagerLink:
     """What the training loop knows of the manager."""
 
-    def __init__(self, thread: EventLoopThread, *, locate: Callable[[], tuple[str, str]]):
+    def __init__(self, thread: EventLoopThread, *, locate: Callable[[], Endpoint]):
         """Args:
-        locate: returns (HOST:PORT, token) of a living manager, starting one if there is
-            none; called from a worker thread each time the manager is dialled.
+        locate: finds a living manager, starting one if there is none; called from a
+            worker thread each time the manager is dialled.
         """
         self._thread, self._locate = thread, locate
         self._inbox: queue.SimpleQueue[messages.ToTrainer | Exception] = queue.SimpleQueue()
@@ -204,11 +205,12 @@ class ManagerLink:
         """One stream after the other; whether the manager ended the last because it was told."""
         try:
             while True:
-                address, token = await asyncio.to_thread(self._locate)
+                manager = await asyncio.to_thread(self._locate)
                 try:
-                    await self._talk(address, token, hello)
+                    await self._talk(manager, hello)
                 except (aiohttp.ClientError, OSError) as error:  # the next says everything again
-                    self._trouble = str(error) or type(error).__name__
+                    explanation = explain(error, manager.credentials)
+                    self._trouble = explanation or str(error) or type(error).__name__
                 if self._closing:
                     return True
                 await asyncio.sleep(DIAL_SECONDS)
@@ -216,12 +218,14 @@ class ManagerLink:
             self._inbox.put(error)
             return False
 
-    async def _talk(self, address: str, token: str, hello: messages.TrainerHello) -> None:
-        headers = {"Authorization": f"Bearer {token}"}
+    async def _talk(self, manager: Endpoint, hello: messages.TrainerHello) -> None:
         async with (
-            aiohttp.ClientSession(headers=headers) as session,
+            aiohttp.ClientSession(headers=manager.headers) as session,
             session.ws_connect(
-                f"http://{address}/trainer", max_msg_size=messages.MAX_FRAME_BYTES, heartbeat=10
+                manager.url("/trainer"),
+                ssl=manager.tls,
+                max_msg_size=messages.MAX_FRAME_BYTES,
+                heartbeat=10,
             ) as stream,
         ):
             await self._say_again(stream, hello)

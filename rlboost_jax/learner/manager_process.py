@@ -17,11 +17,13 @@ from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 
+from rlboost_jax.credentials import CredentialsUnusable, Endpoint, explain, read_credentials
 from rlboost_jax.manager.files import (
     ALREADY_MANAGED,
     ManagerRecord,
+    join_folder,
     read_record,
-    trainer_token_file,
+    trainer_folder,
 )
 
 ANSWER_SECONDS = 30.0  # for a manager to answer, one that starts or stands still included
@@ -42,9 +44,10 @@ class ManagerProcess:
         self._log = workdir / "logs" / "manager.log"
         self._child: subprocess.Popen[bytes] | None = None  # the last that was started here
         self._locating = threading.Lock()
+        self._trouble = ""  # why it was not reached, if that is a matter of credentials
 
-    def locate(self) -> tuple[str, str]:
-        """(HOST:PORT, trainer's token) of the manager; starts one where none lives.
+    def locate(self) -> Endpoint:
+        """The manager, with the trainer's own credentials; starts one where none lives.
 
         One that lives is waited for, however slowly it answers. May be called from several
         threads at once.
@@ -65,6 +68,14 @@ class ManagerProcess:
                     child = self._start()
                 time.sleep(POLL_SECONDS)
             return found
+
+    def server_token(self) -> str:
+        """What servers come in with, and know sealed manifests by.
+
+        Raises:
+            CredentialsUnusable: a manager that has answered has made it; it is gone.
+        """
+        return read_credentials(join_folder(self._workdir), environment={}).token
 
     def close(self) -> None:
         """Wait until it has left; tell it to go if it has not after `LEAVE_SECONDS`."""
@@ -95,19 +106,24 @@ class ManagerProcess:
             return self._child.poll() is None
         return record.lives
 
-    def _answering(self) -> tuple[str, str] | None:
+    def _answering(self) -> Endpoint | None:
         record = self._record()
         if record is None:
             return None
+        self._trouble = ""
         try:
-            token = trainer_token_file(self._workdir).read_text().strip()
-            request = urllib.request.Request(
-                f"http://{record.local_address}/status",
-                headers={"Authorization": f"Bearer {token}"},
-            )
-            with urllib.request.urlopen(request, timeout=ASK_SECONDS):
-                return record.local_address, token
-        except (OSError, HTTPException):  # it is not there, slow, or another program
+            # The environment may hold a token for servers; the trainer's is in its folder.
+            credentials = read_credentials(trainer_folder(self._workdir), environment={})
+        except CredentialsUnusable as error:
+            self._trouble = str(error)
+            return None
+        manager = Endpoint(address=record.local_address, credentials=credentials)
+        request = urllib.request.Request(manager.url("/status"), headers=manager.headers)
+        try:
+            with urllib.request.urlopen(request, timeout=ASK_SECONDS, context=credentials.tls):
+                return manager
+        except (OSError, HTTPException) as error:  # it is not there, slow, or another program
+            self._trouble = explain(error, credentials)
             return None
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -133,6 +149,7 @@ class ManagerProcess:
             return (
                 f"the manager (process {record.pid}) lives and has not answered for "
                 f"{ANSWER_SECONDS:g} s; let it go on, or end it, and start again"
+                + (f" ({self._trouble})" if self._trouble else "")
             )
         lines = self._log.read_text(errors="replace").strip().splitlines()[-1:]
         return (

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from rlboost_jax.config.records import RunConfig
+from rlboost_jax.credentials import Endpoint
 from rlboost_jax.data.prompts import Prompt
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.engine.engine import Engine
@@ -41,11 +42,11 @@ class ReservedEngine:
         self._client: InstanceClient | None = None
         self._running: Future[None] | None = None
 
-    def connect(self, locate: Callable[[], tuple[str, str]]) -> None:
+    def connect(self, locate: Callable[[], Endpoint]) -> None:
         """Join the fleet, and join it again whenever the manager is another.
 
         Args:
-            locate: returns (HOST:PORT, trainer's token) of a living manager.
+            locate: finds a living manager, with what the trainer opens it with.
         """
         hello = hello_of(
             self._engine,

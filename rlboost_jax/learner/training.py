@@ -29,6 +29,7 @@ from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
 from rlboost_jax.observe.tensorboard import TensorBoardWriter
 from rlboost_jax.rollout.instance import engine_of
+from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
 from rlboost_jax.workdir import Workdir
 
@@ -116,7 +117,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
                 dtype=run.weights.rollout_dtype,
                 keep=run.weights.keep_versions,
             ),
-            announce=link.publish,
+            announce=lambda manifest: link.publish(sealed(manifest, manager.server_token())),
             in_use=lambda: link.status.versions_in_use if link.status else (),
             report=console.note,
         )

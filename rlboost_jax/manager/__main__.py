@@ -1,6 +1,6 @@
 """The manager process: `python -m rlboost_jax.manager --workdir=W`.
 
-Reads `<W>/config.json`, makes the tokens if there are none, listens, then writes
+Reads `<W>/config.json`, makes tokens and certificates if there are none, listens, then writes
 `<W>/manager.json` for trainers and people to find it; appends to `<W>/events.jsonl`. Goes on from
 `<W>/journal/` where an earlier manager of the run was killed.
 Ends with code 0 when the run is over, 3 when no trainer came back, 4 when another manager
@@ -10,12 +10,15 @@ works there, 2 on a mistake in what it was given.
 import argparse
 import asyncio
 import contextlib
+import datetime
 import logging
 import os
 import signal
+import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -26,7 +29,8 @@ from rlboost_jax.config.load import read_run_config, read_run_id
 from rlboost_jax.config.records import FleetConfig, ManagerConfig, RunConfig
 from rlboost_jax.fleet.local import LocalProvider
 from rlboost_jax.fleet.market import MarketEvent, initial_capacity, market_events
-from rlboost_jax.manager.addresses import for_other_hosts, for_this_host
+from rlboost_jax.manager import authority
+from rlboost_jax.manager.addresses import for_other_hosts, for_this_host, names
 from rlboost_jax.manager.app import make_app
 from rlboost_jax.manager.driver import Driver
 from rlboost_jax.manager.events import (
@@ -41,13 +45,17 @@ from rlboost_jax.manager.files import (
     ALREADY_MANAGED,
     AlreadyManaged,
     ManagerRecord,
+    authority_folder,
+    join_folder,
     only_manager,
     read_record,
     read_tokens,
     recorded,
-    server_token_file,
+    trainer_folder,
 )
+from rlboost_jax.manager.gate import RUNNER_OPTIONS, Gate, max_connections
 from rlboost_jax.manager.journal_files import Journal
+from rlboost_jax.manager.limits import server_frame_bytes
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state import Manager
 from rlboost_jax.messages import SICK_EXIT_CODE
@@ -104,33 +112,72 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         driver.recover(entries)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, driver.apply, Shutdown(number.name))
+        tokens = read_tokens(workdir)
+        tls = _tls(workdir, run)
+        gate = Gate(max_connections=max_connections())
         app = make_app(
             driver,
-            tokens=read_tokens(workdir),
+            tokens=tokens,
+            server_frame_bytes=server_frame_bytes(
+                slots=run.engine.slots,
+                slot_tokens=run.slot_tokens,
+                max_pending=run.manager.max_pending,
+            ),
+            admit=gate.admit,
             config=(workdir / "config.json").read_bytes(),
             snapshots=workdir / "snapshots",
             add_routes=[lambda app: add_routes(app, manager.manifest)],
         )
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **RUNNER_OPTIONS)
         await runner.setup()
+        assert runner.server is not None
+        listen = partial(gate.listen, runner.server, run.manager.host, tls=tls)
         try:
-            return await _work(driver, runner, workdir, run, run_id)
+            return await _work(driver, listen, workdir, run, run_id)
         finally:
             await runner.cleanup()
 
 
+def _tls(workdir: Path, run: RunConfig) -> ssl.SSLContext | None:
+    """What to listen with, and the certificates that the others need, where they look for them."""
+    folder, clients = authority_folder(workdir), (join_folder(workdir), trainer_folder(workdir))
+    if not run.fleet.tls:
+        authority.remove(*clients)
+        return None
+    servers, trainer = clients
+    authority.prepare(
+        authority=folder,
+        servers=servers,
+        trainer=trainer,
+        names=names(run.manager.host),
+        now=datetime.datetime.now(datetime.UTC),
+    )
+    return authority.server_tls(folder)
+
+
 async def _work(
-    driver: Driver, runner: web.AppRunner, workdir: Path, run: RunConfig, run_id: str
+    driver: Driver,
+    listen: Callable[[int], Awaitable[asyncio.Server]],
+    workdir: Path,
+    run: RunConfig,
+    run_id: str,
 ) -> int:
     """From the first moment of listening to the end of the run."""
     before = read_record(workdir)  # of a manager that died
     former = before.port if before is not None and before.run_id == run_id else 0
-    await _listen(runner, run.manager, former)
-    host, port = runner.addresses[0][:2]
+    # Its connections are closed later, by the runner: some may be in the middle of an answer.
+    with contextlib.closing(await _listening(listen, run.manager, former)) as server:
+        return await _manage(driver, server, workdir, run, run_id, former)
+
+
+async def _manage(
+    driver: Driver, server: asyncio.Server, workdir: Path, run: RunConfig, run_id: str, former: int
+) -> int:
+    host, port = server.sockets[0].getsockname()[:2]
     record = ManagerRecord(
         address=for_other_hosts(host, port),
         local_address=for_this_host(host, port),
-        token_file=str(server_token_file(workdir)),
+        join=str(join_folder(workdir)),
         pid=os.getpid(),
         started=processes.start_time(os.getpid()),
         run_id=run_id,
@@ -158,7 +205,7 @@ async def _open_fleet(
     provider = LocalProvider(
         workdir,
         record.local_address,
-        server_token_file(workdir),
+        join_folder(workdir),
         price_per_hour=run.fleet.price_per_hour,
         on_exit=lambda name, code: driver.apply(
             InstanceExited(name, f"exit code {code}", sick=code == SICK_EXIT_CODE)
@@ -192,13 +239,14 @@ async def _market(
             yield MachineRemoved(event.name, event.kind == "terminate", event.draw)
 
 
-async def _listen(runner: web.AppRunner, settings: ManagerConfig, former: int) -> None:
+async def _listening(
+    listen: Callable[[int], Awaitable[asyncio.Server]], settings: ManagerConfig, former: int
+) -> asyncio.Server:
     """On the port of the settings; where any will do, on the former one if it is free."""
     if settings.port == 0 and former:
         with contextlib.suppress(OSError):
-            await web.TCPSite(runner, settings.host, former).start()
-            return
-    await web.TCPSite(runner, settings.host, settings.port).start()
+            return await listen(former)
+    return await listen(settings.port)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,18 @@ def for_other_hosts(host: str, port: int) -> str:
         return _joined(probe.getsockname()[0], port)
 
 
+def names(host: str) -> tuple[str, ...]:
+    """Names and addresses at which a listener on `host` may be reached, without ports."""
+    given = (for_this_host(host, 0), for_other_hosts(host, 0), f"{socket.gethostname()}:0")
+    known = {_host(address) for address in given} | {"localhost", "127.0.0.1", "::1"}
+    return tuple(sorted(name for name in known if name.isascii()))
+
+
+def _host(address: str) -> str:
+    """Of HOST:PORT."""
+    return address.rpartition(":")[0].strip("[]")
+
+
 def _wildcard(host: str) -> socket.AddressFamily | None:
     """The family of an address that stands for all interfaces; None of any other."""
     try:

@@ -1,20 +1,26 @@
 """The manager's routes. Each asks for a bearer token and hands frames to the driver.
 
 There are two tokens. The servers' opens everything but what belongs to the trainer: its
-route, and the place of its own engine.
+route, and the place of its own engine. With TLS each belongs to a certificate of that role.
+What a stream may send is limited (`limits.py`), a server's more than the trainer's.
 """
 
+import asyncio
 import hmac
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from aiohttp import WSMsgType, web
+from aiohttp import WSMessage, WSMsgType, web
 from aiohttp.typedefs import Handler
 
+from rlboost_jax.credentials import COPY_AGAIN, SERVER, TRAINER
 from rlboost_jax.manager.driver import Driver
 from rlboost_jax.manager.events import FromServer, FromTrainer, ServerGone, TrainerGone
 from rlboost_jax.manager.files import Tokens
+from rlboost_jax.manager.limits import Callers, Meter
 from rlboost_jax.manager.peer import CLOSE_SECONDS
 from rlboost_jax.messages import (
     MAX_FRAME_BYTES,
@@ -36,6 +42,13 @@ DRIVER: web.AppKey[Driver] = web.AppKey("driver", Driver)
 CONFIG: web.AppKey[bytes] = web.AppKey("config", bytes)
 TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 SNAPSHOTS: web.AppKey[Path] = web.AppKey("snapshots", Path)
+SERVER_FRAME_BYTES: web.AppKey[int] = web.AppKey("server_frame_bytes", int)
+ADMIT: web.AppKey[Callable[[Any], None]] = web.AppKey("admit", Callable)  # type: ignore[arg-type]
+CALLERS: web.AppKey[Callers] = web.AppKey("callers", Callers)
+
+
+class TooMuch(ValueError):
+    """A peer sends more than any that is in order has reason to."""
 
 
 class NotAllowed(ValueError):
@@ -48,12 +61,16 @@ def make_app(
     tokens: Tokens,
     config: bytes,
     snapshots: Path,
+    server_frame_bytes: int = MAX_FRAME_BYTES,
+    admit: Callable[[Any], None] = lambda connection: None,
     add_routes: Iterable[Callable[[web.Application], None]] = (),
 ) -> web.Application:
     """
     Args:
         config: the resolved configuration as JSON, for servers.
         snapshots: the folder in which all that the trainer publishes lies.
+        server_frame_bytes: the longest frame taken from a server.
+        admit: told of each connection that has shown a token.
         add_routes: of other parts; they lie behind either token.
     """
     app = web.Application(middlewares=[_authorize])
@@ -61,6 +78,9 @@ def make_app(
     app[CONFIG] = config
     app[TOKENS] = tokens
     app[SNAPSHOTS] = snapshots.resolve()
+    app[SERVER_FRAME_BYTES] = server_frame_bytes
+    app[ADMIT] = admit
+    app[CALLERS] = Callers()
     app.router.add_get("/instance", serve_instance)
     app.router.add_get("/trainer", serve_trainer)
     app.router.add_get("/config", get_config)
@@ -73,14 +93,12 @@ def make_app(
 async def serve_instance(request: web.Request) -> web.WebSocketResponse:
     """Talk to one rollout server for as long as its stream lasts."""
     from_trainer = _bears(request, request.app[TOKENS].trainer)
-
-    def decode(data: bytes) -> ServerMessage:
-        message = decode_server(data)
-        if isinstance(message, Hello) and message.reserved and not from_trainer:
-            raise NotAllowed("a reserved engine needs the trainer's token; this is the servers'")
-        return message
-
-    return await _serve(request, decode, FromServer, ServerGone, Leave)
+    callers, now = request.app[CALLERS], request.app[DRIVER].now()
+    if not from_trainer and not callers.admit(request.remote or "", now):
+        raise web.HTTPTooManyRequests(text="too many streams from this address; try again later\n")
+    decode = partial(decode_from_server, from_trainer=from_trainer)
+    bound = request.app[SERVER_FRAME_BYTES]
+    return await _serve(request, decode, FromServer, ServerGone, Leave, bound, Meter())
 
 
 async def serve_trainer(request: web.Request) -> web.WebSocketResponse:
@@ -88,13 +106,32 @@ async def serve_trainer(request: web.Request) -> web.WebSocketResponse:
     if not _bears(request, request.app[TOKENS].trainer):
         raise web.HTTPForbidden(text="the trainer's token is needed; this is the servers'\n")
 
-    def decode(data: bytes) -> TrainerMessage:
-        message = decode_trainer(data)
-        if isinstance(message, Publish):
-            _check_manifest(message.manifest, request.app[SNAPSHOTS])
-        return message
+    decode = partial(decode_from_trainer, snapshots=request.app[SNAPSHOTS])
+    return await _serve(request, decode, FromTrainer, TrainerGone, Refused, MAX_FRAME_BYTES, None)
 
-    return await _serve(request, decode, FromTrainer, TrainerGone, Refused)
+
+def decode_from_server(data: bytes, *, from_trainer: bool) -> ServerMessage:
+    """A frame of a rollout server.
+
+    Args:
+        from_trainer: the trainer's token was shown.
+
+    Raises:
+        DecodeError: it is no message of a server.
+        NotAllowed: it claims to be the trainer's engine.
+    """
+    message = decode_server(data)
+    if isinstance(message, Hello) and message.reserved and not from_trainer:
+        raise NotAllowed("a reserved engine needs the trainer's token; this is the servers'")
+    return message
+
+
+def decode_from_trainer(data: bytes, *, snapshots: Path) -> TrainerMessage:
+    """A frame of the trainer. Raises DecodeError, and NotAllowed for foreign files."""
+    message = decode_trainer(data)
+    if isinstance(message, Publish):
+        _check_manifest(message.manifest, snapshots)
+    return message
 
 
 async def get_config(request: web.Request) -> web.Response:
@@ -114,6 +151,8 @@ async def _serve(
     heard: type[FromServer] | type[FromTrainer],
     gone: type[ServerGone] | type[TrainerGone],
     refusal: type[Leave] | type[Refused],
+    bound: int,
+    meter: Meter | None,
 ) -> web.WebSocketResponse:
     """Frames to events until the stream ends.
 
@@ -123,25 +162,30 @@ async def _serve(
     Args:
         decode: may raise DecodeError and NotAllowed.
         refusal: tells the peer what it was not allowed.
+        bound: bytes of the longest frame.
+        meter: of a peer that is not trusted with as many frames as it likes.
     """
     driver = request.app[DRIVER]
     socket = web.WebSocketResponse(
-        max_msg_size=MAX_FRAME_BYTES, compress=False, timeout=CLOSE_SECONDS
+        max_msg_size=bound, compress=False, timeout=CLOSE_SECONDS, autoping=False
     )
     await socket.prepare(request)
     stream = driver.open(socket, request.transport, trainer=heard is FromTrainer)
     reason = "stream closed"
     try:
-        frame = await socket.receive(timeout=FIRST_FRAME_SECONDS)
+        async with asyncio.timeout(FIRST_FRAME_SECONDS):
+            frame = await _receive(socket, driver, meter)
         while frame.type is WSMsgType.BINARY:
             driver.apply(heard(stream, decode(frame.data)))  # type: ignore[arg-type]
-            frame = await socket.receive()
+            frame = await _receive(socket, driver, meter)
         if frame.type is WSMsgType.TEXT:
             reason = "malformed: a text frame"
         elif frame.type is WSMsgType.ERROR:
             reason = f"malformed: {frame.data}"
     except msgspec.DecodeError as error:
         reason = f"malformed: {error}"
+    except TooMuch as error:
+        reason = str(error)
     except NotAllowed as error:
         reason = str(error)
         driver.send(stream, refusal(reason=reason))
@@ -151,6 +195,24 @@ async def _serve(
         driver.apply(gone(stream, reason))
         await driver.shut(stream, reason)
     return socket
+
+
+async def _receive(socket: web.WebSocketResponse, driver: Driver, meter: Meter | None) -> WSMessage:
+    """The next frame that is not a ping or the answer to one; those are counted, too.
+
+    Raises:
+        TooMuch: the peer has sent more than it may.
+    """
+    while True:
+        frame = await socket.receive()
+        if meter is not None:
+            size = len(frame.data) if isinstance(frame.data, bytes | str) else 0
+            if objection := meter.objection(size, driver.now()):
+                raise TooMuch(f"sends too much: {objection}")
+        if frame.type is WSMsgType.PING:
+            await socket.pong(frame.data)
+        elif frame.type is not WSMsgType.PONG:
+            return frame
 
 
 def _check_manifest(manifest: Manifest, snapshots: Path) -> None:
@@ -163,7 +225,11 @@ def _check_manifest(manifest: Manifest, snapshots: Path) -> None:
         check_names(manifest)
     except WeightsError as error:
         raise NotAllowed(str(error)) from None
-    if not Path(manifest.directory).resolve().is_relative_to(snapshots):
+    try:
+        inside = Path(manifest.directory).resolve().is_relative_to(snapshots)
+    except (ValueError, OSError):  # a zero byte, a name that is too long
+        inside = False
+    if not inside:
         raise NotAllowed(
             f"manifest of version {manifest.version}: {manifest.directory!r} is not below "
             f"{snapshots}; publish what lies in the run's own work directory"
@@ -173,9 +239,23 @@ def _check_manifest(manifest: Manifest, snapshots: Path) -> None:
 @web.middleware
 async def _authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
     tokens = request.app[TOKENS]
-    if not (_bears(request, tokens.server) or _bears(request, tokens.trainer)):
-        raise web.HTTPUnauthorized(text="wrong token; give the manager's own token file\n")
+    trainer = _bears(request, tokens.trainer)
+    if not (trainer or _bears(request, tokens.server)):
+        raise web.HTTPUnauthorized(text=f"wrong token; {COPY_AGAIN}\n")
+    role = _certified_role(request)
+    if role is not None and role != (TRAINER if trainer else SERVER):
+        raise web.HTTPForbidden(text="this token belongs to another certificate\n")
+    request.app[ADMIT](request.protocol)
     return await handler(request)
+
+
+def _certified_role(request: web.Request) -> str | None:
+    """Common name of the certificate that was shown; None without TLS."""
+    certificate = request.get_extra_info("peercert")
+    if certificate is None:
+        return None
+    subject = dict(pair for part in certificate["subject"] for pair in part)
+    return str(subject.get("commonName", ""))
 
 
 def _bears(request: web.Request, token: str) -> bool:

@@ -1,9 +1,13 @@
 """The files of a work directory by which its manager is found and lets others in.
 
-token           of rollout servers; copied to their hosts
-trainer_token   of the trainer; stays where it is
+join/           all that a server's host needs to come in: copied there as it is
+trainer/        what the trainer comes in with; stays where it is
+authority/      with `fleet.tls`: the run's certificate authority and the manager's certificate
 manager.lock    locked while a manager works here
 manager.json    where it listens and which process it is; one that dies leaves it behind
+
+`rlboost_jax.credentials` says what the first two hold. Whatever is secret is readable by its
+owner only.
 """
 
 import contextlib
@@ -18,6 +22,7 @@ import msgspec
 
 from rlboost_jax import processes
 from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.credentials import TOKEN_FILE
 
 ALREADY_MANAGED = 4  # exit code of a manager that finds another at work
 
@@ -39,7 +44,7 @@ class ManagerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str  # HOST:PORT for other hosts
     local_address: str  # the same for processes of this host
-    token_file: str  # of rollout servers
+    join: str  # folder with the credentials of rollout servers
     pid: int
     started: str  # that process's `start_time`: ids are used again
     run_id: str
@@ -54,12 +59,18 @@ class ManagerRecord(msgspec.Struct, frozen=True, kw_only=True):
         return processes.runs(self.pid, self.started)
 
 
-def server_token_file(workdir: Path) -> Path:
-    return workdir / "token"
+def join_folder(workdir: Path) -> Path:
+    """Credentials of rollout servers."""
+    return workdir / "join"
 
 
-def trainer_token_file(workdir: Path) -> Path:
-    return workdir / "trainer_token"
+def trainer_folder(workdir: Path) -> Path:
+    """Credentials of the trainer."""
+    return workdir / "trainer"
+
+
+def authority_folder(workdir: Path) -> Path:
+    return workdir / "authority"
 
 
 def read_tokens(workdir: Path) -> Tokens:
@@ -68,11 +79,11 @@ def read_tokens(workdir: Path) -> Tokens:
     Raises:
         ConfigError: a file is empty, or both hold the same.
     """
-    server, trainer = _token(server_token_file(workdir)), _token(trainer_token_file(workdir))
+    server, trainer = (_token(folder(workdir)) for folder in (join_folder, trainer_folder))
     if server == trainer:
         raise ConfigError(
-            f"{trainer_token_file(workdir)} holds the servers' token; delete it, and a new one "
-            "is made"
+            f"{trainer_folder(workdir) / TOKEN_FILE} holds the servers' token; "
+            "delete it, and a new one is made"
         )
     return Tokens(server=server, trainer=trainer)
 
@@ -116,7 +127,9 @@ def only_manager(workdir: Path) -> Iterator[None]:
         yield
 
 
-def _token(path: Path) -> str:
+def _token(folder: Path) -> str:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / TOKEN_FILE
     with contextlib.suppress(FileExistsError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w") as file:

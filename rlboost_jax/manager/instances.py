@@ -10,8 +10,16 @@ from collections.abc import Iterator
 
 from rlboost_jax.manager.accounts import Integral
 from rlboost_jax.manager.ledger import Rollout, Step
+from rlboost_jax.manager.limits import (
+    MAX_INSTANCES,
+    REMARK_BURST,
+    REMARKS_PER_SECOND,
+    Bucket,
+)
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.messages import BeginStep, Hello, InstanceStatus, Manifest
+from rlboost_jax.messages import BeginStep, Hello, InstanceStatus, Manifest, TokenBatch
+
+MAX_PRICE = 100_000.0  # dollars per hour; more is a mistake, or meant to spoil the accounts
 
 REMEMBERED_INSTANCES = 65536  # that joined last: a liar among them is known when it comes again
 SLOWER = 10  # times its slowest dispatch so far: what a server may take, overloaded
@@ -53,6 +61,7 @@ class Instance:
         self.batch_at = math.inf  # when the dispatch now running began
         self.slowest = 0.0  # dispatch so far, in seconds
         self.progress_at = now  # of the last token or answer, or since when it holds work
+        self.remarks = Bucket(REMARKS_PER_SECOND, REMARK_BURST)  # what is worth a line
 
     @property
     def state(self) -> str:
@@ -73,6 +82,18 @@ class Instance:
     def member(self) -> bool:
         """Whether Algorithm 1 counts it: a new version's pull is no absence."""
         return not self.reserved and not self.leaving and self.version is not None
+
+    def contradiction(self, batch: TokenBatch, slot_tokens: int) -> str:
+        """What a batch says that no engine with these slots can mean; "" if nothing.
+
+        What is in flight is charged when the server vanishes, so it must be possible.
+        """
+        whole = self.slots * slot_tokens
+        limits = {"in_flight": whole, "prefilled_again": whole, "running": self.slots}
+        for name, most in limits.items():
+            if (value := getattr(batch, name)) > most:
+                return f"{name} = {value} where {self.slots} slots allow {most}"
+        return ""
 
     def ready_for(self, step: Step) -> bool:
         """Whether it holds exactly the parameters of that step."""
@@ -155,18 +176,27 @@ class Roster:
     def objection(self, hello: Hello) -> str:
         """Why a server cannot take part; "" if it can."""
         needed = self._settings.slot_tokens
-        if not 0 < hello.slots < 2**16:
-            return f"slots = {hello.slots} is not in 1..65535; set engine.slots"
+        if not 0 < hello.slots <= self._settings.slots:
+            return (
+                f"slots = {hello.slots} is not in 1..{self._settings.slots} (engine.slots); start "
+                "the server with this run's configuration"
+            )
         if hello.slot_tokens < needed:
             return (
                 f"slot_tokens = {hello.slot_tokens} is less than the {needed} of this run; "
                 "start the server with this run's configuration"
             )
-        if not 0 <= hello.price_per_hour < math.inf:
-            return f"price_per_hour = {hello.price_per_hour} is not a price; set --price"
+        if not 0 <= hello.price_per_hour <= MAX_PRICE:
+            return (
+                f"price_per_hour = {hello.price_per_hour} is not in 0..{MAX_PRICE:g}; set --price"
+            )
         if self.mismatch(hello):
             return self.mismatch(hello)
-        if not hello.reserved and (reason := self.banished.get(_identity(hello))):
+        if hello.reserved:
+            return ""
+        if len(self.streams) >= MAX_INSTANCES:
+            return f"there are {MAX_INSTANCES} instances already; leave some work to the learner"
+        if reason := self.banished.get(_identity(hello)):
             return f"sent away before: {reason}; look for a fault of that host, then start it anew"
         return ""
 

@@ -10,6 +10,7 @@ from collections.abc import Hashable
 
 PLATEAU = 0.9  # share of the best throughput that counts as levelled off
 MIN_SAMPLES = 4  # of a batch size before it is believed
+MAX_KINDS = 64  # a kind is what a server says it is: those learnt last are kept
 
 
 class Profile:
@@ -26,6 +27,8 @@ class Profile:
         if batch < 1 or tokens < 1 or seconds <= 0:
             return
         bucket = 1 << (batch - 1).bit_length()
+        if kind not in self._sums and len(self._sums) >= MAX_KINDS:
+            return
         sums = self._sums.setdefault(kind, {}).setdefault(bucket, [0.0] * 5)
         for place, value in enumerate((1.0, tokens, seconds, batch, context)):
             sums[place] += value
@@ -39,7 +42,10 @@ class Profile:
             best = max(s[1] / s[2] for s in known.values())
             level = min(b for b, s in known.items() if s[1] / s[2] >= PLATEAU * best)
             count, _, _, batches, contexts = known[level]
+            self._last.pop(kind, None)
             self._last[kind] = max(1, round(batches / count)), contexts / count
+        for kind in list(self._last)[:-MAX_KINDS]:
+            del self._last[kind]
         self._sums.clear()
 
     def plateau(self, kind: Hashable, *, context: float) -> int:

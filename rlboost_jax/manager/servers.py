@@ -11,6 +11,7 @@ from rlboost_jax.manager.fleet import Fleet
 from rlboost_jax.manager.instances import Instance, Roster
 from rlboost_jax.manager.journal import Published
 from rlboost_jax.manager.ledger import Ledger, MalformedBatch, Rows
+from rlboost_jax.manager.limits import REMARKS_PER_SECOND
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.work import Work, context
@@ -69,6 +70,10 @@ class Servers:
         return changed
 
     def _hear(self, instance: Instance, message: ServerMessage, now: float) -> bool:
+        if isinstance(message, Ready | WeightsRejected) and not instance.remarks.take(1, now):
+            kind = type(message).__name__
+            self.lose(instance, f"over {REMARKS_PER_SECOND:g} {kind} per second")
+            return True
         match message:
             case TokenBatch():
                 return self._tokens(instance, message, now)
@@ -245,9 +250,10 @@ class Servers:
             self._outbox.send(instance.stream, Announce(manifest=self.manifest))
 
     def _renew(self, instance: Instance, message: Renew, now: float) -> bool:
-        if message.programs_compiled > instance.programs_compiled:
-            instance.programs_compiled = message.programs_compiled
-            self._outbox.record("compiled", instance.name, programs=instance.programs_compiled)
+        compiled = message.programs_compiled
+        if compiled > instance.programs_compiled and instance.remarks.take(1, now):
+            instance.programs_compiled = compiled
+            self._outbox.record("compiled", instance.name, programs=compiled)
         if reason := self._roster.deaf(instance, message.echo, now):
             self.lose(instance, reason)
             return True
@@ -288,6 +294,9 @@ class Servers:
             rows = Rows(batch, self._settings.vocab_size)
         except MalformedBatch as error:
             self.lose(instance, f"malformed: {error}")
+            return True
+        if contradiction := instance.contradiction(batch, self._settings.slot_tokens):
+            self.lose(instance, f"malformed: {contradiction}")
             return True
         books = self._ledger.books
         if batch.sequence != instance.next_sequence:

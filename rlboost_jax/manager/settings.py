@@ -12,6 +12,7 @@ class Settings:
     fleet: FleetConfig
     deterministic: bool  # equal fingerprints are asked of all engines
     vocab_size: int  # tokens are in [0, vocab_size)
+    slots: int  # of an engine of the run
     slot_tokens: int  # longest prompt plus response of the run
 
     @staticmethod
@@ -22,5 +23,6 @@ class Settings:
             fleet=run.fleet,
             deterministic=run.deterministic,
             vocab_size=run.model.vocab_size,
+            slots=run.engine.slots,
             slot_tokens=run.slot_tokens,
         )

@@ -29,6 +29,7 @@ from rlboost_jax.messages import (
     unpack_ids,
 )
 
+MAX_ROLLOUTS = 2**20  # of a step; each costs the manager about a kilobyte
 FIRST_TRAINER_SECONDS = 60.0  # from the manager's start to its first trainer
 
 
@@ -164,6 +165,11 @@ class Trainer:
     def _check(self, begin: BeginStep) -> None:
         if begin.group_size < 1 or not begin.prompts or begin.sampling.max_tokens < 1:
             raise ProtocolError(f"step {begin.step} asks for no tokens at all")
+        if len(begin.prompts) * begin.group_size > MAX_ROLLOUTS:
+            raise ProtocolError(
+                f"step {begin.step} asks for {len(begin.prompts)} * {begin.group_size} responses; "
+                f"the limit is {MAX_ROLLOUTS:,}, lower learner.prompts_per_step"
+            )
         if len({p.prompt for p in begin.prompts}) != len(begin.prompts):
             raise ProtocolError(f"step {begin.step} names a prompt twice")
         limit = self._settings.slot_tokens

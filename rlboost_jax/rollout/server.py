@@ -15,24 +15,33 @@ from typing import Any
 
 import aiohttp
 import jax
+import msgspec
 
 from rlboost_jax import compile_cache
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import run_config_from_dict
 from rlboost_jax.config.ranges import NOTICE_SIGNALS, NOTICES
 from rlboost_jax.config.records import FleetConfig, RunConfig
+from rlboost_jax.credentials import (
+    COPY_AGAIN,
+    TOKEN_VARIABLE,
+    CredentialsUnusable,
+    Endpoint,
+    explain,
+    read_credentials,
+)
 from rlboost_jax.engine.compiles import num_compiles
 from rlboost_jax.engine.engine import Engine, NonFiniteLogits
 from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
-from rlboost_jax.messages import MAX_NOTICE_SECONDS, SICK_EXIT_CODE
+from rlboost_jax.messages import MAX_NOTICE_SECONDS, SICK_EXIT_CODE, decode_server, encode
 from rlboost_jax.rollout.instance import engine_of, hello_of
 from rlboost_jax.rollout.notices.metadata import ADDRESS, Told
 from rlboost_jax.rollout.notices.watch import watch_machine
 from rlboost_jax.rollout.stream import FIRST_BACKOFF_SECONDS, InstanceClient, Refused
 from rlboost_jax.rollout.worker import Worker
-from rlboost_jax.weights.pull import Http, Puller
+from rlboost_jax.weights.pull import Puller
 
 CANNOT_SERVE = 2  # exit code: something to change on the command line or at the manager
 ANSWER_SECONDS = 10.0
@@ -50,12 +59,13 @@ def main(argv: list[str]) -> int:
     """
     args = _arguments(argv)
     try:
-        token = read_token(args.token_file)
-        config = asyncio.run(fetch_config(args.manager, token, args.patience_seconds))
+        manager = Endpoint(address=args.manager, credentials=read_credentials(args.join))
+        config = asyncio.run(fetch_config(manager, args.patience_seconds))
         engine = prepared_engine(config)
-        reason = asyncio.run(_serve(args, token, config, engine))
+        reason = asyncio.run(_serve(args, manager, config, engine))
     except (
         CannotServe,
+        CredentialsUnusable,
         Refused,
         ConfigError,
         AttentionNotAvailable,
@@ -73,21 +83,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def read_token(path: Path) -> str:
-    """The bearer token in a file; raises CannotServe."""
-    try:
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not plain text"
-        raise CannotServe(
-            f"cannot read the token file {path}: {reason}; copy the manager's <workdir>/token"
-        ) from None
-    if not token.isprintable() or not token or " " in token:
-        raise CannotServe(f"{path} holds no token; copy the manager's <workdir>/token")
-    return token
-
-
-async def fetch_config(address: str, token: str, patience_seconds: float) -> RunConfig:
+async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
     """The run's configuration, from the manager.
 
     Args:
@@ -100,13 +96,12 @@ async def fetch_config(address: str, token: str, patience_seconds: float) -> Run
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_seconds
     timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-    headers = {"Authorization": f"Bearer {token}"}
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+    async with aiohttp.ClientSession(headers=manager.headers, timeout=timeout) as session:
         while True:
             try:
-                async with session.get(f"http://{address}/config") as response:
+                async with session.get(manager.url("/config"), ssl=manager.tls) as response:
                     if response.status in (401, 403):
-                        raise CannotServe("wrong token; copy the manager's <workdir>/token")
+                        raise CannotServe(f"wrong token; {COPY_AGAIN}")
                     if response.status != 200:
                         raise CannotServe(
                             f"HTTP {response.status} for /config; is this a rlboost-jax manager?"
@@ -116,9 +111,11 @@ async def fetch_config(address: str, token: str, patience_seconds: float) -> Run
             except aiohttp.InvalidURL:
                 raise CannotServe("--manager must read HOST:PORT") from None
             except (aiohttp.ClientConnectionError, TimeoutError) as error:
+                explanation = explain(error, manager.credentials)
                 if loop.time() >= deadline:
                     raise CannotServe(
-                        f"no manager answers ({error}); is the run alive? "
+                        explanation
+                        or f"no manager answers ({error}); is the run alive? "
                         "<workdir>/manager.json has its address"
                     ) from None
                 await asyncio.sleep(FIRST_BACKOFF_SECONDS)
@@ -139,14 +136,23 @@ def prepared_engine(config: RunConfig) -> Engine:
     return engine
 
 
-async def _serve(args: argparse.Namespace, token: str, config: RunConfig, engine: Engine) -> str:
+async def _serve(
+    args: argparse.Namespace, manager: Endpoint, config: RunConfig, engine: Engine
+) -> str:
     hello = hello_of(
         engine, name=args.name, reserved=False, price_per_hour=args.price, zone=args.zone
     )
-    puller = Puller(source=config.weights.source, http=Http(f"http://{args.manager}", token))
+    puller = Puller(source=config.weights.source, manager=manager)
+    try:
+        decode_server(encode(hello))
+    except msgspec.ValidationError as error:
+        raise CannotServe(
+            f"a manager would not take its introduction: {error}; --name has letters, digits, "
+            "'.', '_' and '-' only and is short, and so is --zone"
+        ) from None
     before = num_compiles()
     client = InstanceClient(
-        lambda: (args.manager, token),
+        lambda: manager,
         hello,
         Worker(engine),
         puller,
@@ -203,7 +209,11 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--manager", required=True, metavar="HOST:PORT")
     parser.add_argument(
-        "--token_file", required=True, type=Path, help="the manager's <workdir>/token, or a copy"
+        "--join",
+        type=Path,
+        metavar="FOLDER",
+        help="the manager's <workdir>/join, or a copy of it; a token in the environment variable "
+        f"{TOKEN_VARIABLE} goes before the one there",
     )
     parser.add_argument("--name", default="", help="unique in the fleet; left out: chosen for it")
     parser.add_argument("--price", type=float, default=0.0, help="dollars per hour")

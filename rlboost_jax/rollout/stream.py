@@ -18,8 +18,10 @@ import msgspec
 
 from rlboost_jax import messages
 from rlboost_jax.backoff import backoff_seconds
+from rlboost_jax.credentials import COPY_AGAIN, Endpoint, explain
 from rlboost_jax.messages import (
     MAX_FRAME_BYTES,
+    MAX_REASON,
     Announce,
     Generate,
     Goodbye,
@@ -63,8 +65,8 @@ class InstanceClient:
     """One instance in the eyes of a manager.
 
     Args:
-        locate: returns (HOST:PORT, token) of the manager; called from a worker thread each
-            time it is dialled. An exception of it ends `run`.
+        locate: finds the manager; called from a worker thread each time it is dialled. An
+            exception of it ends `run`.
         hello: first message of every stream. A `reserved` instance belongs to a trainer: it
             looks for a manager as long as it takes, and none can send it home.
         worker: not yet started.
@@ -75,7 +77,7 @@ class InstanceClient:
 
     def __init__(
         self,
-        locate: Callable[[], tuple[str, str]],
+        locate: Callable[[], Endpoint],
         hello: Hello,
         worker: Worker,
         puller: PullerLike | None,
@@ -98,6 +100,7 @@ class InstanceClient:
         self._broken: asyncio.Future[None]  # its exception is a mistake of this side
         self._lost_at = 0.0  # when there was last a manager, by the loop's clock
         self._attempt = 0  # dials since a stream was good
+        self._trouble = ""  # why the last one failed, if that can be changed
 
     @property
     def welcomed(self) -> asyncio.Event:
@@ -180,27 +183,31 @@ class InstanceClient:
         self._lost_at, self._attempt = loop.time(), 0
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while not self._leaving.done():
-                address, token = await asyncio.to_thread(self._locate)
+                manager = await asyncio.to_thread(self._locate)
+                self._trouble = ""
                 try:
-                    await self._serve_one(session, address, token)
+                    await self._serve_one(session, manager)
                 except aiohttp.WSServerHandshakeError as error:
                     if error.status in (401, 403):
-                        raise Refused("wrong token; give the manager's own token file") from None
-                except (aiohttp.ClientError, OSError, TimeoutError):
-                    pass  # not there: as if the stream had ended
+                        raise Refused(f"wrong token; {COPY_AGAIN}") from None
+                except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                    # Not there: as if the stream had ended. What listens at its address may be
+                    # another program for a while, so not even a wrong certificate ends the search.
+                    self._trouble = explain(error, manager.credentials)
                 if self._leaving.done():
                     break
                 if self._sick:
                     return "sick"
                 if loop.time() - self._lost_at >= self._orphan_seconds:
-                    return f"no manager for {self._orphan_seconds:g} s"
+                    trouble = f": {self._trouble}" if self._trouble else ""
+                    return f"no manager for {self._orphan_seconds:g} s{trouble}"
                 # A whole fleet comes back to one manager: not at one moment.
                 pause = _backoff(self._attempt) * random.uniform(0.5, 1.0)
                 await asyncio.wait({self._leaving}, timeout=pause)
                 self._attempt += 1
         return self._leaving.result()
 
-    async def _serve_one(self, session: aiohttp.ClientSession, address: str, token: str) -> None:
+    async def _serve_one(self, session: aiohttp.ClientSession, manager: Endpoint) -> None:
         """One stream from Hello to its end.
 
         Raises:
@@ -210,8 +217,9 @@ class InstanceClient:
         await asyncio.wrap_future(self._worker.reset())
         self._outbox = asyncio.Queue()
         async with session.ws_connect(
-            f"http://{address}/instance",
-            headers={"Authorization": f"Bearer {token}"},
+            manager.url("/instance"),
+            headers=manager.headers,
+            ssl=manager.tls,
             max_msg_size=MAX_FRAME_BYTES,
             heartbeat=PING_SECONDS,
             timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
@@ -274,7 +282,7 @@ class InstanceClient:
     ) -> None:
         """What the current dispatch yields, then Goodbye. Cut short, nothing was promised."""
         await asyncio.wrap_future(self._worker.stop())
-        self._outbox.put_nowait(Goodbye(reason=reason))
+        self._outbox.put_nowait(Goodbye(reason=reason[:MAX_REASON]))
         await asyncio.wait({sending})
         await stream.close()
 
@@ -342,7 +350,9 @@ class InstanceClient:
             try:
                 pulled = await self._puller.pull(manifest)
             except WeightsError as error:
-                self._outbox.put_nowait(WeightsRejected(version=version, reason=str(error)))
+                self._outbox.put_nowait(
+                    WeightsRejected(version=version, reason=str(error)[:MAX_REASON])
+                )
                 await asyncio.sleep(_backoff(attempt))
                 attempt += 1
                 continue

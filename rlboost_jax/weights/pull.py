@@ -23,24 +23,18 @@ import aiohttp
 import numpy as np
 import tensorstore as ts
 
+from rlboost_jax.credentials import Endpoint
 from rlboost_jax.messages import FileEntry, Manifest
 from rlboost_jax.weights.download import SILENCE_SECONDS, copy_file, download_file
 from rlboost_jax.weights.names import WeightsError, check_names
+from rlboost_jax.weights.seal import check_seal
 from rlboost_jax.weights.serve import weights_url
 
 CONCURRENT_FILES = 4
 SPOOL_PREFIX = "rlboost-spool-"
 MEMORY_FOLDER = Path("/dev/shm")
 
-__all__ = ["Http", "Pulled", "Puller", "WeightsError", "fetch", "read_params"]
-
-
-@dataclass(frozen=True)
-class Http:
-    """Where the manager serves snapshots."""
-
-    base_url: str  # such as "http://HOST:PORT"
-    token: str
+__all__ = ["Pulled", "Puller", "WeightsError", "fetch", "read_params"]
 
 
 @dataclass(frozen=True)
@@ -54,29 +48,33 @@ class Puller:
 
     Args:
         source: "directory", "http", or "auto": the directory where it is visible, else HTTP.
+        manager: serves snapshots over HTTP, and has sealed every manifest with its secret. None
+            for who knows where a manifest comes from: it is read from its directory, unsealed.
         folder: for spools; None takes memory where there is room, else the temporary folder.
     """
 
-    def __init__(self, *, source: str, http: Http | None, folder: Path | None = None):
-        self._source, self._http, self._folder = source, http, folder
+    def __init__(self, *, source: str, manager: Endpoint | None, folder: Path | None = None):
+        self._source, self._manager, self._folder = source, manager, folder
 
     async def pull(self, manifest: Manifest) -> Pulled:
-        """Fetch, verify and read.
+        """Fetch, verify and read; nothing is touched for a manifest without the run's seal.
 
         Raises:
             WeightsError: naming the file or leaf, and what is wrong with it.
         """
+        if self._manager is not None:
+            check_seal(manifest, self._manager.credentials.token)
         num_bytes = sum(entry.size for entry in manifest.files)
         try:
             async with _spool(self._folder, num_bytes) as spool:
-                await fetch(manifest, source=self._source, http=self._http, spool=spool)
+                await fetch(manifest, source=self._source, manager=self._manager, spool=spool)
                 params = await asyncio.to_thread(read_params, spool, manifest)
         except OSError as error:  # of this host: no room, no permission
             raise WeightsError(f"version {manifest.version}: {error}") from error
         return Pulled(params=params, fetched_bytes=num_bytes)
 
 
-async def fetch(manifest: Manifest, *, source: str, http: Http | None, spool: Path) -> Path:
+async def fetch(manifest: Manifest, *, source: str, manager: Endpoint | None, spool: Path) -> Path:
     """Bring every file of a manifest into `spool`, verified; returns `spool`.
 
     Raises:
@@ -94,11 +92,11 @@ async def fetch(manifest: Manifest, *, source: str, http: Http | None, spool: Pa
             await _copy_all(manifest.files, directory, spool)
             return spool
         except WeightsError:
-            if source == "directory" or http is None:
+            if source == "directory" or manager is None:
                 raise  # "auto" has HTTP left to try
-    if http is None:
+    if manager is None:
         raise WeightsError(f"version {manifest.version}: {directory} is not visible on this host")
-    await _download_all(manifest, http, spool)
+    await _download_all(manifest, manager, spool)
     return spool
 
 
@@ -160,11 +158,11 @@ async def _copy_all(files: tuple[FileEntry, ...], directory: Path, spool: Path) 
         await asyncio.to_thread(threads.shutdown)
 
 
-async def _download_all(manifest: Manifest, http: Http, spool: Path) -> None:
+async def _download_all(manifest: Manifest, manager: Endpoint, spool: Path) -> None:
     async with aiohttp.ClientSession(
-        http.base_url,
-        headers={"Authorization": f"Bearer {http.token}"},
-        connector=aiohttp.TCPConnector(limit=CONCURRENT_FILES),
+        manager.url(),
+        headers=manager.headers,
+        connector=aiohttp.TCPConnector(limit=CONCURRENT_FILES, ssl=manager.tls),
         timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_SECONDS, sock_connect=5),
         read_bufsize=2**20,
     ) as session:

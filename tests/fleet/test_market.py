@@ -19,6 +19,7 @@ CALM = ChaosConfig(
 )
 FLEET = FleetConfig(
     provider="local",
+    tls=False,
     max_instances=4,
     adaptive_cap=False,
     trace="",

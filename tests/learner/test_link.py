@@ -15,6 +15,7 @@ from rlboost_jax.learner.link import (
     ManagerRefused,
     StepTooLarge,
 )
+from tests.endpoints import endpoint
 
 PATIENCE_SECONDS = 20.0
 HELLO = messages.TrainerHello(run_id="run", window=None)
@@ -81,7 +82,7 @@ def link(script) -> Iterator[ManagerLink]:
     app.router.add_get("/trainer", script.serve)
     server = TestServer(app)
     thread.run(server.start_server(), PATIENCE_SECONDS)
-    link = ManagerLink(thread, locate=lambda: (f"{server.host}:{server.port}", "token"))
+    link = ManagerLink(thread, locate=lambda: endpoint(f"{server.host}:{server.port}", "token"))
     yield link
     link.end("the test is over")
     thread.run(server.close(), PATIENCE_SECONDS)

@@ -63,9 +63,10 @@ def test_one_manager_for_all_who_ask(
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: process.locate(), range(4)))
     assert len(set(found)) == len(starts) == 1
-    address, token = found[0]
-    assert address == record(workdir).local_address
-    assert token == (workdir / "trainer_token").read_text() != (workdir / "token").read_text()
+    assert found[0].address == record(workdir).local_address
+    token = found[0].credentials.token
+    assert token == (workdir / "trainer" / "token").read_text() != process.server_token()
+    assert process.server_token() == (workdir / "join" / "token").read_text()
     assert ManagerProcess(workdir, "run").locate() == found[0]
 
 
@@ -145,7 +146,7 @@ def test_a_process_that_only_has_the_number_is_left_alone(workdir: Path, another
     stale = ManagerRecord(
         address="127.0.0.1:9",
         local_address="127.0.0.1:9",
-        token_file=str(workdir / "token"),
+        join=str(workdir / "join"),
         pid=bystander.pid,
         started=start_time(bystander.pid) if another == "program" else "another time",
         run_id="run",

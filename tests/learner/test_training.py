@@ -18,6 +18,7 @@ from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.observe.metrics import KEYS, read_metrics
 from rlboost_jax.observe.summary import headline
 from rlboost_jax.weights.snapshots import SnapshotStore
+from tests.endpoints import endpoint
 
 STEPS = 3
 FINAL_ACCURACY = 0.875
@@ -29,7 +30,10 @@ class Manager(ManagerProcess):
         self.dismissed = False
 
     def locate(self):
-        return "127.0.0.1:9", "token"
+        return endpoint("127.0.0.1:9")
+
+    def server_token(self):
+        return "token"
 
     def close(self):
         pass

@@ -28,7 +28,7 @@ T = TypeVar("T")
 class Loopback:
     """A driver with its routes behind a real socket."""
 
-    def __init__(self, chosen: Settings) -> None:
+    def __init__(self, chosen: Settings, frame_bytes: int) -> None:
         self.records: list[Record] = []
         manager = Manager(chosen, asyncio.get_running_loop().time())
         self.driver = Driver(manager, lambda _, record: self.records.append(record))
@@ -39,6 +39,7 @@ class Loopback:
                     tokens=TOKENS,
                     config=b'{"run_id": "run"}',
                     snapshots=Path(SNAPSHOTS),
+                    server_frame_bytes=frame_bytes,
                 )
             )
         )
@@ -77,9 +78,11 @@ class Open(Protocol):
 
 
 @asynccontextmanager
-async def _loopback(**changes: Any) -> AsyncIterator[Loopback]:
+async def _loopback(
+    frame_bytes: int = m.MAX_FRAME_BYTES, **changes: Any
+) -> AsyncIterator[Loopback]:
     # A patient lease: no test here waits for one to end.
-    loopback = Loopback(settings(**{"manager__lease_seconds": 1e6, **changes}))
+    loopback = Loopback(settings(**{"manager__lease_seconds": 1e6, **changes}), frame_bytes)
     await loopback.client.start_server()
     try:
         yield loopback

@@ -29,14 +29,14 @@ def settings(**changes: Any) -> Settings:
         enabled=False, seed=0, kills_per_minute=0, terms_per_minute=0, joins_per_minute=0
     )
     fleet = FleetConfig(
-        provider="local", max_instances=3, adaptive_cap=False, trace="", trace_speed=1.0,
+        provider="local", tls=False, max_instances=3, adaptive_cap=False, trace="", trace_speed=1.0,
         synthetic_lifetime_seconds=1.0, synthetic_gap_seconds=1.0, price_per_hour=3600.0,
         reserved_price_per_hour=7200.0, orphan_seconds=60.0, notices="none",
         notice_signal="SIGTERM", notice_seconds=0.0, chaos=chaos,
     )  # fmt: skip
     whole = Settings(
         run_id=RUN, manager=manager, fleet=fleet, deterministic=True,
-        vocab_size=VOCAB, slot_tokens=4 + MAX_TOKENS,
+        vocab_size=VOCAB, slots=64, slot_tokens=4 + MAX_TOKENS,
     )  # fmt: skip
     for name, value in changes.items():
         section, _, field = name.rpartition("__")

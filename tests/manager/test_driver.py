@@ -9,6 +9,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager import driver as driver_module
+from rlboost_jax.manager import limits
 from rlboost_jax.manager.events import (
     Shutdown,
 )
@@ -174,19 +175,75 @@ def test_a_malformed_frame_ends_its_stream_only(loopback: Open, run: Run, frame:
     run(story())
 
 
-def test_an_oversized_frame_ends_its_stream_only(
-    loopback: Open, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlboost_jax.manager.app.MAX_FRAME_BYTES", 1000)
-
+def test_an_oversized_frame_ends_its_stream_only(loopback: Open, run: Run) -> None:
     async def story() -> None:
-        async with loopback() as loop:
+        async with loopback(frame_bytes=1000) as loop:
             good, bad = await join(loop, instance="good"), await join(loop, instance="bad")
             await bad.send_bytes(bytes(1001))
             frame = await bad.receive()
             assert frame.type is aiohttp.WSMsgType.CLOSE and frame.data == 1009
             assert [i.name for i in loop.driver.manager.roster] == ["good"]
             await good.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize("kind", ["frames", "bytes", "pings"])
+def test_who_sends_too_much_is_hung_up_on(
+    loopback: Open, run: Run, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Nothing else is on this stream's account; pings count as what they are, frames."""
+    if kind == "bytes":
+        monkeypatch.setattr(limits, "BYTE_BURST", 100)
+    else:
+        monkeypatch.setattr(limits, "FRAME_BURST", 50)
+    monkeypatch.setattr(limits, "FRAMES_PER_SECOND", 1e-3)
+    monkeypatch.setattr(limits, "BYTES_PER_SECOND", 1e-3)
+
+    async def story() -> None:
+        async with loopback() as loop:
+            good, bad = await join(loop, instance="good"), await join(loop, instance="bad")
+            for _ in range(60):
+                if kind == "pings":
+                    await bad.ping(b"x")
+                else:
+                    await bad.send_bytes(m.encode(m.Renew()))
+            async for _ in bad:
+                pass
+            (lost,) = [r for r in loop.records if r.kind == "lost"]
+            assert lost.instance == "bad" and "sends too much" in lost.detail["reason"]
+            assert [i.name for i in loop.driver.manager.roster] == ["good"]
+            await good.close()
+
+    run(story())
+
+
+def test_a_ping_is_answered(loopback: Open, run: Run) -> None:
+    async def story() -> None:
+        async with loopback() as loop:
+            stream = await loop.client.ws_connect("/instance", headers=HEADERS, autoping=False)
+            await stream.ping(b"are you there")
+            answer = await stream.receive()
+            assert (answer.type, answer.data) == (aiohttp.WSMsgType.PONG, b"are you there")
+            await stream.close()
+
+    run(story())
+
+
+def test_a_storm_of_streams_from_one_address_is_held_off(
+    loopback: Open, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "STREAM_BURST", 3)
+    monkeypatch.setattr(limits, "STREAMS_PER_SECOND", 1e-3)
+
+    async def story() -> None:
+        async with loopback() as loop:
+            for _ in range(3):
+                await (await loop.dial("/instance", SERVER_HEADERS)).close()
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await loop.dial("/instance", SERVER_HEADERS)
+            assert refused.value.status == 429
+            await (await join(loop, instance="trainers")).close()
 
     run(story())
 

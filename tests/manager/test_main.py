@@ -7,9 +7,11 @@ import socket
 import stat
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 from configs import tiny
 from rlboost_jax import messages as m
 from rlboost_jax.config.load import run_config, write_run_config
+from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.manager.files import ALREADY_MANAGED
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.processes import start_time
@@ -57,8 +60,14 @@ def record_in(workdir: Path) -> dict[str, Any]:
     return json.loads((workdir / "manager.json").read_text())
 
 
-def bearer(workdir: Path, name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {(workdir / name).read_text()}"}
+def bearer(workdir: Path, folder: str) -> dict[str, str]:
+    return read_endpoint(workdir, folder).headers
+
+
+def read_endpoint(workdir: Path, folder: str = "join") -> Endpoint:
+    """The manager at work there, as that folder opens it."""
+    credentials = read_credentials(workdir / folder, environment={})
+    return Endpoint(address=record_in(workdir)["address"], credentials=credentials)
 
 
 def change(workdir: Path, **values: Any) -> None:
@@ -74,8 +83,8 @@ def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> 
     async def story() -> None:
         record = record_in(workdir)
         url = f"http://{record['address']}"
-        headers = bearer(workdir, "trainer_token")
-        servers = {"Authorization": f"Bearer {Path(record['token_file']).read_text()}"}
+        headers = bearer(workdir, "trainer")
+        servers = {"Authorization": f"Bearer {(Path(record['join']) / 'token').read_text()}"}
         async with aiohttp.ClientSession(headers=headers) as session:
             async with session.get(url + "/config", headers=servers) as answer:
                 assert await answer.json() == json.loads((workdir / "config.json").read_text())
@@ -91,8 +100,9 @@ def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> 
             assert [type(s) for s in seen] == [m.Welcome, m.Leave]
 
     with manager(workdir) as process:
-        for name in ("token", "trainer_token"):
-            assert stat.S_IMODE((workdir / name).stat().st_mode) == 0o600
+        for name in ("join", "trainer"):
+            assert stat.S_IMODE((workdir / name).stat().st_mode) == 0o700
+            assert stat.S_IMODE((workdir / name / "token").stat().st_mode) == 0o600
         record = record_in(workdir)
         assert record["pid"] == process.pid and record["run_id"] == "run"
         assert record["address"] == record["local_address"]
@@ -145,26 +155,65 @@ def test_a_taken_port_is_said_in_a_line(workdir: Path, tmp_path_factory: Any) ->
 
 
 def test_equal_tokens_are_a_mistake(workdir: Path) -> None:
-    for name in ("token", "trainer_token"):
-        (workdir / name).write_text("the same")
+    for name in ("join", "trainer"):
+        (workdir / name).mkdir()
+        (workdir / name / "token").write_text("the same")
     ended = subprocess.run(
         [*COMMAND, f"--workdir={workdir}"], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1
-    assert "trainer_token" in ended.stderr and "the same" not in ended.stderr
+    assert "trainer/token" in ended.stderr and "the same" not in ended.stderr
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_other_hosts_are_told_a_name_of_this_one(workdir: Path, host: str) -> None:
-    change(workdir, manager__host=host)
+    change(workdir, manager__host=host, fleet__tls=True)
     with manager(workdir):
         record = record_in(workdir)
-        headers = bearer(workdir, "token")
         for address in (record["address"], record["local_address"]):
             assert "0.0.0.0" not in address and "[::]" not in address
-            request = urllib.request.Request(f"http://{address}/config", headers=headers)
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            there = replace(read_endpoint(workdir), address=address)
+            request = urllib.request.Request(there.url("/config"), headers=there.headers)
+            tls = there.credentials.tls
+            with urllib.request.urlopen(request, timeout=20, context=tls) as answer:
                 assert answer.status == 200
+
+
+def test_a_token_comes_with_its_own_certificate(workdir: Path) -> None:
+    """The trainer's token alone is of no use on a host that has a server's certificate."""
+    change(workdir, fleet__tls=True)
+
+    def status(route: str, certificate: str, token: str) -> int:
+        there = read_endpoint(workdir, certificate)
+        headers = bearer(workdir, token)
+        request = urllib.request.Request(there.url(route), headers=headers)
+        try:
+            tls = there.credentials.tls
+            return urllib.request.urlopen(request, timeout=20, context=tls).status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    with manager(workdir):
+        assert status("/config", "join", "join") == 200
+        assert status("/config", "trainer", "trainer") == 200
+        assert status("/config", "join", "trainer") == 403
+        assert status("/config", "trainer", "join") == 403
+        assert status("/trainer", "join", "join") == 403
+        for path in workdir.rglob("*.key"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_tls_may_be_given_up_and_taken_up_again(workdir: Path) -> None:
+    """Between two starts; who reads the folder then speaks what the manager speaks."""
+    for tls in (True, False, True):
+        change(workdir, fleet__tls=tls)
+        with manager(workdir):
+            there = read_endpoint(workdir)
+            assert there.url().startswith("https" if tls else "http:")
+            request = urllib.request.Request(there.url("/status"), headers=there.headers)
+            opened = urllib.request.urlopen(request, timeout=20, context=there.credentials.tls)
+            assert opened.status == 200
+            opened.close()
 
 
 def test_one_that_dies_of_an_exception_is_followed_on_its_port(workdir: Path) -> None:
@@ -211,7 +260,7 @@ def test_servers_that_cannot_find_it_are_ended(workdir: Path, taken: bool) -> No
             if not taken:  # once the manager answers, it has decided; left alone it ends well
                 address = record_in(workdir)["address"]
                 request = urllib.request.Request(
-                    f"http://{address}/status", headers=bearer(workdir, "token")
+                    f"http://{address}/status", headers=bearer(workdir, "join")
                 )
                 urllib.request.urlopen(request, timeout=20).close()
                 assert server.stdin is not None

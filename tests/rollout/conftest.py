@@ -18,6 +18,7 @@ from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.weights import serve
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Pulled
+from tests.endpoints import endpoint
 
 PATIENCE_SECONDS = 20.0  # a wait that takes this long has failed
 
@@ -259,7 +260,7 @@ async def serving(engine, puller, *, token="secret", **options):
     async with manager_at_work() as manager:
         greeting = hello(reserved=puller is None)
         client = InstanceClient(
-            lambda: (manager.address, token), greeting, Worker(engine), puller, **options
+            lambda: endpoint(manager.address, token), greeting, Worker(engine), puller, **options
         )
         running = asyncio.create_task(client.run())
         try:

@@ -15,6 +15,7 @@ from rlboost_jax.messages import (
 from rlboost_jax.rollout import stream as module
 from rlboost_jax.rollout.stream import InstanceClient, Refused
 from rlboost_jax.rollout.worker import Worker
+from tests.endpoints import endpoint
 
 
 def test_a_fresh_stream_begins_with_nothing_held(fakes):
@@ -118,7 +119,7 @@ def test_leaves_when_no_manager_comes_back(fakes):
 
 def test_looks_for_its_first_manager_as_long_as_it_was_told(fakes):
     client = InstanceClient(
-        lambda: ("127.0.0.1:9", "t"),
+        lambda: endpoint("127.0.0.1:9"),
         fakes.hello(),
         Worker(fakes.Engine()),
         None,
@@ -137,7 +138,7 @@ def test_the_trainers_own_engine_outlasts_its_managers(fakes):
             )
             managers = [first]
             client = InstanceClient(
-                lambda: (managers[-1].address, "secret"),
+                lambda: endpoint(managers[-1].address),
                 fakes.hello(reserved=True),
                 Worker(fakes.Engine()),
                 None,

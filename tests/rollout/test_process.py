@@ -24,6 +24,7 @@ from rlboost_jax.messages import (
     TokenBatch,
 )
 from rlboost_jax.models.params import init_params
+from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
 
 pytestmark = pytest.mark.system
@@ -67,9 +68,12 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
     run = run_config(config)
     params = jax.device_get(init_params(run.model, 0))
     store = SnapshotStore(tmp_path / "snapshots", dtype=run.weights.rollout_dtype, keep=2)
-    manifest = store.write(1, params, "d")
-    broken = store.write(2, jax.tree.map(lambda leaf: leaf * np.nan, params), "b")
-    (tmp_path / "token").write_text("secret")
+    manifest = sealed(store.write(1, params, "d"), "secret")
+    poor = jax.tree.map(lambda leaf: leaf * np.nan, params)
+    broken = sealed(store.write(2, poor, "b"), "secret")
+    folder = tmp_path / "join"
+    folder.mkdir()
+    (folder / "token").write_text("secret")
 
     async def scenario():
         exits: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
@@ -79,7 +83,7 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
             provider = LocalProvider(
                 tmp_path,
                 manager.address,
-                tmp_path / "token",
+                folder,
                 price_per_hour=2.0,
                 on_exit=lambda name, code: exits.put_nowait((name, code)),
                 on_failure=pytest.fail,

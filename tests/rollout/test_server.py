@@ -14,19 +14,18 @@ from rlboost_jax.rollout import server
 
 
 @pytest.fixture
-def token_file(tmp_path):
-    path = tmp_path / "token"
-    path.write_text("secret\n")
-    return path
+def join(tmp_path):
+    (tmp_path / "token").write_text("secret\n")
+    return tmp_path
 
 
-def run(fakes, token_file, capsys, config, *options, address=None) -> str:
+def run(fakes, join, capsys, config, *options, address=None) -> str:
     """The only line of standard error of a server that gave up."""
 
     async def scenario():
         async with fakes.manager() as manager:
             manager.config = config
-            arguments = [f"--manager={address or manager.address}", f"--token_file={token_file}"]
+            arguments = [f"--manager={address or manager.address}", f"--join={join}"]
             return await asyncio.to_thread(server.main, [*arguments, *options])
 
     assert asyncio.run(scenario()) == server.CANNOT_SERVE
@@ -40,19 +39,19 @@ def unknown_key():
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "cannot read the token file"), ("", "holds no token"), ("\xff", "not plain text")],
+    [(None, "cannot read"), ("", "holds no token"), ("\xff", "not plain text")],
 )
 def test_a_token_file_of_no_use(fakes, tmp_path, capsys, content, reason):
     path = tmp_path / "token"
     if content is not None:
         path.write_text(content, encoding="latin-1")
-    line = run(fakes, path, capsys, unknown_key)
-    assert reason in line and str(path) in line and "<workdir>/token" in line
+    line = run(fakes, tmp_path, capsys, unknown_key)
+    assert reason in line and str(path) in line and "<workdir>/join" in line
 
 
-def test_a_wrong_token(fakes, token_file, capsys):
-    token_file.write_text("guess")
-    line = run(fakes, token_file, capsys, unknown_key)
+def test_a_wrong_token(fakes, join, capsys):
+    (join / "token").write_text("guess")
+    line = run(fakes, join, capsys, unknown_key)
     assert "wrong token" in line and "guess" not in line
 
 
@@ -65,16 +64,16 @@ def test_a_wrong_token(fakes, token_file, capsys):
         (lambda: web.Response(status=404), "HTTP 404"),
     ],
 )
-def test_a_configuration_of_no_use(fakes, token_file, capsys, config, reason):
-    assert reason in run(fakes, token_file, capsys, config)
+def test_a_configuration_of_no_use(fakes, join, capsys, config, reason):
+    assert reason in run(fakes, join, capsys, config)
 
 
-def test_an_engine_that_does_not_fit(fakes, token_file, capsys, monkeypatch):
+def test_an_engine_that_does_not_fit(fakes, join, capsys, monkeypatch):
     monkeypatch.setattr(server.compile_cache, "enable", lambda folder: folder)
     config = tiny.get_config()
     config.engine.memory_fraction = 1e-9
     values = {"run_id": "r", **to_dict(run_config(config))}
-    line = run(fakes, token_file, capsys, lambda: web.json_response(values))
+    line = run(fakes, join, capsys, lambda: web.json_response(values))
     assert "one rollout of full length needs" in line and "raise engine.memory_fraction" in line
 
 
@@ -87,9 +86,9 @@ def test_the_plan_of_memory_is_told(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1:x", "nowhere.invalid:1"])
-def test_no_manager_there(fakes, token_file, capsys, address):
+def test_no_manager_there(fakes, join, capsys, address):
     options = ["--patience_seconds=0"]
-    line = run(fakes, token_file, capsys, unknown_key, *options, address=address)
+    line = run(fakes, join, capsys, unknown_key, *options, address=address)
     assert address in line and ("manager.json" in line or "HOST:PORT" in line)
 
 
@@ -106,11 +105,11 @@ def test_imports_are_kept_small():
 
 
 def test_the_command_ends_with_one_line_and_its_exit_code(tmp_path):
-    missing = tmp_path / "token"
+    missing = tmp_path / "join"
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "rlboost_jax.rollout"),
-            *("--manager=127.0.0.1:9", f"--token_file={missing}"),
+            *("--manager=127.0.0.1:9", f"--join={missing}"),
         ],
         capture_output=True,
         text=True,

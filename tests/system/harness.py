@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rlboost_jax.credentials import Endpoint, read_credentials
+
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "configs" / "tiny.py"
 MARK = "RLBOOST_TEST_WORKDIR"  # in the environment of every process of a run
@@ -121,21 +123,21 @@ class Run:
         """The fleet as the manager sees it now; {} where none answers."""
         with contextlib.suppress(OSError, ValueError):
             record = json.loads((self.workdir / "manager.json").read_text())
-            token = (self.workdir / "token").read_text()
-            request = urllib.request.Request(
-                f"http://{record['address']}/status", headers={"Authorization": f"Bearer {token}"}
-            )
-            with urllib.request.urlopen(request, timeout=5) as answer:
+            credentials = read_credentials(self.workdir / "join", environment={})
+            there = Endpoint(address=record["address"], credentials=credentials)
+            request = urllib.request.Request(there.url("/status"), headers=there.headers)
+            tls = credentials.tls
+            with urllib.request.urlopen(request, timeout=5, context=tls) as answer:
                 return json.load(answer)
         return {}
 
-    def serve(self, *options: str, token_file: Path | None = None) -> subprocess.Popen[str]:
+    def serve(self, *options: str, join: Path | None = None) -> subprocess.Popen[str]:
         """Start a rollout server for this run, as one does from a second terminal."""
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "rlboost_jax.rollout"),
                 f"--manager={self.manager()['address']}",
-                f"--token_file={token_file or self.workdir / 'token'}",
+                f"--join={join or self.workdir / 'join'}",
                 *options,
             ],
             cwd=REPOSITORY,

@@ -5,6 +5,7 @@ compares it with a run that was left alone.
 """
 
 import os
+import shutil
 import signal
 import time
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ SETTINGS = (
     "warmup.habit_updates=2",
     "evaluation.every_steps=0",
     "fleet.orphan_seconds=5",
+    "fleet.tls=True",
 )
 
 
@@ -178,14 +180,34 @@ def test_damaged_weights_are_refused_and_delay_nobody(run):
 
 
 def test_a_wrong_token_is_refused_and_the_run_does_not_notice(run, tmp_path):
-    token = tmp_path / "token"
-    token.write_text("guess")
-    server = run.serve(token_file=token)
+    run.manager()  # once it is there, so are its files
+    join = shutil.copytree(run.workdir / "join", tmp_path / "join")
+    (join / "token").write_text("guess")
+    server = run.serve(join=join)
     _, errors = server.communicate(timeout=60)
     assert server.returncode != 0
     assert errors.count("\n") == 1 and "wrong token" in errors and "guess" not in errors
     done = len(run.metrics())
     run.wait_until(lambda: len(run.metrics()) > done, "the next step")
+
+
+def test_secrets_are_in_their_files_only(run):
+    """Not on a command line, not in a log, not in what the run writes for people."""
+    run.wait_until(lambda: server_at_work(run), "a server at work")
+    folders = [run.workdir / name for name in ("join", "trainer", "authority")]
+    held = [path for folder in folders for path in folder.iterdir() if path.suffix != ".pem"]
+    secrets = [line for path in held for line in path.read_bytes().split(b"\n") if len(line) > 30]
+    assert len(secrets) > len(held) >= 6
+    commands = [command.encode() for command in run.processes().values()]
+    assert any(b"rlboost_jax.manager" in command for command in commands)
+    others = [
+        path.read_bytes()
+        for path in run.workdir.rglob("*")
+        if path.is_file() and path.parent not in folders and "snapshots" not in path.parts
+    ]
+    assert len(others) > 5
+    for secret in secrets:
+        assert not any(secret in text for text in [*commands, *others])
 
 
 def test_a_killed_manager_is_replaced_and_found_again(run):

@@ -18,7 +18,9 @@ from aiohttp.test_utils import TestServer
 
 from rlboost_jax.messages import FileEntry, Manifest
 from rlboost_jax.weights import download, serve
-from rlboost_jax.weights.pull import Http, Puller, WeightsError, fetch, read_params
+from rlboost_jax.weights.pull import Puller, WeightsError, fetch, read_params
+from rlboost_jax.weights.seal import sealed
+from tests.endpoints import endpoint
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +44,14 @@ async def served(manifest: Manifest, *middlewares, token: str = "secret"):
     serve.add_routes(app, {manifest.version: manifest}.get)
     server = TestServer(app)
     await server.start_server()
-    yield Http(f"http://{server.host}:{server.port}", "secret"), seen
+    yield endpoint(f"{server.host}:{server.port}"), seen
     await server.close()
     await asyncio.sleep(0)  # transports close their sockets in the next turn of the loop
 
 
 def remote(manifest: Manifest) -> Manifest:
     """The same manifest as seen from a host without the learner's disk."""
-    return msgspec.structs.replace(manifest, directory="/nowhere")
+    return sealed(msgspec.structs.replace(manifest, directory="/nowhere"), "secret")
 
 
 def assert_same(found, params):
@@ -60,13 +62,13 @@ def assert_same(found, params):
 
 
 def pull_directory(manifest):
-    return asyncio.run(Puller(source="directory", http=None).pull(manifest))
+    return asyncio.run(Puller(source="directory", manager=None).pull(manifest))
 
 
 def pull_http(manifest, *middlewares, source="http"):
     async def scenario():
-        async with served(manifest, *middlewares) as (http, seen):
-            puller = Puller(source=source, http=http)
+        async with served(manifest, *middlewares) as (manager, seen):
+            puller = Puller(source=source, manager=manager)
             return await puller.pull(remote(manifest)), seen
 
     return asyncio.run(scenario())
@@ -85,7 +87,7 @@ def test_over_http(manifest, params):
 
 
 def test_auto_goes_where_the_snapshot_can_be_had(manifest, params):
-    assert_same(asyncio.run(Puller(source="auto", http=None).pull(manifest)).params, params)
+    assert_same(asyncio.run(Puller(source="auto", manager=None).pull(manifest)).params, params)
     pulled, seen = pull_http(manifest, source="auto")
     assert_same(pulled.params, params)
     assert seen
@@ -101,9 +103,9 @@ def test_auto_falls_over_to_http(manifest, params, tmp_path):
     (copy / manifest.files[1].path).write_bytes(b"")
 
     async def scenario():
-        async with served(manifest) as (http, _):
-            seen_here = msgspec.structs.replace(manifest, directory=str(copy))
-            return await Puller(source="auto", http=http).pull(seen_here)
+        async with served(manifest) as (manager, _):
+            seen_here = sealed(msgspec.structs.replace(manifest, directory=str(copy)), "secret")
+            return await Puller(source="auto", manager=manager).pull(seen_here)
 
     assert_same(asyncio.run(scenario()).params, params)
 
@@ -217,9 +219,9 @@ def test_a_server_that_ignores_ranges_is_read_from_the_beginning(manifest, param
 
 def test_a_wrong_token_is_told_at_once(manifest):
     async def scenario():
-        async with served(manifest, token="another") as (http, seen):
+        async with served(manifest, token="another") as (manager, seen):
             with pytest.raises(WeightsError, match="HTTP 401"):
-                await Puller(source="http", http=http).pull(remote(manifest))
+                await Puller(source="http", manager=manager).pull(remote(manifest))
             assert len(seen) <= len(manifest.files)
 
     asyncio.run(scenario())
@@ -234,7 +236,7 @@ def test_a_name_that_leads_elsewhere_is_refused(manifest, tmp_path, name):
     spool = tmp_path / "a/b/spool"
     spool.mkdir(parents=True)
     with pytest.raises(WeightsError, match="unsafe file name"):
-        asyncio.run(fetch(bad, source="directory", http=None, spool=spool))
+        asyncio.run(fetch(bad, source="directory", manager=None, spool=spool))
     assert not any(spool.iterdir())
 
 
@@ -242,13 +244,13 @@ def test_a_leaf_name_that_leads_elsewhere_is_refused(manifest, tmp_path):
     leaf = msgspec.structs.replace(manifest.leaves[0], name="../embed")
     bad = msgspec.structs.replace(manifest, leaves=(leaf,))
     with pytest.raises(WeightsError, match="unsafe leaf name"):
-        asyncio.run(fetch(bad, source="directory", http=None, spool=tmp_path))
+        asyncio.run(fetch(bad, source="directory", manager=None, spool=tmp_path))
 
 
 def test_a_name_that_occurs_twice_is_refused(manifest, tmp_path):
     bad = msgspec.structs.replace(manifest, files=(*manifest.files, manifest.files[0]))
     with pytest.raises(WeightsError, match="twice"):
-        asyncio.run(fetch(bad, source="directory", http=None, spool=tmp_path))
+        asyncio.run(fetch(bad, source="directory", manager=None, spool=tmp_path))
 
 
 @pytest.mark.parametrize("change", [{"shape": (8, 40)}, {"dtype": "bfloat16"}])
@@ -269,7 +271,7 @@ def test_the_spool_is_gone_afterwards_and_so_are_those_of_the_dead(manifest, tmp
     spools = tmp_path / "spools"
     left = spools / "rlboost-spool-of-the-dead"
     left.mkdir(parents=True)
-    asyncio.run(Puller(source="directory", http=None, folder=spools).pull(manifest))
+    asyncio.run(Puller(source="directory", manager=None, folder=spools).pull(manifest))
     assert not any(spools.iterdir())
 
 
@@ -281,7 +283,7 @@ def test_a_spool_that_was_never_locked_is_gone_with_the_next(manifest, tmp_path,
 
     spools = tmp_path / "spools"
     spools.mkdir()
-    puller = Puller(source="directory", http=None, folder=spools)
+    puller = Puller(source="directory", manager=None, folder=spools)
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", no_locks)
         with pytest.raises(WeightsError, match="no locks"):
@@ -311,7 +313,7 @@ def test_a_spool_taken_for_an_orphan_before_it_is_locked(
 
     monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
     monkeypatch.setattr(fcntl, "flock", flock)
-    pulled = asyncio.run(Puller(source="directory", http=None, folder=tmp_path).pull(manifest))
+    pulled = asyncio.run(Puller(source="directory", manager=None, folder=tmp_path).pull(manifest))
     assert_same(pulled.params, params)
     assert len(made) == 2 and not any(path.exists() for path in made)
 
@@ -327,7 +329,7 @@ def test_a_pull_given_up_leaves_no_spool(manifest, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
 
     async def scenario():
-        puller = Puller(source="directory", http=None, folder=tmp_path / "spools")
+        puller = Puller(source="directory", manager=None, folder=tmp_path / "spools")
         pulling = asyncio.create_task(puller.pull(manifest))
         await asyncio.to_thread(entered.wait)
         pulling.cancel()
@@ -359,13 +361,13 @@ def test_file_systems_are_touched_in_threads_only(manifest, params, tmp_path, mo
     left.mkdir(parents=True)
     for owner, name in names:
         apart(owner, name)
-    puller = Puller(source="auto", http=None, folder=tmp_path / "spools")
+    puller = Puller(source="auto", manager=None, folder=tmp_path / "spools")
     assert_same(asyncio.run(puller.pull(manifest)).params, params)
     assert {name for _, name in names} == set(touched)
 
 
 def test_no_room_is_told_as_a_failure_of_the_version(manifest, tmp_path):
-    puller = Puller(source="directory", http=None, folder=tmp_path / "not there")
+    puller = Puller(source="directory", manager=None, folder=tmp_path / "not there")
     with pytest.raises(WeightsError, match="version 3"):
         asyncio.run(puller.pull(manifest))
 
@@ -375,9 +377,9 @@ def test_only_files_of_a_known_manifest_are_served(manifest):
     secret.write_text("not in the manifest")
 
     async def statuses(*paths):
-        async with served(manifest) as (http, _):
+        async with served(manifest) as (manager, _):
             headers = {"Authorization": "Bearer secret"}
-            async with aiohttp.ClientSession(http.base_url, headers=headers) as session:
+            async with aiohttp.ClientSession(manager.url(), headers=headers) as session:
                 answers = [await session.get(path) for path in paths]
                 return [answer.status for answer in answers]
 
@@ -401,7 +403,8 @@ import asyncio, sys, msgspec
 from rlboost_jax.messages import Manifest
 from rlboost_jax.weights.pull import Puller
 manifest = msgspec.msgpack.decode(open({str(tmp_path / "manifest")!r}, "rb").read(), type=Manifest)
-print(asyncio.run(Puller(source="auto", http=None).pull(manifest)).params["embed"]["table"].sum())
+pulled = asyncio.run(Puller(source="auto", manager=None).pull(manifest))
+print(pulled.params["embed"]["table"].sum())
 print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"orbax", "jax", "flax", "grain"}}))
 """
     ran = subprocess.run(

@@ -1,0 +1,174 @@
+"""What opens a manager: its address, a bearer token and, with `fleet.tls`, certificates.
+
+A folder of credentials holds
+
+token        the secret; `RLBOOST_TOKEN` in the environment takes its place
+ca.pem       the run's own certificate authority, nothing else is trusted
+client.pem   what the manager asks a client for
+client.key
+
+The last three come together or not at all: where they are, TLS is spoken and nothing else.
+No secret is ever shown: not in a message, not in a `repr`, not on a command line.
+"""
+
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+TOKEN_VARIABLE: Final = "RLBOOST_TOKEN"
+TOKEN_FILE, CA_FILE = "token", "ca.pem"
+CLIENT_CERTIFICATE, CLIENT_KEY = "client.pem", "client.key"
+CERTIFICATES = (CA_FILE, CLIENT_CERTIFICATE, CLIENT_KEY)
+
+# A run's authority certifies one manager, by this name. Clients ask for it whatever address
+# they dialled, so a manager may be reached through any forwarded port or translated address.
+MANAGER_NAME: Final = "manager.rlboost.internal"
+SERVER, TRAINER = "server", "trainer"  # what the certificates of clients are made out to
+# What a connection that ends before the first answer is called, by aiohttp and by urllib.
+HUNG_UP: Final = ("ServerDisconnectedError", "RemoteDisconnected", "ConnectionResetError")
+COPY_AGAIN: Final = "copy the manager's <workdir>/join again"
+
+
+class CredentialsUnusable(ValueError):
+    """A folder of credentials opens nothing. One line: what is wrong, what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    token: str = field(repr=False)
+    tls: ssl.SSLContext | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A manager, and what opens it."""
+
+    address: str  # HOST:PORT
+    credentials: Credentials
+
+    def url(self, path: str = "") -> str:
+        return f"{'http' if self.credentials.tls is None else 'https'}://{self.address}{path}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.credentials.token}"}
+
+    @property
+    def tls(self) -> ssl.SSLContext | bool:
+        """For aiohttp, which takes True for its own defaults; plain HTTP ignores it."""
+        return True if self.credentials.tls is None else self.credentials.tls
+
+
+class _ManagerContext(ssl.SSLContext):
+    """Asks for the manager's name of the run in place of the address that was dialled."""
+
+    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
+        return super().wrap_bio(*args, **{**options, "server_hostname": MANAGER_NAME})
+
+    def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
+        return super().wrap_socket(*args, **{**options, "server_hostname": MANAGER_NAME})
+
+
+def read_credentials(
+    folder: Path | None, environment: Mapping[str, str] = os.environ
+) -> Credentials:
+    """The credentials of a folder, of the environment, or of both.
+
+    Args:
+        folder: None where the token of the environment is all there is to it.
+
+    Raises:
+        CredentialsUnusable: something is missing, unreadable or not what it should be.
+    """
+    return Credentials(
+        token=_token(folder, environment), tls=None if folder is None else _client_tls(folder)
+    )
+
+
+def explain(error: BaseException, credentials: Credentials) -> str:
+    """One line on a connection that failed: what the other side did not like, what to do.
+
+    "" for what is not a matter of credentials, such as nobody there.
+    """
+    for cause in _causes(error):
+        # aiohttp has classes of its own below those of `ssl`, without their fields.
+        if type(cause) is ssl.SSLCertVerificationError:
+            if "expired" in cause.verify_message:
+                return "the manager's certificate has expired; a manager renews it as it starts"
+            return (
+                f"the manager's certificate is not of this run ({cause.verify_message}); "
+                f"{COPY_AGAIN}, or check the address"
+            )
+        if type(cause).__module__ == "ssl" and isinstance(cause, ssl.SSLError):
+            reason = (cause.reason or str(cause)).replace("_", " ").lower()
+            return (
+                f"no TLS with what listens there ({reason}); where the run has fleet.tls = False, "
+                f"{COPY_AGAIN}, else check the address"
+            )
+        if type(cause).__name__ in HUNG_UP:
+            # With TLS 1.3 a client is refused after its own side of the handshake is done.
+            if credentials.tls is not None:
+                return (
+                    "the manager hung up without an answer, as it does on a certificate of another "
+                    f"run or one that has expired; {COPY_AGAIN}"
+                )
+            return (
+                "the manager hung up without an answer, as one with fleet.tls = True does where "
+                f"there are no certificates; {COPY_AGAIN}, all four files"
+            )
+    return ""
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it was raised for, as aiohttp and urllib wrap it."""
+    seen: list[BaseException] = []
+    ahead: list[Any] = [error]
+    while ahead:
+        cause = ahead.pop(0)
+        if isinstance(cause, BaseException) and cause not in seen:
+            seen.append(cause)
+            yield cause
+            wrapped = ("certificate_error", "os_error", "reason", "__cause__", "__context__")
+            ahead += [getattr(cause, name, None) for name in wrapped]
+
+
+def _token(folder: Path | None, environment: Mapping[str, str]) -> str:
+    if TOKEN_VARIABLE in environment:
+        token, source = environment[TOKEN_VARIABLE].strip(), f"{TOKEN_VARIABLE} (environment)"
+    elif folder is None:
+        raise CredentialsUnusable(
+            f"no secret given; name a copy of the manager's <workdir>/join with --join=FOLDER, or "
+            f"set {TOKEN_VARIABLE}"
+        )
+    else:
+        source = str(folder / TOKEN_FILE)
+        try:
+            token = (folder / TOKEN_FILE).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not plain text"
+            raise CredentialsUnusable(f"cannot read {source}: {reason}; {COPY_AGAIN}") from None
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise CredentialsUnusable(f"{source} holds no token; {COPY_AGAIN}")
+    return token
+
+
+def _client_tls(folder: Path) -> ssl.SSLContext | None:
+    missing = [name for name in CERTIFICATES if not (folder / name).exists()]
+    if len(missing) == len(CERTIFICATES):
+        return None
+    if missing:
+        raise CredentialsUnusable(f"{folder} lacks {', '.join(missing)}; {COPY_AGAIN}")
+    context = _ManagerContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_verify_locations(folder / CA_FILE)
+        context.load_cert_chain(folder / CLIENT_CERTIFICATE, folder / CLIENT_KEY)
+    except OSError as error:  # ssl.SSLError too: not a certificate, or not of that key
+        reason = error.strerror or str(error)
+        raise CredentialsUnusable(
+            f"cannot use the files in {folder}: {reason}; {COPY_AGAIN}"
+        ) from None
+    return context

@@ -1,0 +1,229 @@
+"""The certificate authority of one run.
+
+It certifies one manager and two kinds of clients, and is trusted by these alone. Its key
+never leaves the work directory, so a server's host that falls into other hands can neither
+pass for the manager (its certificate says "client") nor for the trainer (it says "server").
+
+authority/   ca.key, ca.pem, manager.key, manager.pem
+join/        what a server's host needs: token, ca.pem, client.pem, client.key
+trainer/     the same for the trainer
+"""
+
+import datetime
+import ipaddress
+import os
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from rlboost_jax.credentials import (
+    CA_FILE,
+    CERTIFICATES,
+    CLIENT_CERTIFICATE,
+    CLIENT_KEY,
+    MANAGER_NAME,
+    SERVER,
+    TRAINER,
+)
+
+CA_LIFE: Final = datetime.timedelta(days=3650)
+LIFE: Final = datetime.timedelta(days=730)  # of all others
+LEFT: Final = datetime.timedelta(days=365)  # with less than that, a start makes another
+SKEW: Final = datetime.timedelta(days=1)  # by which the clocks of hosts may differ
+
+_CA_KEY, _MANAGER_CERTIFICATE, _MANAGER_KEY = "ca.key", "manager.pem", "manager.key"
+
+
+@dataclass(frozen=True)
+class _Certified:
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+
+def prepare(
+    *, authority: Path, servers: Path, trainer: Path, names: Iterable[str], now: datetime.datetime
+) -> None:
+    """Make what is missing in the three folders, and again what is near its end.
+
+    A new authority makes everything anew; a manager with other addresses gets another
+    certificate, and whoever holds a client's need not notice.
+
+    Args:
+        names: host names and addresses at which the manager may be reached. Clients of ours
+            do not depend on them (see `MANAGER_NAME`); other programs may.
+    """
+    for folder in (authority, servers, trainer):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ca = _load(authority / CA_FILE, authority / _CA_KEY)
+    if ca is None or _ends_soon(ca.certificate, now):
+        ca = _authority(now)
+        _write(authority / _CA_KEY, authority / CA_FILE, ca)
+    wanted = {MANAGER_NAME, *names}
+    paths = authority / _MANAGER_CERTIFICATE, authority / _MANAGER_KEY
+    manager = _load(*paths)
+    if manager is None or not _serves(manager, ca, now) or not wanted <= _names(manager):
+        manager = _certify(ca, MANAGER_NAME, now, ExtendedKeyUsageOID.SERVER_AUTH, names=wanted)
+        _write(paths[1], paths[0], manager)
+    for folder, role in ((servers, SERVER), (trainer, TRAINER)):
+        paths = folder / CLIENT_CERTIFICATE, folder / CLIENT_KEY
+        client = _load(*paths)
+        if client is None or not _serves(client, ca, now):
+            client = _certify(ca, role, now, ExtendedKeyUsageOID.CLIENT_AUTH)
+            _write(paths[1], paths[0], client)
+        _replace(folder / CA_FILE, _pem(ca.certificate))
+
+
+def remove(*folders: Path) -> None:
+    """No TLS in this run: let no client that reads these folders try it."""
+    for path in (folder / name for folder in folders for name in CERTIFICATES):
+        path.unlink(missing_ok=True)
+
+
+def server_tls(authority: Path) -> ssl.SSLContext:
+    """For the listening side: without a client's certificate nothing is even read."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(authority / _MANAGER_CERTIFICATE, authority / _MANAGER_KEY)
+    context.load_verify_locations(authority / CA_FILE)
+    return context
+
+
+def _authority(now: datetime.datetime) -> _Certified:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name("rlboost-jax run")
+    builder = (
+        _begin(name, name, key, now, CA_LIFE)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+    )
+    return _Certified(key, builder.sign(key, hashes.SHA256()))
+
+
+def _certify(
+    ca: _Certified,
+    common_name: str,
+    now: datetime.datetime,
+    purpose: x509.ObjectIdentifier,
+    *,
+    names: Iterable[str] = (),
+) -> _Certified:
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = (
+        _begin(_name(common_name), ca.certificate.subject, key, now, LIFE)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.key.public_key()), critical=False
+        )
+    )
+    alternatives = [_alternative(name) for name in sorted(names)]
+    if alternatives:
+        builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    return _Certified(key, builder.sign(ca.key, hashes.SHA256()))
+
+
+def _begin(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    now: datetime.datetime,
+    life: datetime.timedelta,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + life)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _names(certified: _Certified) -> set[str]:
+    extension = certified.certificate.extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    return {str(name.value) for name in extension.value}
+
+
+def _ends_soon(certificate: x509.Certificate, now: datetime.datetime) -> bool:
+    return certificate.not_valid_after_utc - now < LEFT
+
+
+def _serves(certified: _Certified, ca: _Certified, now: datetime.datetime) -> bool:
+    """Whether a certificate is of that authority and will be good for long."""
+    try:
+        certified.certificate.verify_directly_issued_by(ca.certificate)
+    except Exception:  # of several kinds: whatever is wrong with it, another is made
+        return False
+    return not _ends_soon(certified.certificate, now)
+
+
+def _load(certificate: Path, key: Path) -> _Certified | None:
+    """None where the files are missing, damaged, or not of one another."""
+    try:
+        private = serialization.load_pem_private_key(key.read_bytes(), password=None)
+        public = x509.load_pem_x509_certificate(certificate.read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        return None
+    return _Certified(private, public) if public.public_key() == private.public_key() else None
+
+
+def _write(key: Path, certificate: Path, certified: _Certified) -> None:
+    """The key first: a certificate without its key counts as missing."""
+    plain = serialization.NoEncryption()
+    encoding, kind = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    _replace(key, certified.key.private_bytes(encoding, kind, plain))
+    _replace(certificate, _pem(certified.certificate))
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """In one piece, and readable by its owner only from its first byte on."""
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+    part.replace(path)

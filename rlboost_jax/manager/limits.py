@@ -1,0 +1,93 @@
+"""How much of everything a peer may send. No clock or socket inside.
+
+Whoever has a server's token may be a host that somebody else has taken over. What it sends
+must not cost the manager more than a stream's worth of memory, disk and time. The rates are
+far above what an honest server reaches, so nobody has to set them.
+"""
+
+import math
+from collections import OrderedDict
+from typing import Final
+
+# An engine sends a frame per dispatch: 100 a second where a model is tiny, 10 where it is not.
+# What piled up while the manager stood still for a minute is let through.
+FRAMES_PER_SECOND: Final = 1_000
+FRAME_BURST: Final = 20_000
+# 14 bytes a token: over a million tokens a second from one server.
+BYTES_PER_SECOND: Final = 16 * 2**20
+BYTE_BURST: Final = 64 * 2**20
+# What ends up in events.jsonl: two lines per version, or a failed download every 2 s.
+REMARKS_PER_SECOND: Final = 2.0
+REMARK_BURST: Final = 60
+# Streams opened from one address. A fleet on one host comes back to a restarted manager at
+# once, each server up to five times until it is through.
+STREAMS_PER_SECOND: Final = 5.0
+STREAM_BURST: Final = 500
+MAX_CALLERS: Final = 4_096  # addresses remembered
+MAX_INSTANCES: Final = 1_000  # of one fleet
+
+_FRAME_OVERHEAD: Final = 4_096  # Hello at its longest, a reason, names of fields
+_ROW_BYTES: Final = 4 + 2  # of a token batch: request id and count
+_TOKEN_BYTES: Final = 4 + 4  # token and log-probability
+
+
+def server_frame_bytes(*, slots: int, slot_tokens: int, max_pending: int) -> int:
+    """The longest frame a rollout server can have reason to send.
+
+    A token batch with a whole slot of tokens in every row, or all it holds given back.
+    """
+    rows = slots + max_pending
+    return _FRAME_OVERHEAD + rows * _ROW_BYTES + slots * slot_tokens * _TOKEN_BYTES
+
+
+class Bucket:
+    """Lets `rate` a second through, and `burst` at once."""
+
+    __slots__ = ("_at", "_burst", "_level", "_rate")
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate, self._burst = rate, burst
+        self._level = burst
+        self._at = -math.inf
+
+    def take(self, amount: float, now: float) -> bool:
+        """Whether there is room for `amount`; nothing is taken where there is not."""
+        if now > self._at:
+            gained = (now - self._at) * self._rate
+            self._level = min(self._burst, self._level + gained)
+            self._at = now
+        if amount > self._level:
+            return False
+        self._level -= amount
+        return True
+
+
+class Meter:
+    """Of the frames of one stream, control frames included."""
+
+    def __init__(self) -> None:
+        self._frames = Bucket(FRAMES_PER_SECOND, FRAME_BURST)
+        self._bytes = Bucket(BYTES_PER_SECOND, BYTE_BURST)
+
+    def objection(self, size: int, now: float) -> str:
+        """Why a frame of that many bytes is one too many; "" if it is not."""
+        if not self._frames.take(1, now):
+            return f"over {FRAMES_PER_SECOND:,} frames per second"
+        if not self._bytes.take(size, now):
+            return f"over {BYTES_PER_SECOND:,} bytes per second"
+        return ""
+
+
+class Callers:
+    """Streams opened from each address; the longest unheard-of are forgotten first."""
+
+    def __init__(self) -> None:
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def admit(self, address: str, now: float) -> bool:
+        """Whether one more stream from there may be opened now."""
+        bucket = self._buckets.pop(address, None) or Bucket(STREAMS_PER_SECOND, STREAM_BURST)
+        self._buckets[address] = bucket
+        if len(self._buckets) > MAX_CALLERS:
+            self._buckets.popitem(last=False)
+        return bucket.take(1, now)

@@ -1,0 +1,7 @@
+"""A manager without TLS, as its clients are told of it."""
+
+from rlboost_jax.credentials import Credentials, Endpoint
+
+
+def endpoint(address: str, token: str = "secret") -> Endpoint:
+    return Endpoint(address=address, credentials=Credentials(token=token))

@@ -1,0 +1,68 @@
+"""Valid frames of every message a server or a trainer sends: what mutants are made of.
+
+`python -m tests.fuzz.corpus` writes them anew where the messages have changed.
+"""
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from rlboost_jax import messages as m
+from tests.manager.fakes import RUN, batch, begin_step, hello, manifest, ready
+
+FOLDER: Final = Path(__file__).parent / "corpus"
+WINDOW: Final = m.WindowState(seconds=0.5, memory={1: 0.25, 2: 1.0}, instance_cap=3)
+
+SERVER: Final[dict[str, m.ServerMessage]] = {
+    "hello": hello(instance="mine", fingerprint="another"),
+    "hello_nameless": hello(zone="europe-west4-a", device="NVIDIA H100 80GB HBM3"),
+    "hello_reserved": hello(instance="reserved", reserved=True),
+    "renew": m.Renew(),
+    "renew_compiled": m.Renew(programs_compiled=3),
+    "ready": ready(0),
+    "ready_pulled": m.Ready(version=1, params_digest="d", seconds=0.75, fetched_bytes=123_456),
+    "weights_rejected": m.WeightsRejected(version=0, reason="a/0: SHA-256 ab…, its manifest cd…"),
+    "token_batch": batch(0, 0, [(1, [5, 6, 7]), (2, [8])], in_flight=8, running=2, waiting=1),
+    "token_batch_late": batch(7, 0, [(4_000_000_000, [1] * 12)], in_flight=1, running=1),
+    "token_batch_empty": batch(0, 0, []),
+    "released": m.Released(request_ids=m.pack_ids([1, 2, 3])),
+    "released_none": m.Released(request_ids=b""),
+    "goodbye": m.Goodbye(reason="SIGTERM"),
+}
+TRAINER: Final[dict[str, m.TrainerMessage]] = {
+    "trainer_hello": m.TrainerHello(run_id=RUN, window=None),
+    "trainer_hello_window": m.TrainerHello(run_id=RUN, window=WINDOW),
+    "publish": m.Publish(manifest=manifest(0, "d")),
+    "publish_files": m.Publish(
+        manifest=m.Manifest(
+            version=1,
+            directory=manifest(1, "d").directory,
+            params_digest="d",
+            files=(m.FileEntry(path="a.b/0.0", size=1024, sha256="0" * 64),),
+            leaves=(m.LeafEntry(name="a.b", shape=(16, 16), dtype="float32"),),
+            seal="f" * 64,
+        )
+    ),
+    "begin_step": begin_step(0, 0, "d"),
+    "step_trained": m.StepTrained(step=0, train_wait_seconds=0.25, train_seconds=1.5),
+    "step_committed": m.StepCommitted(step=0),
+    "end_run": m.EndRun(reason="done"),
+}
+
+
+def frames(kind: str) -> list[bytes]:
+    """The committed frames of "server" or "trainer", in the order of their names."""
+    return [path.read_bytes() for path in sorted((FOLDER / kind).iterdir())]
+
+
+def write() -> None:
+    for kind, examples in (("server", SERVER), ("trainer", TRAINER)):
+        (FOLDER / kind).mkdir(parents=True, exist_ok=True)
+        for path in (FOLDER / kind).iterdir():
+            path.unlink()
+        for name, message in examples.items():
+            (FOLDER / kind / f"{name}.msgpack").write_bytes(m.encode(message))
+
+
+if __name__ == "__main__":
+    sys.exit(write())

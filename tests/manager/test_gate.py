@@ -1,0 +1,168 @@
+"""The listening socket, met by peers that do not behave."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rlboost_jax.credentials import read_credentials
+from rlboost_jax.manager import authority
+from rlboost_jax.manager.gate import RUNNER_OPTIONS, Gate
+from tests.certificates import make_run
+
+GET = b"GET / HTTP/1.1\r\nHost: h\r\n"
+Run = Callable[..., Any]
+
+
+@asynccontextmanager
+async def listening(
+    gate: Gate, *, admits: bool = True, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    async def answer(request: web.Request) -> web.Response:
+        if admits:
+            gate.admit(request.protocol)
+        return web.Response(text="answer")
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    runner = web.AppRunner(app, **RUNNER_OPTIONS)
+    await runner.setup()
+    assert runner.server is not None
+    server = await gate.listen(runner.server, "127.0.0.1", 0, tls)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await runner.cleanup()
+
+
+class Caller:
+    """A plain connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @staticmethod
+    async def dial(port: int, tls: ssl.SSLContext | None = None) -> "Caller":
+        return Caller(*await asyncio.open_connection("127.0.0.1", port, ssl=tls))
+
+    async def ask(self, *headers: bytes) -> bytes:
+        """The first line of the answer; b"" from who has hung up."""
+        try:
+            self.writer.write(GET + b"".join(h + b"\r\n" for h in headers) + b"\r\n")
+            line = await self.reader.readline()
+            if line:
+                await self.reader.readuntil(b"\r\n\r\nanswer" if b"200" in line else b"\r\n\r\n")
+        except ConnectionError:
+            return b""
+        return line.strip()
+
+    async def hung_up(self) -> None:
+        """Returns once the other side has ended it, whatever it says before that."""
+        try:
+            while await self.reader.read(1000):
+                pass
+        except ConnectionError:
+            pass
+
+
+def test_who_says_nothing_of_use_is_hung_up_on(run: Run) -> None:
+    async def story() -> None:
+        async with listening(Gate(newcomer_seconds=0.1), admits=False) as port:
+            silent, slow, stranger = [await Caller.dial(port) for _ in range(3)]
+            slow.writer.write(GET + b"X-Slow: ")
+            assert b"200" in await stranger.ask()  # it is answered, and has shown no token
+            for caller in (silent, slow, stranger):
+                await caller.hung_up()
+
+    run(story())
+
+
+def test_who_has_shown_a_token_may_be_silent(run: Run) -> None:
+    async def story() -> None:
+        gate = Gate(newcomer_seconds=0.1)
+        async with listening(gate) as port:
+            known, silent = await Caller.dial(port), await Caller.dial(port)
+            assert b"200" in await known.ask()
+            await silent.hung_up()  # its time was over after that of the other
+            assert b"200" in await known.ask()
+            assert not gate._newcomers
+
+    run(story())
+
+
+def test_of_too_many_newcomers_the_oldest_goes(run: Run) -> None:
+    async def story() -> None:
+        async with listening(Gate(max_newcomers=3, newcomer_seconds=1e6)) as port:
+            crowd = [await Caller.dial(port) for _ in range(3)]
+            late = await Caller.dial(port)
+            await crowd[0].hung_up()
+            for caller in (late, crowd[1], crowd[2]):
+                assert b"200" in await caller.ask()
+
+    run(story())
+
+
+def test_beyond_the_last_connection_there_is_none(run: Run) -> None:
+    async def story() -> None:
+        async with listening(Gate(max_connections=2)) as port:
+            inside = [await Caller.dial(port) for _ in range(2)]
+            for caller in inside:
+                assert b"200" in await caller.ask()
+            outside = await Caller.dial(port)
+            assert await outside.ask() == b""
+            for caller in inside:
+                assert b"200" in await caller.ask()
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    "headers", [(b"X: " + b"x" * 5000,), tuple(b"X-%d: x" % i for i in range(50))]
+)
+def test_headers_have_a_size(run: Run, headers: tuple[bytes, ...]) -> None:
+    async def story() -> None:
+        async with listening(Gate()) as port:
+            assert b" 400 " in await (await Caller.dial(port)).ask(*headers)
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"\x00\x01 nonsense", GET + b"Content-Length: -1", GET + b":"]
+)
+def test_what_is_no_http_leaves_no_traceback(
+    run: Run, caplog: pytest.LogCaptureFixture, nonsense: bytes
+) -> None:
+    async def story() -> None:
+        async with listening(Gate()) as port:
+            caller = await Caller.dial(port)
+            caller.writer.write(nonsense + b"\r\n\r\n")
+            await caller.hung_up()
+
+    run(story())
+    assert "Traceback" not in caplog.text
+
+
+def test_without_a_certificate_no_request_is_read(run: Run, tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    credentials = read_credentials(folder / "join", environment={})
+    nobody = ssl.create_default_context(cafile=folder / "join" / "ca.pem")
+    nobody.check_hostname = False
+
+    async def story() -> None:
+        gate = Gate(newcomer_seconds=0.2)
+        async with listening(gate, tls=authority.server_tls(folder / "authority")) as port:
+            assert b"200" in await (await Caller.dial(port, credentials.tls)).ask()
+            assert await (await Caller.dial(port, nobody)).ask() == b""
+            assert await (await Caller.dial(port)).ask() == b""
+            silent = await Caller.dial(port)  # in the middle of a handshake
+            await silent.hung_up()
+            assert b"200" in await (await Caller.dial(port, credentials.tls)).ask()
+
+    run(story())
