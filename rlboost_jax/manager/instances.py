@@ -229,7 +229,7 @@ class Roster:
     def banish(self, name: str, reason: str) -> None:
         """Let whoever had that name not join again: its next work would go the same way."""
         if name in self._identities:
-            self.banished[self._identities[name]] = reason
+            self.banished.setdefault(self._identities[name], reason)
 
     def retire(self, instance: Instance) -> None:
         """It goes soon: no more work for it."""

@@ -56,6 +56,7 @@ class Servers:
         self._drains = Drains(settings, roster, work, outbox)
         self.manifest: Manifest | None = None  # the newest
         self.manifests: dict[int, Manifest] = {}  # and older ones that are being fetched
+        self._quarantined: set[str] = set()
         self._ended: dict[int, tuple[bool, int]] = {}  # stream → reserved, tokens charged
 
     def hear(self, stream: int, message: ServerMessage, now: float) -> bool:
@@ -167,6 +168,9 @@ class Servers:
 
     def quarantine(self, name: str, reason: str) -> None:
         """Believe nothing more that a server says; a machine of the provider's is given up."""
+        if name in self._quarantined:
+            return  # more of what it had sampled before it was sent away
+        self._quarantined.add(name)
         self._roster.banish(name, reason)
         instance = next((i for i in self._roster if i.name == name), None)
         if instance is None:

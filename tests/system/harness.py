@@ -131,11 +131,13 @@ class Run:
                 return json.load(answer)
         return {}
 
-    def serve(self, *options: str, join: Path | None = None) -> subprocess.Popen[str]:
+    def serve(
+        self, *options: str, join: Path | None = None, program: str = "rlboost_jax.rollout"
+    ) -> subprocess.Popen[str]:
         """Start a rollout server for this run, as one does from a second terminal."""
         return subprocess.Popen(
             [
-                *(sys.executable, "-m", "rlboost_jax.rollout"),
+                *(sys.executable, "-m", *program.split()),
                 f"--manager={self.manager()['address']}",
                 f"--join={join or self.workdir / 'join'}",
                 *options,

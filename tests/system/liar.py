@@ -29,12 +29,20 @@ class Forger(worker.Worker):
     """Changes what the engine yields before it is sent."""
 
     forge: Any = None
+    vocab_size = 0
 
-    def _send(self, in_flight: int) -> None:
+    def _send(self) -> None:
         if self._unsent is not None:
-            vocab_size = self._engine.config.vocab_size  # type: ignore[attr-defined]
-            self._unsent = type(self).forge(self._unsent, vocab_size)
-        super()._send(in_flight)
+            self._unsent = type(self).forge(self._unsent, self.vocab_size)
+        super()._send()
+
+
+def prepared_engine(config: Any) -> Any:
+    Forger.vocab_size = config.model.vocab_size
+    return honest_engine(config)
+
+
+honest_engine = server.prepared_engine
 
 
 class Laggard(worker.Worker):
@@ -55,6 +63,7 @@ def main(arguments: list[str]) -> int:
     else:
         Forger.forge = staticmethod({"shift": shift, "invent": invent}[kind])
         server.Worker = Forger  # type: ignore[misc]
+        server.prepared_engine = prepared_engine
     return server.main(rest)
 
 

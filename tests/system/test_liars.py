@@ -1,0 +1,37 @@
+"""A server that lies costs only itself: the run ends with the bits of one that never met it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.system.harness import Run, running
+
+pytestmark = pytest.mark.system
+
+SETTINGS = ("seed=13", "num_steps=5", "evaluation.every_steps=0")
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("calm") / "run", *SETTINGS, "fleet.max_instances=0").run()
+
+
+@pytest.mark.parametrize("kind", ["shift", "invent", "stale"])
+def test_a_lying_server_is_quarantined_and_its_work_done_again(
+    calm: Run, tmp_path: Path, kind: str
+) -> None:
+    with running(tmp_path / "run", *SETTINGS, "fleet.max_instances=1") as run:
+        liar = run.serve("--name=liar", program=f"tests.system.liar {kind}")
+        output, complaint = liar.communicate(timeout=200)
+        run.finish()
+    working = {event["step"] for event in run.events("working") if event["instance"] == "liar"}
+    (caught,) = run.events("quarantined")
+    assert caught["instance"] == "liar"
+    assert "nats from the learner's" in caught["detail"]["reason"]
+    if kind != "stale":  # which is honest about its first version
+        assert caught["step"] == min(working), "within the step"
+    told = "quarantined" if not run.events("rejected") else "sent away before"
+    assert told in output + complaint
+    assert run.digests() == calm.digests()
+    run.assert_accounts_hold()
+    assert all(row["max_logprob_gap"] <= 1e-5 for row in run.metrics())
