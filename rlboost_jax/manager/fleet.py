@@ -61,7 +61,7 @@ class Fleet:
         self._returned_early = False  # the machine that `removal` will take
         self._taken: list[str] = []  # machines taken namelessly and not returned yet
         self._failures = 0
-        self._numbers = 0
+        self.numbers = 0  # in names given out
 
     @property
     def starting(self) -> int:
@@ -96,7 +96,7 @@ class Fleet:
         self.servers[name] = Server(name, "", pid, proved=True)
         number = name.rpartition("-")[2]
         if number.isdecimal():
-            self._numbers = max(self._numbers, int(number))
+            self.numbers = max(self.numbers, int(number))
 
     def take(self, machine: str) -> str:
         """That machine goes; returns the server on it, doomed now, or ""."""
@@ -127,15 +127,16 @@ class Fleet:
         cap = instance_cap if self._adaptive_cap else None
         machines = len(self.machines)
         target = wanted(machines=machines, max_instances=self._max_instances, cap=cap)
-        return max(0, target - len(self.standing))
+        free = sum(not name for name in self.machines.values())
+        return max(0, min(target - len(self.standing), free))
 
     def start(self, count: int) -> list[str]:
         """Names for `count` new servers, on free machines in the order of their loan."""
         free = [machine for machine, name in self.machines.items() if not name]
         started = []
         for machine in free[:count]:
-            self._numbers += 1
-            name = f"local-{self._numbers}"
+            self.numbers += 1
+            name = f"local-{self.numbers}"
             self.machines[machine] = name
             self.servers[name] = Server(name, machine)
             started.append(name)

@@ -43,7 +43,9 @@ class RunState(Entry, frozen=True, kw_only=True):
     banished: dict[str, str]
     joined: int
     lost: int
-    numbers: int  # in names given to servers: none is given twice, for tokens are filed under it
+    # In names given out: none is given twice, for tokens and processes are known by them.
+    numbers: int
+    fleet_numbers: int
     dollars: float  # at `at`, growing by `dollars_per_second`
     dollars_per_second: float
     at: float

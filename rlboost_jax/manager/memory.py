@@ -7,6 +7,7 @@ versions are noted where they change (`Outbox.keep`); here are the counts and to
 from collections.abc import Iterable
 from dataclasses import replace
 
+from rlboost_jax.manager.fleet import Fleet
 from rlboost_jax.manager.instances import Roster
 from rlboost_jax.manager.journal import (
     Collected,
@@ -28,10 +29,17 @@ from rlboost_jax.manager.trainer import Trainer
 
 class Memory:
     def __init__(
-        self, ledger: Ledger, roster: Roster, servers: Servers, trainer: Trainer, outbox: Outbox
+        self,
+        ledger: Ledger,
+        roster: Roster,
+        fleet: Fleet,
+        servers: Servers,
+        trainer: Trainer,
+        outbox: Outbox,
     ) -> None:
         self._ledger = ledger
         self._roster = roster
+        self._fleet = fleet
         self._servers = servers
         self._trainer = trainer
         self._outbox = outbox
@@ -48,6 +56,7 @@ class Memory:
             roster.joined,
             roster.lost,
             roster.numbers,
+            self._fleet.numbers,
             len(roster.banished),
             roster.cost.level,
         )
@@ -62,6 +71,7 @@ class Memory:
                     joined=roster.joined,
                     lost=roster.lost,
                     numbers=roster.numbers,
+                    fleet_numbers=self._fleet.numbers,
                     dollars=roster.cost.total(now),
                     dollars_per_second=roster.cost.level,
                     at=now,
@@ -115,6 +125,7 @@ class Memory:
                 self._trainer.paid = dict(entry.paid)
                 self._roster.joined, self._roster.lost = entry.joined, entry.lost
                 self._roster.numbers = entry.numbers
+                self._fleet.numbers = entry.fleet_numbers
                 self._roster.banished = dict(entry.banished)
                 since = max(0.0, now - entry.at)  # a clock that was set back says nothing
                 self._roster.cost.resume(entry.dollars + since * entry.dollars_per_second, now)

@@ -56,7 +56,9 @@ class Manager:
         self.trainer = Trainer(
             settings, self.ledger, self.roster, self.work, self.servers, self._outbox, now
         )
-        self.memory = Memory(self.ledger, self.roster, self.servers, self.trainer, self._outbox)
+        self.memory = Memory(
+            self.ledger, self.roster, self.fleet, self.servers, self.trainer, self._outbox
+        )
         self._status_at = now
         self.over = False
 

@@ -53,6 +53,7 @@ def run_state(joined: int) -> RunState:
         joined=joined,
         lost=1,
         numbers=4,
+        fleet_numbers=2,
         dollars=2.5,
         dollars_per_second=0.25,
         at=7.0,

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from rlboost_jax import messages as m
+from rlboost_jax.manager.events import MachineAdded, Start
 from rlboost_jax.manager.journal import Counted, RunOver, StepClosed
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
 from tests.manager.fakes import settings
@@ -138,6 +139,17 @@ def test_names_are_not_given_twice() -> None:
     desk.join(B, instance="")
     (second,) = desk.sent(m.Welcome, B)
     assert first.instance != second.instance
+
+
+def test_nor_are_names_of_processes() -> None:
+    desk = Desk()
+    desk.open_run()
+    desk(MachineAdded("m"))
+    (first,) = [a.instance for a in desk.actions if isinstance(a, Start)]
+    desk.crash(at=1.0)  # before the provider could say that it had started it
+    desk(MachineAdded("m"))
+    (second,) = [a.instance for a in desk.actions if isinstance(a, Start)]
+    assert first != second
 
 
 @pytest.mark.parametrize("left_out", [Counted, StepClosed])
