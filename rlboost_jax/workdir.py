@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.load import (
     differences,
     may_differ,
@@ -28,7 +29,7 @@ from rlboost_jax.config.load import (
 from rlboost_jax.config.records import RunConfig
 
 
-class WorkdirUnusable(RuntimeError):
+class WorkdirUnusable(Mistake, RuntimeError):
     """The folder belongs to another run or is in use."""
 
 
@@ -100,3 +101,15 @@ class Workdir:
             )
         self.config_changed = bool(differences(before, self._run))
         self.run_id = read_run_id(self.path)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a trainer works in a folder now."""
+    try:
+        with open(path / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "rlboost_jax"
 # A module may import from its own layer and from those below. Top-level modules that are not
 # named here, and every `__main__`, are entry points.
 LAYERS = (
-    {"config", "messages", "pytree", "compile_cache", "workdir", "processes", "backoff"},
+    {"config", "messages", "pytree", "compile_cache", "workdir", "processes", "backoff", "exits"},
     {"data", "models", "algorithms", "observe"},
     {"engine", "weights", "manager"},
     {"learner", "rollout", "simulator", "fleet"},

@@ -20,6 +20,7 @@ import aiohttp
 import msgspec
 
 from rlboost_jax import messages
+from rlboost_jax.config.errors import Mistake
 
 T = TypeVar("T")
 
@@ -33,11 +34,11 @@ class ManagerLost(RuntimeError):
     """The manager does not answer any more."""
 
 
-class ManagerRefused(RuntimeError):
+class ManagerRefused(Mistake, RuntimeError):
     """The manager holds what it was asked for to be impossible, and says why."""
 
 
-class StepTooLarge(ValueError):
+class StepTooLarge(Mistake, ValueError):
     """The prompts of a step do not fit in a message to the manager."""
 
 
