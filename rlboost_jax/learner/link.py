@@ -163,12 +163,16 @@ class ManagerLink:
         """Let the training loop hear of something that ends the run."""
         self._inbox.put(error)
 
-    def end(self, reason: str) -> bool:
-        """Have everyone sent home; whether the manager hung up on that within `END_SECONDS`."""
+    def end(self, reason: str, *, over: bool) -> bool:
+        """Have everyone sent home; whether the manager hung up on that within `END_SECONDS`.
+
+        Args:
+            over: the run is complete, and what the manager keeps is of no more use.
+        """
         if self._task is None:
             return False
         self._closing = True
-        self._send(messages.EndRun(reason=reason))
+        self._send(messages.EndRun(reason=reason, over=over))
         try:
             return self._task.result(END_SECONDS)
         except TimeoutError:
