@@ -70,6 +70,11 @@ def get_config() -> ConfigDict:
     config.learner.beta1 = 0.9  # AdamW's decay of the mean gradient
     config.learner.beta2 = 0.98  # … and of the mean squared gradient
     config.learner.max_gradient_norm = 1.0  # global norm to which gradients are clipped
+    # Guards: an update beyond one is not applied. The run ends with a report, the last checkpoint
+    # is as it was, and the same command with a higher guard goes on from it. 0 is off.
+    config.learner.guard_gradient_norm = 0.0  # most of the global norm before clipping
+    config.learner.guard_kl = 0.0  # most of the mean KL to the starting model, nats per token
+    config.learner.guard_logprob_gap = 0.0  # most of max_logprob_gap in metrics.jsonl, nats
     config.learner.mesh = (1, 1, 1)  # devices along (data, fsdp, tensor)
     config.learner.remat = False  # recompute activations in the backward pass
     config.learner.attention = "auto"  # "paged": log-probs as the engine's; "dense"; auto chooses

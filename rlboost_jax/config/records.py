@@ -83,6 +83,9 @@ class LearnerConfig:
     beta1: float
     beta2: float
     max_gradient_norm: float
+    guard_gradient_norm: float  # an update beyond a guard is not applied and ends the run; 0: off
+    guard_kl: float  # nats per token
+    guard_logprob_gap: float  # nats
     mesh: tuple[int, int, int]  # devices along (data, fsdp, tensor)
     remat: bool
     attention: str  # "auto" | "paged" (the engine's own order of sums) | "dense"

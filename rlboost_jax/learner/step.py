@@ -45,7 +45,8 @@ class LearnerStep:
         gradients: (params, reference params or None, packed batch) → (gradients, sums).
         combine: adds two (gradients, sums); the first is consumed.
         apply: (state, gradients, divisor) → (state, metrics); the state is consumed.
-            Metrics: `gradient_norm` before clipping, `learning_rate`, `finite`.
+            Metrics: `gradient_norm` before clipping, `learning_rate`, `finite` (of gradient
+            and update).
         shardings: of a TrainState.
 
     Sums over response tokens: `loss` (weighted, KL term included), `kl`, `entropy`,
@@ -219,7 +220,7 @@ def _apply(
         metrics = {
             "gradient_norm": norm,
             "learning_rate": learning_rate(state.step),
-            "finite": jnp.isfinite(norm),
+            "finite": jnp.isfinite(norm) & jnp.isfinite(optax.tree.norm(updates)),
         }
         return TrainState(params=params, opt_state=opt_state, step=state.step + 1), metrics
 
