@@ -249,7 +249,7 @@ def test_a_folder_name_that_is_a_file(tmp_path: Path) -> None:
 def test_a_guard_of_the_kl_needs_the_model_it_is_taken_to():
     values = base.get_config()
     values.learner.guard_kl = 0.1
-    with pytest.raises(ConfigError, match="kept only where algorithm.kl_coefficient is above 0"):
+    with pytest.raises(ConfigError, match=r"kept only where algorithm\.kl_coefficient is above 0"):
         run_config(values)
     values.algorithm.kl_coefficient = 0.01
     run_config(values)

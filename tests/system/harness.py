@@ -19,14 +19,26 @@ PATIENCE_SECONDS = 240  # after which a run that does not get there is a failure
 
 
 class Run:
-    """One trainer process in a workdir, with whatever it starts."""
+    """One trainer process in a workdir, with whatever it starts.
 
-    def __init__(self, workdir: Path, *overrides: str, config: Path = TINY):
+    Args:
+        overrides: `section.field=value`.
+        options: other flags, as on the command line.
+    """
+
+    def __init__(
+        self,
+        workdir: Path,
+        *overrides: str,
+        config: Path = TINY,
+        options: tuple[str, ...] = (),
+    ):
         self.workdir = workdir
         self.command = [
             *(sys.executable, "-m", "rlboost_jax.main"),
             *(f"--config={config}", f"--workdir={workdir}"),
             *(f"--config.{override}" for override in overrides),
+            *options,
         ]
         self.process: subprocess.Popen[str] | None = None
 
@@ -179,9 +191,11 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def running(workdir: Path, *overrides: str, config: Path = TINY) -> Iterator[Run]:
+def running(
+    workdir: Path, *overrides: str, config: Path = TINY, options: tuple[str, ...] = ()
+) -> Iterator[Run]:
     """A run that is gone afterwards, with its manager, however the test ends."""
-    run = Run(workdir, *overrides, config=config).start()
+    run = Run(workdir, *overrides, config=config, options=options).start()
     try:
         yield run
     finally:
