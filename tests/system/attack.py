@@ -27,7 +27,8 @@ SLOW_PERIOD_SECONDS, SLOW_SHARE = 0.05, 0.1  # it runs for a tenth of each perio
 SLOW_SECONDS = 6.0
 DROP_SECONDS = 6.0
 STOPPED_SECONDS = 6.0  # then what was left stopped is taken away, as a host would be
-LOOK_SECONDS = 0.05
+WAVE_PATIENCE_SECONDS = 2.0  # for a moment when servers are at work; then they are hit idle
+LOOK_SECONDS = 0.02
 KINDS = ("kill", "terminate", "stop", "drop", "slow")
 LOSSES = ("kill", "terminate", "stop", "drop")  # after which the manager has to miss a server
 
@@ -69,7 +70,7 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._open.wait()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # there is no manager now
             far_reader, far_writer = await asyncio.open_connection(*self._target())
             await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
         writer.close()
@@ -116,7 +117,8 @@ class Outpost:
         self.proxy.close()
 
     def _manager(self) -> tuple[str, int]:
-        host, _, port = self._run.manager()["address"].rpartition(":")
+        record = json.loads((self._run.workdir / "manager.json").read_text())
+        host, _, port = record["address"].rpartition(":")
         return host, int(port)
 
 
@@ -157,10 +159,13 @@ class Attack:
             if self._run.metrics():  # before the first there is nothing to hurt
                 for outpost in self._outposts:
                     outpost.keep()
-                self._crash()
-                if time.monotonic() >= wave:
-                    wave = time.monotonic() + WAVE_SECONDS
-                    self._strike_a_third()
+                status = self._run.status()
+                busy = bool(status) and status["finished"] < status["total"] * 3 // 4
+                if busy:
+                    self._crash()
+                if time.monotonic() >= wave + (0 if busy else WAVE_PATIENCE_SECONDS):
+                    wave = max(wave + WAVE_SECONDS, time.monotonic())
+                    self._strike_a_third(status)
             self._take_away()
             time.sleep(LOOK_SECONDS)
 
@@ -184,13 +189,14 @@ class Attack:
             self._note(victim, "", pid)
             self._crashes.pop(0)
 
-    def _strike_a_third(self) -> None:
+    def _strike_a_third(self, status: dict[str, Any]) -> None:
+        """Those at work first."""
         pids = self._run.servers()
-        living = [i["instance"] for i in self._run.status().get("instances", ())]
-        names = sorted(name for name in living if name in pids)
-        self._random.shuffle(names)
-        for name in names[: math.ceil(len(names) / 3)]:
-            self._strike(name, pids[name])
+        living = [i for i in status.get("instances", ()) if i["instance"] in pids]
+        self._random.shuffle(living)
+        living.sort(key=lambda instance: not instance["running"])
+        for instance in living[: math.ceil(len(living) / 3)]:
+            self._strike(instance["instance"], pids[instance["instance"]])
 
     def _strike(self, name: str, pid: int) -> None:
         outpost = next((o for o in self._outposts if o.process and o.process.pid == pid), None)
@@ -309,6 +315,8 @@ def report(run: Run, attack: Attack) -> dict[str, Any]:
         "recovered": len(run.events("recovered")),
         "resumed": len(run.events("resumed")),
         "lost": len(run.events("lost")),
+        "lost_at_work": len([e for e in run.events("lost") if e["detail"].get("count")]),
+        "tokens_recovered": [e["detail"]["tokens"] for e in run.events("recovered")],
         "tokens_lost": sum(row["tokens_lost"] for row in run.metrics()),
         "tokens_generated": sum(row["tokens_generated"] for row in run.metrics()),
     }
