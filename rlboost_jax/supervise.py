@@ -104,6 +104,7 @@ class Supervisor:
     ) -> None:
         self._command, self._workdir = command, workdir.absolute()
         self._max_restarts, self._note = max_restarts, note
+        self._starts = 0
         self._asked = 0  # the last signal that was passed on
         self._trainer: subprocess.Popen[bytes] | None = None
 
@@ -142,6 +143,7 @@ class Supervisor:
 
         In a group of its own: an interrupt in the terminal reaches it once, through us.
         """
+        self._starts += 1
         self._trainer = subprocess.Popen(self._command, process_group=0)
         if self._asked:  # before there was anyone to pass it on to
             self._trainer.send_signal(self._asked)
@@ -180,7 +182,8 @@ class Supervisor:
                 f"or checkpoint (--max_restarts={self._max_restarts}); what it said last is above, "
                 f"what its manager said in {self._workdir / 'logs' / 'manager.log'}"
             )
-        if code not in (exits.COMPLETE, exits.MISTAKE):  # else it has seen to that itself
+        at_once = code == exits.MISTAKE and self._starts == 1  # that manager may wait for another
+        if code != exits.COMPLETE and not at_once:
             self._dismiss_manager()
 
     def _dismiss_manager(self) -> None:

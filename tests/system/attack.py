@@ -65,8 +65,17 @@ class Proxy:
         self._loop.call_soon_threadsafe(begin)
 
     def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
+
+    async def _hang_up(self) -> None:
+        self._server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._open.wait()
@@ -161,8 +170,7 @@ class Attack:
                     outpost.keep()
                 status = self._run.status()
                 busy = bool(status) and status["finished"] < status["total"] * 3 // 4
-                if busy:
-                    self._crash()
+                self._crash(busy)
                 if time.monotonic() >= wave + (0 if busy else WAVE_PATIENCE_SECONDS):
                     wave = max(wave + WAVE_SECONDS, time.monotonic())
                     self._strike_a_third(status)
@@ -176,18 +184,22 @@ class Attack:
         for outpost in self._outposts:
             outpost.close()
 
-    def _crash(self) -> None:
-        if not self._crashes or len(self._run.metrics()) < self._crashes[0][0]:
-            return
-        _, victim = self._crashes[0]
+    def _crash(self, busy: bool) -> None:
+        """All that are due: a manager and a trainer at the same step die together.
+
+        Args:
+            busy: servers are at work. That is waited for, for a step.
+        """
+        done = len(self._run.metrics()) - (not busy)
         with contextlib.suppress(OSError, ValueError):  # between two of its kind: a look later
-            if victim == "manager":
-                pid = int(json.loads((self._run.workdir / "manager.json").read_text())["pid"])
-            else:
-                pid = int((self._run.workdir / "lock").read_text())
-            self._kill(pid, signal.SIGKILL)
-            self._note(victim, "", pid)
-            self._crashes.pop(0)
+            while self._crashes and done >= self._crashes[0][0]:
+                _, victim = self._crashes[0]
+                if victim == "manager":
+                    pid = int(json.loads((self._run.workdir / "manager.json").read_text())["pid"])
+                else:
+                    pid = int((self._run.workdir / "lock").read_text())
+                self._hit(victim, "", pid, signal.SIGKILL)
+                self._crashes.pop(0)
 
     def _strike_a_third(self, status: dict[str, Any]) -> None:
         """Those at work first."""
@@ -201,22 +213,23 @@ class Attack:
     def _strike(self, name: str, pid: int) -> None:
         outpost = next((o for o in self._outposts if o.process and o.process.pid == pid), None)
         kind = self._draw(can_drop=outpost is not None)
-        with contextlib.suppress(ProcessLookupError):  # it has left meanwhile
+        with contextlib.suppress(OSError):  # it has left meanwhile
             match kind:
                 case "kill":
-                    self._kill(pid, signal.SIGKILL)
+                    self._hit(kind, name, pid, signal.SIGKILL)
                 case "terminate":
-                    self._kill(pid, signal.SIGTERM)
+                    self._hit(kind, name, pid, signal.SIGTERM)
                 case "stop":
-                    self._kill(pid, signal.SIGSTOP)
+                    self._hit(kind, name, pid, signal.SIGSTOP)
                     self._ends.append((time.monotonic() + STOPPED_SECONDS, pid))
                 case "drop":
                     assert outpost is not None
+                    self.strikes.append(Strike(time.time(), kind, name, pid))
                     outpost.proxy.silence(DROP_SECONDS)
                 case "slow":
+                    self.strikes.append(Strike(time.time(), kind, name, pid))
                     self._slowed.append(threading.Thread(target=_slow_down, args=(pid,)))
                     self._slowed[-1].start()
-            self._note(kind, name, pid)
 
     def _draw(self, *, can_drop: bool) -> str:
         """The kinds in random order, each as often as the others, where it is possible."""
@@ -231,16 +244,21 @@ class Attack:
         for due, pid in list(self._ends):
             if all_of_them or now >= due:
                 self._ends.remove((due, pid))
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(OSError):  # it has left meanwhile
                     self._kill(pid, signal.SIGKILL)
 
+    def _hit(self, kind: str, instance: str, pid: int, number: signal.Signals) -> None:
+        """The time is taken before the signal leaves: its effect can be quicker than this."""
+        since = time.time()
+        self._kill(pid, number)
+        self.strikes.append(Strike(since, kind, instance, pid))
+
     def _kill(self, pid: int, number: signal.Signals) -> None:
-        if pid not in self._run.processes():  # the number may be another's by now
+        mark = f"{MARK}={self._run.workdir}".encode()
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if mark not in environment:  # the number is another's by now
             raise ProcessLookupError
         os.kill(pid, number)
-
-    def _note(self, kind: str, instance: str, pid: int) -> None:
-        self.strikes.append(Strike(time.time(), kind, instance, pid))
 
 
 def _slow_down(pid: int) -> None:

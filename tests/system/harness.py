@@ -15,6 +15,16 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "configs" / "tiny.py"
 MARK = "RLBOOST_TEST_WORKDIR"  # in the environment of every process of a run
+SHORT = (  # six steps of half a second
+    "seed=11",
+    "num_steps=6",
+    "warmup.max_updates=6",
+    "warmup.habit_updates=2",
+    "learner.prompts_per_step=16",
+    "learner.micro_batch_prompts=4",
+    "evaluation.every_steps=0",
+    "fleet.max_instances=2",
+)
 PATIENCE_SECONDS = 240  # after which a run that does not get there is a failure
 
 

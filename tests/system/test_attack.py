@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.system.attack import Strike, attacking, detections, quantile, report
-from tests.system.harness import Run, running
+from tests.system.harness import SHORT, Run, running
 
 pytestmark = pytest.mark.system
 
@@ -49,6 +49,16 @@ def attacked(workdir, *settings, **choices) -> Run:
         assert done.count("trainer") == len(choices["trainer_at"])
         assert not run.processes()
     return run
+
+
+def test_a_short_run_under_attack_ends_with_the_same_bits(short_and_calm, tmp_path):
+    run = attacked(
+        tmp_path / "run", *SHORT, seed=1, manager_at=(2,), trainer_at=(2,), num_outposts=1
+    )
+    assert [row["step"] for row in run.metrics()] == list(range(6))
+    assert run.digests() == short_and_calm.digests()
+    run.assert_accounts_hold()
+    assert run.events("recovered"), "the manager that came was told what the other had known"
 
 
 @pytest.mark.soak

@@ -6,26 +6,14 @@ import sys
 import pytest
 
 from tests.system.doomed import Fault
-from tests.system.harness import Run, running
+from tests.system.harness import SHORT, Run, running
 
 pytestmark = pytest.mark.system
-
-SETTINGS = (
-    "seed=11",
-    "num_steps=6",
-    "warmup.max_updates=6",
-    "warmup.habit_updates=2",
-    "learner.prompts_per_step=16",
-    "learner.micro_batch_prompts=4",
-    "evaluation.every_steps=0",
-    "fleet.max_instances=2",
-)
 
 # Each start of the trainer costs its imports and its programs, so one run meets many faults.
 COMMON = (
     "seeding:0:trainer",
     "streaming:1:manager",
-    "streaming:2:both",
     "update:3:manager",
     "checkpoint:3:trainer",
     "durable:4:trainer",
@@ -34,6 +22,7 @@ RARE = (
     "warm-up:0:both",
     "seeding:1:both",
     "streaming:1:trainer",
+    "streaming:2:both",
     "update:2:both",
     "publishing:2:trainer",
     "updated:2:trainer",
@@ -45,13 +34,6 @@ RARE = (
     "seeding:5:manager",
     "finish:5:trainer",
 )
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory):
-    """The same run left alone, by its trainer's engine only."""
-    workdir = tmp_path_factory.mktemp("calm") / "run"
-    return Run(workdir, *SETTINGS, "fleet.max_instances=0").run()
 
 
 def started_until_done(run: Run, faults: list[Fault]) -> int:
@@ -77,12 +59,12 @@ def started_until_done(run: Run, faults: list[Fault]) -> int:
 @pytest.mark.parametrize(
     "texts", [COMMON, pytest.param(RARE, marks=pytest.mark.soak)], ids=["common", "rare"]
 )
-def test_killed_at_any_moment_it_ends_with_the_same_bits(calm, tmp_path, texts):
+def test_killed_at_any_moment_it_ends_with_the_same_bits(short_and_calm, tmp_path, texts):
     faults = [Fault.read(text) for text in texts]
-    with running(tmp_path / "run", *SETTINGS) as run:
+    with running(tmp_path / "run", *SHORT) as run:
         run.kill()
         started_until_done(run, faults)
-        assert run.digests() == calm.digests()
+        assert run.digests() == short_and_calm.digests()
         run.assert_accounts_hold()
         assert not run.processes()
         assert_tokens_were_used(run, faults)
