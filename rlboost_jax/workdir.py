@@ -84,8 +84,9 @@ class Workdir:
 
     def _check_config(self) -> None:
         if not (self.path / "config.json").exists():
-            others = [p.name for p in self.path.iterdir()] if self.path.is_dir() else []
-            if others and others != ["lock"]:
+            names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else set()
+            others = names - {"lock", "config.part"}  # left by one that was killed at its start
+            if others:
                 raise WorkdirUnusable(
                     f"{self.path} holds {len(others)} files and no config.json, so it is not a "
                     "run's; choose another --workdir"

@@ -29,6 +29,7 @@ DROP_SECONDS = 6.0
 STOPPED_SECONDS = 6.0  # then what was left stopped is taken away, as a host would be
 WAVE_PATIENCE_SECONDS = 2.0  # for a moment when servers are at work; then they are hit idle
 LOOK_SECONDS = 0.02
+NEAR_SECONDS = 4.0
 KINDS = ("kill", "terminate", "stop", "drop", "slow")
 LOSSES = ("kill", "terminate", "stop", "drop")  # after which the manager has to miss a server
 
@@ -154,7 +155,7 @@ class Attack:
         self._outposts = [Outpost(run, number) for number in range(num_outposts)]
         self._deck: list[str] = []
         self._ends: list[tuple[float, int]] = []  # when a stopped process is taken away
-        self._slowed: list[threading.Thread] = []
+        self._slowed: dict[str, threading.Thread] = {}
         self.strikes: list[Strike] = []
 
     def until_over(self, patience_seconds: float) -> None:
@@ -179,7 +180,7 @@ class Attack:
 
     def close(self) -> None:
         self._take_away(all_of_them=True)
-        for thread in self._slowed:
+        for thread in self._slowed.values():
             thread.join()
         for outpost in self._outposts:
             outpost.close()
@@ -202,9 +203,12 @@ class Attack:
                 self._crashes.pop(0)
 
     def _strike_a_third(self, status: dict[str, Any]) -> None:
-        """Those at work first."""
+        """Those at work first; one that is slowed down has trouble enough."""
         pids = self._run.servers()
-        living = [i for i in status.get("instances", ()) if i["instance"] in pids]
+        for name in [name for name, thread in self._slowed.items() if not thread.is_alive()]:
+            del self._slowed[name]
+        fit = pids.keys() - self._slowed.keys()
+        living = [i for i in status.get("instances", ()) if i["instance"] in fit]
         self._random.shuffle(living)
         living.sort(key=lambda instance: not instance["running"])
         for instance in living[: math.ceil(len(living) / 3)]:
@@ -228,8 +232,8 @@ class Attack:
                     outpost.proxy.silence(DROP_SECONDS)
                 case "slow":
                     self.strikes.append(Strike(time.time(), kind, name, pid))
-                    self._slowed.append(threading.Thread(target=_slow_down, args=(pid,)))
-                    self._slowed[-1].start()
+                    self._slowed[name] = threading.Thread(target=_slow_down, args=(pid,))
+                    self._slowed[name].start()
 
     def _draw(self, *, can_drop: bool) -> str:
         """The kinds in random order, each as often as the others, where it is possible."""
@@ -284,9 +288,10 @@ def attacking(run: Run, **choices: Any) -> Iterator[Attack]:
 def detections(strikes: list[Strike], events: list[dict[str, Any]]) -> dict[str, list[float]]:
     """Seconds from each loss of a server to the manager's word of it, by kind.
 
-    Left out are those that a killed manager could not tell of: the next one does not know who
-    was there.
+    Left out are those that a killed manager could not tell of, since the next one does not know
+    who was there, and those that nobody had told of by the end of the run, when it was near.
     """
+    end = max((event["time"] for event in events), default=0.0)
     managers = [strike.time for strike in strikes if strike.kind in ("manager", "trainer")]
     found: dict[str, list[float]] = {kind: [] for kind in LOSSES}
     for strike in strikes:
@@ -300,6 +305,8 @@ def detections(strikes: list[Strike], events: list[dict[str, Any]]) -> dict[str,
             and event["time"] >= strike.time
         ]
         seconds = min(words, default=math.inf)
+        if seconds == math.inf and end - strike.time < NEAR_SECONDS:
+            continue
         if not any(strike.time - 1 <= time <= strike.time + min(seconds, 10) for time in managers):
             found[strike.kind].append(seconds)
     return found

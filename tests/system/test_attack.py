@@ -23,6 +23,8 @@ def test_detection_is_measured_from_the_strike_to_the_managers_word():
     ]
     told = [("a", 9.0), ("a", 10.25), ("a", 11.0), ("b", 21.5), ("c", 21.0), ("d", 33.0)]
     events = [{"kind": "lost", "instance": name, "time": time} for name, time in told]
+    events.append({"kind": "published", "instance": "", "time": 70.0})
+    strikes.append(Strike(69.0, "kill", "f", 7))  # the run ends before anybody can tell
     assert detections(strikes, events) == {
         "kill": [0.25],
         "stop": [1.5],
