@@ -121,6 +121,7 @@ def test_a_server_imports_little(name: str) -> None:
     ("module", "absent"),
     [
         ("rlboost_jax.manager.__main__", {"jax", "flax", "grain", "orbax"}),
+        ("rlboost_jax.supervise", {"jax", "flax", "grain", "orbax"}),
         # flax imports optax by itself
         ("rlboost_jax.rollout.__main__", HEAVY_FOR_SERVERS - {"optax"} | {"torch", "transformers"}),
     ],

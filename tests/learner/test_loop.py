@@ -273,6 +273,23 @@ def test_an_update_beyond_a_guard_is_not_applied(build, world, guard, reason):
     assert_nothing_was_applied(loop, world, before)
 
 
+@pytest.mark.parametrize("guard", [0.4, 0.6])
+def test_the_kl_that_is_guarded_is_the_mean_of_all_tokens(build, guard, monkeypatch):
+    real = LearnerStep.micro_batch
+
+    def half_a_nat(*args):
+        gradients, sums = real(*args)
+        return gradients, {**sums, "kl": sums["tokens"] / 2}
+
+    monkeypatch.setattr(LearnerStep, "micro_batch", half_a_nat)
+    loop = build(guard_kl=guard)
+    if guard < 0.5:
+        with pytest.raises(GuardTripped, match=r"kl is 0\.5, learner\.guard_kl allows 0\.4"):
+            loop.step(0)
+    else:
+        assert loop.step(0)["kl"] == 0.5
+
+
 def test_guards_that_are_not_reached_change_no_bit(build, world):
     plain = [row["params_digest"] for row in run_all(build())]
     guards = {"guard_gradient_norm": 1e6, "guard_kl": 1e6, "guard_logprob_gap": 1e6}
