@@ -73,6 +73,10 @@ def get_config() -> ConfigDict:
     # A server is quarantined, and its work done again, if its log-probability of some token is
     # further than this from the learner's own; infinity tolerates everything.
     config.learner.tolerated_gap = 0.0  # nats; 0: 1e-3 in float32, 2 where rollouts are rounded
+    # Guards: an update beyond one is not applied. The run ends with a report, the last checkpoint
+    # is as it was, and the same command with a higher guard goes on from it. 0 is off.
+    config.learner.guard_gradient_norm = 0.0  # most of the global norm before clipping
+    config.learner.guard_kl = 0.0  # most of the mean KL to the starting model, nats per token
     config.learner.mesh = (1, 1, 1)  # devices along (data, fsdp, tensor)
     config.learner.remat = False  # recompute activations in the backward pass
     config.learner.attention = "auto"  # "paged": log-probs as the engine's; "dense"; auto chooses

@@ -286,9 +286,10 @@ class StepCommitted(Message, frozen=True, kw_only=True):
 
 
 class EndRun(Message, frozen=True, kw_only=True):
-    """The run is over: send everyone home."""
+    """Send everyone home."""
 
     reason: str
+    over: bool  # the run is complete; else tokens are kept for a trainer that goes on
 
 
 # Manager → trainer --------------------------------------------------------------------

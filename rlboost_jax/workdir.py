@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.load import (
     differences,
     may_differ,
@@ -29,7 +30,7 @@ from rlboost_jax.config.load import (
 from rlboost_jax.config.records import RunConfig
 
 
-class WorkdirUnusable(RuntimeError):
+class WorkdirUnusable(Mistake, RuntimeError):
     """The folder belongs to another run or is in use."""
 
 
@@ -84,8 +85,9 @@ class Workdir:
 
     def _check_config(self) -> None:
         if not (self.path / "config.json").exists():
-            others = [p.name for p in self.path.iterdir()] if self.path.is_dir() else []
-            if others and others != ["lock"]:
+            names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else set()
+            others = names - {"lock", "config.part"}  # left by one that was killed at its start
+            if others:
                 raise WorkdirUnusable(
                     f"{self.path} holds {len(others)} files and no config.json, so it is not a "
                     "run's; choose another --workdir"
@@ -101,3 +103,15 @@ class Workdir:
             )
         self.config_changed = bool(differences(before, self._run))
         self.run_id = read_run_id(self.path)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a trainer works in a folder now."""
+    try:
+        with open(path / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "rlboost_jax"
 # named here, and every `__main__`, are entry points.
 LAYERS = (
     {"config", "messages", "pytree", "compile_cache"}
-    | {"workdir", "processes", "backoff", "credentials"},
+    | {"workdir", "processes", "backoff", "credentials", "exits"},
     {"data", "models", "algorithms", "observe"},
     {"engine", "weights", "manager"},
     {"learner", "rollout", "simulator", "fleet"},
@@ -122,6 +122,7 @@ def test_a_server_imports_little(name: str) -> None:
     ("module", "absent"),
     [
         ("rlboost_jax.manager.__main__", {"jax", "flax", "grain", "orbax"}),
+        ("rlboost_jax.supervise", {"jax", "flax", "grain", "orbax"}),
         # flax imports optax by itself
         ("rlboost_jax.rollout.__main__", HEAVY_FOR_SERVERS - {"optax"} | {"torch", "transformers"}),
     ],

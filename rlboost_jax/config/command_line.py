@@ -7,13 +7,13 @@ A mistake on it or in the file ends the process with one line that says what to 
 import dataclasses
 import difflib
 import re
-import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 from absl import flags
 
+from rlboost_jax import exits
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.records import RunConfig
 
@@ -31,7 +31,7 @@ def parse(arguments: list[str]) -> list[str]:
         except Exception as error:  # a configuration file is a program and raises anything
             raise ConfigError(_explain(error, path)) from error
     except ConfigError as error:
-        sys.exit(f"error: {error}")
+        exits.leave(f"error: {error}", exits.MISTAKE)
 
 
 def config_path(arguments: list[str]) -> str:

@@ -45,6 +45,8 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "learner.row_tokens": 0,
     "learner.schedule_warmup_steps": 0,
     "learner.weight_decay": 0,
+    "learner.guard_gradient_norm": 0,
+    "learner.guard_kl": 0,
     "learner.beta1": 0,
     "learner.beta2": 0,
     "learner.tolerated_gap": 0,

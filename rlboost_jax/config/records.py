@@ -89,6 +89,8 @@ class LearnerConfig:
     beta2: float
     max_gradient_norm: float
     tolerated_gap: float  # nats from the learner's log-probabilities; 0 lets `RunConfig` choose
+    guard_gradient_norm: float  # an update beyond a guard is not applied and ends the run; 0: off
+    guard_kl: float  # nats per token
     mesh: tuple[int, int, int]  # devices along (data, fsdp, tensor)
     remat: bool
     attention: str  # "auto" | "paged" (the engine's own order of sums) | "dense"

@@ -104,6 +104,11 @@ def _learner(config: RunConfig) -> Iterator[str]:
             f"{config.slot_tokens} (engine.max_prompt_tokens + sampling.max_response_tokens); "
             "raise it, or 0 takes just that"
         )
+    if learner.guard_kl and not config.algorithm.kl_coefficient:
+        yield (
+            f"learner.guard_kl is {learner.guard_kl}; it is of the KL to the starting model, which "
+            "is kept only where algorithm.kl_coefficient is above 0: raise that, or set it to 0"
+        )
     if learner.attention == "paged" and math.prod(learner.mesh) > 1:
         yield (
             f"learner.attention is 'paged' and learner.mesh {learner.mesh}; the engine's kernel "

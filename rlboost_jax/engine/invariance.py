@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
+from rlboost_jax.config.errors import Mistake
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.programs import CHECKSUMS, LOGPROBS, TOKENS, Pools, Programs
 from rlboost_jax.engine.rollouts import Rollout, new_rollout
@@ -26,7 +27,7 @@ _FEW: Final = 4  # copies of the longer sequence, so that the check stays short
 _OUTPUTS: Final = {TOKENS: "token", LOGPROBS: "log-probability", CHECKSUMS: "logits"}
 
 
-class RowsNotInvariant(RuntimeError):
+class RowsNotInvariant(Mistake, RuntimeError):
     """Equal rows gave different bits: rollouts would depend on their companions."""
 
 

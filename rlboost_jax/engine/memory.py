@@ -15,6 +15,7 @@ from typing import Final
 
 import jax
 
+from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.memory import (
     page_bytes,
     pages_per_slot,
@@ -30,7 +31,7 @@ _MORE_LOGITS_TRUNCATED: Final = 2
 _BLOCK: Final = 16, 64  # rows and tokens (or one page, if longer) that attention gathers at a time
 
 
-class NotEnoughMemory(ValueError):
+class NotEnoughMemory(Mistake, ValueError):
     """The engine, or the pool that was asked for, does not fit the device."""
 
 

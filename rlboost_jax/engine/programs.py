@@ -28,6 +28,7 @@ from rlboost_kernels import (
 )
 from rlboost_kernels.attention.api import choose_attention
 
+from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.layouts import Layout
@@ -43,7 +44,7 @@ Pools = tuple[Float[Array, "P L C D"], ...]  # C: keys at even, values at odd he
 TOKENS, LOGPROBS, CHECKSUMS = range(3)
 
 
-class AttentionNotAvailable(ValueError):
+class AttentionNotAvailable(Mistake, ValueError):
     """`engine.attention` names an implementation that cannot run here."""
 
 

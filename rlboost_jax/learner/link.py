@@ -20,6 +20,7 @@ import aiohttp
 import msgspec
 
 from rlboost_jax import messages
+from rlboost_jax.config.errors import Mistake
 from rlboost_jax.credentials import Endpoint, explain
 from rlboost_jax.learner.streaming import Doubt
 
@@ -35,11 +36,11 @@ class ManagerLost(RuntimeError):
     """The manager does not answer any more."""
 
 
-class ManagerRefused(RuntimeError):
+class ManagerRefused(Mistake, RuntimeError):
     """The manager holds what it was asked for to be impossible, and says why."""
 
 
-class StepTooLarge(ValueError):
+class StepTooLarge(Mistake, ValueError):
     """The prompts of a step do not fit in a message to the manager."""
 
 
@@ -176,12 +177,16 @@ class ManagerLink:
         """Let the training loop hear of something that ends the run."""
         self._inbox.put(error)
 
-    def end(self, reason: str) -> bool:
-        """Have everyone sent home; whether the manager hung up on that within `END_SECONDS`."""
+    def end(self, reason: str, *, over: bool) -> bool:
+        """Have everyone sent home; whether the manager hung up on that within `END_SECONDS`.
+
+        Args:
+            over: the run is complete, and what the manager keeps is of no more use.
+        """
         if self._task is None:
             return False
         self._closing = True
-        self._send(messages.EndRun(reason=reason))
+        self._send(messages.EndRun(reason=reason, over=over))
         try:
             return self._task.result(END_SECONDS)
         except TimeoutError:

@@ -12,6 +12,7 @@ Invariants:
   in deterministic mode, gives the same bits.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +26,15 @@ from rlboost_jax.data.prompts import Prompt, PromptStream, heldout
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.diagnosis import culprits
 from rlboost_jax.learner.gradients import GradientSum
+from rlboost_jax.learner.guards import (
+    NotFinite,
+    check_counted,
+    check_guards,
+    check_whole,
+    kept,
+)
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.micro_batches import MicroBatches
 from rlboost_jax.learner.packing import PackedBatch, pack, update_divisor
@@ -36,10 +45,6 @@ from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import Doubt, StreamTimes, stream_step
 from rlboost_jax.learner.trajectory import Group, Trajectory, trajectories_digest
 from rlboost_jax.models.params import Params, params_digest
-
-
-class NotFinite(RuntimeError):
-    """An update has a gradient that is not a number; the last checkpoint is sound."""
 
 
 class TrainingLoop:
@@ -84,7 +89,8 @@ class TrainingLoop:
         Its seconds follow on those of the step before, evaluation left out.
 
         Raises:
-            NotFinite: `state` is of no more use; the last checkpoint is.
+            StepNotWhole, NotFinite, GuardTripped: `state` is of no more use; the last
+                checkpoint is.
         """
         accuracy, evaluation_seconds = self._evaluate(step)
         prompts = self._prompts.step(step)
@@ -189,8 +195,8 @@ class TrainingLoop:
         total = GradientSum(micro_batches.num_micro_batches, self._learner.combine)
 
         def train(index: int, groups: tuple[Group, ...]) -> list[Doubt]:
-            batches = self._pack([t for group in groups for t in group.trajectories])
-            part = self._learner.micro_batch(self.state.params, self._reference, batches)
+            members = [t for group in groups for t in group.trajectories]
+            part = self._gradients(self.state.params, members)
             gap = float(part[1]["max_logprob_gap"])
             if not gap <= self._run.tolerated_gap:  # not a number is no small one
                 doubts = self._doubts(groups)
@@ -220,6 +226,9 @@ class TrainingLoop:
                 )
         return doubts
 
+    def _gradients(self, params: Params, trajectories: Sequence[Trajectory]) -> tuple[Params, Any]:
+        return self._learner.micro_batch(params, self._reference, self._pack(trajectories))
+
     def _pack(self, trajectories: Sequence[Trajectory]) -> list[PackedBatch]:
         return pack(
             trajectories,
@@ -231,17 +240,41 @@ class TrainingLoop:
     def _apply(
         self, step: int, total: tuple[Params, Any], collector: StepCollector
     ) -> tuple[Mapping[str, float], int]:
+        """Update `state` with the gradients of a whole step; raises as `step` does."""
         gradients, sums = total
         host_sums = {name: float(value) for name, value in sums.items()}
-        divisor = update_divisor(collector.trajectories(), self._run.algorithm.loss_aggregation)
+        trajectories, learner = collector.trajectories(), self._run.learner
+        check_whole(
+            trajectories,
+            step=step,
+            num_prompts=learner.prompts_per_step,
+            group_size=self._run.algorithm.group_size,
+        )
+        check_counted(trajectories, host_sums["tokens"], step=step)
+        kl = {"kl": host_sums["kl"] / host_sums["tokens"]}
+        check_guards(learner, kl, step=step, checkpoint=self._checkpoints.latest)
+        divisor = update_divisor(trajectories, self._run.algorithm.loss_aggregation)
         state, metrics = self._learner.apply(self.state, gradients, np.float32(divisor))
-        if not bool(metrics["finite"]):
-            raise NotFinite(
-                f"step {step}: the gradient is not finite (loss {host_sums['loss']:.4g}); lower "
-                "learner.learning_rate and start again: the last checkpoint is sound"
-            )
+        if not (bool(metrics["finite"]) and math.isfinite(host_sums["loss"])):
+            del state, gradients  # room to look for the reason
+            raise self._not_finite(step, host_sums["loss"], trajectories)
+        norm = {"gradient_norm": float(metrics["gradient_norm"])}
+        check_guards(learner, norm, step=step, checkpoint=self._checkpoints.latest)
         self.state = state
         return host_sums, divisor
+
+    def _not_finite(self, step: int, loss: float, trajectories: Sequence[Trajectory]) -> NotFinite:
+        """With all that can be found out, from the parameters that servers sampled with."""
+        params = jax.device_put(self._params, self._learner.shardings.params)
+        reason = culprits(
+            trajectories,
+            lambda members: self._gradients(params, members),
+            micro_batch_prompts=self._run.learner.micro_batch_prompts,
+        )
+        return NotFinite(
+            f"step {step}: the gradient is not finite (loss {loss:.4g}); {reason}; "
+            f"{kept(self._checkpoints.latest())}"
+        )
 
 
 def checkpoint_extra(window: messages.WindowState | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from rlboost_jax.config.errors import Mistake
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.pytree import pytree
 
@@ -18,7 +19,7 @@ TOKEN_MEAN: Final = "token_mean"
 SEQUENCE_MEAN: Final = "sequence_mean"
 
 
-class DoesNotFit(ValueError):
+class DoesNotFit(Mistake, ValueError):
     """A trajectory is longer than a row, or too short to have a target."""
 
 

@@ -45,7 +45,8 @@ class LearnerStep:
         gradients: (params, reference params or None, packed batch) → (gradients, sums).
         combine: adds two (gradients, sums); the first is consumed.
         apply: (state, gradients, divisor) → (state, metrics); the state is consumed.
-            Metrics: `gradient_norm` before clipping, `learning_rate`, `finite`.
+            Metrics: `gradient_norm` before clipping, `learning_rate`, `finite` (of gradient
+            and update).
         gaps: (params, packed batch) → |recomputed - behaviour| of each target, 0 outside
             responses; to find out whose they are where `max_logprob_gap` is too large.
         shardings: of a TrainState.
@@ -251,7 +252,7 @@ def _apply(
         metrics = {
             "gradient_norm": norm,
             "learning_rate": learning_rate(state.step),
-            "finite": jnp.isfinite(norm),
+            "finite": jnp.isfinite(norm) & jnp.isfinite(optax.tree.norm(updates)),
         }
         return TrainState(params=params, opt_state=opt_state, step=state.step + 1), metrics
 

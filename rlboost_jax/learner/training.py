@@ -150,15 +150,19 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
 
 @contextlib.contextmanager
 def _sending_home(link: ManagerLink, manager: ManagerProcess) -> Iterator[None]:
-    """However the run ends, manager and servers do not stay behind."""
-    reason = "the run is over"
+    """However the run ends, manager and servers do not stay behind.
+
+    Of one that is not complete they leave the tokens so far in the manager's journal.
+    """
+    reason, over = "the trainer stopped", False
     try:
         yield
+        reason, over = "the run is over", True
     except BaseException as error:
         reason = f"the trainer stopped: {type(error).__name__}"
         raise
     finally:
-        if not link.end(reason):
+        if not link.end(reason, over=over):
             manager.dismiss()
 
 

@@ -86,7 +86,8 @@ class Trainer:
                     self._work.stop(now)
                 self._work.release_cancelled()
             case EndRun():
-                self._outbox.keep(RunOver())
+                if message.over:
+                    self._outbox.keep(RunOver())
                 self.end(message.reason, 0)
 
     def gone(self, stream: int, now: float) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.params import (
     Params,
@@ -35,7 +36,7 @@ RULES: Final = {
 }
 
 
-class NotEnoughDevices(ValueError):
+class NotEnoughDevices(Mistake, ValueError):
     """A mesh needs more devices than there are."""
 
 

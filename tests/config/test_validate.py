@@ -267,3 +267,12 @@ def test_other_hosts_need_tls_and_this_one_does_not(host: str, tls: bool) -> Non
     config = base.get_config()
     config.manager.host, config.fleet.tls = host, tls
     assert run_config(config).manager.host == host
+
+
+def test_a_guard_of_the_kl_needs_the_model_it_is_taken_to():
+    values = base.get_config()
+    values.learner.guard_kl = 0.1
+    with pytest.raises(ConfigError, match=r"kept only where algorithm\.kl_coefficient is above 0"):
+        run_config(values)
+    values.algorithm.kl_coefficient = 0.01
+    run_config(values)

@@ -84,7 +84,7 @@ def link(script) -> Iterator[ManagerLink]:
     thread.run(server.start_server(), PATIENCE_SECONDS)
     link = ManagerLink(thread, locate=lambda: endpoint(f"{server.host}:{server.port}", "token"))
     yield link
-    link.end("the test is over")
+    link.end("the test is over", over=True)
     thread.run(server.close(), PATIENCE_SECONDS)
     thread.close()
 
@@ -95,7 +95,7 @@ def test_a_refused_step_is_told_and_not_asked_for_again(link, script):
     link.begin_step(begin_step())
     with pytest.raises(ManagerRefused, match="refused: prompt 0 fits no slot"):
         link.receive(PATIENCE_SECONDS)
-    assert link.end("over") is False  # nobody is there to be told
+    assert link.end("over", over=True) is False  # nobody is there to be told
     assert script.heard == [messages.TrainerHello, messages.BeginStep] and script.dials == 1
 
 
@@ -127,7 +127,7 @@ def test_a_step_that_fits_no_message_is_not_sent(link, script, monkeypatch):
     link.begin_step(begin_step())  # this one just fits
     with pytest.raises(StepTooLarge, match=f"step 7 take {size + 4:,} .*prompts_per_step"):
         link.begin_step(begin_step(num_tokens=4))
-    assert link.end("over") is True
+    assert link.end("over", over=True) is True
     assert script.heard == [messages.TrainerHello, messages.BeginStep, messages.EndRun]
 
 
@@ -142,4 +142,4 @@ def test_a_stream_that_is_cut_is_dialled_again_with_all_that_counts(link, script
     assert link.receive(PATIENCE_SECONDS) == closed
     said = [messages.TrainerHello, messages.Publish, messages.BeginStep]
     assert script.heard == 2 * said and script.dials == 2
-    assert link.end("over") is True
+    assert link.end("over", over=True) is True

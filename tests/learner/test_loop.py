@@ -13,11 +13,15 @@ from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner import loop as loop_module
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.guards import GuardTripped, NotFinite, StepNotWhole
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, window_of
+from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngine
 from rlboost_jax.learner.state import init_state
+from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.models.params import init_params, params_digest
 
 WINDOW = m.WindowState(seconds=0.5, memory={2: 0.25}, instance_cap=3)
@@ -111,6 +115,9 @@ class Cabinet(Checkpoints):
     def __init__(self, world):
         self.world = world
 
+    def latest(self):
+        return 41
+
     def save(self, step, state, extra):
         self.world.log.append(f"save {step}")
         self.world.now += SAVING
@@ -123,17 +130,8 @@ def world():
 
 
 @pytest.fixture
-def loop(config, learner_step, world, monkeypatch):
-    """A run of 3 steps that evaluates and saves at every second one."""
-    run = replace(
-        config,
-        num_steps=3,
-        evaluation=replace(config.evaluation, every_steps=2),
-        checkpoint=replace(config.checkpoint, every_steps=2),
-        learner=replace(
-            config.learner, prompts_per_step=2, micro_batch_prompts=1, tolerated_gap=1.0
-        ),
-    )
+def build(config, learner_step, world, monkeypatch):
+    """`build(guard_kl=1.0)`: a run of 3 steps that evaluates and saves at every second one."""
     learner = learner_step()
 
     def copy(params, device_get=jax.device_get):
@@ -147,17 +145,37 @@ def loop(config, learner_step, world, monkeypatch):
     monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: world.now))
     monkeypatch.setattr(loop_module, "jax", SimpleNamespace(**vars(jax) | {"device_get": copy}))
     monkeypatch.setattr(loop_module, "params_digest", digest)
-    return TrainingLoop(
-        run,
-        task=Odd(run.task),
-        learner=learner,
-        state=init_state(init_params(run.model, 0), learner.optimizer, learner.shardings),
-        reference=None,
-        link=Link(world),
-        reserved=Reserved(world),
-        publisher=Announcer(world),
-        checkpoints=Cabinet(world),
-    )
+
+    def built(task=Odd, link=Link, **settings):
+        run = replace(
+            config,
+            num_steps=3,
+            evaluation=replace(config.evaluation, every_steps=2),
+            checkpoint=replace(config.checkpoint, every_steps=2),
+            learner=replace(
+                config.learner,
+                **{"prompts_per_step": 2, "micro_batch_prompts": 1, "tolerated_gap": 1.0}
+                | settings,
+            ),
+        )
+        return TrainingLoop(
+            run,
+            task=task(run.task),
+            learner=learner,
+            state=init_state(init_params(run.model, 0), learner.optimizer, learner.shardings),
+            reference=None,
+            link=link(world),
+            reserved=Reserved(world),
+            publisher=Announcer(world),
+            checkpoints=Cabinet(world),
+        )
+
+    return built
+
+
+@pytest.fixture
+def loop(build):
+    return build()
 
 
 def run_all(loop):
@@ -222,3 +240,116 @@ def test_log_probabilities_that_are_made_up_leave_no_trace(loop, world, lie):
     honest = run_all(loop)
     for name in ("params_digest", "trajectories_digest", "loss", "max_logprob_gap"):
         assert [row[name] for row in lied] == [row[name] for row in honest]
+
+
+class Unsure(Odd):
+    """Has no number for one of the responses to the second prompt of a step."""
+
+    asked = 0
+
+    def reward(self, problem, response_tokens):
+        self.asked += 1
+        return float("nan") if self.asked == 11 else super().reward(problem, response_tokens)
+
+
+def assert_nothing_was_applied(loop, world, before):
+    assert not world.saved and "publish 1" not in world.log and "trained 0" not in world.log
+    assert params_digest(loop._params) == before
+
+
+def test_a_reward_that_is_no_number_stops_the_run_with_its_sample(build, world):
+    loop = build(task=Unsure)
+    before = params_digest(loop._params)
+    with pytest.raises(NotFinite) as caught:
+        loop.step(0)
+    said = str(caught.value)
+    assert "step 0: the gradient is not finite (loss nan); the reward is not finite of" in said
+    assert "sample 10 (prompt 1, 3 tokens, reward nan" in said
+    assert said.endswith("checkpoint 41 is sound")
+    assert_nothing_was_applied(loop, world, before)
+
+
+@pytest.mark.parametrize(
+    ("guard", "reason"),
+    [
+        ({"guard_gradient_norm": 1e-6}, r"step 0: gradient_norm is .*guard_gradient_norm .*1e-06"),
+    ],
+)
+def test_an_update_beyond_a_guard_is_not_applied(build, world, guard, reason):
+    loop = build(**guard)
+    before = params_digest(loop._params)
+    with pytest.raises(GuardTripped, match=rf"{reason}; .*checkpoint 41 is sound"):
+        loop.step(0)
+    assert_nothing_was_applied(loop, world, before)
+
+
+@pytest.mark.parametrize("guard", [0.4, 0.6])
+def test_the_kl_that_is_guarded_is_the_mean_of_all_tokens(build, guard, monkeypatch):
+    real = LearnerStep.micro_batch
+
+    def half_a_nat(*args):
+        gradients, sums = real(*args)
+        return gradients, {**sums, "kl": sums["tokens"] / 2}
+
+    monkeypatch.setattr(LearnerStep, "micro_batch", half_a_nat)
+    loop = build(guard_kl=guard)
+    if guard < 0.5:
+        with pytest.raises(GuardTripped, match=r"kl is 0\.5, learner\.guard_kl allows 0\.4"):
+            loop.step(0)
+    else:
+        assert loop.step(0)["kl"] == 0.5
+
+
+def test_guards_that_are_not_reached_change_no_bit(build, world):
+    plain = [row["params_digest"] for row in run_all(build())]
+    guards = {"guard_gradient_norm": 1e6, "guard_kl": 1e6}
+    assert [row["params_digest"] for row in run_all(build(**guards))] == plain
+
+
+class Broken(Link):
+    """Breaks off in the middle of its first step, with micro-batches trained."""
+
+    received = 0
+
+    def receive(self, timeout=None):
+        self.received += 1
+        if self.received == 12:
+            raise ConnectionError("in the middle")
+        return super().receive(timeout)
+
+
+def test_a_step_abandoned_half_way_leaves_no_trace_in_the_next(build, world, monkeypatch):
+    whole = build().step(0)
+    trained = []
+    real = LearnerStep.micro_batch
+    monkeypatch.setattr(
+        LearnerStep, "micro_batch", lambda *args: trained.append(args) or real(*args)
+    )
+    loop = build(link=Broken)
+    loop._link.inbox.append(m.WindowClosed(step=0, seconds=0.0, reason="at once"))
+    with pytest.raises(ConnectionError):
+        loop.step(0)
+    assert len(trained) == 1, "it was half-way"
+    loop._link.inbox.clear()
+    again = loop.step(0)
+    for name in ("params_digest", "trajectories_digest", "loss", "response_tokens"):
+        assert again[name] == whole[name]
+
+
+def test_what_is_not_the_whole_step_is_not_applied(build, world, monkeypatch):
+    loop = build()
+    whole = StepCollector.trajectories
+    monkeypatch.setattr(StepCollector, "trajectories", lambda self: whole(self)[:-1])
+    with pytest.raises(StepNotWhole, match="missing: sample 15"):
+        loop.step(0)
+    assert int(loop.state.step) == 0
+
+
+def test_gradients_of_other_tokens_than_the_samples_are_not_applied(build, world, monkeypatch):
+    loop = build()
+    monkeypatch.setattr(
+        loop_module, "pack", lambda trajectories, **sizes: pack(trajectories[:-1], **sizes)
+    )
+    with pytest.raises(StepNotWhole, match="of 42 response tokens, its samples have 48"):
+        loop.step(0)
+    assert int(loop.state.step) == 0

@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from rlboost_jax.config.records import RunConfig
+from rlboost_jax.credentials import Credentials, Endpoint
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner import reserved as module
 from rlboost_jax.learner.link import EventLoopThread
@@ -53,8 +54,8 @@ def reserved(config, engine, thread, failures) -> Iterator[ReservedEngine]:
     reserved.close()
 
 
-def nowhere() -> tuple[str, str]:
-    return "127.0.0.1:9", "token"
+def nowhere() -> Endpoint:
+    return Endpoint(address="127.0.0.1:9", credentials=Credentials(token="token"))
 
 
 def test_leaving_is_a_failure(reserved, failures, thread, monkeypatch):

@@ -237,6 +237,19 @@ def test_a_gradient_that_is_not_finite_is_flagged(config, learner_step):
     assert not metrics["finite"]
 
 
+def test_an_update_that_is_not_finite_is_flagged(config, learner_step):
+    """Though its gradient is: the fault lies in the optimizer's memory."""
+    step = learner_step()
+    state = fresh(config, step)
+    spoilt = jax.tree.map(
+        lambda leaf: leaf.at[(0,) * leaf.ndim].set(jnp.nan) if leaf.ndim == 2 else leaf,
+        state.opt_state,
+    )
+    gradients = jax.tree.map(jnp.ones_like, state.params)
+    _, metrics = step.apply(replace(state, opt_state=spoilt), gradients, np.float32(1))
+    assert jnp.isfinite(metrics["gradient_norm"]) and not metrics["finite"]
+
+
 MESH_PROGRAM = """
 import sys
 from dataclasses import replace

@@ -46,7 +46,7 @@ class Link(ManagerLink):
     """Of the last run: `Link.last`."""
 
     def __init__(self, thread, **_):
-        Link.last, self.status, self.reason = self, None, None
+        Link.last, self.status, self.reason, self.over = self, None, None, None
 
     def connect(self, hello):
         pass
@@ -57,8 +57,8 @@ class Link(ManagerLink):
     def publish(self, manifest):
         pass
 
-    def end(self, reason):
-        self.reason = reason
+    def end(self, reason, *, over):
+        self.reason, self.over = reason, over
         return True
 
 
@@ -159,6 +159,7 @@ def test_a_run_stopped_at_a_checkpoint_has_the_rows_up_to_it(run, tmp_path, monk
         training.run_training(run, tmp_path)
     assert steps(tmp_path) == [0, 1]
     assert Link.last.reason == "the trainer stopped: KeyboardInterrupt"
+    assert not Link.last.over, "the tokens of the step under way are kept"
     assert not (tmp_path / "report.html").exists()
 
 
@@ -168,7 +169,7 @@ def test_summary_and_report_tell_the_accuracy_after_the_last_update(run, tmp_pat
     assert json.loads((tmp_path / "summary.json").read_text()) == dataclasses.asdict(summary)
     page = (tmp_path / "report.html").read_text()
     assert headline(summary) in page and f"{FINAL_ACCURACY:.3f}" in page
-    assert Link.last.reason == "the run is over"
+    assert Link.last.reason == "the run is over" and Link.last.over
 
 
 def test_a_last_version_that_cannot_be_written_is_told_and_the_run_is_complete(

@@ -150,7 +150,7 @@ def test_a_step_there_and_back(loopback: Open, run: Run) -> None:
             await trainer.send_bytes(m.encode(done))
             report = await read(trainer, m.StepReport, m.decode_to_trainer)
             assert report.tokens_generated == report.tokens_delivered == sum(map(len, got.values()))
-            await trainer.send_bytes(m.encode(m.EndRun(reason="done")))
+            await trainer.send_bytes(m.encode(m.EndRun(reason="done", over=True)))
             assert (await loop.driver.finished).code == 0
             await working
 

@@ -95,7 +95,7 @@ def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> 
             trainer = await session.ws_connect(url + "/trainer")
             greeting = m.TrainerHello(run_id="run", window=None)
             await trainer.send_bytes(m.encode(greeting))
-            await trainer.send_bytes(m.encode(m.EndRun(reason="done")))
+            await trainer.send_bytes(m.encode(m.EndRun(reason="done", over=True)))
             seen = [m.decode_to_server(f.data) async for f in server]
             assert [type(s) for s in seen] == [m.Welcome, m.Leave]
 

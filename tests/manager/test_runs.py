@@ -5,6 +5,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import (
+    Append,
     Exit,
     InstanceExited,
     MachineAdded,
@@ -17,6 +18,7 @@ from rlboost_jax.manager.events import (
     Start,
     TrainerGone,
 )
+from rlboost_jax.manager.journal import RunOver
 from rlboost_jax.manager.state import ORPHANED
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
 from tests.manager.fakes import RUN, begin_step, settings
@@ -120,11 +122,19 @@ def test_a_stall_of_the_manager_is_no_absence_of_the_trainer() -> None:
 def test_the_end_of_a_run_sends_everyone_home(end: str) -> None:
     desk = seeded()
     if end == "trainer":
-        desk.trainer(m.EndRun(reason="done"))
+        desk.trainer(m.EndRun(reason="done", over=True))
     else:
         desk(Shutdown("SIGTERM"))
     assert desk.sent(m.Leave, RESERVED) and TRAINER in desk.closed()
     assert [a.code for a in desk.actions if isinstance(a, Exit)] == [0]
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_tokens_are_kept_for_a_run_that_is_not_complete(over: bool) -> None:
+    desk = seeded()
+    desk.trainer(m.EndRun(reason="stopped", over=over))
+    kept = [entry for a in desk.actions if isinstance(a, Append) for entry in a.entries]
+    assert any(isinstance(entry, RunOver) for entry in kept) is over
 
 
 def test_the_market_gives_and_takes() -> None:

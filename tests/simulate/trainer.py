@@ -218,4 +218,4 @@ class Trainer:
             self._end()
 
     def _end(self) -> None:
-        self._say(m.EndRun(reason="done"))
+        self._say(m.EndRun(reason="done", over=True))

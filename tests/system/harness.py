@@ -17,18 +17,40 @@ from rlboost_jax.credentials import Endpoint, read_credentials
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "configs" / "tiny.py"
 MARK = "RLBOOST_TEST_WORKDIR"  # in the environment of every process of a run
+SHORT = (  # six steps of half a second
+    "seed=11",
+    "num_steps=6",
+    "warmup.max_updates=6",
+    "warmup.habit_updates=2",
+    "learner.prompts_per_step=16",
+    "learner.micro_batch_prompts=4",
+    "evaluation.every_steps=0",
+    "fleet.max_instances=2",
+)
 PATIENCE_SECONDS = 240  # after which a run that does not get there is a failure
 
 
 class Run:
-    """One trainer process in a workdir, with whatever it starts."""
+    """One trainer process in a workdir, with whatever it starts.
 
-    def __init__(self, workdir: Path, *overrides: str, config: Path = TINY):
+    Args:
+        overrides: `section.field=value`.
+        options: other flags, as on the command line.
+    """
+
+    def __init__(
+        self,
+        workdir: Path,
+        *overrides: str,
+        config: Path = TINY,
+        options: tuple[str, ...] = (),
+    ):
         self.workdir = workdir
         self.command = [
             *(sys.executable, "-m", "rlboost_jax.main"),
             *(f"--config={config}", f"--workdir={workdir}"),
             *(f"--config.{override}" for override in overrides),
+            *options,
         ]
         self.process: subprocess.Popen[str] | None = None
 
@@ -183,9 +205,11 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def running(workdir: Path, *overrides: str, config: Path = TINY) -> Iterator[Run]:
+def running(
+    workdir: Path, *overrides: str, config: Path = TINY, options: tuple[str, ...] = ()
+) -> Iterator[Run]:
     """A run that is gone afterwards, with its manager, however the test ends."""
-    run = Run(workdir, *overrides, config=config).start()
+    run = Run(workdir, *overrides, config=config, options=options).start()
     try:
         yield run
     finally:

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import pytest
 
-from rlboost_jax import processes
+from rlboost_jax import exits, processes
 from tests.system.harness import Run, running, wait_until
 
 pytestmark = pytest.mark.system
@@ -255,6 +255,11 @@ def test_orphans_leave_by_themselves(run):
     run.kill()
     wait_until(lambda: not run.processes(), "end of the orphans")
     assert not (run.workdir / "manager.json").exists()
+    since = time.time()
+    run.start()
+    run.wait_until(lambda: events(run, "resumed", since), "the step going on")
+    (recovered,) = events(run, "recovered", since)
+    assert recovered["detail"]["tokens"] > 0, "they left what they had to those that come"
 
 
 def test_an_interrupted_run_leaves_nothing_and_goes_on_with_the_same_bits(run, tmp_path):
@@ -264,13 +269,14 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_with_the_same_bits(run, t
     run.wait_until(lambda: len(run.metrics()) > done and server_at_work(run), "a server at work")
     run.process.send_signal(signal.SIGTERM)
     output = run.end(patience_seconds=30)
-    assert run.process.returncode != 0
+    assert run.process.returncode == exits.by_signal(signal.SIGTERM)
     assert output.splitlines()[-1] == "interrupted; the same command goes on"
     assert not run.processes()
 
-    steps = len(run.metrics()) + 1
+    steps, since = len(run.metrics()) + 1, time.time()
     run.command.append(f"--config.num_steps={steps}")
     run.start().finish()
+    assert events(run, "recovered", since), "and the step under way was not begun anew"
     assert [row["step"] for row in run.metrics()] == list(range(steps))
     assert not run.processes()
     run.assert_accounts_hold()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs import tiny
+from rlboost_jax import exits
 from rlboost_jax.config.load import run_config
 from rlboost_jax.workdir import Workdir
 from tests.system.harness import REPOSITORY, TINY
@@ -54,7 +55,7 @@ def refused(workdir: Path, *arguments: str, config: Path | str = TINY) -> str:
     """The one line that a command says which leaves the workdir as it is."""
     before = digests(workdir)
     done = main(f"--config={config}", f"--workdir={workdir}", *arguments)
-    assert done.returncode != 0
+    assert done.returncode == exits.MISTAKE, "no supervisor starts it again"
     assert done.stderr.count("\n") == 1 and not done.stdout, done.stderr + done.stdout
     assert digests(workdir) == before
     return done.stderr
@@ -122,7 +123,7 @@ def test_a_folder_that_is_no_workdir(tmp_path):
 def test_a_workdir_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("precious")
     done = main(f"--config={TINY}", f"--workdir={tmp_path / 'file'}")
-    assert done.returncode != 0
+    assert done.returncode == exits.MISTAKE, "no supervisor starts it again"
     assert done.stderr.count("\n") == 1 and "choose another --workdir" in done.stderr
     assert (tmp_path / "file").read_text() == "precious"
 
@@ -133,7 +134,7 @@ def test_a_workdir_that_is_a_file(tmp_path):
 )
 def test_a_missing_flag(arguments, says):
     done = main(*arguments)
-    assert done.returncode != 0
+    assert done.returncode == exits.MISTAKE, "no supervisor starts it again"
     assert done.stderr.count("\n") == 1 and says in done.stderr
 
 

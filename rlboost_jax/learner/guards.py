@@ -1,0 +1,102 @@
+"""What an update must be to be applied: whole, finite, and within the guards of the run.
+
+An update that is not ends the run before anything of it is kept: the parameters and the last
+checkpoint are those before the step. None is skipped: the parameters of step s have been updated
+s times, and a run that quietly trains on less than it was told is worse than one that stops.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from rlboost_jax.config.errors import Mistake
+from rlboost_jax.config.records import LearnerConfig
+from rlboost_jax.learner.trajectory import Trajectory
+
+MOST_NAMED: Final = 4  # samples in a message
+_ROUNDING: Final = 2.0**-20  # of a float32 sum of ones, relative; exact below 2^24 tokens
+
+
+class StepNotWhole(RuntimeError):
+    """An update lacks a sample of its step, has one twice or one that is not of it."""
+
+
+class NotFinite(Mistake, RuntimeError):
+    """An update has a loss or gradient that is not a number; nothing of it was applied."""
+
+
+class GuardTripped(Mistake, RuntimeError):
+    """An update is beyond a guard of the configuration; nothing of it was applied."""
+
+
+def check_whole(
+    trajectories: Sequence[Trajectory], *, step: int, num_prompts: int, group_size: int
+) -> None:
+    """Raise StepNotWhole unless this is each sample of the step once, all of its version.
+
+    Args:
+        step: also the version, in synchronous training.
+    """
+    times = Counter((t.prompt, t.sample) for t in trajectories)
+    wanted = {(sample // group_size, sample) for sample in range(num_prompts * group_size)}
+    faults = {
+        "missing": [sample for _, sample in sorted(wanted - times.keys())],
+        "foreign": [sample for _, sample in sorted(times.keys() - wanted)],
+        "twice or more": [sample for (_, sample), n in sorted(times.items()) if n > 1],
+        "of another version": [t.sample for t in trajectories if (t.policy_versions != step).any()],
+    }
+    found = [f"{fault}: {_samples(samples)}" for fault, samples in faults.items() if samples]
+    if found:
+        raise StepNotWhole(
+            f"step {step} of {num_prompts} x {group_size} samples cannot be applied: "
+            f"{'; '.join(found)}"
+        )
+
+
+def check_counted(trajectories: Iterable[Trajectory], tokens: float, *, step: int) -> None:
+    """Raise StepNotWhole where the gradients are not of just these response tokens.
+
+    Args:
+        tokens: that the gradients' micro-batches counted, a float32 sum.
+    """
+    expected = sum(len(t.response_tokens) for t in trajectories)
+    if not abs(tokens - expected) <= expected * _ROUNDING:
+        raise StepNotWhole(
+            f"step {step} cannot be applied: its gradients are of {tokens:.0f} response tokens, "
+            f"its samples have {expected}"
+        )
+
+
+def check_guards(
+    learner: LearnerConfig,
+    measured: Mapping[str, float],
+    *,
+    step: int,
+    checkpoint: Callable[[], int | None],
+) -> None:
+    """Raise GuardTripped for the first value beyond its guard.
+
+    Args:
+        measured: any of `gradient_norm` and `kl` (nats per token).
+        checkpoint: tells the last complete one.
+    """
+    for name, value in measured.items():
+        guard = getattr(learner, f"guard_{name}")
+        if guard and value > guard:
+            raise GuardTripped(
+                f"step {step}: {name} is {value:.4g}, learner.guard_{name} allows {guard:g}; "
+                f"{kept(checkpoint())}: raise the guard to go on from there, or lower "
+                "learner.learning_rate in a new --workdir"
+            )
+
+
+def kept(checkpoint: int | None) -> str:
+    if checkpoint is None:
+        return "nothing of it was applied, and there is no checkpoint yet"
+    return f"nothing of it was applied, and checkpoint {checkpoint} is sound"
+
+
+def _samples(samples: Sequence[int]) -> str:
+    shown = ", ".join(map(str, samples[:MOST_NAMED]))
+    more = len(samples) - MOST_NAMED
+    return f"sample{'s' * (len(samples) > 1)} {shown}" + (f" and {more} more" if more > 0 else "")

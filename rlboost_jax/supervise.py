@@ -1,0 +1,193 @@
+"""Keep a trainer going: start it, and start it again when it was killed or broke.
+
+Invariants: one trainer at a time, in a process group of its own; one that is complete, made a
+mistake or was asked to end is not started again; nor is one that failed too often in a row
+without getting any further. While none runs, the manager does, and with it the fleet: one that
+was killed as well is started again from its journal. When this process ends so has its trainer,
+and its manager.
+
+Source of the codes: `rlboost_jax/exits.py`.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from rlboost_jax import exits
+from rlboost_jax.backoff import backoff_seconds
+from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess
+from rlboost_jax.manager.files import read_record
+from rlboost_jax.observe.metrics import read_metrics
+from rlboost_jax.workdir import is_held
+
+FIRST_PAUSE_SECONDS: Final = 0.5  # before a restart; doubles with each start that came to nothing
+LONGEST_PAUSE_SECONDS: Final = 60.0
+LOOK_SECONDS: Final = 0.1  # between two looks at signals and the manager
+PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run has come; -1 where there is nothing of the kind."""
+
+    step: int = -1  # of the newest row
+    checkpoint: int = -1  # the newest complete one
+
+    def beyond(self, other: "Progress") -> bool:
+        return self.step > other.step or self.checkpoint > other.checkpoint
+
+    def joined(self, other: "Progress") -> "Progress":
+        """The farther of each: a restart takes rows out that it then writes again."""
+        return Progress(
+            step=max(self.step, other.step), checkpoint=max(self.checkpoint, other.checkpoint)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What the starts so far came to."""
+
+    reached: Progress
+    fruitless: int = 0  # failures in a row after which the run was no further
+
+
+def after_end(
+    history: History, code: int, reached: Progress, *, max_restarts: int
+) -> tuple[History, float | None]:
+    """What to do about a trainer that has ended.
+
+    Args:
+        code: one of `exits`.
+        reached: by the run as it lies there now.
+        max_restarts: how often in a row it may fail without progress and be started again.
+
+    Returns:
+        the history with this end, and the seconds until the next start; None: it was the last.
+    """
+    further = reached.beyond(history.reached)
+    fruitless = 0 if further else history.fruitless + 1
+    history = History(reached=reached.joined(history.reached), fruitless=fruitless)
+    if code in (exits.COMPLETE, exits.MISTAKE) or code in exits.ASKED or fruitless > max_restarts:
+        return history, None
+    pause = backoff_seconds(
+        max(0, fruitless - 1), first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS
+    )
+    return history, pause
+
+
+def progress_of(workdir: Path) -> Progress:
+    """Of the run in a folder, which may not be there yet."""
+    rows = [row["step"] for row in read_metrics(workdir) if isinstance(row.get("step"), int)]
+    saved = [int(path.name) for path in workdir.glob("checkpoints/*") if path.name.isdigit()]
+    return Progress(step=max(rows, default=-1), checkpoint=max(saved, default=-1))
+
+
+class Supervisor:
+    """Args:
+    command: of the trainer, which works in `workdir`.
+    note: shows a line to people.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        workdir: Path,
+        *,
+        max_restarts: int,
+        note: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    ) -> None:
+        self._command, self._workdir = command, workdir.absolute()
+        self._max_restarts, self._note = max_restarts, note
+        self._starts = 0
+        self._asked = 0  # the last signal that was passed on
+        self._trainer: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> int:
+        """Returns the exit code: that of the last trainer. To be called in the main thread."""
+        before = {number: signal.getsignal(number) for number in PASSED_ON}
+        for number in PASSED_ON:
+            if before[number] is not signal.SIG_IGN:  # nohup wants it ignored
+                signal.signal(number, self._pass_on)
+        try:
+            return self._run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _run(self) -> int:
+        history = History(reached=progress_of(self._workdir))
+        while True:
+            code = self._train()
+            history, pause = after_end(
+                history, code, progress_of(self._workdir), max_restarts=self._max_restarts
+            )
+            if pause is None or self._asked:
+                self._end(code, history)
+                return code
+            self._note(
+                f"the trainer {exits.described(code)}; starting it again in {pause:g} s"
+                + (f" ({history.fruitless} of {self._max_restarts})" if history.fruitless else "")
+            )
+            if not self._wait(pause):
+                self._dismiss_manager()
+                return exits.by_signal(self._asked)
+
+    def _train(self) -> int:
+        """One trainer from start to end; returns its exit code.
+
+        In a group of its own: an interrupt in the terminal reaches it once, through us.
+        """
+        self._starts += 1
+        self._trainer = subprocess.Popen(self._command, process_group=0)
+        if self._asked:  # before there was anyone to pass it on to
+            self._trainer.send_signal(self._asked)
+        return exits.of_process(self._trainer.wait())
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self._asked = number
+        if self._trainer is not None:
+            self._trainer.send_signal(number)  # nothing where it has ended
+
+    def _wait(self, seconds: float) -> bool:
+        """See to the manager meanwhile; False as soon as this process is asked to end."""
+        until = time.monotonic() + seconds
+        while not self._asked and time.monotonic() < until:
+            self._revive_manager()
+            time.sleep(LOOK_SECONDS)
+        return not self._asked
+
+    def _revive_manager(self) -> None:
+        """Have the work of one that was killed gone on with, so that no server is orphaned.
+
+        One that has left, or never came, is the next trainer's to start.
+        """
+        record = read_record(self._workdir)
+        if record is None or record.lives:
+            return
+        try:
+            ManagerProcess(self._workdir, record.run_id).locate()
+        except (ManagerNotStarted, OSError) as error:  # the trainer will try as well
+            self._note(f"the manager does not come back: {error}")
+
+    def _end(self, code: int, history: History) -> None:
+        if history.fruitless > self._max_restarts and code not in (exits.COMPLETE, exits.MISTAKE):
+            self._note(
+                f"the trainer {exits.described(code)} {history.fruitless} times without a new step "
+                f"or checkpoint (--max_restarts={self._max_restarts}); what it said last is above, "
+                f"what its manager said in {self._workdir / 'logs' / 'manager.log'}"
+            )
+        at_once = code == exits.MISTAKE and self._starts == 1  # that manager may wait for another
+        if code != exits.COMPLETE and not at_once:
+            self._dismiss_manager()
+
+    def _dismiss_manager(self) -> None:
+        """Nobody comes back soon: the fleet need not be paid for until it sees that itself."""
+        record = read_record(self._workdir)
+        if record is not None and not is_held(self._workdir):  # else another trainer has come
+            ManagerProcess(self._workdir, record.run_id).dismiss()

@@ -1,0 +1,126 @@
+"""A trainer that something happens to at a named moment: `python -m tests.system.doomed`.
+
+    python -m tests.system.doomed streaming:2:both -- --config=… --workdir=…
+
+is `rlboost_jax.main` with a SIGKILL for its own process, its manager or both in the middle of
+that phase of that step. It strikes once, from within, so that chance has no part in it.
+"""
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from absl import app
+
+from rlboost_jax import main as product
+from rlboost_jax.config.command_line import parse
+from rlboost_jax.learner import training
+from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.loop import TrainingLoop
+from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.manager.files import read_record
+from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.weights import snapshots
+
+SEEDED_BATCHES = 6  # of tokens that the trainer's own engine sends before it is hit
+
+
+@dataclass(frozen=True)
+class Fault:
+    phase: str
+    step: int
+    victim: str  # "trainer", "manager" or "both"
+
+    @classmethod
+    def read(cls, text: str) -> "Fault":
+        phase, step, victim = text.split(":")
+        return cls(phase, int(step), victim)
+
+    def __str__(self) -> str:
+        return f"{self.phase}:{self.step}:{self.victim}"
+
+
+class Fate:
+    """Strikes when a moment comes that a fault names."""
+
+    def __init__(self, faults: list[Fault], workdir: Path) -> None:
+        self._faults, self._workdir = faults, workdir
+        self.step = -1  # that the loop is in
+        self.batches = 0  # of tokens in it from the trainer's own engine
+
+    def reach(self, phase: str, step: int) -> None:
+        for fault in [f for f in self._faults if (f.phase, f.step) == (phase, step)]:
+            self._faults.remove(fault)
+            if fault.victim in ("manager", "both"):
+                record = read_record(self._workdir)
+                assert record is not None
+                os.kill(record.pid, signal.SIGKILL)
+            if fault.victim in ("trainer", "both"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def around(
+    owner: Any,
+    name: str,
+    *,
+    before: Callable[..., None] = lambda *_, **__: None,
+    after: Callable[..., None] = lambda *_, **__: None,
+) -> None:
+    """Have functions called around another, with its arguments."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        before(*args, **kwargs)
+        result = original(*args, **kwargs)
+        after(*args, **kwargs)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def arrange(fate: Fate) -> None:
+    """The moments, in the order of a run."""
+
+    def begun(loop: TrainingLoop, step: int) -> None:
+        fate.step, fate.batches = step, 0
+
+    def sent(worker: Worker, in_flight: int) -> None:
+        fate.batches += 1
+        if fate.batches == SEEDED_BATCHES:
+            fate.reach("seeding", fate.step)
+
+    def written(folder: Path, *_: object) -> None:  # of snapshots/<version>.partial
+        fate.reach("publishing", int(folder.name.partition(".")[0]) - 1)
+
+    around(training, "warm_up", after=lambda *_, **__: fate.reach("warm-up", 0))
+    around(TrainingLoop, "step", before=begun)
+    around(Worker, "_send", after=sent)
+    around(LearnerStep, "micro_batch", after=lambda *_: fate.reach("streaming", fate.step))
+    around(
+        TrainingLoop,
+        "_apply",
+        before=lambda *_: fate.reach("update", fate.step),
+        after=lambda *_: fate.reach("updated", fate.step),
+    )
+    around(snapshots, "_leaf_files", after=written)
+    around(ManagerLink, "publish", before=lambda _, m: fate.reach("published", m.version - 1))
+    around(ManagerLink, "trained", after=lambda *_: fate.reach("reported", fate.step))
+    around(TrainingLoop, "save", before=lambda *_: fate.reach("row", fate.step))
+    around(Checkpoints, "_finish", before=lambda _, step: fate.reach("checkpoint", step - 1))
+    around(ManagerLink, "committed", before=lambda _, step: fate.reach("durable", step))
+    around(training, "_finish", before=lambda *_: fate.reach("finish", fate.step))
+
+
+if __name__ == "__main__":
+    split = sys.argv.index("--")
+    texts, sys.argv[1:] = sys.argv[1:split], sys.argv[split + 1 :]
+    (folder,) = [a.partition("=")[2] for a in sys.argv if a.startswith("--workdir=")]
+    arrange(Fate([Fault.read(text) for text in texts], Path(folder)))
+    app.run(product.main, flags_parser=parse)

@@ -1,0 +1,218 @@
+"""What a supervisor decides, and what it does about real processes that are no trainers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from configs import tiny
+from rlboost_jax import exits
+from rlboost_jax.config.load import run_config, write_run_config
+from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.manager.files import read_record
+from rlboost_jax.supervise import (
+    FIRST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    History,
+    Progress,
+    Supervisor,
+    after_end,
+    progress_of,
+)
+
+PATIENCE_SECONDS = 60
+KILLED = exits.by_signal(signal.SIGKILL)
+START = History(reached=Progress(step=3, checkpoint=4))
+
+
+def decisions(*ends: tuple[int, Progress], max_restarts: int = 3) -> list[float | None]:
+    """The pauses after these ends, one after the other."""
+    history, pauses = START, []
+    for code, reached in ends:
+        history, pause = after_end(history, code, reached, max_restarts=max_restarts)
+        pauses.append(pause)
+    return pauses
+
+
+@pytest.mark.parametrize("code", [KILLED, exits.BROKEN, exits.by_signal(signal.SIGSEGV)])
+def test_one_that_was_killed_or_broke_is_started_again(code):
+    assert decisions((code, Progress(step=4, checkpoint=5))) == [FIRST_PAUSE_SECONDS]
+
+
+@pytest.mark.parametrize("code", [exits.COMPLETE, exits.MISTAKE, 130, 143])
+def test_one_that_ended_as_it_should_is_not(code):
+    assert decisions((code, Progress(step=9, checkpoint=9))) == [None]
+
+
+def test_failures_without_progress_are_counted_and_pauses_double():
+    same = (KILLED, START.reached)
+    assert decisions(same, same, same, same) == [0.5, 1.0, 2.0, None]
+    assert decisions(same, max_restarts=0) == [None]
+    long = decisions(*[same] * 20, max_restarts=20)
+    assert long[-1] == LONGEST_PAUSE_SECONDS
+
+
+@pytest.mark.parametrize("further", [Progress(step=4, checkpoint=4), Progress(checkpoint=5)])
+def test_a_row_or_a_checkpoint_is_progress(further):
+    same = (KILLED, START.reached)
+    assert decisions(same, same, same, (KILLED, further), same) == [0.5, 1.0, 2.0, 0.5, 0.5]
+
+
+def test_a_row_written_again_is_no_progress():
+    # Rows behind the last checkpoint are taken out by each start and written again.
+    there, back = Progress(step=4, checkpoint=4), Progress(step=3, checkpoint=4)
+    ends = [(KILLED, there), (KILLED, back), (KILLED, there), (KILLED, there), (KILLED, back)]
+    assert decisions(*ends) == [0.5, 0.5, 1.0, 2.0, None]
+
+
+def test_progress_is_read_from_the_folder(tmp_path):
+    assert progress_of(tmp_path / "nowhere") == Progress()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"ste')
+    for name in ("0", "2", "3.orbax-checkpoint-tmp"):  # the last is in the making
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert progress_of(tmp_path) == Progress(step=1, checkpoint=2)
+
+
+TRAINER = """
+    import json, os, signal, sys, time
+    from pathlib import Path
+
+    workdir, *ends = sys.argv[1:]
+    folder = Path(workdir)
+    starts = folder / "starts"
+    with starts.open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    number = len(starts.read_text().splitlines()) - 1
+    if ends[number] == "step":
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": number}) + "\\n")
+    if ends[number] in ("step", "kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ends[number] == "wait":
+        def asked(number, frame):
+            (folder / "asked").write_text(str(number))
+            sys.exit(7)
+        signal.signal(signal.SIGTERM, asked)
+        signal.signal(signal.SIGINT, asked)
+        (folder / "waiting").touch()
+        while True:
+            time.sleep(60)
+    sys.exit(int(ends[number]))
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> list[str]:
+    """A command that ends in the ways it is told, one start after the other."""
+    program = tmp_path / "trainer.py"
+    program.write_text(textwrap.dedent(TRAINER))
+    (tmp_path / "run").mkdir()
+    return [sys.executable, str(program), str(tmp_path / "run")]
+
+
+def supervised(trainer: list[str], *ends: str, max_restarts: int = 3) -> tuple[int, int, list[str]]:
+    """(exit code, number of starts, what people were told)."""
+    workdir, notes = Path(trainer[-1]), []
+    code = Supervisor(
+        [*trainer, *ends], workdir, max_restarts=max_restarts, note=notes.append
+    ).run()
+    return code, len((workdir / "starts").read_text().split()), notes
+
+
+def test_it_goes_on_until_the_trainer_is_done(trainer):
+    code, starts, notes = supervised(trainer, "step", "1", "kill", "0")
+    assert (code, starts) == (0, 4)
+    assert notes == [
+        "the trainer was ended by SIGKILL; starting it again in 0.5 s",
+        "the trainer ended with code 1; starting it again in 0.5 s (1 of 3)",
+        "the trainer was ended by SIGKILL; starting it again in 1 s (2 of 3)",
+    ]
+
+
+def test_it_ends_with_the_code_of_a_mistake(trainer):
+    assert supervised(trainer, "step", "2")[:2] == (2, 2)
+
+
+def test_it_gives_up(trainer):
+    code, starts, notes = supervised(trainer, "kill", "kill", "kill", max_restarts=1)
+    assert (code, starts) == (KILLED, 2)
+    assert "2 times without a new step or checkpoint (--max_restarts=1)" in notes[-1]
+
+
+def child(workdir: Path, *command: str, max_restarts: int = 3) -> subprocess.Popen[str]:
+    """A supervisor in a process, to send signals to."""
+    source = (
+        "import sys; from pathlib import Path; from rlboost_jax.supervise import Supervisor; "
+        f"sys.exit(Supervisor({list(command)!r}, Path({str(workdir)!r}), "
+        f"max_restarts={max_restarts}).run())"
+    )
+    return subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path.name}"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_and_the_trainers_code_is_its_own(trainer, number):
+    workdir = Path(trainer[-1])
+    supervisor = child(workdir, *trainer, "wait", "0")
+    wait_for(workdir / "waiting")
+    supervisor.send_signal(number)
+    _, errors = supervisor.communicate(timeout=PATIENCE_SECONDS)
+    assert supervisor.returncode == 7, errors
+    assert (workdir / "asked").read_text() == str(int(number))
+    assert len((workdir / "starts").read_text().split()) == 1, "and it is not started again"
+
+
+def test_a_signal_between_two_starts_ends_it_too(trainer):
+    workdir = Path(trainer[-1])
+    supervisor = child(workdir, *trainer, *["kill"] * 20, max_restarts=20)
+    assert supervisor.stderr is not None
+    while "in 2 s" not in supervisor.stderr.readline():
+        assert supervisor.poll() is None
+    supervisor.terminate()
+    supervisor.communicate(timeout=PATIENCE_SECONDS)
+    assert supervisor.returncode == exits.by_signal(signal.SIGTERM)
+    assert len((workdir / "starts").read_text().split()) == 3
+
+
+def test_an_interrupt_in_the_terminal_reaches_the_trainer_once(trainer):
+    workdir = Path(trainer[-1])
+    supervisor = child(workdir, *trainer, "wait")
+    wait_for(workdir / "waiting")
+    pid = int((workdir / "starts").read_text())
+    assert os.getpgid(pid) == pid != os.getpgid(supervisor.pid)
+    supervisor.send_signal(signal.SIGINT)
+    supervisor.communicate(timeout=PATIENCE_SECONDS)
+
+
+def test_a_manager_that_was_killed_comes_back_before_the_trainer(trainer):
+    """And with the supervisor's end it goes."""
+    workdir = Path(trainer[-1])
+    config = tiny.get_config()
+    config.fleet.provider = "none"
+    write_run_config(workdir / "config.json", run_config(config), "run")
+    ManagerProcess(workdir, "run").locate()
+    before = read_record(workdir)
+    assert before is not None
+    kill = f"import os; os.kill({before.pid}, 9); os.kill(os.getpid(), 9)"
+    supervisor = child(workdir, sys.executable, "-c", kill, max_restarts=5)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (after := read_record(workdir)) is None or after.pid == before.pid or not after.lives:
+        assert time.monotonic() < deadline and supervisor.poll() is None
+        time.sleep(0.02)
+    supervisor.terminate()
+    supervisor.communicate(timeout=PATIENCE_SECONDS)
+    assert not after.lives
+    events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
+    assert not [event for event in events if event["kind"] == "journal"]
