@@ -79,8 +79,9 @@ class Proxy:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._open.wait()
-        with contextlib.suppress(OSError, ValueError):  # there is no manager now
+        # Ended by `close`, or there is no manager now.
+        with contextlib.suppress(asyncio.CancelledError, OSError, ValueError):
+            await self._open.wait()
             far_reader, far_writer = await asyncio.open_connection(*self._target())
             await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
         writer.close()
