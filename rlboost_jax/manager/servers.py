@@ -127,6 +127,9 @@ class Servers:
                 if stuck and not instance.reserved:
                     roster.banish(instance.name, reason)
                 self.lose(instance, reason)
+                if (server := self._fleet.server_of(instance.hello)) is not None:
+                    server.doomed = True  # stopped or stuck, it would keep its machine for ever
+                    self._outbox.signal(server.name, notice=False)
             elif now >= self._drains.begins_at(instance):
                 if self._drains.advance(instance, now):
                     self.lose(instance, "it was told to leave and is still here")

@@ -27,7 +27,11 @@ SERVER: Final[dict[str, m.ServerMessage]] = {
     "token_batch_empty": batch(0, 0, []),
     "released": m.Released(request_ids=m.pack_ids([1, 2, 3])),
     "released_none": m.Released(request_ids=b""),
+    "renew_echo": m.Renew(echo=12.5),
+    "notice": m.Notice(seconds=30.0, reason="aws: terminate"),
+    "hint": m.Hint(reason="aws: rebalance"),
     "goodbye": m.Goodbye(reason="SIGTERM"),
+    "goodbye_sick": m.Goodbye(reason="sick: out of memory", sick=True),
 }
 TRAINER: Final[dict[str, m.TrainerMessage]] = {
     "trainer_hello": m.TrainerHello(run_id=RUN, window=None),
@@ -46,7 +50,9 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
     "begin_step": begin_step(0, 0, "d"),
     "step_trained": m.StepTrained(step=0, train_wait_seconds=0.25, train_seconds=1.5),
     "step_committed": m.StepCommitted(step=0),
-    "end_run": m.EndRun(reason="done"),
+    "doubt": m.Doubt(step=0, samples=m.pack_ids([1]), positions=m.pack_ids([0]), gap=0.5),
+    "end_run": m.EndRun(reason="done", over=True),
+    "end_run_interrupted": m.EndRun(reason="interrupted", over=False),
 }
 
 

@@ -90,7 +90,13 @@ class Scene:
     def __init__(self, random: Random, tally: Tally) -> None:
         self.random, self.tally = random, tally
         self.now = 0.0
-        self.manager = Manager(settings(manager__lease_seconds=1e12, fleet__provider="none"))
+        self.manager = Manager(
+            settings(
+                manager__lease_seconds=1e12,
+                manager__progress_seconds=1e12,
+                fleet__provider="none",
+            )
+        )
         self._mutants = Mutator(corpus.frames("server"), random)
         self._trainer_mutants = Mutator(corpus.frames("trainer"), random)
         self._streams = FIRST

@@ -70,9 +70,9 @@ def test_it_would_find_a_ledger_that_takes_tokens_of_strangers(
     """The search itself is worth something: here is what it is looking for."""
     receive = Ledger.receive
 
-    def gullible(self, rows, version, held, name, **reserved):
+    def gullible(self, rows, version, held, name, now, **reserved):
         everyone = {r.request_id: r for r in self.active.rollouts if r.result is None}
-        return receive(self, rows, version, everyone, name, **reserved)
+        return receive(self, rows, version, everyone, name, now, **reserved)
 
     monkeypatch.setattr(Ledger, "receive", gullible)
     with pytest.raises(AssertionError):

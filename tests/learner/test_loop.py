@@ -186,7 +186,7 @@ def run_all(loop):
     return rows
 
 
-def test_servers_fetch_while_the_trainer_evaluates_and_a_step_begins_with_its_engine_ready(
+def test_w15_servers_fetch_while_the_trainer_evaluates_and_a_step_begins_with_its_engine_ready(
     loop, world
 ):
     run_all(loop)
@@ -212,7 +212,7 @@ def test_publishing_is_the_copy_and_training_is_neither_copy_nor_digest(loop, wo
     assert [t.train_seconds for t in world.trained] == [row["train_seconds"] for row in rows]
 
 
-def test_a_checkpoint_has_the_state_and_the_window_after_the_step_before(loop, world):
+def test_w14_a_checkpoint_has_the_state_and_the_window_after_the_step_before(loop, world):
     run_all(loop)
     assert {step: updates for step, (updates, _) in world.saved.items()} == {2: 2, 3: 3}
     assert window_of(world.saved[2][1]) == WINDOW

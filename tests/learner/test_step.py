@@ -96,7 +96,7 @@ def fresh(config, step, seed=0):
         {"kl_coefficient": 0.3, "loss_aggregation": "sequence_mean"},
     ],
 )
-def test_micro_batched_gradient_is_the_full_batch_gradient(
+def test_w12_a_micro_batched_gradient_is_the_full_batch_gradient(
     config, learner_step, groups, padded, algorithm
 ):
     kl = algorithm.get("kl_coefficient", 0.0)

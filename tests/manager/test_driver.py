@@ -45,9 +45,21 @@ def whole_response(r: m.GenerateRequest) -> list[int]:
     return [token("d", r.step, r.sample, i) for i in range(length("d", r.step, r.sample))]
 
 
+def test_w18_nothing_can_be_written_through_any_route(loopback: Open, run: Run) -> None:
+    async def story() -> None:
+        async with loopback() as loop:
+            methods = {route.method for route in loop.client.app.router.routes()}
+            assert methods == {"GET", "HEAD"}
+            for method in ("PUT", "POST", "PATCH", "DELETE"):
+                answer = await loop.client.request(method, "/weights/0/a", headers=HEADERS)
+                assert answer.status in (404, 405)
+
+    run(story())
+
+
 @pytest.mark.parametrize("route", ["/instance", "/trainer", "/config", "/status", "/weights/0/a"])
 @pytest.mark.parametrize("header", [None, "", "secret", "Bearer wrong", "Bearer \udce9"])
-def test_every_route_asks_for_the_token(
+def test_w16_every_route_asks_for_the_token(
     loopback: Open, run: Run, route: str, header: str | None
 ) -> None:
     async def story() -> None:

@@ -82,7 +82,7 @@ def at_work(run: Run, name: str):
     run.wait_until(busy, f"work for {name}")
 
 
-def test_a_cloud_that_takes_its_machine_back(run):
+def test_w13_a_cloud_that_takes_its_machine_back_loses_no_token(run):
     with aws_metadata() as (url, items):
         server = run.serve("--name=spot", "--notices=auto", f"--notices_url={url}")
         at_work(run, "spot")

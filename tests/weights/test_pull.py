@@ -134,7 +134,7 @@ def flip(path):
         pytest.param(lambda path: path.unlink(), "No such file|HTTP 404", id="missing"),
     ],
 )
-def test_damage_is_refused_and_recovered_from(manifest, params, pull, damage, reason):
+def test_w10_damaged_weights_are_refused_and_fetched_again(manifest, params, pull, damage, reason):
     file = Path(manifest.directory) / "layers.attention.query.kernel/0.0.0"
     whole = file.read_bytes()
     assert len(whole) == 1024
