@@ -72,7 +72,7 @@ def get_config() -> ConfigDict:
     config.learner.max_gradient_norm = 1.0  # global norm to which gradients are clipped
     # A server is quarantined, and its work done again, if its log-probability of some token is
     # further than this from the learner's own; infinity tolerates everything.
-    config.learner.tolerated_gap = 0.0  # nats; 0: 1e-3 in float32, 2 where rollouts are rounded
+    config.learner.tolerated_gap = 0.0  # nats; 0: by precision, see learner/doubts.py
     # Guards: an update beyond one is not applied. The run ends with a report, the last checkpoint
     # is as it was, and the same command with a higher guard goes on from it. 0 is off.
     config.learner.guard_gradient_norm = 0.0  # most of the global norm before clipping

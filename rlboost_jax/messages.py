@@ -109,6 +109,7 @@ class Hello(Message, frozen=True, kw_only=True):
     pid: Count
     device: Label
     fingerprint: Label  # what equal bits depend on: program, jax version, device kind
+    process: Name = ""  # drawn by chance as it starts: hosts and pids are used again
 
 
 class Renew(Message, frozen=True, kw_only=True):
@@ -267,6 +268,7 @@ class Doubt(Message, frozen=True, kw_only=True):
 
     step: int
     samples: bytes  # uint32
+    attempts: bytes  # uint32: of each response, as it was delivered
     positions: bytes  # uint32: in each response, of the first token in doubt
     gap: float  # nats, the largest
 
@@ -313,6 +315,7 @@ class FinishedRollout(Message, frozen=True, kw_only=True):
     logprobs: bytes
     versions: tuple[tuple[int, int], ...]  # (policy version, number of tokens) in token order
     instances: tuple[str, ...]  # that took part, in order
+    attempt: int = 0  # how often tokens of it were given up on before
 
 
 class WindowClosed(Message, frozen=True, kw_only=True):

@@ -5,7 +5,6 @@ record of their own section and never the whole. No JAX here: the manager reads 
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +57,6 @@ class AlgorithmConfig:
     loss_aggregation: str  # "token_mean" | "sequence_mean"
 
 
-EXACT_GAP: Final = 1e-3  # nats
-ROUNDED_GAP: Final = 2.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
     temperature: float
@@ -88,7 +83,7 @@ class LearnerConfig:
     beta1: float
     beta2: float
     max_gradient_norm: float
-    tolerated_gap: float  # nats from the learner's log-probabilities; 0 lets `RunConfig` choose
+    tolerated_gap: float  # nats from the learner's log-probabilities; 0: by precision
     guard_gradient_norm: float  # an update beyond a guard is not applied and ends the run; 0: off
     guard_kl: float  # nats per token
     mesh: tuple[int, int, int]  # devices along (data, fsdp, tensor)
@@ -200,18 +195,6 @@ class RunConfig:
     fleet: FleetConfig
     evaluation: EvaluationConfig
     observe: ObserveConfig
-
-    @property
-    def tolerated_gap(self) -> float:
-        """Nats by which a server's log-probability of a token may miss the learner's.
-
-        In float32 they differ by 1e-6 to 1e-4, and an update moves some token by far more. With
-        16-bit weights or caches single tokens differ by tenths; only gross lies are seen then.
-        """
-        if self.learner.tolerated_gap:
-            return self.learner.tolerated_gap
-        exact = {self.weights.rollout_dtype, self.engine.kv_dtype} == {"float32"}
-        return EXACT_GAP if exact else ROUNDED_GAP
 
     @property
     def slot_tokens(self) -> int:

@@ -75,6 +75,7 @@ class StepCollector:
             policy_versions=np.full(len(tokens), self._version, np.int32),
             reward=self._reward(rollout.prompt, tokens),
             advantage=0.0,
+            attempt=rollout.attempt,
         )
         return self._group_if_finished(rollout.prompt)
 

@@ -137,6 +137,7 @@ class ManagerLink:
             messages.Doubt(
                 step=step,
                 samples=messages.pack_ids([doubt.sample for doubt in doubts]),
+                attempts=messages.pack_ids([doubt.attempt for doubt in doubts]),
                 positions=messages.pack_ids([doubt.position for doubt in doubts]),
                 gap=max(doubt.gap for doubt in doubts),
             )

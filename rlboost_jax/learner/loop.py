@@ -27,6 +27,7 @@ from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.diagnosis import culprits
+from rlboost_jax.learner.doubts import tolerated_gap
 from rlboost_jax.learner.gradients import GradientSum
 from rlboost_jax.learner.guards import (
     NotFinite,
@@ -78,6 +79,7 @@ class TrainingLoop:
             max_tokens=run.sampling.max_response_tokens,
             stop_ids=tuple(task.stop_ids),
         )
+        self._tolerated_gap = tolerated_gap(run, learner.mesh.devices.flat[0].platform)
         self._row_tokens = run.learner.row_tokens or run.slot_tokens
         self._window: messages.WindowState | None = None  # after the last step
         self._publish(int(state.step))
@@ -198,7 +200,7 @@ class TrainingLoop:
             members = [t for group in groups for t in group.trajectories]
             part = self._gradients(self.state.params, members)
             gap = float(part[1]["max_logprob_gap"])
-            if not gap <= self._run.tolerated_gap:  # not a number is no small one
+            if not gap <= self._tolerated_gap:  # not a number is no small one
                 doubts = self._doubts(groups)
                 if doubts:
                     return doubts
@@ -214,12 +216,13 @@ class TrainingLoop:
         for trajectory in (t for group in groups for t in group.trajectories):
             (batch,) = self._pack([trajectory])
             gaps = np.asarray(self._learner.gaps(self.state.params, batch))[batch.response_mask]
-            wrong = np.flatnonzero(~(gaps <= self._run.tolerated_gap))
+            wrong = np.flatnonzero(~(gaps <= self._tolerated_gap))
             if wrong.size:
                 doubts.append(
                     Doubt(
                         prompt=trajectory.prompt,
                         sample=trajectory.sample,
+                        attempt=trajectory.attempt,
                         position=int(wrong[0]),
                         gap=float(gaps.max()),
                     )

@@ -26,6 +26,7 @@ class Doubt:
 
     prompt: int
     sample: int
+    attempt: int
     position: int  # in the response, of the first such token
     gap: float  # nats between the two log-probabilities, the largest in the response
 

@@ -20,6 +20,7 @@ class Trajectory:
     policy_versions: NDArray[np.int32]
     reward: float
     advantage: float
+    attempt: int = 0  # see `FinishedRollout`; no part of any digest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,8 +130,8 @@ class Driver:
         now = self.now()
         stalled, self._ran_at = now - self._ran_at, now
         try:
-            if now - self._due > STALL_SECONDS:
-                self._handle(Stalled(stalled), now)
+            if now - self._due > STALL_SECONDS:  # stood still, or had too much to do to listen
+                self._handle(Stalled(max(stalled, now - self._due)), now)
                 self._due = now
             self._handle(event, now)
             self._arm()

@@ -21,6 +21,7 @@ from rlboost_jax.messages import BeginStep, Hello, InstanceStatus, Manifest, Tok
 
 MAX_PRICE = 100_000.0  # dollars per hour; more is a mistake, or meant to spoil the accounts
 
+MAX_BANISHED = 100  # the oldest may try again, and would be caught again
 REMEMBERED_INSTANCES = 65536  # that joined last: a liar among them is known when it comes again
 SLOWER = 10  # times its slowest dispatch so far: what a server may take, overloaded
 
@@ -72,6 +73,13 @@ class Instance:
         if self.announced is None:
             return "joining"
         return "ready" if self.holds(self.announced) else "pulling"
+
+    @property
+    def asked_at(self) -> float:
+        """Since when it owes an answer to a release; inf: it owes none."""
+        if not self.num_releasing:
+            return math.inf
+        return min(rollout.asked_at for rollout in self.held.values() if rollout.releasing)
 
     @property
     def kind(self) -> tuple[str, str, int]:
@@ -168,6 +176,7 @@ class Roster:
         self.banished: dict[str, str] = {}  # who may not join again (`_identity`), and why
         self._identities: dict[str, str] = {}  # name → who that was
         self.check_at = math.inf  # no server is due for anything before
+        self.now = now  # of the event being handled
         self.numbers = 0  # in names given out
 
     def __iter__(self) -> Iterator[Instance]:
@@ -194,6 +203,8 @@ class Roster:
             return self.mismatch(hello)
         if hello.reserved:
             return ""
+        if hello.instance in self.own:
+            return f"the name {hello.instance!r} is the trainer's own engine's; choose another"
         if len(self.streams) >= MAX_INSTANCES:
             return f"there are {MAX_INSTANCES} instances already; leave some work to the learner"
         if reason := self.banished.get(_identity(hello)):
@@ -230,6 +241,13 @@ class Roster:
         """Let whoever had that name not join again: its next work would go the same way."""
         if name in self._identities:
             self.banished.setdefault(self._identities[name], reason)
+            if len(self.banished) > MAX_BANISHED:
+                del self.banished[next(iter(self.banished))]
+
+    def same_process(self, name: str) -> list[Instance]:
+        """The living streams of whoever had that name, whatever they are called now."""
+        who = self._identities.get(name)
+        return [i for i in self if not i.reserved and _identity(i.hello) == who]
 
     def retire(self, instance: Instance) -> None:
         """It goes soon: no more work for it."""
@@ -259,7 +277,8 @@ class Roster:
             return silent
         patience = max(least, SLOWER * min(instance.slowest, least))
         stuck = instance.progress_at + patience, f"no progress for {patience:g} s", True
-        return min(silent, stuck)
+        owing = instance.asked_at + patience, f"gave nothing back for {patience:g} s", True
+        return min(silent, stuck, owing)
 
     def watch(self, instance: Instance) -> None:
         """It holds work from now on: look at it in time."""
@@ -284,6 +303,8 @@ class Roster:
         for instance in self:
             instance.heard_at = min(now, instance.heard_at + seconds)
             instance.progress_at = min(now, instance.progress_at + seconds)
+            for rollout in instance.held.values():
+                rollout.asked_at = min(now, rollout.asked_at + seconds)
             if instance.hears_at < math.inf:
                 instance.hears_at = min(now, instance.hears_at + seconds)
             if instance.batch_at < math.inf:
@@ -312,9 +333,10 @@ class Roster:
         self.ready.set(sum(not i.reserved and i.ready_for(step) for i in self) if step else 0, now)
 
     def _name(self, hello: Hello) -> str:
+        """One that nobody else has had: tokens are filed under it."""
         taken = {instance.name for instance in self}
-        name = hello.instance
-        while not name or name in taken:
+        name, who = hello.instance, _identity(hello)
+        while not name or name in taken or self._identities.get(name, who) != who:
             self.numbers += 1
             name = f"{hello.instance or 'server'}-{self.numbers}"
         return name
@@ -322,4 +344,4 @@ class Roster:
 
 def _identity(hello: Hello) -> str:
     """A process, as far as it can be told from another by what it says."""
-    return f"{hello.host}/{hello.pid}/{hello.instance}"
+    return f"{hello.host}/{hello.pid}/{hello.process}/{hello.instance}"

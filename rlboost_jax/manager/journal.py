@@ -66,6 +66,7 @@ class StepResumed(Entry, frozen=True, kw_only=True):
     """A step that is kept was made the active one."""
 
     step: int
+    at: float
 
 
 class Collected(Entry, frozen=True, kw_only=True):
@@ -90,9 +91,9 @@ class Redone(Entry, frozen=True, kw_only=True):
 
 
 class Counted(Entry, frozen=True, kw_only=True):
-    """The counts of the active step so far (-1: of the time after the last one).
+    """The counts of a step so far (-1: of the time after the last one).
 
-    `in_flight_…` are tokens of dispatches under way: lost if this is the last entry.
+    `in_flight_…` are tokens of all dispatches under way: lost if this is the last such entry.
     """
 
     step: int

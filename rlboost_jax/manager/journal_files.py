@@ -81,9 +81,11 @@ class Journal:
             for part in _by_segment(entries):
                 if isinstance(part[0], StepOpened):
                     self._open(part[0].begin.step)
-                self._write(part)
-                self._note(part)
-                self._clean_up(part)
+                self._note(part)  # first: the next segment says it even if this one cannot
+                try:
+                    self._write(part)
+                finally:
+                    self._clean_up(part)
         except OSError as error:
             self._give_up()
             return f"{error.strerror or error}; tokens from here on are not kept until a step opens"

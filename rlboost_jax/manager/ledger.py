@@ -48,6 +48,8 @@ class Rollout:
     """A response in the making."""
 
     __slots__ = (
+        "asked_at",
+        "attempt",
         "holder",
         "logprobs",
         "num_tokens",
@@ -77,8 +79,10 @@ class Rollout:
         self.previous = ""  # instance that had it last
         self.request_id = 0  # of the present placement
         self.releasing = False  # asked back
+        self.asked_at = 0.0  # … since then
         self.yielded = False  # the present placement has given tokens
         self.result: FinishedRollout | None = None
+        self.attempt = 0  # how often tokens were given up
 
     @property
     def waiting(self) -> bool:
@@ -124,12 +128,14 @@ class Rollout:
             logprobs=bytes(self.logprobs),
             versions=((begin.version, self.num_tokens),),
             instances=tuple(dict.fromkeys(name for name, _ in self.parts)),
+            attempt=self.attempt,
         )
         self.tokens, self.logprobs = bytearray(), bytearray()  # the result has them
         self.step.num_finished += 1
 
     def cut(self, length: int) -> None:
         """Keep the first `length` tokens; the response is no longer finished."""
+        self.attempt += 1
         if self.result is not None:
             self.tokens, self.logprobs = (
                 bytearray(self.result.tokens),
@@ -292,7 +298,7 @@ class Ledger:
         step.books.add(self.gap)
         self.gap = Books()
         if resumed:
-            self._outbox.keep(StepResumed(step=begin.step))
+            self._outbox.keep(StepResumed(step=begin.step, at=now))
         else:
             self._outbox.keep(StepOpened(begin=begin, at=now))
         return step, resumed
@@ -350,7 +356,7 @@ class Ledger:
             )
         )
 
-    def replay(self, entry: Collected | Redone) -> None:
+    def replay(self, entry: Collected | Redone, now: float) -> None:
         """Do again what a journal tells. Nothing is held yet; what does not fit is left out:
         the tokens before it were lost with a part of the journal."""
         step = self.steps.get(entry.step)
@@ -363,7 +369,7 @@ class Ledger:
                 if rollout is not None and length < rollout.num_tokens:
                     rollout.cut(length)
             return
-        step.last_token_at = max(step.last_token_at, entry.at)
+        step.last_token_at = max(step.last_token_at, min(entry.at, now))
         end = 0
         for sample, start, count in zip(
             unpack_ids(entry.samples).tolist(),

@@ -19,12 +19,12 @@ BYTE_BURST: Final = 64 * 2**20
 # What ends up in events.jsonl: two lines per version, or a failed download every 2 s.
 REMARKS_PER_SECOND: Final = 2.0
 REMARK_BURST: Final = 60
+MAX_INSTANCES: Final = 1_000  # of one fleet
 # Streams opened from one address. A fleet on one host comes back to a restarted manager at
 # once, each server up to five times until it is through.
 STREAMS_PER_SECOND: Final = 5.0
-STREAM_BURST: Final = 500
+STREAM_BURST: Final = 2 * MAX_INSTANCES
 MAX_CALLERS: Final = 4_096  # addresses remembered
-MAX_INSTANCES: Final = 1_000  # of one fleet
 
 _FRAME_OVERHEAD: Final = 4_096  # Hello at its longest, a reason, names of fields
 _ROW_BYTES: Final = 4 + 2  # of a token batch: request id and count

@@ -43,7 +43,7 @@ class Memory:
         self._servers = servers
         self._trainer = trainer
         self._outbox = outbox
-        self._counted: object = None  # what was noted last
+        self._counted: dict[int, tuple[int, ...]] = {}  # what was noted last, by step
         self._state: object = None
 
     def note(self, now: float) -> None:
@@ -77,19 +77,28 @@ class Memory:
                     at=now,
                 )
             )
-        active, books = self._ledger.active, self._ledger.books
         in_flight = roster.in_flight
-        counted = (active, in_flight[True], in_flight[False], *books.values())
-        if counted != self._counted:
-            self._counted = counted
+        counts = {number: step.books for number, step in self._ledger.steps.items()}
+        counts[-1] = self._ledger.gap
+        counted = {
+            number: (in_flight[True], in_flight[False], *books.values())
+            for number, books in counts.items()
+        }
+        for number, values in counted.items():
+            active = self._ledger.active
+            aside = number != (active.begin.step if active else -1)
+            known = self._counted.get(number)
+            if known == values or (aside and known is not None and known[2:] == values[2:]):
+                continue
             self._outbox.keep(
                 Counted(
-                    step=active.begin.step if active else -1,
-                    books=replace(books),
+                    step=number,
+                    books=replace(counts[number]),
                     in_flight_reserved=in_flight[True],
                     in_flight_preemptible=in_flight[False],
                 )
             )
+        self._counted = counted
 
     def recover(self, entries: Iterable[Entry], now: float) -> None:
         """Take in a journal. Nobody is connected yet."""
@@ -134,10 +143,13 @@ class Memory:
                 self._servers.manifests[manifest.version] = manifest
             case StepOpened(begin=begin, at=at):
                 ledger.begin(begin, min(at, now))
-            case StepResumed(step=number) if number in ledger.steps:
-                ledger.begin(ledger.steps[number].begin, now)
+            case StepResumed(step=number, at=at) if number in ledger.steps:
+                before, step = ledger.active, ledger.steps[number]
+                ledger.begin(step.begin, now)
+                if step is not before:
+                    step.begun_at = min(at, now)
             case Collected() | Redone():
-                ledger.replay(entry)
+                ledger.replay(entry, now)
             case Counted(step=number, books=books):
                 if number == -1:
                     ledger.gap = replace(books)

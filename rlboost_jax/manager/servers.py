@@ -127,9 +127,7 @@ class Servers:
                 if stuck and not instance.reserved:
                     roster.banish(instance.name, reason)
                 self.lose(instance, reason)
-                if (server := self._fleet.server_of(instance.hello)) is not None:
-                    server.doomed = True  # stopped or stuck, it would keep its machine for ever
-                    self._outbox.signal(server.name, notice=False)
+                self._end(instance, sick=stuck)  # or it would keep its machine for ever
             elif now >= self._drains.begins_at(instance):
                 if self._drains.advance(instance, now):
                     self.lose(instance, "it was told to leave and is still here")
@@ -170,19 +168,28 @@ class Servers:
             self._ledger.books.gone += 1
 
     def quarantine(self, name: str, reason: str) -> None:
-        """Believe nothing more that a server says; a machine of the provider's is given up."""
+        """Believe nothing more that a server says, whatever it is called by now."""
         if name in self._quarantined:
             return  # more of what it had sampled before it was sent away
         self._quarantined.add(name)
         self._roster.banish(name, reason)
-        instance = next((i for i in self._roster if i.name == name), None)
-        if instance is None:
+        living = self._roster.same_process(name)
+        if not living:
             self._outbox.record("quarantined", name, reason=reason, count=0, tokens_lost=0)
-            return
-        if (server := self._fleet.server_of(instance.hello)) is not None and server.machine:
-            self._fleet.take(server.machine)
-        self._outbox.send(instance.stream, Leave(reason=f"quarantined: {reason}"))
-        self.lose(instance, reason, kind="quarantined")
+        for instance in living:
+            self._outbox.send(instance.stream, Leave(reason=f"quarantined: {reason}"))
+            self.lose(instance, reason, kind="quarantined")
+            self._end(instance, sick=True)
+
+    def _end(self, instance: Instance, *, sick: bool) -> None:
+        """Have the provider kill a server of its that may not heed what it is told.
+
+        Args:
+            sick: the next one on that machine begins after a pause.
+        """
+        if (server := self._fleet.server_of(instance.hello)) is not None:
+            server.sick, server.doomed = sick, not sick
+            self._outbox.signal(server.name, notice=False)
 
     def _unknown(self, stream: int, message: ServerMessage, now: float) -> bool:
         """A frame of a stream that is new, or was given up."""

@@ -71,6 +71,7 @@ class Manager:
         """Take in an event and all deadlines that have come by `now`."""
         if self.over:
             return []
+        self.roster.now = now
         changed = self._take(event, now)
         changed |= self.servers.expire(now)
         changed |= self._carry_out_removal()

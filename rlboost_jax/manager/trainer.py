@@ -191,31 +191,34 @@ class Trainer:
         doubted: list[Rollout] = []
         blamed: dict[str, None] = {}
         try:
-            pairs = zip(
+            for sample, attempt, position in zip(
                 unpack_ids(message.samples).tolist(),
+                unpack_ids(message.attempts).tolist(),
                 unpack_ids(message.positions).tolist(),
                 strict=True,
-            )
-            for sample, position in pairs:
+            ):
                 rollout = step.rollout_of(sample)
-                if rollout is not None and rollout.result is not None:
+                if rollout is None or rollout.result is None:
+                    continue  # it is being generated again already
+                if rollout.attempt == attempt:
                     doubted.append(rollout)
                     blamed[rollout.sampler_of(position)] = None
+                else:  # an older one is meant: the trainer has thrown this one away with it
+                    self._outbox.of_step(rollout.result)
         except (ValueError, IndexError) as error:
-            raise ProtocolError(
-                f"step {message.step}: a doubt that fits no response: {error}"
-            ) from None
-        if not blamed:
-            return  # all of them are being generated again already
-        if own := [name for name in blamed if name in self._roster.own]:
+            raise ProtocolError(f"a doubt that fits no response: {error}") from None
+        own = [name for name in blamed if name in self._roster.own]
+        others = [name for name in blamed if name not in own]
+        for name in others:
+            reason = f"its log-probabilities are {message.gap:.3g} nats from the learner's"
+            self._servers.quarantine(name, reason)
+        if others:
+            self._work.redo(step, doubted, others)
+        if own:
             raise ProtocolError(
                 f"the trainer's own engine {own[0]!r} and its learner are {message.gap:.3g} nats "
                 "apart; raise learner.tolerated_gap, or look for a fault of this host"
             )
-        for name in blamed:
-            reason = f"its log-probabilities are {message.gap:.3g} nats from the learner's"
-            self._servers.quarantine(name, reason)
-        self._work.redo(step, doubted, blamed)
 
     def _trained(self, message: StepTrained, now: float) -> None:
         step = self._ledger.active

@@ -60,10 +60,11 @@ class Work:
         asked = [r for r in rollouts if not r.releasing]
         if asked:
             for rollout in asked:
-                rollout.releasing = True
+                rollout.releasing, rollout.asked_at = True, self._roster.now
             instance.num_releasing += len(asked)
             ids = pack_ids([r.request_id for r in asked])
             self._outbox.send(instance.stream, Release(request_ids=ids))
+            self._roster.watch(instance)
 
     def release_cancelled(self) -> None:
         """Stop the work of steps that were given up, wherever it is."""

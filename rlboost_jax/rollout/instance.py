@@ -1,6 +1,7 @@
 """What makes an instance of the fleet: the run's engine, and how it introduces itself."""
 
 import os
+import secrets
 import socket
 from collections.abc import Callable
 
@@ -54,4 +55,5 @@ def hello_of(
         pid=os.getpid(),
         device=jax.devices()[0].device_kind,
         fingerprint=engine.fingerprint,
+        process=secrets.token_hex(8),
     )

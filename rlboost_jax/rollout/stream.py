@@ -326,8 +326,10 @@ class InstanceClient:
                 case Release(request_ids=request_ids):
                     self._worker.release(messages.unpack_ids(request_ids).tolist())
                 case Announce(manifest=manifest) if self._puller is not None:
-                    await _cancel(self._taking)
-                    self._taking = loop.create_task(self._take(manifest, loop.time()))
+                    # Aside: to end an older pull takes time, in which frames are to be heard.
+                    before, self._taking = self._taking, None
+                    taking = self._take_after(before, manifest, loop.time())
+                    self._taking = loop.create_task(taking)
                     self._taking.add_done_callback(self._taken)
                 case Leave(reason=reason) if not self._hello.reserved:
                     self.leave(reason)
@@ -339,6 +341,16 @@ class InstanceClient:
         """Only a mistake ends `_take` with an exception: it ends `run` too."""
         if not taking.cancelled() and (error := taking.exception()) is not None:
             self._broken.set_exception(error)
+
+    async def _take_after(
+        self, before: "asyncio.Task[None] | None", manifest: Manifest, announced: float
+    ) -> None:
+        try:
+            await _cancel(before)
+        except asyncio.CancelledError:
+            await asyncio.shield(_cancel(before))  # two pulls never share an engine
+            raise
+        await self._take(manifest, announced)
 
     async def _take(self, manifest: Manifest, announced: float) -> None:
         """Pull a version, as often as it takes, and make it the engine's."""

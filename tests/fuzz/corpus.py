@@ -50,7 +50,13 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
     "begin_step": begin_step(0, 0, "d"),
     "step_trained": m.StepTrained(step=0, train_wait_seconds=0.25, train_seconds=1.5),
     "step_committed": m.StepCommitted(step=0),
-    "doubt": m.Doubt(step=0, samples=m.pack_ids([1]), positions=m.pack_ids([0]), gap=0.5),
+    "doubt": m.Doubt(
+        step=0,
+        samples=m.pack_ids([1]),
+        attempts=m.pack_ids([0]),
+        positions=m.pack_ids([0]),
+        gap=0.5,
+    ),
     "end_run": m.EndRun(reason="done", over=True),
     "end_run_interrupted": m.EndRun(reason="interrupted", over=False),
 }

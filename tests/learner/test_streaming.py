@@ -128,11 +128,14 @@ def test_what_is_doubted_is_waited_for_again(deterministic: bool):
         wrong = [t for t in members if t.response_tokens[1] == 9]
         if not wrong:
             trained.append((index, [group.prompt for group in groups]))
-        return [Doubt(prompt=t.prompt, sample=t.sample, position=1, gap=3.0) for t in wrong]
+        return [
+            Doubt(prompt=t.prompt, sample=t.sample, attempt=t.attempt, position=1, gap=3.0)
+            for t in wrong
+        ]
 
     step = collector()
     stream_step(link, step, MicroBatches(4, 2, deterministic), train, clock=lambda: link.now)
-    assert link.doubts == [(0, [Doubt(prompt=1, sample=2, position=1, gap=3.0)])]
+    assert link.doubts == [(0, [Doubt(prompt=1, sample=2, attempt=0, position=1, gap=3.0)])]
     assert sorted(index for index, _ in trained) == [0, 1]
     assert sorted(prompt for _, prompts in trained for prompt in prompts) == [0, 1, 2, 3]
     if deterministic:

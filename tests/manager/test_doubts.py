@@ -3,6 +3,7 @@
 import pytest
 
 from rlboost_jax import messages as m
+from rlboost_jax.manager.events import ServerGone
 from rlboost_jax.manager.ledger import Rollout
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded
 from tests.manager.fakes import hello, settings
@@ -10,10 +11,11 @@ from tests.manager.fakes import hello, settings
 A, B = 10, 11
 
 
-def doubt(*pairs: tuple[int, int], step: int = 0) -> m.Doubt:
+def doubt(*pairs: tuple[int, int], step: int = 0, attempt: int = 0) -> m.Doubt:
     return m.Doubt(
         step=step,
         samples=m.pack_ids([sample for sample, _ in pairs]),
+        attempts=m.pack_ids([attempt for _ in pairs]),
         positions=m.pack_ids([position for _, position in pairs]),
         gap=3.0,
     )
@@ -144,8 +146,8 @@ def test_the_trainers_own_engine_cannot_be_quarantined() -> None:
     "message",
     [
         doubt((0, 999)),
-        m.Doubt(step=0, samples=b"\0\0\0\0", positions=b"", gap=1.0),
-        m.Doubt(step=0, samples=b"\0", positions=b"\0", gap=1.0),
+        m.Doubt(step=0, samples=b"\0\0\0\0", attempts=b"", positions=b"", gap=1.0),
+        m.Doubt(step=0, samples=b"\0", attempts=b"\0", positions=b"\0", gap=1.0),
     ],
 )
 def test_a_doubt_that_fits_no_response_is_refused(message: m.Doubt) -> None:
@@ -162,3 +164,46 @@ def test_a_doubt_about_another_step_is_late() -> None:
     finish(desk, A, held[A][0])
     desk.trainer(doubt((held[A][0].sample, 0), step=7))
     assert desk.closed() == {} and rollouts(desk)[held[A][0].sample].result is not None
+
+
+def test_a_doubt_about_an_earlier_attempt_blames_nobody_and_brings_the_present_one() -> None:
+    desk, held = two_servers()
+    lie = held[A][0].sample
+    finish(desk, A, held[A][0])
+    desk.trainer(doubt((lie, 0)))
+    rollout = rollouts(desk)[lie]
+    for request in held[B]:  # until there is room at B
+        if rollout.holder:
+            break
+        finish(desk, B, request)
+    finish(desk, B, rollout.request())
+    assert rollout.result is not None and rollout.result.attempt == 1
+    desk.trainer(doubt((lie, 0)))
+    assert desk.closed() == {} and rollout.result is not None
+    assert desk.sent(m.FinishedRollout) == [rollout.result]
+
+
+def test_a_liar_that_has_dialled_again_is_known_by_its_process() -> None:
+    desk, held = two_servers()
+    finish(desk, A, held[A][0])
+    desk(ServerGone(A, "cut"))
+    desk.join(12, 0, instance="server-10")
+    assert 12 not in desk.closed()
+    desk.trainer(doubt((held[A][0].sample, 0)))
+    assert 12 in desk.closed()
+
+
+def test_nobody_takes_the_name_of_the_trainers_own_engine() -> None:
+    desk = seeded()
+    desk(ServerGone(RESERVED, "the trainer is away"))
+    own = next(iter(desk.manager.roster.own))
+    desk.server(12, hello(instance=own))
+    assert "own engine" in desk.closed()[12]
+
+
+def test_a_name_is_one_processs_only() -> None:
+    desk, _ = two_servers()
+    desk(ServerGone(A, "killed"))
+    desk.server(12, hello(instance="server-10", pid=9))
+    (welcome,) = desk.sent(m.Welcome, 12)
+    assert welcome.instance != "server-10"

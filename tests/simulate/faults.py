@@ -251,7 +251,7 @@ class Run:
         """From now on it makes tokens up."""
         server = self._server(fault)
         if server is not None:
-            server.lying = self.world.lied = True
+            server.lying = server.ever_lied = self.world.lied = True
         return server is not None
 
     def take(self, fault: Fault) -> bool:

@@ -54,6 +54,10 @@ def _leases(world: World) -> None:
     for instance in manager.roster:
         assert world.now < world.heard[instance.stream] + lease + ROUNDING, "a lease is over"
     for record in world.records[world.checked :]:
+        if record.kind == "quarantined":
+            liars = [s for s in world.servers if s.ever_lied]
+            named = world.named.get(record.instance)
+            assert named is None or any(named in s.streams for s in liars), "it had never lied"
         if record.detail.get("reason", "").startswith("silent for"):
             silent = world.now - world.heard[world.named[record.instance]]
             assert silent >= lease - ROUNDING, "lost within its lease"

@@ -58,7 +58,8 @@ class Server:
         self.frozen = False
         self.wedged = False  # renews its lease and does nothing else
         self.stays = False  # whatever it is told
-        self.lying = False
+        self.lying = self.ever_lied = False
+        self.streams: list[int] = []  # all that it has had
         self.seconds = world.random.uniform(0.02, 0.1)  # a dispatch
         self.slow = 1.0  # times as long
         self.bad_pulls = 0  # that will fail, besides those of chance
@@ -78,6 +79,7 @@ class Server:
             self.world.later(REDIAL_SECONDS, self.connect)
             return
         self.stream = self.world.open(self)
+        self.streams.append(self.stream)
         self.held: dict[int, Held] = {}
         self._asked: list[int] = []  # to be released after the dispatch
         self._busy = self._gone = False

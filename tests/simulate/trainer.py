@@ -158,7 +158,7 @@ class Trainer:
         tokens = [token(digest, result.step, result.sample, i) for i in range(whole)]
         found = m.unpack_tokens(result.tokens).tolist()
         if found != tokens and self.world.lied:
-            self._doubt(result.sample, found, tokens)
+            self._doubt(result, found, tokens)
             return
         assert found == tokens
         assert m.unpack_logprobs(result.logprobs).tolist() == [logprob(t) for t in tokens]
@@ -168,21 +168,23 @@ class Trainer:
         if not known and len(self.results) == self.prompts * self.group_size:
             self._train()
 
-    def _doubt(self, sample: int, found: list[int], tokens: list[int]) -> None:
-        """As the learner would, a while later."""
+    def _doubt(self, result: m.FinishedRollout, found: list[int], tokens: list[int]) -> None:
+        """As the learner would: a while later, on whatever stream there is then."""
+        sample = result.sample
         pairs = itertools.zip_longest(found, tokens)
         position = next(i for i, (one, other) in enumerate(pairs) if one != other)
         doubt = m.Doubt(
             step=self.step,
             samples=m.pack_ids([sample]),
+            attempts=m.pack_ids([result.attempt]),
             positions=m.pack_ids([position]),
             gap=9.0,
         )
-        stream = self.stream
 
         def say() -> None:
-            if stream == self.stream:  # else it is delivered again, and doubted again
-                self._got.discard((stream, doubt.step, sample))
+            if self.stream and self.step == doubt.step:
+                self.results.pop(sample, None)
+                self._got = {key for key in self._got if key[1:] != (doubt.step, sample)}
                 self._say(doubt)
 
         self._later(self.world.random.uniform(0.0, 0.3), say)
