@@ -39,6 +39,7 @@ class Trainer:
         self.seeding = seeding
         self.stream = 0
         self._got: set[tuple[int, int, int]] = set()  # (stream, step, sample)
+        self._doubted: set[tuple[int, int, int]] = set()
         self._durable = -1
         self._written = 0.0
         self._flavour = 0
@@ -151,7 +152,8 @@ class Trainer:
     def _finished(self, result: m.FinishedRollout) -> None:
         assert result.step == self.step, f"a rollout of step {result.step} in step {self.step}"
         key = self.stream, result.step, result.sample
-        assert key not in self._got, "delivered twice"
+        # A doubt about an attempt that is gone already brings the present one once more.
+        assert key not in self._got or key in self._doubted, "delivered twice"
         self._got.add(key)
         digest = self.begin.params_digest
         whole = length(digest, result.step, result.sample)
@@ -184,7 +186,7 @@ class Trainer:
         def say() -> None:
             if self.stream and self.step == doubt.step:
                 self.results.pop(sample, None)
-                self._got = {key for key in self._got if key[1:] != (doubt.step, sample)}
+                self._doubted.add((self.stream, doubt.step, sample))
                 self._say(doubt)
 
         self._later(self.world.random.uniform(0.0, 0.3), say)
