@@ -22,7 +22,8 @@ quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m rlboost_jax.main --config=configs/quickstart.py --workdir=$(WORKDIR)
 
 test: lint
-	$(VENV)/bin/python -m pytest -q -m "not soak"
+	$(VENV)/bin/python -m pytest -q -m "not soak and not system" -n auto --maxprocesses=4 --dist=loadfile
+	$(VENV)/bin/python -m pytest -q -m "system and not soak"
 
 soak: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -q -m soak

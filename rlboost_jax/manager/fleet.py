@@ -26,6 +26,7 @@ class Server:
     joined: bool = False
     proved: bool = False  # has given tokens
     doomed: bool = False  # signalled
+    absent_since: float = math.inf  # its stream has ended and there is no other yet
     sick: bool = False  # gave up by itself: whatever it proved, its machine is to rest
 
 
@@ -42,6 +43,9 @@ def victim(working: Sequence[str], draw: float) -> str | None:
         draw: in [0, 1), chooses among them.
     """
     return working[min(int(draw * len(working)), len(working) - 1)] if working else None
+
+
+ABSENT_SECONDS = 30.0  # a server that lost its stream so long ago will not dial again: it hangs
 
 
 class Fleet:
@@ -71,6 +75,19 @@ class Fleet:
     @property
     def standing(self) -> list[str]:
         return [server.name for server in self.servers.values() if not server.doomed]
+
+    @property
+    def absent_at(self) -> float:
+        """When the next server that does not come back is given up; inf: never."""
+        standing = (s.absent_since for s in self.servers.values() if not s.doomed)
+        return min(standing, default=math.inf) + ABSENT_SECONDS
+
+    def give_up(self, now: float) -> list[str]:
+        """Servers that keep a machine and do nothing, doomed now."""
+        late = [s for s in self.servers.values() if now >= s.absent_since + ABSENT_SECONDS]
+        for server in late:
+            server.doomed, server.absent_since = True, math.inf
+        return [server.name for server in late]
 
     def lend(self, machine: str) -> None:
         """One machine more; "" returns the one that was taken first without a name."""

@@ -127,7 +127,8 @@ class Servers:
                 if stuck and not instance.reserved:
                     roster.banish(instance.name, reason)
                 self.lose(instance, reason)
-                self._end(instance, sick=stuck)  # or it would keep its machine for ever
+                if stuck:
+                    self._end(instance)
             elif now >= self._drains.begins_at(instance):
                 if self._drains.advance(instance, now):
                     self.lose(instance, "it was told to leave and is still here")
@@ -163,6 +164,8 @@ class Servers:
         count = self._work.put_back(instance, list(instance.held))
         self._outbox.close(instance.stream, reason)
         self._outbox.record(kind, instance.name, reason=reason, count=count, tokens_lost=in_flight)
+        if (server := self._fleet.server_of(instance.hello)) is not None:
+            server.absent_since = self._roster.now
         if not instance.reserved and kind != "rejected":
             self._roster.lost += 1
             self._ledger.books.gone += 1
@@ -179,16 +182,13 @@ class Servers:
         for instance in living:
             self._outbox.send(instance.stream, Leave(reason=f"quarantined: {reason}"))
             self.lose(instance, reason, kind="quarantined")
-            self._end(instance, sick=True)
+            self._end(instance)
 
-    def _end(self, instance: Instance, *, sick: bool) -> None:
-        """Have the provider kill a server of its that may not heed what it is told.
-
-        Args:
-            sick: the next one on that machine begins after a pause.
-        """
+    def _end(self, instance: Instance) -> None:
+        """Have the provider kill a server of its that may not heed what it is told; the next one
+        on that machine begins after a pause."""
         if (server := self._fleet.server_of(instance.hello)) is not None:
-            server.sick, server.doomed = sick, not sick
+            server.sick = True
             self._outbox.signal(server.name, notice=False)
 
     def _unknown(self, stream: int, message: ServerMessage, now: float) -> bool:
@@ -225,7 +225,7 @@ class Servers:
     def _join(self, stream: int, hello: Hello, now: float) -> None:
         instance = self._roster.join(stream, hello, now)
         if (server := self._fleet.server_of(hello)) is not None:
-            server.joined = True
+            server.joined, server.absent_since = True, math.inf
         self._outbox.send(
             stream,
             Welcome(

@@ -75,6 +75,8 @@ class Manager:
         changed = self._take(event, now)
         changed |= self.servers.expire(now)
         changed |= self._carry_out_removal()
+        for name in self.fleet.give_up(now):
+            self._outbox.signal(name, notice=False)
         if changed or now >= min(self._window_at(), self._retry_at()):
             self.work.settle(now)
             self._staff(now)
@@ -94,7 +96,7 @@ class Manager:
             return None
         watched = self._status_at if self._outbox.trainer is not None else math.inf
         moments = (self.roster.check_at, self.trainer.orphan_at, watched)
-        first = min(*moments, self._window_at(), self._retry_at())
+        first = min(*moments, self.fleet.absent_at, self._window_at(), self._retry_at())
         return None if math.isinf(first) else first
 
     def status(self, now: float) -> FleetStatus:

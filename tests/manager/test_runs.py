@@ -279,3 +279,24 @@ def test_status_comes_about_once_a_second() -> None:
         assert len(desk.sent(m.FleetStatus)) == 1
     desk.publish(5)
     assert desk.now == 3.0 and desk.manager.status(3.0).versions_in_use == (5,)
+
+
+def test_a_process_that_does_not_dial_again_is_replaced() -> None:
+    """Stopped for good, it would keep its machine for ever."""
+    desk = Desk()
+    desk.open_run()
+    desk(MachineAdded("m"))
+    desk(ServerStarted("local-1", 7))
+    desk.join(A, instance="local-1", pid=7)
+    desk(ServerGone(A, "cut"), at=5.0)
+    desk.join(B, instance="local-1", pid=7)  # it does
+    desk.server(B, m.Renew())
+    desk.now = 6.0
+    desk(ServerGone(B, "cut"), at=6.0)
+    for second in range(7, 36):
+        desk.tick(float(second))
+        assert not [a for a in desk.actions if isinstance(a, Signal)]
+    desk.tick(36.0)
+    assert [a for a in desk.actions if isinstance(a, Signal)] == [Signal("local-1", notice=False)]
+    desk(InstanceExited("local-1", "killed"))
+    assert [a.instance for a in desk.actions if isinstance(a, Start)] == ["local-2"]
