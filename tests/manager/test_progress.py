@@ -113,6 +113,27 @@ def test_an_answer_to_a_release_is_progress() -> None:
     assert A in desk.closed()
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_is_asked_back_is_to_be_given_back(answers: bool) -> None:
+    """However busy a server is with what it holds."""
+    desk, requests = at_work()
+    desk.now = 10.0
+    desk.begin(0, "other parameters", prompts=2)
+    (release,) = desk.sent(m.Release, A)
+    for second in (15.0, 20.0, 25.0, 30.0, 35.0):
+        desk.now = second
+        desk.tokens(A, requests[:1], 1, in_flight=4, running=1)
+    if answers:
+        desk.server(A, m.Released(request_ids=release.request_ids))
+    patience = 10 * 5.0  # its dispatches take 5 s
+    desk.tick(10.0 + patience - 0.01)
+    assert not desk.closed()
+    deadline = desk.manager.next_deadline()
+    assert deadline is not None and (answers or deadline <= 10.0 + patience)
+    desk.tick(10.0 + patience)
+    assert desk.closed() == ({} if answers else {A: "gave nothing back for 50 s"})
+
+
 @pytest.mark.parametrize("seconds", [0.02, 4.0, 20.0])
 def test_a_tenth_of_the_speed_is_not_stuck(seconds: float) -> None:
     """Ten dispatches as ever, then one that takes ten times as long."""

@@ -66,9 +66,7 @@ def test_a_server_works_until_the_end_it_gave_itself(fakes):
             running,
         ):
             stream = await fakes.ready(manager)
-            await stream.send(
-                Generate(params_digest="d1", requests=(fakes.request(1, tokens=10**9),))
-            )
+            await stream.send(Generate(params_digest="d1", requests=(fakes.request(1, tokens=20),)))
             client.notice(0.2, "SIGUSR1")
             *_, goodbye = await stream.until(Goodbye)
             assert goodbye == Goodbye(reason="SIGUSR1")
