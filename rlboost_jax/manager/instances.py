@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from rlboost_jax.manager.accounts import Integral
-from rlboost_jax.manager.ledger import Rollout, Step
 from rlboost_jax.manager.limits import (
     MAX_INSTANCES,
     REMARK_BURST,
     REMARKS_PER_SECOND,
     Bucket,
 )
+from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.messages import BeginStep, Hello, InstanceStatus, Manifest, TokenBatch
 

@@ -9,14 +9,13 @@ Invariants:
 - a token is counted once as sampled, and once as lost unless its response is delivered.
 """
 
-import heapq
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.manager.accounts import Books
+from rlboost_jax.manager.batches import Rows
 from rlboost_jax.manager.journal import (
     Collected,
     Forgotten,
@@ -26,240 +25,14 @@ from rlboost_jax.manager.journal import (
     StepResumed,
 )
 from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.messages import (
     BeginStep,
-    FinishedRollout,
-    GenerateRequest,
-    TokenBatch,
     pack_counts,
     pack_ids,
     unpack_counts,
     unpack_ids,
 )
-
-MAX_LOGPROB = 1e-3  # nats; above 0 by more than rounding is no logarithm of a probability
-
-
-class MalformedBatch(ValueError):
-    """A token batch that contradicts itself. What to change: the server that sent it."""
-
-
-class Rollout:
-    """A response in the making."""
-
-    __slots__ = (
-        "asked_at",
-        "attempt",
-        "holder",
-        "logprobs",
-        "num_tokens",
-        "parts",
-        "previous",
-        "prompt",
-        "prompt_tokens",
-        "releasing",
-        "request_id",
-        "result",
-        "sample",
-        "step",
-        "tokens",
-        "yielded",
-    )
-
-    def __init__(self, step: "Step", prompt: int, sample: int, prompt_tokens: bytes) -> None:
-        self.step = step
-        self.prompt = prompt
-        self.sample = sample
-        self.prompt_tokens = prompt_tokens
-        self.tokens = bytearray()  # int32
-        self.logprobs = bytearray()  # float32
-        self.num_tokens = 0
-        self.parts: list[tuple[str, int]] = []  # (instance, tokens that it sampled), in order
-        self.holder = ""  # instance that has it now
-        self.previous = ""  # instance that had it last
-        self.request_id = 0  # of the present placement
-        self.releasing = False  # asked back
-        self.asked_at = 0.0  # … since then
-        self.yielded = False  # the present placement has given tokens
-        self.result: FinishedRollout | None = None
-        self.attempt = 0  # how often tokens were given up
-
-    @property
-    def waiting(self) -> bool:
-        return not self.holder and self.result is None
-
-    @property
-    def length(self) -> int:
-        """Prompt and response so far, in tokens."""
-        return len(self.prompt_tokens) // 4 + self.num_tokens
-
-    def request(self) -> GenerateRequest:
-        begin = self.step.begin
-        return GenerateRequest(
-            request_id=self.request_id,
-            step=begin.step,
-            prompt=self.prompt,
-            sample=self.sample,
-            version=begin.version,
-            seed=begin.seed,
-            prompt_tokens=self.prompt_tokens,
-            response_tokens=bytes(self.tokens),
-            sampling=begin.sampling,
-        )
-
-    def extend(self, tokens: bytes, logprobs: bytes, name: str) -> None:
-        """Append what instance `name` sampled."""
-        count = len(tokens) // 4
-        self.tokens += tokens
-        self.logprobs += logprobs
-        self.num_tokens += count
-        if self.parts and self.parts[-1][0] == name:
-            self.parts[-1] = name, self.parts[-1][1] + count
-        else:
-            self.parts.append((name, count))
-
-    def finish(self) -> None:
-        begin = self.step.begin
-        self.result = FinishedRollout(
-            step=begin.step,
-            prompt=self.prompt,
-            sample=self.sample,
-            tokens=bytes(self.tokens),
-            logprobs=bytes(self.logprobs),
-            versions=((begin.version, self.num_tokens),),
-            instances=tuple(dict.fromkeys(name for name, _ in self.parts)),
-            attempt=self.attempt,
-        )
-        self.tokens, self.logprobs = bytearray(), bytearray()  # the result has them
-        self.step.num_finished += 1
-
-    def cut(self, length: int) -> None:
-        """Keep the first `length` tokens; the response is no longer finished."""
-        self.attempt += 1
-        if self.result is not None:
-            self.tokens, self.logprobs = (
-                bytearray(self.result.tokens),
-                bytearray(self.result.logprobs),
-            )
-            self.result = None
-            self.step.num_finished -= 1
-        del self.tokens[4 * length :], self.logprobs[4 * length :]
-        self.num_tokens, parts = length, self.parts
-        self.parts = []
-        for name, count in parts:
-            kept = min(count, length)
-            length -= kept
-            if kept:
-                self.parts.append((name, kept))
-
-    def sampler_of(self, position: int) -> str:
-        """The instance that sampled the token at a position of the response."""
-        for name, count in self.parts:
-            position -= count
-            if position < 0:
-                return name
-        raise IndexError(f"sample {self.sample} has only {self.num_tokens} tokens")
-
-    def first_of(self, name: str) -> int:
-        """Position of the first token that instance `name` sampled; the length without one."""
-        position = 0
-        for sampler, count in self.parts:
-            if sampler == name:
-                break
-            position += count
-        return position
-
-
-class Step:
-    """The rollouts of one `BeginStep`."""
-
-    def __init__(self, begin: BeginStep, now: float) -> None:
-        self.begin = begin
-        self.begun_at = now
-        self.last_token_at = now
-        self.cancelled = False
-        self.num_finished = 0
-        self.books = Books()
-        self.stop_ids = np.asarray(begin.sampling.stop_ids, np.int32)
-        self.rollouts = [
-            Rollout(self, p.prompt, p.prompt * begin.group_size + place, p.tokens)
-            for p in begin.prompts
-            for place in range(begin.group_size)
-        ]
-        self._by_sample = {rollout.sample: rollout for rollout in self.rollouts}
-        self._queue: list[tuple[bool, int, Rollout]] = []
-        self.requeue()
-
-    @property
-    def finished(self) -> bool:
-        return self.num_finished == len(self.rollouts)
-
-    @property
-    def tokens_delivered(self) -> int:
-        return sum(r.num_tokens for r in self.rollouts if r.result is not None)
-
-    def wait(self, rollout: Rollout) -> None:
-        """Queue a rollout: those with tokens first, as they are nearest to the tail."""
-        heapq.heappush(self._queue, (rollout.num_tokens == 0, rollout.sample, rollout))
-        self.num_waiting += 1
-
-    def take(self, count: int) -> list[Rollout]:
-        """The next `count` of the queue, no longer in it."""
-        self.num_waiting -= count
-        return [heapq.heappop(self._queue)[2] for _ in range(count)]
-
-    def waiting(self) -> Iterator[Rollout]:
-        """In queue order, without taking them."""
-        return (entry[2] for entry in sorted(self._queue, key=lambda entry: entry[:2]))
-
-    def rollout_of(self, sample: int) -> Rollout | None:
-        return self._by_sample.get(sample)
-
-    def requeue(self) -> None:
-        """Let all that is not finished wait, for nobody holds anything."""
-        self._queue, self.num_waiting = [], 0
-        for rollout in self.rollouts:
-            if rollout.result is None:
-                self.wait(rollout)
-
-    def results(self) -> Iterator[FinishedRollout]:
-        return (r.result for r in self.rollouts if r.result is not None)
-
-    def same_work(self, begin: BeginStep) -> bool:
-        """Whether the tokens kept here are tokens of `begin` too."""
-        return self.begin == begin
-
-
-class Rows:
-    """A token batch taken apart and checked.
-
-    Raises `MalformedBatch` if lengths disagree, a token is outside the vocabulary or a
-    log-probability is not one.
-    """
-
-    __slots__ = ("counts", "ids", "logprobs", "num_tokens", "raw", "tokens")
-
-    def __init__(self, batch: TokenBatch, vocab_size: int) -> None:
-        ids, counts = _array(batch.request_ids, "<u4"), _array(batch.counts, "<u2")
-        self.tokens, logprobs = _array(batch.tokens, "<i4"), _array(batch.logprobs, "<f4")
-        self.num_tokens = len(self.tokens)
-        total = int(counts.sum(dtype=np.int64))
-        if len(ids) != len(counts) or not total == self.num_tokens == len(logprobs):
-            raise MalformedBatch(
-                f"{len(ids)} rows, {len(counts)} counts adding up to {total}, "
-                f"{self.num_tokens} tokens, {len(logprobs)} log-probabilities"
-            )
-        if min(batch.in_flight, batch.running, batch.waiting, batch.prefilled_again) < 0:
-            raise MalformedBatch("a negative count")
-        if self.num_tokens:
-            low, high = int(self.tokens.min()), int(self.tokens.max())
-            if low < 0 or high >= vocab_size:
-                raise MalformedBatch(f"token {low if low < 0 else high} of 0..{vocab_size - 1}")
-            if not (np.isfinite(logprobs).all() and float(logprobs.max()) <= MAX_LOGPROB):
-                raise MalformedBatch("a log-probability that is above 0 or not finite")
-        self.ids: list[int] = ids.tolist()
-        self.counts: list[int] = counts.tolist()
-        self.raw, self.logprobs = batch.tokens, batch.logprobs
 
 
 class Ledger:
@@ -474,10 +247,3 @@ def _collected(
 def _positions(tokens: NDArray[np.int32], stop_ids: NDArray[np.int32]) -> list[int]:
     where: list[int] = np.flatnonzero((tokens[:, None] == stop_ids).any(axis=1)).tolist()
     return where
-
-
-def _array(data: bytes, dtype: str) -> NDArray[Any]:
-    try:
-        return np.frombuffer(data, dtype)
-    except ValueError as error:
-        raise MalformedBatch(f"{len(data)} bytes are no whole number of {dtype}") from error

@@ -7,10 +7,11 @@ is no tick: a waiting rollout goes as soon as an eligible instance has room.
 from collections.abc import Collection, Iterable
 
 from rlboost_jax.manager.instances import Instance, Roster
-from rlboost_jax.manager.ledger import Ledger, Rollout, Step
+from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.placement import Load, assign, pending_moves, room, running_moves
 from rlboost_jax.manager.profile import Profile
+from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.window import Seeding
 from rlboost_jax.messages import Generate, GenerateRequest, Release, WindowClosed, pack_ids

@@ -1,0 +1,195 @@
+"""Responses in the making, and the steps that they belong to."""
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+
+from rlboost_jax.manager.accounts import Books
+from rlboost_jax.messages import BeginStep, FinishedRollout, GenerateRequest
+
+
+class Rollout:
+    """A response in the making."""
+
+    __slots__ = (
+        "asked_at",
+        "attempt",
+        "holder",
+        "logprobs",
+        "num_tokens",
+        "parts",
+        "previous",
+        "prompt",
+        "prompt_tokens",
+        "releasing",
+        "request_id",
+        "result",
+        "sample",
+        "step",
+        "tokens",
+        "yielded",
+    )
+
+    def __init__(self, step: "Step", prompt: int, sample: int, prompt_tokens: bytes) -> None:
+        self.step = step
+        self.prompt = prompt
+        self.sample = sample
+        self.prompt_tokens = prompt_tokens
+        self.tokens = bytearray()  # int32
+        self.logprobs = bytearray()  # float32
+        self.num_tokens = 0
+        self.parts: list[tuple[str, int]] = []  # (instance, tokens that it sampled), in order
+        self.holder = ""  # instance that has it now
+        self.previous = ""  # instance that had it last
+        self.request_id = 0  # of the present placement
+        self.releasing = False  # asked back
+        self.asked_at = 0.0  # … since then
+        self.yielded = False  # the present placement has given tokens
+        self.result: FinishedRollout | None = None
+        self.attempt = 0  # how often tokens were given up
+
+    @property
+    def waiting(self) -> bool:
+        return not self.holder and self.result is None
+
+    @property
+    def length(self) -> int:
+        """Prompt and response so far, in tokens."""
+        return len(self.prompt_tokens) // 4 + self.num_tokens
+
+    def request(self) -> GenerateRequest:
+        begin = self.step.begin
+        return GenerateRequest(
+            request_id=self.request_id,
+            step=begin.step,
+            prompt=self.prompt,
+            sample=self.sample,
+            version=begin.version,
+            seed=begin.seed,
+            prompt_tokens=self.prompt_tokens,
+            response_tokens=bytes(self.tokens),
+            sampling=begin.sampling,
+        )
+
+    def extend(self, tokens: bytes, logprobs: bytes, name: str) -> None:
+        """Append what instance `name` sampled."""
+        count = len(tokens) // 4
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.num_tokens += count
+        if self.parts and self.parts[-1][0] == name:
+            self.parts[-1] = name, self.parts[-1][1] + count
+        else:
+            self.parts.append((name, count))
+
+    def finish(self) -> None:
+        begin = self.step.begin
+        self.result = FinishedRollout(
+            step=begin.step,
+            prompt=self.prompt,
+            sample=self.sample,
+            tokens=bytes(self.tokens),
+            logprobs=bytes(self.logprobs),
+            versions=((begin.version, self.num_tokens),),
+            instances=tuple(dict.fromkeys(name for name, _ in self.parts)),
+            attempt=self.attempt,
+        )
+        self.tokens, self.logprobs = bytearray(), bytearray()  # the result has them
+        self.step.num_finished += 1
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` tokens; the response is no longer finished."""
+        self.attempt += 1
+        if self.result is not None:
+            self.tokens, self.logprobs = (
+                bytearray(self.result.tokens),
+                bytearray(self.result.logprobs),
+            )
+            self.result = None
+            self.step.num_finished -= 1
+        del self.tokens[4 * length :], self.logprobs[4 * length :]
+        self.num_tokens, parts = length, self.parts
+        self.parts = []
+        for name, count in parts:
+            kept = min(count, length)
+            length -= kept
+            if kept:
+                self.parts.append((name, kept))
+
+    def sampler_of(self, position: int) -> str:
+        """The instance that sampled the token at a position of the response."""
+        for name, count in self.parts:
+            position -= count
+            if position < 0:
+                return name
+        raise IndexError(f"sample {self.sample} has only {self.num_tokens} tokens")
+
+    def first_of(self, name: str) -> int:
+        """Position of the first token that instance `name` sampled; the length without one."""
+        position = 0
+        for sampler, count in self.parts:
+            if sampler == name:
+                break
+            position += count
+        return position
+
+
+class Step:
+    """The rollouts of one `BeginStep`."""
+
+    def __init__(self, begin: BeginStep, now: float) -> None:
+        self.begin = begin
+        self.begun_at = now
+        self.last_token_at = now
+        self.cancelled = False
+        self.num_finished = 0
+        self.books = Books()
+        self.stop_ids = np.asarray(begin.sampling.stop_ids, np.int32)
+        self.rollouts = [
+            Rollout(self, p.prompt, p.prompt * begin.group_size + place, p.tokens)
+            for p in begin.prompts
+            for place in range(begin.group_size)
+        ]
+        self._by_sample = {rollout.sample: rollout for rollout in self.rollouts}
+        self._queue: list[tuple[bool, int, Rollout]] = []
+        self.requeue()
+
+    @property
+    def finished(self) -> bool:
+        return self.num_finished == len(self.rollouts)
+
+    @property
+    def tokens_delivered(self) -> int:
+        return sum(r.num_tokens for r in self.rollouts if r.result is not None)
+
+    def wait(self, rollout: Rollout) -> None:
+        """Queue a rollout: those with tokens first, as they are nearest to the tail."""
+        heapq.heappush(self._queue, (rollout.num_tokens == 0, rollout.sample, rollout))
+        self.num_waiting += 1
+
+    def take(self, count: int) -> list[Rollout]:
+        """The next `count` of the queue, no longer in it."""
+        self.num_waiting -= count
+        return [heapq.heappop(self._queue)[2] for _ in range(count)]
+
+    def waiting(self) -> Iterator[Rollout]:
+        """In queue order, without taking them."""
+        return (entry[2] for entry in sorted(self._queue, key=lambda entry: entry[:2]))
+
+    def rollout_of(self, sample: int) -> Rollout | None:
+        return self._by_sample.get(sample)
+
+    def requeue(self) -> None:
+        """Let all that is not finished wait, for nobody holds anything."""
+        self._queue, self.num_waiting = [], 0
+        for rollout in self.rollouts:
+            if rollout.result is None:
+                self.wait(rollout)
+
+    def results(self) -> Iterator[FinishedRollout]:
+        return (r.result for r in self.rollouts if r.result is not None)
+
+    def same_work(self, begin: BeginStep) -> bool:
+        """Whether the tokens kept here are tokens of `begin` too."""
+        return self.begin == begin
