@@ -148,7 +148,9 @@ def test_it_gives_up(trainer):
 def child(workdir: Path, *command: str, max_restarts: int = 3) -> subprocess.Popen[str]:
     """A supervisor in a process, to send signals to."""
     source = (
-        "import sys; from pathlib import Path; from rlboost_jax.supervise import Supervisor; "
+        "import signal, sys; from pathlib import Path; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a nohup of ours is no theirs
+        "from rlboost_jax.supervise import Supervisor; "
         f"sys.exit(Supervisor({list(command)!r}, Path({str(workdir)!r}), "
         f"max_restarts={max_restarts}).run())"
     )

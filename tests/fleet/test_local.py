@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from rlboost_jax import processes
 from rlboost_jax.fleet import local
 from rlboost_jax.fleet.local import LocalProvider, ServerNotStarted
 from rlboost_jax.processes import start_time
@@ -28,6 +29,8 @@ TALKS_NONSENSE = READY + "sys.stdin.readline(); print('nonsense', flush=True); s
 def left():
     """A process that passes for a server; reaped by this one as init would reap an orphan."""
     process = subprocess.Popen([sys.executable, "-c", SLEEPER])
+    while not processes.runs(process.pid, processes.start_time(process.pid)):
+        assert process.poll() is None  # its command line is there a moment after it has begun
     yield process
     process.kill()
     process.wait()

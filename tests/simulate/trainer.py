@@ -134,6 +134,7 @@ class Trainer:
         if self.done:
             self._end()
             return
+        self._training = False
         self.results: dict[int, m.FinishedRollout] = {}
         begin, delay = self.begin, self.world.random.uniform
         snapshot = manifest(begin.version, begin.params_digest)
@@ -184,7 +185,7 @@ class Trainer:
         )
 
         def say() -> None:
-            if self.stream and self.step == doubt.step:
+            if self.stream and self.step == doubt.step and not self._training:
                 self.results.pop(sample, None)
                 self._doubted.add((self.stream, doubt.step, sample))
                 self._say(doubt)
@@ -192,6 +193,7 @@ class Trainer:
         self._later(self.world.random.uniform(0.0, 0.3), say)
 
     def _train(self) -> None:
+        self._training = True  # nothing is doubted after the last micro-batch
         wait = self.world.random.uniform(0.0, 0.5)
         trained = m.StepTrained(step=self.step, train_wait_seconds=wait, train_seconds=wait + 0.1)
         self._later(wait, lambda: self._say(trained))
