@@ -34,6 +34,8 @@ from benchmarks.streams import Connection, Wire, serving
 from configs import tiny
 from rlboost_jax import messages as m
 from rlboost_jax.config.load import run_config, write_run_config
+from rlboost_jax.credentials import Credentials, Endpoint, read_credentials
+from rlboost_jax.manager.files import join_folder, trainer_folder
 from rlboost_jax.observe.events import read_events
 
 PATIENCE_SECONDS = 60.0  # for anything here
@@ -56,9 +58,13 @@ class Bench:
 
     workdir: Path
     port: int
-    token: str
+    servers: Credentials
     trainer: aiohttp.ClientWebSocketResponse
     struck: dict[str, float] = field(default_factory=dict)  # name → seconds since the epoch
+
+    def manager(self, address: str = "") -> Endpoint:
+        """For servers, at its own address or at that of a wire to it."""
+        return Endpoint(address=address or f"{LOCAL}:{self.port}", credentials=self.servers)
 
     def strike(self, name: str) -> None:
         self.struck[name] = time.time()
@@ -84,7 +90,7 @@ async def bench(workdir: Path) -> AsyncIterator[Bench]:
     config = tiny.get_config()
     config.deterministic = False  # no reserved engine, whose fingerprint others would need
     config.fleet.provider = "none"
-    config.manager.host = "0.0.0.0"
+    config.manager.host, config.fleet.tls = "0.0.0.0", True
     config.manager.progress_seconds = PROGRESS_SECONDS
     write_run_config(workdir / "config.json", run_config(config), "bench")
     command = [sys.executable, "-m", "rlboost_jax.manager", f"--workdir={workdir}"]
@@ -94,14 +100,18 @@ async def bench(workdir: Path) -> AsyncIterator[Bench]:
         await wait_for(lambda: (workdir / "manager.json").exists(), "the manager")
         record = json.loads((workdir / "manager.json").read_text())
         port = int(record["address"].rpartition(":")[2])
-        headers = {"Authorization": f"Bearer {(workdir / 'trainer_token').read_text()}"}
+        own = read_credentials(trainer_folder(workdir), environment={})
+        there = Endpoint(address=f"{LOCAL}:{port}", credentials=own)
         async with (
-            aiohttp.ClientSession(headers=headers) as session,
-            session.ws_connect(f"http://{LOCAL}:{port}/trainer", max_msg_size=2**26) as trainer,
+            aiohttp.ClientSession(headers=there.headers) as session,
+            session.ws_connect(
+                there.url("/trainer"), ssl=there.tls, max_msg_size=m.MAX_FRAME_BYTES
+            ) as trainer,
         ):
             await trainer.send_bytes(m.encode(m.TrainerHello(run_id="bench", window=None)))
             reading = asyncio.create_task(_read(trainer))
-            yield Bench(workdir, port, (workdir / "token").read_text(), trainer)
+            servers = read_credentials(join_folder(workdir), environment={})
+            yield Bench(workdir, port, servers, trainer)
             reading.cancel()
     finally:
         process.kill()
@@ -161,7 +171,7 @@ def _streams(
         [
             *(*wrapper, sys.executable, "-m", "benchmarks.streams"),
             *(f"--manager={address}:{bench.port}",),
-            *(f"--token_file={bench.workdir / 'token'}", f"--count={count}", f"--prefix={prefix}"),
+            *(f"--join={join_folder(bench.workdir)}", f"--count={count}", f"--prefix={prefix}"),
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,  # of servers that are hung up on
@@ -183,7 +193,7 @@ async def _cut(bench: Bench, count: int, kind: str, cut: Callable[[Connection], 
     names = [f"{kind}-{i}" for i in range(count)]
     async with Wire(LOCAL, bench.port) as wire, contextlib.AsyncExitStack() as stack:
         for name in names:  # one by one: the order of dials tells whose connection is whose
-            await stack.enter_async_context(serving(wire.address, bench.token, [name]))
+            await stack.enter_async_context(serving(bench.manager(wire.address), [name]))
 
         async def strike(name: str, connection: Connection) -> None:
             await asyncio.sleep(random.uniform(0, SPREAD_SECONDS))
@@ -232,7 +242,7 @@ async def stuck(bench: Bench, count: int) -> dict[str, Loss]:
     there is one rollout each.
     """
     names = [f"stuck-{i}" for i in range(count)]
-    async with serving(f"{LOCAL}:{bench.port}", bench.token, names):
+    async with serving(bench.manager(), names):
         manifest = m.Manifest(
             version=0,
             directory=str(bench.workdir / "snapshots"),

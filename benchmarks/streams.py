@@ -1,6 +1,6 @@
 """Rollout servers without an engine, in any number, and a wire between them and a real manager.
 
-    python -m benchmarks.streams --manager=HOST:PORT --token_file=F --count=25 --prefix=a
+    python -m benchmarks.streams --manager=HOST:PORT --join=FOLDER --count=25 --prefix=a
 
 serves so many streams in a process of its own: something to kill, to stop, to pull out.
 """
@@ -15,20 +15,22 @@ from pathlib import Path
 import aiohttp
 
 from rlboost_jax import messages as m
+from rlboost_jax.credentials import Endpoint, read_credentials
 
 JOIN_SECONDS = 30.0
 SLOTS, SLOT_TOKENS = 4, 2**17
 
 
-async def serve(address: str, token: str, name: str, joined: asyncio.Event) -> None:
+async def serve(manager: Endpoint, name: str, joined: asyncio.Event) -> None:
     """One server that renews its lease, takes weights and work, and gives no token ever.
 
     Returns when its manager hangs up or sends it home.
     """
-    headers = {"Authorization": f"Bearer {token}"}
     async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.ws_connect(f"http://{address}/instance", max_msg_size=m.MAX_FRAME_BYTES) as stream,
+        aiohttp.ClientSession(headers=manager.headers) as session,
+        session.ws_connect(
+            manager.url("/instance"), ssl=manager.tls, max_msg_size=m.MAX_FRAME_BYTES
+        ) as stream,
     ):
         hello = m.Hello(
             instance=name, reserved=False, slots=SLOTS, slot_tokens=SLOT_TOKENS,
@@ -64,11 +66,11 @@ async def serve(address: str, token: str, name: str, joined: asyncio.Event) -> N
 
 
 @asynccontextmanager
-async def serving(address: str, token: str, names: list[str]) -> AsyncIterator[None]:
+async def serving(manager: Endpoint, names: list[str]) -> AsyncIterator[None]:
     """Servers of these names, joined; gone afterwards."""
     joined = [asyncio.Event() for _ in names]
     tasks = [
-        asyncio.create_task(serve(address, token, name, event))
+        asyncio.create_task(serve(manager, name, event))
         for name, event in zip(names, joined, strict=True)
     ]
     try:
@@ -133,14 +135,15 @@ class Wire:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--manager", required=True, metavar="HOST:PORT")
-    parser.add_argument("--token_file", required=True, type=Path)
+    parser.add_argument("--join", required=True, type=Path, metavar="FOLDER")
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--prefix", default="stream")
     args = parser.parse_args()
     names = [f"{args.prefix}-{i}" for i in range(args.count)]
 
     async def run() -> None:
-        async with serving(args.manager, args.token_file.read_text().strip(), names):
+        credentials = read_credentials(args.join, environment={})
+        async with serving(Endpoint(address=args.manager, credentials=credentials), names):
             print("joined", flush=True)
             await asyncio.Event().wait()
 

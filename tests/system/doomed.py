@@ -91,7 +91,7 @@ def arrange(fate: Fate) -> None:
     def begun(loop: TrainingLoop, step: int) -> None:
         fate.step, fate.batches = step, 0
 
-    def sent(worker: Worker, in_flight: int) -> None:
+    def sent(worker: Worker) -> None:
         fate.batches += 1
         if fate.batches == SEEDED_BATCHES:
             fate.reach("seeding", fate.step)
