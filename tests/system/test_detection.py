@@ -35,7 +35,7 @@ def test_each_fault_is_known_for_what_it_is(tmp_path, fault):
 
     async def scenario():
         async with detection.bench(tmp_path) as bench:
-                async with serving(bench.manager(), ["bystander"]):
+            async with serving(bench.manager(), ["bystander"]):
                 losses = await detection.FAULTS[fault](bench, COUNT)
                 assert len(losses) == COUNT
                 for loss in losses.values():
