@@ -34,16 +34,18 @@ def test_each_fault_is_known_for_what_it_is(tmp_path, fault):
     """And so is its absence: a server that is left alone is not lost."""
 
     async def scenario():
-        async with detection.bench(tmp_path) as bench:
-            async with serving(bench.manager(), ["bystander"]):
-                losses = await detection.FAULTS[fault](bench, COUNT)
-                assert len(losses) == COUNT
-                for loss in losses.values():
-                    assert loss.seconds >= 0 and re.fullmatch(REASONS[fault], loss.reason), loss
-                lost = {e["instance"] for e in read_events(tmp_path) if e["kind"] == "lost"}
-                # A bystander that was given work holds it as idly as those that are stuck.
-                assert lost - {"bystander"} == losses.keys()
-                assert "bystander" not in lost or fault == "stuck"
+        async with (
+            detection.bench(tmp_path) as bench,
+            serving(bench.manager(), ["bystander"]),
+        ):
+            losses = await detection.FAULTS[fault](bench, COUNT)
+            assert len(losses) == COUNT
+            for loss in losses.values():
+                assert loss.seconds >= 0 and re.fullmatch(REASONS[fault], loss.reason), loss
+            lost = {e["instance"] for e in read_events(tmp_path) if e["kind"] == "lost"}
+            # A bystander that was given work holds it as idly as those that are stuck.
+            assert lost - {"bystander"} == losses.keys()
+            assert "bystander" not in lost or fault == "stuck"
 
     asyncio.run(scenario())
 
