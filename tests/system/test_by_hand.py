@@ -274,23 +274,20 @@ def test_orphans_leave_by_themselves(run):
     assert recovered["detail"]["tokens"] > 0, "they left what they had to those that come"
 
 
-def test_an_interrupted_run_leaves_nothing_and_goes_on_with_the_same_bits(run, tmp_path):
-    done = len(run.metrics())
-    if run.process.poll() is not None:
-        run.start()
-    run.wait_until(lambda: len(run.metrics()) > done and server_at_work(run), "a server at work")
-    run.process.send_signal(signal.SIGTERM)
-    output = run.end(patience_seconds=30)
-    assert run.process.returncode == exits.by_signal(signal.SIGTERM)
-    assert output.splitlines()[-1] == "interrupted; the same command goes on"
-    assert not run.processes()
-
-    steps, since = len(run.metrics()) + 1, time.time()
-    run.command.append(f"--config.num_steps={steps}")
-    run.start().finish()
-    assert events(run, "recovered", since), "and the step under way was not begun anew"
-    assert [row["step"] for row in run.metrics()] == list(range(steps))
-    assert not run.processes()
-    run.assert_accounts_hold()
-    calm = Run(tmp_path / "calm", *SETTINGS, f"num_steps={steps}").run()
+def test_an_interrupted_run_leaves_nothing_and_goes_on_with_the_same_bits(tmp_path):
+    few = (*SETTINGS, "num_steps=8")
+    with running(tmp_path / "run", *few) as run:
+        run.wait_until(lambda: run.metrics() and server_at_work(run), "a server at work")
+        run.process.send_signal(signal.SIGTERM)
+        output = run.end(patience_seconds=30)
+        assert run.process.returncode == exits.by_signal(signal.SIGTERM)
+        assert output.splitlines()[-1] == "interrupted; the same command goes on"
+        assert not run.processes()
+        since = time.time()
+        run.start().finish()
+        assert events(run, "recovered", since), "and the step under way was not begun anew"
+        assert [row["step"] for row in run.metrics()] == list(range(8))
+        assert not run.processes()
+        run.assert_accounts_hold()
+    calm = Run(tmp_path / "calm", *few).run()
     assert run.digests() == calm.digests()
