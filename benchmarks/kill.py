@@ -111,7 +111,7 @@ def _steps(
         workdir = Path(folder)
         write_run_config(workdir / "config.json", run, "benchmark")
         trainer = StandInTrainer(run, workdir, SERVER, train_rate=NO_TIME)
-        nursery = Nursery(SERVER, trainer.address, workdir / "token", workdir)
+        nursery = Nursery(SERVER, trainer.address, workdir / "join", workdir)
         try:
             for number in range(INSTANCES):
                 nursery.start(f"machine-{number}")

@@ -144,7 +144,7 @@ def measure(
         write_run_config(workdir / "config.json", run, "benchmark")
         reserved = replace(server, rate=RESERVED_RATE, slots=4 * server.slots)
         trainer = StandInTrainer(run, workdir, reserved, train_rate=TRAIN_RATE)
-        nursery = Nursery(server, trainer.address, workdir / "token", workdir)
+        nursery = Nursery(server, trainer.address, workdir / "join", workdir)
         stop = threading.Event()
         market = replace(
             run.fleet,

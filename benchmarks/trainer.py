@@ -116,7 +116,7 @@ class StandInTrainer:
 
     def close(self) -> None:
         self._serving.cancel()
-        self._link.end("measured")
+        self._link.end("measured", over=True)
         self._manager.close()
         self._thread.close()
 
