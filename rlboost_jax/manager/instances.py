@@ -79,7 +79,7 @@ class Instance:
         """Since when it owes an answer to a release; inf: it owes none."""
         if not self.num_releasing:
             return math.inf
-        return min(rollout.asked_at for rollout in self.held.values() if rollout.releasing)
+        return min(rollout.asked_at for rollout in self.held.values())
 
     @property
     def kind(self) -> tuple[str, str, int]:
@@ -125,7 +125,7 @@ class Instance:
     def hold(self, rollout: Rollout, now: float) -> None:
         if not self.held:
             self.progress_at = now
-        rollout.holder, rollout.releasing, rollout.yielded = self.name, False, False
+        rollout.holder, rollout.asked_at, rollout.yielded = self.name, math.inf, False
         self.held[rollout.request_id] = rollout
         self.groups[rollout.prompt] += 1
 
@@ -138,7 +138,7 @@ class Instance:
         self.groups[rollout.prompt] -= 1
         if not self.groups[rollout.prompt]:
             del self.groups[rollout.prompt]
-        rollout.holder, rollout.previous, rollout.releasing = "", self.name, False
+        rollout.holder, rollout.previous, rollout.asked_at = "", self.name, math.inf
         return rollout
 
     def status(self, now: float) -> InstanceStatus:
@@ -304,7 +304,8 @@ class Roster:
             instance.heard_at = min(now, instance.heard_at + seconds)
             instance.progress_at = min(now, instance.progress_at + seconds)
             for rollout in instance.held.values():
-                rollout.asked_at = min(now, rollout.asked_at + seconds)
+                if rollout.releasing:
+                    rollout.asked_at = min(now, rollout.asked_at + seconds)
             if instance.hears_at < math.inf:
                 instance.hears_at = min(now, instance.hears_at + seconds)
             if instance.batch_at < math.inf:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlboost_jax.manager.journal import (
+    FORMAT,
     Entry,
     Forgotten,
     Published,
@@ -33,7 +34,7 @@ SUFFIX = ".journal"
 class Journal:
     """Args:
     folder: made where missing.
-    run_id: a segment of another run is removed.
+    run_id: a segment of another run, or of another format, is removed.
     """
 
     def __init__(self, folder: Path, run_id: str) -> None:
@@ -98,7 +99,9 @@ class Journal:
 
     def _foreign(self, segment: Segment) -> bool:
         first = segment.entries[0] if segment.entries else None
-        return isinstance(first, SegmentBegun) and first.run_id != self._run_id
+        if not isinstance(first, SegmentBegun):
+            return False
+        return (first.run_id, first.format) != (self._run_id, FORMAT)
 
     def _open(self, step: int) -> None:
         """Begin a segment with all that those before it say and that still holds."""

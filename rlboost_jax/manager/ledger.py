@@ -156,9 +156,7 @@ class Ledger:
             if rollout is None or rollout.result is not None or rollout.num_tokens != start:
                 continue
             rollout.extend(entry.tokens[part], entry.logprobs[part], entry.instance)
-            last = int.from_bytes(entry.tokens[part][-4:], "little")
-            limit = step.begin.sampling.max_tokens
-            if rollout.num_tokens == limit or last in step.begin.sampling.stop_ids:
+            if rollout.complete:
                 rollout.finish()
 
     def next_request(self) -> int:
@@ -201,10 +199,9 @@ class Ledger:
                 stops[number] = _positions(rows.tokens, step.stop_ids)
             room = begin.sampling.max_tokens - rollout.num_tokens
             kept = count if count < room else room
-            done = kept == room
             for position in stops[number]:
                 if start <= position < start + kept:
-                    kept, done = position - start + 1, True
+                    kept = position - start + 1
                     break
             books = self.books if step.cancelled else step.books
             books.sampled(count, reserved=reserved)
@@ -216,7 +213,7 @@ class Ledger:
                 part = slice(4 * start, 4 * (start + kept))
                 rollout.extend(rows.raw[part], rows.logprobs[part], name)
                 rollout.yielded = True
-            if done:
+            if rollout.complete:
                 rollout.finish()
                 ended.append(rollout)
         for number, pieces in taken.items():

@@ -1,6 +1,7 @@
 """Responses in the making, and the steps that they belong to."""
 
 import heapq
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,7 +23,6 @@ class Rollout:
         "previous",
         "prompt",
         "prompt_tokens",
-        "releasing",
         "request_id",
         "result",
         "sample",
@@ -43,8 +43,7 @@ class Rollout:
         self.holder = ""  # instance that has it now
         self.previous = ""  # instance that had it last
         self.request_id = 0  # of the present placement
-        self.releasing = False  # asked back
-        self.asked_at = 0.0  # … since then
+        self.asked_at = math.inf  # when its holder was asked for it back
         self.yielded = False  # the present placement has given tokens
         self.result: FinishedRollout | None = None
         self.attempt = 0  # how often tokens were given up
@@ -52,6 +51,20 @@ class Rollout:
     @property
     def waiting(self) -> bool:
         return not self.holder and self.result is None
+
+    @property
+    def releasing(self) -> bool:
+        """Asked back, and not yet given."""
+        return self.asked_at < math.inf
+
+    @property
+    def complete(self) -> bool:
+        """Whether its last token ends it."""
+        sampling = self.step.begin.sampling
+        if self.num_tokens == sampling.max_tokens:
+            return True
+        last = int.from_bytes(self.tokens[-4:], "little", signed=True)
+        return self.num_tokens > 0 and last in sampling.stop_ids
 
     @property
     def length(self) -> int:

@@ -165,7 +165,10 @@ class Servers:
         count = self._work.put_back(instance, list(instance.held))
         self._outbox.close(instance.stream, reason)
         self._outbox.record(kind, instance.name, reason=reason, count=count, tokens_lost=in_flight)
-        if (server := self._fleet.server_of(instance.hello)) is not None:
+        server = self._fleet.server_of(instance.hello)
+        if server is not None and not any(
+            self._fleet.server_of(other.hello) is server for other in self._roster
+        ):  # else it has dialled again before this stream was given up
             server.absent_since = self._roster.now
         if not instance.reserved and kind != "rejected":
             self._roster.lost += 1
@@ -173,13 +176,11 @@ class Servers:
 
     def quarantine(self, name: str, reason: str) -> None:
         """Believe nothing more that a server says, whatever it is called by now."""
-        if name in self._quarantined:
-            return  # more of what it had sampled before it was sent away
-        self._quarantined.add(name)
         self._roster.banish(name, reason)
         living = self._roster.same_process(name)
-        if not living:
+        if not living and name not in self._quarantined:  # else it was said as it was sent away
             self._outbox.record("quarantined", name, reason=reason, count=0, tokens_lost=0)
+        self._quarantined.add(name)
         for instance in living:
             self._outbox.send(instance.stream, Leave(reason=f"quarantined: {reason}"))
             self.lose(instance, reason, kind="quarantined")

@@ -61,7 +61,7 @@ class Work:
         asked = [r for r in rollouts if not r.releasing]
         if asked:
             for rollout in asked:
-                rollout.releasing, rollout.asked_at = True, self._roster.now
+                rollout.asked_at = self._roster.now
             instance.num_releasing += len(asked)
             ids = pack_ids([r.request_id for r in asked])
             self._outbox.send(instance.stream, Release(request_ids=ids))

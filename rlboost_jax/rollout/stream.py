@@ -11,7 +11,7 @@ import contextlib
 import math
 import random
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -28,18 +28,16 @@ from rlboost_jax.messages import (
     Hello,
     Hint,
     Leave,
-    Manifest,
     Notice,
     Ready,
     Release,
     Renew,
     Renewed,
     ServerMessage,
-    WeightsRejected,
     Welcome,
 )
+from rlboost_jax.rollout.weight_updates import PullerLike, WeightUpdates
 from rlboost_jax.rollout.worker import Worker
-from rlboost_jax.weights.names import WeightsError
 
 ANSWER_SECONDS = 5.0  # from Hello to Welcome
 PING_SECONDS = 10.0  # a manager that does not answer a ping for half of it is lost
@@ -53,12 +51,6 @@ SETTLED_SECONDS = 5.0  # a stream that lived as long was a good one: the back-of
 
 class Refused(RuntimeError):
     """The manager does not want this server: a wrong token, or a Leave in place of Welcome."""
-
-
-class PullerLike(Protocol):
-    """What is needed of `rlboost_jax.weights.pull.Puller`."""
-
-    async def pull(self, manifest: Manifest) -> Any: ...
 
 
 class InstanceClient:
@@ -89,8 +81,7 @@ class InstanceClient:
         self._orphan_seconds = math.inf if hello.reserved else orphan_seconds
         self._compiled = compiled
         self._outbox: asyncio.Queue[ServerMessage] = asyncio.Queue()
-        self._taking: asyncio.Task[None] | None = None  # the newest announced version
-        self._loaded: tuple[int, str] | None = None  # version and digest that the engine has
+        self._updates: WeightUpdates | None = None
         self._offered: Ready | None = None  # what to say of the parameters offered
         self._goes: tuple[float, str] | None = None  # when the machine does, and who says so
         self._stamp = 0.0  # the newest of the manager's
@@ -116,6 +107,13 @@ class InstanceClient:
         """
         loop = asyncio.get_running_loop()
         self._broken = loop.create_future()
+        if self._puller is not None:
+            self._updates = WeightUpdates(
+                self._puller,
+                self._worker,
+                say=lambda message: self._outbox.put_nowait(message),
+                fail=self._broken.set_exception,
+            )
         if self._leaving is None:
             self._leaving = loop.create_future()
 
@@ -249,8 +247,8 @@ class InstanceClient:
                 self._lost_at = loop.time()
                 if self._lost_at - welcomed_at >= SETTLED_SECONDS:
                     self._attempt = 0
-                await _cancel(self._taking)
-                self._taking = None
+                if self._updates is not None:
+                    await self._updates.stop()
 
     async def _talk(self, stream: aiohttp.ClientWebSocketResponse, renew_seconds: float) -> None:
         """Until the stream ends, or this side has said goodbye on it."""
@@ -316,7 +314,6 @@ class InstanceClient:
 
     async def _obey(self, stream: aiohttp.ClientWebSocketResponse) -> None:
         """Everything the manager asks, until it hangs up or says Leave."""
-        loop = asyncio.get_running_loop()
         while True:
             match await _receive(stream):
                 case Generate(requests=requests, params_digest=params_digest):
@@ -325,62 +322,13 @@ class InstanceClient:
                     self._stamp = stamp
                 case Release(request_ids=request_ids):
                     self._worker.release(messages.unpack_ids(request_ids).tolist())
-                case Announce(manifest=manifest) if self._puller is not None:
-                    # Aside: to end an older pull takes time, in which frames are to be heard.
-                    before, self._taking = self._taking, None
-                    taking = self._take_after(before, manifest, loop.time())
-                    self._taking = loop.create_task(taking)
-                    self._taking.add_done_callback(self._taken)
+                case Announce(manifest=manifest) if self._updates is not None:
+                    self._updates.announce(manifest)
                 case Leave(reason=reason) if not self._hello.reserved:
                     self.leave(reason)
                     await asyncio.Event().wait()  # `_talk` sees to it and ends this
                 case None:
                     return
-
-    def _taken(self, taking: asyncio.Task[None]) -> None:
-        """Only a mistake ends `_take` with an exception: it ends `run` too."""
-        if not taking.cancelled() and (error := taking.exception()) is not None:
-            self._broken.set_exception(error)
-
-    async def _take_after(
-        self, before: "asyncio.Task[None] | None", manifest: Manifest, announced: float
-    ) -> None:
-        try:
-            await _cancel(before)
-        except asyncio.CancelledError:
-            await asyncio.shield(_cancel(before))  # two pulls never share an engine
-            raise
-        await self._take(manifest, announced)
-
-    async def _take(self, manifest: Manifest, announced: float) -> None:
-        """Pull a version, as often as it takes, and make it the engine's."""
-        assert self._puller is not None
-        loop = asyncio.get_running_loop()
-        version, params_digest = manifest.version, manifest.params_digest
-        fetched_bytes, attempt = 0, 0
-        while self._loaded != (version, params_digest):
-            try:
-                pulled = await self._puller.pull(manifest)
-            except WeightsError as error:
-                self._outbox.put_nowait(
-                    WeightsRejected(version=version, reason=str(error)[:MAX_REASON])
-                )
-                await asyncio.sleep(_backoff(attempt))
-                attempt += 1
-                continue
-            self._loaded = None  # whatever happens to this coroutine, not what it was
-            await asyncio.wrap_future(self._worker.load(pulled.params, version, params_digest))
-            self._loaded = (version, params_digest)
-            fetched_bytes = pulled.fetched_bytes
-        seconds = loop.time() - announced
-        self._outbox.put_nowait(
-            Ready(
-                version=version,
-                params_digest=params_digest,
-                seconds=seconds,
-                fetched_bytes=fetched_bytes,
-            )
-        )
 
 
 def _backoff(attempt: int) -> float:

@@ -1,0 +1,98 @@
+"""Announced versions on their way into the engine: of several only the newest is taken.
+
+Invariants: no two are pulled or loaded at once; a version that could not be had is tried again for
+as long as it is the newest; what is said belongs to the stream on which it was announced.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rlboost_jax.backoff import backoff_seconds
+from rlboost_jax.messages import MAX_REASON, Manifest, Ready, WeightsRejected
+from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.weights.names import WeightsError
+
+FIRST_RETRY_SECONDS = 0.1  # doubles with each attempt
+LONGEST_RETRY_SECONDS = 2.0
+
+
+class PullerLike(Protocol):
+    """What is needed of `rlboost_jax.weights.pull.Puller`."""
+
+    async def pull(self, manifest: Manifest) -> Any: ...
+
+
+class WeightUpdates:
+    """To be used in one event loop.
+
+    Args:
+        say: sends a message on the stream of the moment.
+        fail: is given the exception that only a mistake of this side can raise.
+    """
+
+    def __init__(
+        self,
+        puller: PullerLike,
+        worker: Worker,
+        *,
+        say: Callable[[Ready | WeightsRejected], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._puller, self._worker, self._say, self._fail = puller, worker, say, fail
+        self._one = asyncio.Lock()  # held by whoever pulls, until all that it began has ended
+        self._newest: asyncio.Task[None] | None = None
+        self._loaded: tuple[int, str] | None = None  # version and digest that the engine has
+
+    def announce(self, manifest: Manifest) -> None:
+        """Take this version, in place of any other. Returns at once: to end an older pull takes
+        time, in which the stream is to be heard."""
+        self._cancel()
+        loop = asyncio.get_running_loop()
+        self._newest = loop.create_task(self._take(manifest, loop.time()))
+        self._newest.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """Give up what is under way; returns when all of it has ended."""
+        self._cancel()
+        async with self._one:
+            self._newest = None
+
+    def _cancel(self) -> None:
+        if self._newest is not None:
+            self._newest.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    async def _take(self, manifest: Manifest, announced: float) -> None:
+        """Pull a version, as often as it takes, and make it the engine's."""
+        async with self._one:
+            version, params_digest = manifest.version, manifest.params_digest
+            fetched_bytes, attempt = 0, 0
+            while self._loaded != (version, params_digest):
+                try:
+                    pulled = await self._puller.pull(manifest)
+                except WeightsError as error:
+                    self._say(WeightsRejected(version=version, reason=str(error)[:MAX_REASON]))
+                    await asyncio.sleep(
+                        backoff_seconds(
+                            attempt, first=FIRST_RETRY_SECONDS, longest=LONGEST_RETRY_SECONDS
+                        )
+                    )
+                    attempt += 1
+                    continue
+                self._loaded = None  # whatever happens to this coroutine, not what it was
+                await asyncio.wrap_future(self._worker.load(pulled.params, version, params_digest))
+                self._loaded = (version, params_digest)
+                fetched_bytes = pulled.fetched_bytes
+            seconds = asyncio.get_running_loop().time() - announced
+            self._say(
+                Ready(
+                    version=version,
+                    params_digest=params_digest,
+                    seconds=seconds,
+                    fetched_bytes=fetched_bytes,
+                )
+            )
