@@ -78,7 +78,11 @@ def get_config() -> ConfigDict:
     config.learner.guard_gradient_norm = 0.0  # most of the global norm before clipping
     config.learner.guard_kl = 0.0  # most of the mean KL to the starting model, nats per token
     config.learner.mesh = (1, 1, 1)  # devices along (data, fsdp, tensor)
-    config.learner.remat = False  # recompute activations in the backward pass
+    # What the backward pass computes again: "none" nothing, "dots" all but what products with
+    # matrices return, "full" all but one residual stream per layer.
+    config.learner.remat = "none"  # or "dots", "full", from most memory to least
+    config.learner.moment_dtype = "float32"  # or "bfloat16": AdamW's moments in half the memory
+    config.learner.moment_memory = "device"  # or "host": they come over for the update only
     config.learner.attention = "auto"  # "paged": log-probs as the engine's; "dense"; auto chooses
 
     config.engine = ConfigDict()

@@ -17,6 +17,9 @@ from rlboost_jax.config.task_sizes import MIN_LENGTH, NUM_COUNTERS, task_size
 from rlboost_jax.config.traces import read_trace
 
 ROW_CLASS: Final = 16  # row counts whose matmuls have the same bits are multiples of this
+# A moment decays by 1 - beta each update. Rounded to bfloat16, whose last digit is worth up to
+# 1/128 of a number, one that decays by less than half of that would stay as it is for ever.
+MAX_BETA_ROUNDED: Final = 0.99
 MIN_TOKEN_ROWS: Final = 64  # … and at least this many
 
 
@@ -114,6 +117,14 @@ def _learner(config: RunConfig) -> Iterator[str]:
             f"learner.attention is 'paged' and learner.mesh {learner.mesh}; the engine's kernel "
             "would gather what is sharded: take 'dense' or 'auto', or one device"
         )
+    if learner.moment_dtype != "float32":
+        for name in ("beta1", "beta2"):
+            if getattr(learner, name) > MAX_BETA_ROUNDED:
+                yield (
+                    f"learner.{name} is {getattr(learner, name)} and learner.moment_dtype "
+                    f"{learner.moment_dtype!r}; changes smaller than its last digit would be lost "
+                    f"to rounding: choose at most {MAX_BETA_ROUNDED}, or float32"
+                )
     if learner.schedule_warmup_steps > config.num_steps:
         yield (
             f"learner.schedule_warmup_steps is {learner.schedule_warmup_steps}; choose 0 to "

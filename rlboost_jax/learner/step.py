@@ -6,6 +6,7 @@ micro-batches, and only `apply` divides, by the update's own tokens or sequences
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from rlboost_jax.learner.state import (
     TrainState,
     learning_rate_schedule,
     make_optimizer,
+    on_device,
     state_shardings,
 )
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
@@ -67,7 +69,9 @@ class LearnerStep:
         mesh: Mesh,
     ) -> None:
         self.optimizer = make_optimizer(learner, num_steps)
-        self.shardings = state_shardings(model, self.optimizer, mesh)
+        self.shardings = state_shardings(
+            model, self.optimizer, mesh, moment_memory=learner.moment_memory
+        )
         self.mesh = mesh
         params, whole = self.shardings.params, replicated(mesh)
         self.gradients = jax.jit(
@@ -82,7 +86,11 @@ class LearnerStep:
         )
         self.combine = jax.jit(combine, donate_argnums=0, out_shardings=(params, whole))
         self.apply = jax.jit(
-            _apply(self.optimizer, learning_rate_schedule(learner, num_steps)),
+            _apply(
+                self.optimizer,
+                learning_rate_schedule(learner, num_steps),
+                on_device(self.shardings.opt_state) if learner.moment_memory == "host" else None,
+            ),
             in_shardings=(self.shardings, params, whole),
             out_shardings=(self.shardings, whole),
             donate_argnums=0,
@@ -240,14 +248,19 @@ def _attention(learner: LearnerConfig, mesh: Mesh, num_tokens: int) -> str:
 
 
 def _apply(
-    optimizer: optax.GradientTransformation, learning_rate: Callable[[Array], Array]
+    optimizer: optax.GradientTransformation,
+    learning_rate: Callable[[Array], Array],
+    opt_shardings: Any | None,
 ) -> Callable[[TrainState, Params, Float[Array, ""]], tuple[TrainState, dict[str, Array]]]:
     def apply(
         state: TrainState, gradients: Params, divisor: Float[Array, ""]
     ) -> tuple[TrainState, dict[str, Array]]:
         gradients = jax.tree.map(lambda leaf: leaf / divisor, gradients)
         norm = optax.tree.norm(gradients)  # leaf by leaf where it lies, without a gather
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        opt_state = state.opt_state
+        if opt_shardings is not None:
+            opt_state = jax.device_put(opt_state, opt_shardings)
+        updates, opt_state = optimizer.update(gradients, opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = {
             "gradient_norm": norm,

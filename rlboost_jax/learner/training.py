@@ -190,7 +190,16 @@ def _restore(
     newest = checkpoints.latest()
     if newest is None:
         return None
-    return checkpoints.restore(newest, abstract_state(run.model, learner.optimizer, learner.mesh))
+    return checkpoints.restore(newest, _abstract(run, learner))
+
+
+def _abstract(run: RunConfig, learner: LearnerStep) -> TrainState:
+    return abstract_state(
+        run.model,
+        learner.optimizer,
+        learner.mesh,
+        moment_memory=run.learner.moment_memory,
+    )
 
 
 def _start(run: RunConfig, task: Task, learner: LearnerStep, console: Console) -> TrainState:
@@ -217,8 +226,7 @@ def _reference(
         if kept.latest() is None:
             kept.save(0, state.params, {})
             kept.wait()
-        abstract = abstract_state(run.model, learner.optimizer, learner.mesh)
-        return kept.restore(0, abstract.params)[0]
+        return kept.restore(0, _abstract(run, learner).params)[0]
 
 
 def _finish(run: RunConfig, path: Path, accuracy: float | None) -> Summary:

@@ -151,7 +151,7 @@ def _optimizer(max_gradient_norm: float) -> optax.GradientTransformation:
 
 
 def _update(
-    model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, *, remat: bool
+    model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, *, remat: str
 ) -> Callable[..., tuple[TrainState, Float[Array, ""]]]:
     def mean_loss(params: Params, batch: PackedBatch) -> Float[Array, ""]:
         tokens, positions, segments = map(
