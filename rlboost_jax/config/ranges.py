@@ -43,6 +43,8 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "learner.micro_batch_prompts": 1,
     "learner.pack_rows": 1,
     "learner.row_tokens": 0,
+    "learner.row_lengths": 1,
+    "learner.pack_tokens": 0,
     "learner.schedule_warmup_steps": 0,
     "learner.weight_decay": 0,
     "learner.guard_gradient_norm": 0,
@@ -101,6 +103,7 @@ AT_MOST: Final[Mapping[str, float]] = {
     "warmup.habit_worked_fraction": 1,
     "algorithm.clip_low": 1,
     "sampling.top_p": 1,
+    "learner.row_lengths": 8,  # each is compiled
     "learner.beta1": 0.99999,
     "learner.beta2": 0.99999,
     "engine.memory_fraction": 1,

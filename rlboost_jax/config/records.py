@@ -76,6 +76,8 @@ class LearnerConfig:
     micro_batch_prompts: int  # groups per micro-batch
     pack_rows: int  # rows of one packed batch
     row_tokens: int  # tokens of a packed row; 0 takes the longest prompt plus response
+    row_lengths: int  # lengths of rows to choose from: row_tokens, half of it, …
+    pack_tokens: int  # tokens of a packed batch on each device, in place of pack_rows; 0: off
     learning_rate: float
     schedule: str  # "constant" | "linear" | "cosine"
     schedule_warmup_steps: int
@@ -202,3 +204,16 @@ class RunConfig:
     def slot_tokens(self) -> int:
         """Longest prompt plus response that a slot holds."""
         return self.engine.max_prompt_tokens + self.sampling.max_response_tokens
+
+    @property
+    def row_tokens(self) -> int:
+        """Of the longest packed rows."""
+        return self.learner.row_tokens or self.slot_tokens
+
+    @property
+    def pack_rows(self) -> int:
+        """Rows of a packed batch of the longest rows."""
+        data, fsdp, _ = self.learner.mesh
+        if self.learner.pack_tokens:
+            return data * fsdp * (self.learner.pack_tokens // self.row_tokens)
+        return self.learner.pack_rows

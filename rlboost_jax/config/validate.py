@@ -96,7 +96,7 @@ def _learner(config: RunConfig) -> Iterator[str]:
         )
     if min(learner.mesh) < 1:
         yield f"learner.mesh is {learner.mesh}; every axis has at least 1 device"
-    elif learner.pack_rows % (learner.mesh[0] * learner.mesh[1]):
+    elif not learner.pack_tokens and learner.pack_rows % (learner.mesh[0] * learner.mesh[1]):
         yield (
             f"learner.pack_rows is {learner.pack_rows}, not a multiple of data * fsdp "
             f"({learner.mesh[0]} * {learner.mesh[1]}) in learner.mesh; change one of them"
@@ -106,6 +106,17 @@ def _learner(config: RunConfig) -> Iterator[str]:
             f"learner.row_tokens is {learner.row_tokens}, the longest prompt plus response has "
             f"{config.slot_tokens} (engine.max_prompt_tokens + sampling.max_response_tokens); "
             "raise it, or 0 takes just that"
+        )
+    if 0 < learner.pack_tokens < config.row_tokens:
+        yield (
+            f"learner.pack_tokens is {learner.pack_tokens}, one row has {config.row_tokens} "
+            "(learner.row_tokens, or the longest prompt plus response); raise it, or 0 takes "
+            "learner.pack_rows"
+        )
+    if config.row_tokens < 2 ** (learner.row_lengths - 1):
+        yield (
+            f"learner.row_lengths is {learner.row_lengths}; a row of {config.row_tokens} tokens "
+            "cannot be halved so often: lower it"
         )
     if learner.guard_kl and not config.algorithm.kl_coefficient:
         yield (

@@ -80,7 +80,6 @@ class TrainingLoop:
             stop_ids=tuple(task.stop_ids),
         )
         self._tolerated_gap = tolerated_gap(run, learner.mesh.devices.flat[0].platform)
-        self._row_tokens = run.learner.row_tokens or run.slot_tokens
         self._window: messages.WindowState | None = None  # after the last step
         self._publish(int(state.step))
         self._lap = time.perf_counter()  # when the last step was over
@@ -235,8 +234,9 @@ class TrainingLoop:
     def _pack(self, trajectories: Sequence[Trajectory]) -> list[PackedBatch]:
         return pack(
             trajectories,
-            rows=self._run.learner.pack_rows,
-            row_tokens=self._row_tokens,
+            rows=self._run.pack_rows,
+            row_tokens=self._run.row_tokens,
+            row_lengths=self._run.learner.row_lengths,
             loss_aggregation=self._run.algorithm.loss_aggregation,
         )
 

@@ -15,7 +15,6 @@ from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import param_shardings, replicated
 from rlboost_jax.pytree import pytree
 
-
 HOST_MEMORY: Final = "pinned_host"  # as JAX calls it
 
 
@@ -76,9 +75,7 @@ def make_optimizer(config: LearnerConfig, num_steps: int) -> optax.GradientTrans
     return _kept_as(config.moment_dtype, optimizer)
 
 
-def _kept_as(
-    dtype: str, optimizer: optax.GradientTransformation
-) -> optax.GradientTransformation:
+def _kept_as(dtype: str, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """The same arithmetic in float32, with its memory rounded to `dtype` between updates."""
     if dtype == "float32":
         return optimizer
@@ -89,10 +86,10 @@ def _kept_as(
 
         return jax.tree.map(cast_leaf, tree)
 
-    def init(params: Params) -> Any:
+    def init(params: Any) -> Any:  # parameters, or what optax puts in their place
         return cast(optimizer.init(params), dtype)
 
-    def update(gradients: Params, state: Any, params: Params | None = None) -> tuple[Any, Any]:
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         updates, state = optimizer.update(gradients, cast(state, "float32"), params)
         return updates, cast(state, dtype)
 

@@ -97,22 +97,31 @@ class LearnerStep:
         )
 
     def compile(
-        self, state: TrainState, reference: Params | None, *, rows: int, row_tokens: int
+        self,
+        state: TrainState,
+        reference: Params | None,
+        *,
+        shapes: Sequence[tuple[int, int]],
     ) -> int:
         """Compile everything before the first step, so that no step is slowed by it.
 
         `apply` would consume the state: its program goes to the compilation cache only.
 
+        Args:
+            shapes: rows and tokens of a row of all packed batches there will be.
+
         Returns:
             Bytes that the hungriest program takes on each device besides its arguments and
             results: activations, for the most part.
         """
-        batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
-        part = self.gradients(state.params, reference, batch)
-        computed = self.gradients.lower(state.params, reference, batch).compile()
+        programs = []
+        for rows, row_tokens in shapes:
+            batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+            part = self.gradients(state.params, reference, batch)
+            programs.append(self.gradients.lower(state.params, reference, batch).compile())
         gradients, _ = self.combine(part, self.gradients(state.params, reference, batch))
-        applied = self.apply.lower(state, gradients, np.float32(1)).compile()
-        return max(map(_working_bytes, (computed, applied)))
+        programs.append(self.apply.lower(state, gradients, np.float32(1)).compile())
+        return max(map(_working_bytes, programs))
 
     def micro_batch(
         self, params: Params, reference: Params | None, batches: Sequence[PackedBatch]

@@ -15,6 +15,7 @@ from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, checkpoint_extra, window_of
 from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.packing import batch_shapes
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngine
 from rlboost_jax.learner.state import TrainState, abstract_state, init_state
@@ -101,8 +102,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             working_bytes = learner.compile(
                 state,
                 reference,
-                rows=run.learner.pack_rows,
-                row_tokens=run.learner.row_tokens or run.slot_tokens,
+                shapes=batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths),
             )
 
         with console.phase("compiling the engine's programs"):

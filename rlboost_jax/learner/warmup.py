@@ -104,9 +104,9 @@ class _Lessons:
     def __init__(self, config: RunConfig, task: Task) -> None:
         self._task, self._seed = task, config.seed ^ _STREAM
         self._rng = np.random.default_rng(self._seed)
-        self._row_tokens = config.learner.row_tokens or config.slot_tokens
-        packed = config.learner.pack_rows * self._row_tokens
-        self._rows = config.learner.pack_rows * math.ceil(TOKENS_PER_UPDATE / packed)
+        self._row_tokens = config.row_tokens
+        packed = config.pack_rows * self._row_tokens
+        self._rows = config.pack_rows * math.ceil(TOKENS_PER_UPDATE / packed)
         self._drawn = 0
         self._left: list[Trajectory] = []
 
