@@ -284,7 +284,7 @@ class Run:
             return ((0.0, event),)
         message = event.message
         what = next(iter(self._next))
-        if what == "lose" and not isinstance(message, m.TokenBatch | m.Renew | m.Goodbye):
+        if what == "lose" and not isinstance(message, LOSABLE):
             return ((0.0, event),)  # its loss would be that of the stream
         if what == "break" and not isinstance(message, m.TokenBatch):
             return ((0.0, event),)
@@ -301,6 +301,8 @@ class Run:
                 return ((0.0, FromServer(event.stream, broken)),)
         raise AssertionError(what)
 
+
+LOSABLE = m.TokenBatch | m.Renew | m.Released | m.Goodbye  # the stream goes on without them
 
 KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "kill": (Run.kill, 3),
