@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.task_sizes import TASK_SIZES
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
@@ -35,8 +36,16 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "warmup.habit_updates": 0,
     "warmup.worked_fraction": 0,
     "warmup.habit_worked_fraction": 0,
-    "algorithm.group_size": 2,  # an advantage compares the responses of one prompt
+    "algorithm.group_size": 1,
+    "algorithm.gae_lambda": 0,
+    "algorithm.dual_clip": 0,
     "algorithm.kl_coefficient": 0,
+    "algorithm.correction_low": 0,
+    "algorithm.overlong_penalty": 0,
+    "algorithm.dynamic_sampling_factor": 1,
+    "algorithm.mini_batches": 1,
+    "algorithm.epochs": 1,
+    "algorithm.value_clip": 0,
     "sampling.top_k": 0,
     "sampling.max_response_tokens": 1,
     "learner.prompts_per_step": 1,
@@ -83,6 +92,12 @@ ABOVE_ZERO: Final = (
     "warmup.habit_learning_rate",
     "algorithm.clip_low",
     "algorithm.clip_high",
+    "algorithm.discount",
+    "algorithm.sapo_temperature_positive",
+    "algorithm.sapo_temperature_negative",
+    "algorithm.correction_high",
+    "algorithm.overlong_band",
+    "algorithm.critic_learning_rate",
     "sampling.temperature",  # greedy responses of a group are equal and teach nothing
     "sampling.top_p",
     "learner.learning_rate",
@@ -102,6 +117,9 @@ AT_MOST: Final[Mapping[str, float]] = {
     "warmup.worked_fraction": 1,
     "warmup.habit_worked_fraction": 1,
     "algorithm.clip_low": 1,
+    "algorithm.discount": 1,
+    "algorithm.gae_lambda": 1,
+    "algorithm.overlong_band": 1,
     "sampling.top_p": 1,
     "learner.row_lengths": 8,  # each is compiled
     "learner.beta1": 0.99999,
@@ -114,8 +132,18 @@ AT_MOST: Final[Mapping[str, float]] = {
 ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "model.dtype": DTYPES,
     "task.name": tuple(TASK_SIZES),
-    "algorithm.name": ("grpo",),
-    "algorithm.loss_aggregation": ("token_mean", "sequence_mean"),
+    "algorithm.name": tuple(PRESETS),
+    "algorithm.advantage": ("group_std", "group_mean", "leave_one_out", "return", "gae"),
+    "algorithm.deviation": ("population", "sample"),
+    "algorithm.old_policy": ("behaviour", "recomputed"),
+    "algorithm.ratio_level": ("token", "sequence", "sequence_token"),
+    "algorithm.surrogate": ("clip", "cispo", "sapo", "reinforce"),
+    "algorithm.loss_aggregation": ("token_mean", "sequence_mean", "sequence_sum", "constant"),
+    "algorithm.kl_estimator": ("k1", "k2", "k3"),
+    "algorithm.kl_placement": ("loss", "reward"),
+    "algorithm.kl_gradient": ("own", "straight_through", "importance"),
+    "algorithm.correction": ("none", "truncate", "mask", "reject"),
+    "algorithm.correction_level": ("token", "sequence", "geometric"),
     "learner.schedule": ("constant", "linear", "cosine"),
     "learner.remat": ("none", "dots", "full"),
     "learner.moment_dtype": ("float32", "bfloat16"),

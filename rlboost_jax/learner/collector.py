@@ -1,16 +1,15 @@
 """Finished rollouts of one step, each taken once, and the groups they make."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
-from rlboost_jax.algorithms.advantages import group_advantages
 from rlboost_jax.learner.trajectory import Group, Trajectory
 
 Reward = Callable[[int, NDArray[np.int32]], float]
+Estimate = Callable[[Sequence[Trajectory]], tuple[Trajectory, ...]]
 
 
 class WrongVersion(RuntimeError):
@@ -28,15 +27,15 @@ class StepCollector:
         prompts: Sequence[NDArray[np.int32]],
         group_size: int,
         reward: Reward,
-        normalize_by_std: bool,
+        estimate: Estimate,
     ):
         """Args:
         reward: (prompt index, response tokens) → reward.
-        normalize_by_std: see `group_advantages`.
+        estimate: gives the trajectories of a whole group their advantages.
         """
         self.step, self._version = step, version
         self._prompts, self._group_size, self._reward = prompts, group_size, reward
-        self._normalize_by_std = normalize_by_std
+        self._estimate = estimate
         self._taken: dict[int, Trajectory] = {}
         self.groups: dict[int, Group] = {}  # finished ones, by prompt
 
@@ -91,14 +90,6 @@ class StepCollector:
         if any(sample not in self._taken for sample in samples):
             return None
         members = [self._taken[sample] for sample in samples]
-        rewards = np.array([member.reward for member in members])
-        advantages = group_advantages(rewards, normalize_by_std=self._normalize_by_std)
-        group = Group(
-            prompt=prompt,
-            trajectories=tuple(
-                replace(member, advantage=float(advantage))
-                for member, advantage in zip(members, advantages, strict=True)
-            ),
-        )
+        group = Group(prompt=prompt, trajectories=self._estimate(members))
         self.groups[prompt] = group
         return group

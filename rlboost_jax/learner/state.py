@@ -23,6 +23,7 @@ class TrainState:
     params: Params  # float32
     opt_state: Any  # optax's, with moments laid out like the parameters, in `moment_dtype`
     step: Any  # updates made: an int32 scalar, or its sharding or shape
+    critic: Any = None  # a CriticState, in runs that have one
 
 
 class NoHostMemory(Mistake, ValueError):

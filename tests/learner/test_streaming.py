@@ -34,7 +34,7 @@ def collector(prompts: int = 4) -> StepCollector:
         prompts=[np.array([1, p], np.int32) for p in range(prompts)],
         group_size=GROUP,
         reward=lambda prompt, tokens: float(tokens[1]),
-        normalize_by_std=False,
+        estimate=tuple,
     )
 
 
