@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
@@ -12,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.records import LearnerConfig, ModelConfig
 from rlboost_jax.models.params import Params, abstract_params
-from rlboost_jax.models.sharding import param_shardings, replicated
+from rlboost_jax.models.sharding import laid_out, param_shardings, replicated
 from rlboost_jax.pytree import pytree
 
 HOST_MEMORY: Final = "pinned_host"  # as JAX calls it
@@ -174,8 +175,15 @@ def init_state(
     It holds copies: updates reuse the memory of a state, and the caller may go on using
     `params`, as reference model for one.
     """
-    params = jax.device_put(params, shardings.params)
+    params = jax.tree.map(_moved, params, shardings.params)
     return jax.jit(lambda params: _fresh(params, optimizer), out_shardings=shardings)(params)
+
+
+def _moved(leaf: Any, sharding: NamedSharding) -> Any:
+    """`jax.device_put`, which does not take host arrays to devices of other processes."""
+    if sharding.is_fully_addressable or not isinstance(leaf, np.ndarray):
+        return jax.device_put(leaf, sharding)
+    return laid_out(leaf, sharding)
 
 
 def _fresh(params: Params, optimizer: optax.GradientTransformation) -> TrainState:

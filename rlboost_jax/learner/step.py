@@ -34,7 +34,7 @@ from rlboost_jax.learner.state import (
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
 from rlboost_jax.models.forward import head_factors, hidden_states
 from rlboost_jax.models.params import Params
-from rlboost_jax.models.sharding import batch_sharding, replicated
+from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
 
 
 class LearnerStep:
@@ -72,23 +72,25 @@ class LearnerStep:
         )
         self.mesh = mesh
         params, whole = self.shardings.params, replicated(mesh)
-        self.gradients = jax.jit(
+        program = partial(program_on, mesh)
+        rows = batch_sharding(mesh)
+        self.gradients = program(
             _gradients(model, learner, algorithm, sampling, mesh),
-            in_shardings=(params, None, batch_sharding(mesh)),
+            in_shardings=(params, None, rows),
             out_shardings=(params, whole),
         )
-        self.evaluate = jax.jit(
+        self.evaluate = program(
             _evaluate(model, learner, sampling, mesh),
-            in_shardings=(params, None, batch_sharding(mesh)),
+            in_shardings=(params, None, rows),
             out_shardings=whole,
         )
-        self.gaps = jax.jit(
+        self.gaps = program(
             _gaps(model, learner, sampling, mesh),
-            in_shardings=(params, batch_sharding(mesh)),
+            in_shardings=(params, rows),
             out_shardings=whole,
         )
-        self.combine = jax.jit(combine, donate_argnums=0, out_shardings=(params, whole))
-        self.apply = jax.jit(
+        self.combine = program(combine, donate_argnums=0, out_shardings=(params, whole))
+        self.apply = program(
             _apply(
                 self.optimizer,
                 learning_rate_schedule(learner, num_steps),

@@ -7,20 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
 from rlboost_jax import compile_cache
 from rlboost_jax.config.memory import learner_bytes_per_device
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.tasks import Task, get_task
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.critic import CriticStep
+from rlboost_jax.learner.followers import invite
+from rlboost_jax.learner.following import accept
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, checkpoint_extra, window_of
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.packing import batch_shapes
+from rlboost_jax.learner.processes import ALONE, World, check_mesh
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngine
 from rlboost_jax.learner.state import TrainState, abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.updates import learners_of
 from rlboost_jax.learner.warmup import warm_up
 from rlboost_jax.messages import TrainerHello
 from rlboost_jax.models.params import Params, init_params
@@ -38,16 +44,31 @@ from rlboost_jax.workdir import Workdir
 LOOK_SECONDS = 0.25  # between two looks at the fleet, for the live view
 
 
-def run_training(run: RunConfig, path: str | Path) -> Summary:
+class Silence:
+    """The console of a process that shows nothing."""
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def note(self, line: str) -> None:
+        pass
+
+
+def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summary:
     """Train `run` in the folder `path`, going on where an earlier start ended.
 
+    Args:
+        world: the processes of this trainer, of which this is number 0.
+
     Raises:
-        WorkdirUnusable, NotEnoughDevices: before anything is written.
+        WorkdirUnusable, NotEnoughDevices, IdleProcess: before anything is written.
+        FollowerLost: another process of this trainer ended.
         NotEnoughMemory: learner and engine do not fit the first device together.
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
     """
     compile_cache.enable(run.compile_cache_dir)
     mesh = make_mesh(run.learner.mesh)
+    check_mesh(mesh, world)
     with contextlib.ExitStack() as stack:
         workdir = stack.enter_context(Workdir(path, run))
         console = stack.enter_context(
@@ -58,23 +79,8 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             )
         )
         task = get_task(run.task)
-        learner = LearnerStep(
-            run.model,
-            run.learner,
-            run.algorithm,
-            run.sampling,
-            num_steps=run.num_steps * run.algorithm.updates_per_batch,
-            mesh=mesh,
-        )
-        critic = None
-        if run.algorithm.has_critic:
-            critic = CriticStep(
-                run.model,
-                run.learner,
-                run.algorithm,
-                num_steps=run.num_steps * run.algorithm.updates_per_batch,
-                mesh=mesh,
-            )
+        learner, critic = _programs(run, mesh)
+        followers = stack.enter_context(invite(world, workdir.run_id))
         thread = EventLoopThread()
         stack.callback(thread.close)
         manager = ManagerProcess(workdir.path, workdir.run_id)
@@ -82,6 +88,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
         if workdir.config_changed:
             manager.dismiss()  # it serves the configuration of before
         link = ManagerLink(thread, locate=manager.locate)
+        followers.fail_to(link.fail)
         checkpoints = stack.enter_context(
             Checkpoints(
                 workdir.path / "checkpoints",
@@ -102,21 +109,10 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
                 )
             )
         if restored:
-            state = restored[0]
             console.note(f"going on with step {first + 1} of {run.num_steps}")
-        else:
-            state = _start(run, task, learner, console)
-            if critic is not None:
-                state = replace(state, critic=critic.init(state.params))
-            checkpoints.save(0, state, checkpoint_extra(None))
-        reference = _reference(run, workdir.path, learner, state)
-        with console.phase("compiling the learner's programs"):
-            working_bytes = learner.compile(
-                replace(state, critic=None),
-                reference if run.algorithm.kl_placement == "loss" else None,
-                shapes=batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths),
-            )
-
+        state, reference, working_bytes = _prepared(
+            run, workdir.path, task, learner, critic, checkpoints, restored, console
+        )
         with console.phase("compiling the engine's programs"):
             engine = engine_of(run, taken_bytes=learner_bytes_per_device(run) + working_bytes)
         console.note(str(engine.memory))
@@ -145,6 +141,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             publisher=publisher,
             checkpoints=checkpoints,
             critic=critic,
+            followers=followers,
         )
         metrics = stack.enter_context(MetricsWriter(workdir.path, step=first))
         board = None
@@ -159,6 +156,74 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             loop.save(step + 1)
         accuracy = loop.final_accuracy(run.num_steps)
     return _finish(run, workdir.path, accuracy)
+
+
+def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
+    """The part of a process other than 0 in `run_training`, until that is over.
+
+    Raises:
+        LeaderLost: process 0 ended before that.
+        OtherFolder: `path` is not process 0's.
+    """
+    compile_cache.enable(run.compile_cache_dir)
+    mesh = make_mesh(run.learner.mesh)
+    check_mesh(mesh, world)
+    learner, critic = _programs(run, mesh)
+    task, path = get_task(run.task), Path(path)
+    with (
+        accept(world, path) as leader,
+        Checkpoints(path / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
+    ):
+        restored = _restore(run, learner, critic, checkpoints)
+        state, reference, _ = _prepared(
+            run, path, task, learner, critic, checkpoints, restored, Silence()
+        )
+        learners = learners_of(
+            run, policy=learner, critic=critic, reference=reference, stop_ids=task.stop_ids
+        )
+        leader.obey(learners, state, checkpoints)
+
+
+def _programs(run: RunConfig, mesh: Mesh) -> tuple[LearnerStep, CriticStep | None]:
+    num_updates = run.num_steps * run.algorithm.updates_per_batch
+    learner = LearnerStep(
+        run.model, run.learner, run.algorithm, run.sampling, num_steps=num_updates, mesh=mesh
+    )
+    if not run.algorithm.has_critic:
+        return learner, None
+    critic = CriticStep(run.model, run.learner, run.algorithm, num_steps=num_updates, mesh=mesh)
+    return learner, critic
+
+
+def _prepared(
+    run: RunConfig,
+    path: Path,
+    task: Task,
+    learner: LearnerStep,
+    critic: CriticStep | None,
+    checkpoints: Checkpoints,
+    restored: tuple[TrainState, dict[str, Any]] | None,
+    console: Console | Silence,
+) -> tuple[TrainState, Params | None, int]:
+    """State, reference model and the working space of the compiled programs.
+
+    Every process of a trainer does this, and in this order.
+    """
+    if restored:
+        state = restored[0]
+    else:
+        state = _start(run, task, learner, console)
+        if critic is not None:
+            state = replace(state, critic=critic.init(state.params))
+        checkpoints.save(0, state, checkpoint_extra(None))
+    reference = _reference(run, path, learner, state)
+    with console.phase("compiling the learner's programs"):
+        working_bytes = learner.compile(
+            replace(state, critic=None),
+            reference if run.algorithm.kl_placement == "loss" else None,
+            shapes=batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths),
+        )
+    return state, reference, working_bytes
 
 
 @contextlib.contextmanager
@@ -218,7 +283,9 @@ def _abstract(run: RunConfig, learner: LearnerStep) -> TrainState:
     )
 
 
-def _start(run: RunConfig, task: Task, learner: LearnerStep, console: Console) -> TrainState:
+def _start(
+    run: RunConfig, task: Task, learner: LearnerStep, console: Console | Silence
+) -> TrainState:
     """Fresh parameters, warmed up."""
     params = init_params(run.model, run.seed, shardings=learner.shardings.params)
     if run.warmup.max_updates:
