@@ -1,6 +1,6 @@
 """Tokens per second of the learner, its share of what the machine multiplies, and its memory.
 
-    python -m benchmarks.learner [--model=10M] [--vocab=16384] [--rounds=3] [--json=FILE]
+    python -m benchmarks.learner [--model=4M] [--vocab=16384] [--rounds=3] [--json=FILE]
 
 The same trajectories, with lengths from an exponential distribution, are trained in several ways
 that take turns in one process: a row for each of them and all logits at once, as one would write
@@ -40,9 +40,19 @@ from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.params import init_params
 from rlboost_jax.models.sharding import make_mesh
 
-PROMPT, LONGEST = 32, 512  # tokens: of every prompt, and of prompt and response together
-MEAN_RESPONSE = 96
+PROMPT, LONGEST = 16, 256  # tokens: of every prompt, and of prompt and response together
+MEAN_RESPONSE = 48
 ROWS = 4  # of a packed batch of the longest rows
+SIZES = MODELS | {
+    "4M": replace(
+        MODELS["10M"],
+        embed_dim=192,
+        num_layers=4,
+        num_query_heads=3,
+        num_key_heads=1,
+        hidden_dim=512,
+    )
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +191,7 @@ def measure(model: ModelConfig, count: int, rounds: int) -> tuple[list[Result], 
         calls[way.name] = partial(_wait, step, state.params, batches)
     np.testing.assert_allclose(list(sums.values()), sums[WAYS[0].name], rtol=1e-3)
     seconds = take_turns(calls, rounds)
-    ceiling = max(product_rate(model, rows) for rows in (512, LONGEST * ROWS))
+    ceiling = max(product_rate(model, rows) for rows in (LONGEST, LONGEST * ROWS))
     slowest = seconds[WAYS[0].name]
     results = [
         Result(
@@ -211,13 +221,13 @@ def _wait(step: LearnerStep, params: object, batches: Sequence[PackedBatch]) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="10M", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--model", default="4M", help=f"of {', '.join(SIZES)}")
     parser.add_argument("--vocab", type=int, default=16_384, help="entries of its vocabulary")
     parser.add_argument("--count", type=int, default=48, help="trajectories")
     parser.add_argument("--rounds", type=int, default=3, help="timed turns of each")
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     options = parser.parse_args()
-    model = replace(MODELS[options.model], vocab_size=options.vocab)
+    model = replace(SIZES[options.model], vocab_size=options.vocab)
     results, facts = measure(model, options.count, options.rounds)
     print(
         f"jax {jax.__version__} on {jax.devices()[0].device_kind}; {num_parameters(model):,} "

@@ -28,7 +28,7 @@ from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.followers import Followers
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.publisher import Publisher
-from rlboost_jax.learner.reserved import ReservedEngine
+from rlboost_jax.learner.reserved import ReservedEngines
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import stream_step
@@ -49,7 +49,7 @@ class TrainingLoop:
         state: TrainState,
         reference: Params | None,
         link: ManagerLink,
-        reserved: ReservedEngine,
+        reserved: ReservedEngines,
         publisher: Publisher,
         checkpoints: Checkpoints,
         critic: CriticStep | None = None,
@@ -89,7 +89,9 @@ class TrainingLoop:
         """
         accuracy, evaluation_seconds = self._evaluate(step)
         prompts = self._prompts.step(step)
-        self._reserved.load(self._params, step, self._digest)
+        # From device to device, unless other processes hold parts of it.
+        params = self._params if self._followers else self.state.params
+        self._reserved.load(params, step, self._digest)
         self._begin(step, prompts)
 
         collector = StepCollector(

@@ -23,7 +23,7 @@ from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.packing import batch_shapes
 from rlboost_jax.learner.processes import ALONE, World, check_mesh
 from rlboost_jax.learner.publisher import Publisher
-from rlboost_jax.learner.reserved import ReservedEngine
+from rlboost_jax.learner.reserved import ReservedEngines, devices_of_slices
 from rlboost_jax.learner.state import TrainState, abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.updates import learners_of
@@ -114,9 +114,13 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             run, workdir.path, task, learner, critic, checkpoints, restored, console
         )
         with console.phase("compiling the engine's programs"):
-            engine = engine_of(run, taken_bytes=learner_bytes_per_device(run) + working_bytes)
-        console.note(str(engine.memory))
-        reserved = ReservedEngine(run, engine, thread, on_failure=link.fail)
+            taken_bytes = learner_bytes_per_device(run) + working_bytes
+            engines = [
+                engine_of(run, taken_bytes=taken_bytes, device=device)
+                for device in devices_of_slices(mesh)
+            ]
+        console.note(str(engines[0].memory))
+        reserved = ReservedEngines(run, engines, thread, on_failure=link.fail)
         stack.callback(reserved.close)
         reserved.connect(manager.locate)
         publisher = Publisher(
