@@ -29,10 +29,45 @@ def get_config() -> ConfigDict:
     config.model.dtype = "float32"  # activations; parameters are float32 in the learner
 
     config.task = ConfigDict()
-    config.task.name = "clock"  # a name of rlboost_jax.data.tasks
+    config.task.name = "clock"  # a name of rlboost_jax.data.tasks; "dataset": that of config.data
     config.task.mean_length = 14.0  # mean problem length, in the task's own unit
     config.task.max_length = 90  # longest problem, same unit
     config.task.num_heldout = 256  # prompts kept apart for evaluation
+
+    config.data = ConfigDict()  # with task.name "dataset"; docs/data.md
+    config.data.preset = ""  # "gsm8k", "math", "openr1_math", "deepscaler", "countdown", or none
+    config.data.source = ""  # file, folder, pattern such as data/*.jsonl, or hub name
+    config.data.format = "auto"  # "jsonl", "parquet", "arrayrecord", "huggingface"; auto: by ending
+    config.data.subset = ""  # configuration of a Hugging Face data set
+    config.data.split = ""  # of a Hugging Face data set; "" is "train"
+    config.data.heldout_source = ""  # rows for evaluation; "": see the next two
+    config.data.heldout_split = ""  # split of the source (or heldout_source) for evaluation
+    config.data.heldout_share = 0.05  # else this share, chosen by a hash of the prompt
+    config.data.prompt_column = ""  # text of the prompt; "" is "prompt" where there is no template
+    config.data.messages_column = ""  # a chat: a list of {"role": …, "content": …}
+    config.data.template = ""  # of the prompt, such as "{question} Answer in \\boxed{{}}."
+    config.data.answer_column = ""  # what rewards get as `answer`
+    config.data.answer_format = ""  # "after_hashes" (#### 42), "boxed"; "": the whole column
+    config.data.reward_columns = ()  # further columns for rewards
+    config.data.filters = ()  # of dictionaries: {"column": "level", "one_of": ("Level 5",)}
+    config.data.bad_rows = "skip"  # and count; or "error": broken line, no value, empty prompt
+    config.data.max_prompt_tokens = 0  # longer ones are left out; 0: engine.max_prompt_tokens
+    config.data.tokenizer = ""  # "bytes", or a folder or hub name with a tokenizer
+    config.data.chat = "auto"  # use the chat template where there is one; or "always", "never"
+    config.data.chat_template = ""  # Jinja, in place of the tokenizer's
+    config.data.system_prompt = ""  # first message of each chat
+    config.data.stop_ids = ()  # besides those of tokenizer and generation configuration
+
+    config.rewards = ConfigDict()  # with task.name "dataset"; docs/rewards.md
+    # Dictionaries: {"name": "math"} or {"name": "my.module:function", "weight": 0.1,
+    # "options": {"limit": 3}, "time_limit_seconds": 2.0}; () takes those of data.preset.
+    config.rewards.functions = ()  # their weighted sum is the reward
+    config.rewards.workers = 2  # processes that functions run in
+    config.rewards.time_limit_seconds = 10.0  # of one function for one response
+    config.rewards.memory_mb = 1024  # MiB that one call may allocate
+    config.rewards.fallback = 0.0  # what a function that failed is taken to have returned
+    config.rewards.tolerated_failures = 0.5  # share of a step's responses; with more the run ends
+    config.rewards.sandbox = "required"  # code runs contained or not at all; or "best_effort"
 
     config.warmup = ConfigDict()  # supervised, before reinforcement learning
     config.warmup.max_updates = 250  # of the skill phase; 0 skips the warm-up

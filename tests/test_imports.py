@@ -19,7 +19,7 @@ PACKAGE = ROOT / "rlboost_jax"
 LAYERS = (
     {"config", "messages", "pytree", "compile_cache"}
     | {"workdir", "processes", "backoff", "credentials", "exits"},
-    {"data", "models", "algorithms", "observe"},
+    {"data", "rewards", "models", "algorithms", "observe"},
     {"engine", "weights", "manager"},
     {"learner", "rollout", "simulator", "fleet"},
 )
@@ -171,9 +171,13 @@ def test_every_package_is_in_a_layer() -> None:
     assert packages <= set().union(*LAYERS)
 
 
+OPTIONAL = ("hf", "math")  # extras whose absence is an error that names them, where they are used
+
+
 def _dependencies() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return list(project["dependencies"])
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *(r for name in OPTIONAL for r in extras[name])]
 
 
 @pytest.mark.parametrize("folder", ["rlboost_jax", "kernels/rlboost_kernels"])

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from rlboost_jax.config.presets import ANSWER_FORMATS, PRESETS
 from rlboost_jax.config.records import RunConfig
-from rlboost_jax.config.task_sizes import TASK_SIZES
+from rlboost_jax.config.task_sizes import DATASET, TASK_SIZES
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
 
 MAX_LEASE_SECONDS: Final = 2.0
@@ -30,6 +31,11 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "model.head_dim": 2,
     "model.hidden_dim": 1,
     "task.num_heldout": 1,
+    "data.heldout_share": 0,
+    "data.max_prompt_tokens": 0,
+    "rewards.workers": 1,
+    "rewards.memory_mb": 1,
+    "rewards.tolerated_failures": 0,
     "warmup.max_updates": 0,
     "warmup.target_loss": 0,
     "warmup.habit_updates": 0,
@@ -77,6 +83,7 @@ ABOVE_ZERO: Final = (
     "model.rope_theta",
     "model.norm_epsilon",
     "task.mean_length",
+    "rewards.time_limit_seconds",
     "warmup.learning_rate",
     "warmup.habit_learning_rate",
     "algorithm.clip_low",
@@ -97,6 +104,8 @@ ABOVE_ZERO: Final = (
 )
 AT_MOST: Final[Mapping[str, float]] = {
     "seed": MAX_SEED,
+    "data.heldout_share": 0.9,
+    "rewards.tolerated_failures": 1,
     "warmup.worked_fraction": 1,
     "warmup.habit_worked_fraction": 1,
     "algorithm.clip_low": 1,
@@ -110,7 +119,13 @@ AT_MOST: Final[Mapping[str, float]] = {
 }
 ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "model.dtype": DTYPES,
-    "task.name": tuple(TASK_SIZES),
+    "task.name": (*TASK_SIZES, DATASET),
+    "data.preset": ("", *PRESETS),
+    "data.format": ("auto", "jsonl", "parquet", "arrayrecord", "huggingface"),
+    "data.answer_format": ANSWER_FORMATS,
+    "data.bad_rows": ("skip", "error"),
+    "data.chat": ("auto", "always", "never"),
+    "rewards.sandbox": ("required", "best_effort"),
     "algorithm.name": ("grpo",),
     "algorithm.loss_aggregation": ("token_mean", "sequence_mean"),
     "learner.schedule": ("constant", "linear", "cosine"),
@@ -125,6 +140,9 @@ ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
+FINITE: Final = ("rewards.fallback",)
+
+
 def out_of_range(config: RunConfig) -> Iterator[str]:
     """One line per field with a value that cannot be: the value and what to choose."""
     for name, limit in AT_LEAST.items():
@@ -136,6 +154,9 @@ def out_of_range(config: RunConfig) -> Iterator[str]:
     for name, most in AT_MOST.items():
         if not (value := _field(config, name)) <= most:
             yield f"{name} is {value}; choose {most} or less"
+    for name in FINITE:
+        if not math.isfinite(value := _field(config, name)):
+            yield f"{name} is {value}; choose a number"
     for name, choices in ONE_OF.items():
         if (value := _field(config, name)) not in choices:
             near = difflib.get_close_matches(value, choices, n=1)

@@ -4,7 +4,7 @@
 record of their own section and never the whole. No JAX here: the manager reads this too.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +27,71 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    name: str  # see rlboost_jax/data/tasks
+    name: str  # a generated task, see rlboost_jax/data/tasks; "dataset": see DataConfig
     mean_length: float  # how long the worked problems are, in the task's own unit
     max_length: int  # longest problem, same unit
     num_heldout: int  # prompts kept for evaluation, disjoint from training
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterConfig:
+    """Keeps the rows of which all that is given here is true; see docs/data.md."""
+
+    column: str
+    pattern: str = ""  # regular expression found somewhere in the text of the value
+    one_of: tuple[str | int | float | bool | None, ...] = ()  # the value is one of these
+    at_least: float | None = None
+    at_most: float | None = None
+    exclude: bool = False  # keep the other rows instead
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where prompts come from, with `task.name = "dataset"`; see docs/data.md."""
+
+    preset: str  # "" or a name of config/presets.py, which fills fields that are left empty
+    source: str  # file, folder, pattern with *, or a name on the Hugging Face hub
+    format: str  # "auto" | "jsonl" | "parquet" | "arrayrecord" | "huggingface"
+    subset: str  # of a Hugging Face data set
+    split: str  # same; "" takes "train"
+    heldout_source: str  # "" takes `heldout_split` or a share of the rows
+    heldout_split: str
+    heldout_share: float  # of the rows, by a hash of the prompt, where they have no own place
+    prompt_column: str
+    messages_column: str  # of chats, in place of prompt_column
+    template: str  # of the prompt, with columns in braces; "" is prompt_column as it is
+    answer_column: str  # reaches rewards as `answer`; "" if there is none
+    answer_format: str  # "" | "after_hashes" | "boxed": how the answer stands in its column
+    reward_columns: tuple[str, ...]  # reach rewards under their own names
+    filters: tuple[FilterConfig, ...]
+    bad_rows: str  # "skip" | "error": what a row does that cannot be read
+    max_prompt_tokens: int  # longer ones are left out; 0: engine.max_prompt_tokens
+    tokenizer: str  # "bytes", or a folder or hub name
+    chat: str  # "auto" | "always" | "never": whether prompts go through the chat template
+    chat_template: str  # Jinja; "" takes the tokenizer's
+    system_prompt: str  # first message of each chat
+    stop_ids: tuple[int, ...]  # besides those of tokenizer and generation configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """One term of a response's reward; see docs/rewards.md."""
+
+    name: str  # built in (rlboost_jax/rewards/builtin.py), or "package.module:function"
+    weight: float = 1.0
+    options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    time_limit_seconds: float = 0.0  # 0: rewards.time_limit_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardsConfig:
+    functions: tuple[RewardConfig, ...]  # () takes those of data.preset
+    workers: int  # processes that reward functions run in
+    time_limit_seconds: float  # of one function for one response
+    memory_mb: int  # that one call may allocate
+    fallback: float  # what a function that failed is taken to have returned
+    tolerated_failures: float  # share of a step's responses; with more the run ends
+    sandbox: str  # "required" | "best_effort": whether code runs where it cannot be contained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +245,8 @@ class RunConfig:
     compile_cache_dir: str  # "" uses ~/.cache/rlboost_jax
     model: ModelConfig
     task: TaskConfig
+    data: DataConfig
+    rewards: RewardsConfig
     warmup: WarmupConfig
     algorithm: AlgorithmConfig
     sampling: SamplingConfig

@@ -13,8 +13,9 @@ from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.memory import pages_per_slot
 from rlboost_jax.config.ranges import MAX_POSITIONS, out_of_range
 from rlboost_jax.config.records import RunConfig
-from rlboost_jax.config.task_sizes import MIN_LENGTH, NUM_COUNTERS, task_size
+from rlboost_jax.config.task_sizes import DATASET, MIN_LENGTH, NUM_COUNTERS, task_size
 from rlboost_jax.config.traces import read_trace
+from rlboost_jax.config.validate_data import dataset_mistakes, leftovers
 
 ROW_CLASS: Final = 16  # row counts whose matmuls have the same bits are multiples of this
 MIN_TOKEN_ROWS: Final = 64  # … and at least this many
@@ -49,6 +50,10 @@ def _model(config: RunConfig) -> Iterator[str]:
 
 def _task(config: RunConfig) -> Iterator[str]:
     task = config.task
+    if task.name == DATASET:
+        yield from dataset_mistakes(config)
+        return
+    yield from leftovers(config)
     if not MIN_LENGTH <= task.max_length < NUM_COUNTERS:
         yield (
             f"task.max_length is {task.max_length}; problems count from {MIN_LENGTH} "

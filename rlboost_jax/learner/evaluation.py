@@ -4,16 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlboost_jax.data.prompts import Prompt
-from rlboost_jax.data.tasks import Task
+from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 
 
 def greedy_accuracy(
-    engine: Engine, task: Task, prompts: Sequence[Prompt], *, max_tokens: int
+    engine: Engine, exercises: Exercises, prompts: Sequence[Prompt], *, max_tokens: int
 ) -> float:
-    """Share of the reward that greedy answers earn, between 0 and 1.
+    """Mean of the first reward function over greedy answers.
 
     The engine must hold a version and no requests; it holds none afterwards.
     """
@@ -24,7 +23,7 @@ def greedy_accuracy(
         top_p=1.0,
         top_k=0,
         max_tokens=max_tokens,
-        stop_ids=tuple(task.stop_ids),
+        stop_ids=tuple(exercises.stop_ids),
     )
     engine.submit(
         [
@@ -47,8 +46,8 @@ def greedy_accuracy(
         ends = np.cumsum(dispatch.counts, dtype=np.int64)
         for index, count, end in zip(dispatch.request_ids, dispatch.counts, ends, strict=True):
             responses[index].extend(dispatch.tokens[end - count : end].tolist())
-    rewards = [
-        task.reward(prompt.problem, np.array(response, np.int32))
+    asked = [
+        exercises.ask(prompt, np.array(response, np.int32))
         for prompt, response in zip(prompts, responses, strict=True)
     ]
-    return float(np.mean(rewards))
+    return float(np.mean([verdict.result().accuracy for verdict in asked]))

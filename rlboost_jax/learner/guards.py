@@ -21,6 +21,10 @@ class StepNotWhole(RuntimeError):
     """An update lacks a sample of its step, has one twice or one that is not of it."""
 
 
+class RewardsFailed(Mistake, RuntimeError):
+    """So many responses could not be judged that an update would teach something else."""
+
+
 class NotFinite(Mistake, RuntimeError):
     """An update has a loss or gradient that is not a number; nothing of it was applied."""
 
@@ -50,6 +54,24 @@ def check_whole(
         raise StepNotWhole(
             f"step {step} of {num_prompts} x {group_size} samples cannot be applied: "
             f"{'; '.join(found)}"
+        )
+
+
+def check_judged(
+    trajectories: Sequence[Trajectory],
+    *,
+    step: int,
+    tolerated: float,
+    checkpoint: Callable[[], int | None],
+) -> None:
+    """Raise RewardsFailed where more than this share of the responses have no proper reward."""
+    failed = [t for t in trajectories if t.reward_faults]
+    if len(failed) > tolerated * len(trajectories):
+        name, why = next(iter(failed[0].reward_faults.items()))
+        raise RewardsFailed(
+            f"step {step}: reward functions failed for {len(failed)} of {len(trajectories)} "
+            f"responses, rewards.tolerated_failures allows {tolerated:g} of them; {name!r} for "
+            f"sample {failed[0].sample}: {why}; {kept(checkpoint())}"
         )
 
 

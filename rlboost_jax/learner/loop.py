@@ -14,7 +14,7 @@ Invariants:
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,8 +22,8 @@ import numpy as np
 
 from rlboost_jax import messages
 from rlboost_jax.config.records import RunConfig
-from rlboost_jax.data.prompts import Prompt, PromptStream, heldout
-from rlboost_jax.data.tasks import Task
+from rlboost_jax.data.exercises import Exercises, Prompt
+from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.diagnosis import culprits
@@ -33,6 +33,7 @@ from rlboost_jax.learner.guards import (
     NotFinite,
     check_counted,
     check_guards,
+    check_judged,
     check_whole,
     kept,
 )
@@ -55,7 +56,7 @@ class TrainingLoop:
         self,
         run: RunConfig,
         *,
-        task: Task,
+        exercises: Exercises,
         learner: LearnerStep,
         state: TrainState,
         reference: Params | None,
@@ -63,21 +64,25 @@ class TrainingLoop:
         reserved: ReservedEngine,
         publisher: Publisher,
         checkpoints: Checkpoints,
+        note: Callable[[str], None] = lambda line: None,
     ):
-        self._run, self._task = run, task
+        """Args:
+        note: shows a line to whoever watches.
+        """
+        self._run, self._exercises, self._note = run, exercises, note
         self._learner, self.state, self._reference = learner, state, reference
         self._link, self._reserved = link, reserved
         self._publisher, self._checkpoints = publisher, checkpoints
         self._prompts = PromptStream(
-            task, seed=run.seed, prompts_per_step=run.learner.prompts_per_step
+            exercises, seed=run.seed, prompts_per_step=run.learner.prompts_per_step
         )
-        self._heldout = heldout(task, run.seed, run.task.num_heldout)[: run.evaluation.num_prompts]
+        self._heldout = exercises.heldout(run.seed, run.evaluation.num_prompts)
         self._sampling = messages.Sampling(
             temperature=run.sampling.temperature,
             top_p=run.sampling.top_p,
             top_k=run.sampling.top_k,
             max_tokens=run.sampling.max_response_tokens,
-            stop_ids=tuple(task.stop_ids),
+            stop_ids=tuple(exercises.stop_ids),
         )
         self._tolerated_gap = tolerated_gap(run, learner.mesh.devices.flat[0].platform)
         self._row_tokens = run.learner.row_tokens or run.slot_tokens
@@ -91,8 +96,8 @@ class TrainingLoop:
         Its seconds follow on those of the step before, evaluation left out.
 
         Raises:
-            StepNotWhole, NotFinite, GuardTripped: `state` is of no more use; the last
-                checkpoint is.
+            StepNotWhole, RewardsFailed, NotFinite, GuardTripped: `state` is of no more use; the
+                last checkpoint is.
         """
         accuracy, evaluation_seconds = self._evaluate(step)
         prompts = self._prompts.step(step)
@@ -104,10 +109,13 @@ class TrainingLoop:
             version=step,
             prompts=[prompt.tokens for prompt in prompts],
             group_size=self._run.algorithm.group_size,
-            reward=lambda prompt, tokens: self._task.reward(prompts[prompt].problem, tokens),
+            ask=lambda prompt, tokens: self._exercises.ask(prompts[prompt], tokens),
+            wake=self._link.wake,
             normalize_by_std=self._run.algorithm.normalize_by_std,
         )
         total, times = self._stream(collector)
+        for line in collector.fault_lines():
+            self._note(line)
         applying = time.perf_counter()
         sums, divisor = self._apply(step, total, collector)
         train_seconds = times.training + time.perf_counter() - applying
@@ -146,7 +154,7 @@ class TrainingLoop:
         """Of the parameters after the last update; None where nothing is evaluated."""
         if not self._run.evaluation.every_steps:
             return None
-        return self._reserved.accuracy(self._params, version, self._task, self._heldout)
+        return self._reserved.accuracy(self._params, version, self._exercises, self._heldout)
 
     def _publish(self, version: int) -> float:
         """Copy the parameters to the host, where engines and snapshots are made of them.
@@ -184,7 +192,7 @@ class TrainingLoop:
         if not every or (step % every and step != self._run.num_steps - 1):
             return None, 0.0
         since = time.perf_counter()
-        accuracy = self._reserved.accuracy(self._params, step, self._task, self._heldout)
+        accuracy = self._reserved.accuracy(self._params, step, self._exercises, self._heldout)
         return accuracy, time.perf_counter() - since
 
     def _stream(self, collector: StepCollector) -> tuple[tuple[Params, Any], StreamTimes]:
@@ -253,6 +261,12 @@ class TrainingLoop:
             num_prompts=learner.prompts_per_step,
             group_size=self._run.algorithm.group_size,
         )
+        check_judged(
+            trajectories,
+            step=step,
+            tolerated=self._run.rewards.tolerated_failures,
+            checkpoint=self._checkpoints.latest,
+        )
         check_counted(trajectories, host_sums["tokens"], step=step)
         kl = {"kl": host_sums["kl"] / host_sums["tokens"]}
         check_guards(learner, kl, step=step, checkpoint=self._checkpoints.latest)
@@ -314,6 +328,7 @@ def _policy_metrics(
     return {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
+        "reward_failures": sum(bool(t.reward_faults) for t in trajectories),
         "loss": sums["loss"] / divisor,
         "kl": sums["kl"] / sums["tokens"],
         "entropy": sums["entropy"] / sums["tokens"],

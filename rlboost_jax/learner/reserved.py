@@ -5,8 +5,7 @@ from concurrent.futures import Future
 
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.credentials import Endpoint
-from rlboost_jax.data.prompts import Prompt
-from rlboost_jax.data.tasks import Task
+from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner.evaluation import greedy_accuracy
 from rlboost_jax.learner.link import EventLoopThread
@@ -77,14 +76,14 @@ class ReservedEngine:
         self._thread.run(self._client.offer(params, version, params_digest))
 
     def accuracy(
-        self, params: Params, version: int, task: Task, prompts: Sequence[Prompt]
+        self, params: Params, version: int, exercises: Exercises, prompts: Sequence[Prompt]
     ) -> float:
         """Greedy held-out accuracy of `params`; the engine has no work meanwhile."""
 
         def evaluate(engine: Engine) -> float:
             engine.load(params, version)
             return greedy_accuracy(
-                engine, task, prompts, max_tokens=self._run.sampling.max_response_tokens
+                engine, exercises, prompts, max_tokens=self._run.sampling.max_response_tokens
             )
 
         return self._worker.call(evaluate).result()

@@ -1,4 +1,6 @@
-"""One step as the learner lives it: wait, receive, train what is ready.
+"""One step as the learner lives it: wait, receive, have judged, train what is ready.
+
+Rewards are computed elsewhere; an answer wakes the learner like a message does.
 
 Rollouts that the learner's own log-probabilities contradict are sent back and generated again;
 no gradient has been taken of them then.
@@ -63,25 +65,30 @@ def stream_step(
 
     Raises:
         ManagerLost, ManagerNotStarted, WrongVersion: from the link and the collector.
+        RewardWorkersLost: responses can no longer be judged.
     """
     ready: deque[MicroBatch] = deque()
     handed_over: float | None = None
     training = 0.0
 
+    def begin(groups: Sequence[Group]) -> None:
+        for group in groups:
+            ready.extend(micro_batches.add(group))
+
     def take(message: messages.ToTrainer | None) -> None:
         nonlocal handed_over
         match message:
             case messages.FinishedRollout():
-                group = collector.add(message)
-                if group is not None:
-                    ready.extend(micro_batches.add(group))
+                begin(collector.add(message))
             case messages.WindowClosed(step=collector.step) if handed_over is None:
                 handed_over = clock()
 
     while ready or not collector.complete:
-        free = handed_over is not None or collector.complete
+        begin(collector.settle())
+        free = handed_over is not None or collector.generated
         if not (ready and free):
-            take(link.receive())
+            if not collector.complete:
+                take(link.receive())  # or None, woken by an answer
             continue
         if handed_over is None:
             handed_over = clock()

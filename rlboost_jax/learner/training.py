@@ -10,7 +10,9 @@ from typing import Any
 from rlboost_jax import compile_cache
 from rlboost_jax.config.memory import learner_bytes_per_device
 from rlboost_jax.config.records import RunConfig
-from rlboost_jax.data.tasks import Task, get_task
+from rlboost_jax.data.exercises import Exercises
+from rlboost_jax.data.open import keep_record, open_exercises, record_lines
+from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, checkpoint_extra, window_of
@@ -41,6 +43,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
 
     Raises:
         WorkdirUnusable, NotEnoughDevices: before anything is written.
+        ConfigError, DataChanged: the data or the reward functions cannot be used.
         NotEnoughMemory: learner and engine do not fit the first device together.
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
     """
@@ -55,7 +58,13 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
                 live=run.observe.live,
             )
         )
-        task = get_task(run.task)
+        with console.phase("reading the data and starting the reward workers"):
+            exercises = open_exercises(run)
+        stack.callback(exercises.close)
+        if exercises.record is not None:
+            keep_record(workdir.path, exercises.record)
+            for line in record_lines(exercises.record):
+                console.note(line)
         learner = LearnerStep(
             run.model,
             run.learner,
@@ -94,7 +103,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             state = restored[0]
             console.note(f"going on with step {first + 1} of {run.num_steps}")
         else:
-            state = _start(run, task, learner, console)
+            state = _start(run, exercises, learner, console)
             checkpoints.save(0, state, checkpoint_extra(None))
         reference = _reference(run, workdir.path, learner, state)
         with console.phase("compiling the learner's programs"):
@@ -124,7 +133,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
         stack.callback(publisher.close)
         loop = TrainingLoop(
             run,
-            task=task,
+            exercises=exercises,
             learner=learner,
             state=state,
             reference=reference,
@@ -132,6 +141,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             reserved=reserved,
             publisher=publisher,
             checkpoints=checkpoints,
+            note=console.note,
         )
         metrics = stack.enter_context(MetricsWriter(workdir.path, step=first))
         board = None
@@ -193,10 +203,14 @@ def _restore(
     return checkpoints.restore(newest, abstract_state(run.model, learner.optimizer, learner.mesh))
 
 
-def _start(run: RunConfig, task: Task, learner: LearnerStep, console: Console) -> TrainState:
+def _start(
+    run: RunConfig, exercises: Exercises, learner: LearnerStep, console: Console
+) -> TrainState:
     """Fresh parameters, warmed up."""
     params = init_params(run.model, run.seed, shardings=learner.shardings.params)
     if run.warmup.max_updates:
+        assert isinstance(exercises, Task), "the configuration was checked for this"
+        task = exercises
         reports: list[tuple[int, float]] = []
         with console.phase(f"warming the model up on the {task.name} task"):
             params = warm_up(

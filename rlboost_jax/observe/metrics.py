@@ -14,6 +14,7 @@ KEYS: Final = (
     "version",  # of the policy that sampled the step
     "reward_mean",
     "reward_std",
+    "reward_failures",  # responses for which a reward function failed and the fallback counts
     "accuracy",  # greedy, on held-out prompts; null where not evaluated
     "loss",
     "kl",  # to the reference, nats per token

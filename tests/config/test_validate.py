@@ -10,7 +10,7 @@ from rlboost_kernels import available_implementations
 from configs import base, quickstart, tiny
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import run_config, run_config_from_dict
-from rlboost_jax.config.ranges import ATTENTION
+from rlboost_jax.config.ranges import ATTENTION, FINITE
 
 
 def changed(changes: dict[str, object]) -> ConfigDict:
@@ -136,7 +136,8 @@ def numbers(section: Mapping[str, object], prefix: str = "") -> Iterator[tuple[s
 
 def impossible_numbers() -> Iterator[tuple[str, float]]:
     for name, kind in numbers(base.get_config().to_dict()):
-        yield name, -1
+        if name not in FINITE:
+            yield name, -1
         if kind is float:
             yield from ((name, math.nan), (name, math.inf))
 

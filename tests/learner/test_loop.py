@@ -160,7 +160,7 @@ def build(config, learner_step, world, monkeypatch):
         )
         return TrainingLoop(
             run,
-            task=task(run.task),
+            exercises=task(run.task),
             learner=learner,
             state=init_state(init_params(run.model, 0), learner.optimizer, learner.shardings),
             reference=None,
