@@ -5,6 +5,7 @@ The fields are those of `rlboost_jax/config/records.py`, which checks them.
 """
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 
 def get_config() -> ConfigDict:
@@ -78,14 +79,43 @@ def get_config() -> ConfigDict:
     config.warmup.learning_rate = 6e-3  # highest, skill phase
     config.warmup.habit_learning_rate = 3e-3  # highest, habit phase
 
+    # A name of rlboost_jax/config/presets.py stands for the choices of its paper. What is set here
+    # or on the command line takes the place of the preset's; `config.json` in the workdir has what
+    # came out of it. docs/algorithms.md says what each choice computes.
     config.algorithm = ConfigDict()
-    config.algorithm.name = "grpo"  # the only one so far
-    config.algorithm.group_size = 8  # responses per prompt
-    config.algorithm.normalize_by_std = True  # False: advantages are differences from the mean only
-    config.algorithm.clip_low = 0.2  # ratio range is [1 - clip_low, 1 + clip_high]
-    config.algorithm.clip_high = 0.25  # see clip_low
-    config.algorithm.kl_coefficient = 0.0  # of the KL to the starting model; 0 keeps no copy of it
-    config.algorithm.loss_aggregation = "token_mean"  # or "sequence_mean"
+    config.algorithm.name = "grpo"
+    config.algorithm.group_size = placeholder(int)  # responses per prompt
+    config.algorithm.advantage = placeholder(str)  # "group_std", "group_mean", "return", …
+    config.algorithm.deviation = placeholder(str)  # of group_std: "population" or "sample"
+    config.algorithm.whiten = placeholder(bool)  # over all tokens of the batch
+    config.algorithm.discount = placeholder(float)  # γ per token, of "return" and "gae"
+    config.algorithm.gae_lambda = placeholder(float)  # λ of "gae"
+    config.algorithm.old_policy = placeholder(str)  # "behaviour" (engine's) or "recomputed"
+    config.algorithm.ratio_level = placeholder(str)  # "token", "sequence", "sequence_token"
+    config.algorithm.surrogate = placeholder(str)  # "clip", "cispo", "sapo", "reinforce"
+    config.algorithm.clip_low = placeholder(float)  # ratio range is [1 - clip_low, 1 + clip_high]
+    config.algorithm.clip_high = placeholder(float)  # an offset from 1, not the bound itself
+    config.algorithm.dual_clip = placeholder(float)  # most ratio of a negative advantage; 0: off
+    config.algorithm.sapo_temperature_positive = placeholder(float)  # τ where advantages are > 0
+    config.algorithm.sapo_temperature_negative = placeholder(float)  # τ elsewhere
+    config.algorithm.loss_aggregation = placeholder(str)  # "token_mean", "sequence_mean", …
+    config.algorithm.kl_coefficient = placeholder(float)  # β; 0 keeps no starting model
+    config.algorithm.kl_estimator = placeholder(str)  # "k1", "k2", "k3"
+    config.algorithm.kl_placement = placeholder(str)  # "loss" or "reward"
+    config.algorithm.kl_gradient = placeholder(str)  # "own", "straight_through", "importance"
+    config.algorithm.correction = placeholder(str)  # "none", "truncate", "mask", "reject"
+    config.algorithm.correction_level = placeholder(str)  # "token", "sequence", "geometric"
+    config.algorithm.correction_low = placeholder(float)  # least ratio learner / engine kept
+    config.algorithm.correction_high = placeholder(float)  # most ratio kept, or cut to
+    config.algorithm.overlong_penalty = placeholder(float)  # off the reward of the longest; 0: off
+    config.algorithm.overlong_band = placeholder(float)  # share of max_response_tokens it rises in
+    config.algorithm.overlong_filter = placeholder(bool)  # what is cut off is not trained on
+    config.algorithm.dynamic_sampling = placeholder(bool)  # only groups whose rewards differ
+    config.algorithm.dynamic_sampling_factor = placeholder(float)  # most, x prompts_per_step
+    config.algorithm.mini_batches = placeholder(int)  # updates that a batch is divided into
+    config.algorithm.epochs = placeholder(int)  # passes over the batch
+    config.algorithm.critic_learning_rate = placeholder(float)  # AdamW's, of the critic
+    config.algorithm.value_clip = placeholder(float)  # most a value moves in a batch; 0: freely
 
     config.sampling = ConfigDict()
     config.sampling.temperature = 1.0  # divides the logits; above 0

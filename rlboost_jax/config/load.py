@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.presets import resolved
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.validate import check, check_files
 
@@ -74,7 +75,8 @@ def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     """The checked record of nested dictionaries, as `to_dict` and JSON give them.
 
     A "run_id" at the top is passed over: `config.json` carries one. Files that the
-    configuration names are not opened, since they are on the trainer's host.
+    configuration names are not opened, since they are on the trainer's host. What the
+    algorithm leaves open is filled in by its preset.
 
     Raises ConfigError.
     """
@@ -82,6 +84,7 @@ def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     mistakes = list(_wrong_keys(values, RunConfig, ""))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
+    values["algorithm"] = resolved(values["algorithm"])
     try:
         record = msgspec.convert(values, RunConfig)
     except msgspec.ValidationError as error:

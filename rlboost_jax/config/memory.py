@@ -3,6 +3,7 @@
 The dry run prints these, and the engine divides a device's memory by them (`engine/memory.py`).
 """
 
+import dataclasses
 import math
 from typing import Final
 
@@ -53,8 +54,12 @@ def learner_bytes(config: RunConfig) -> dict[str, int]:
         "gradients": trees * parameters,
         "optimizer": 2 * parameters,
     }
-    if config.algorithm.kl_coefficient:
+    if config.algorithm.has_reference:
         parts["reference"] = parameters
+    if config.algorithm.has_critic:
+        model = dataclasses.replace(config.model, tie_embeddings=True)
+        of_critic = 4 * (num_parameters(model) + model.embed_dim)
+        parts["critic"] = (3 + trees) * of_critic
     return parts
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rlboost_jax.config.presets import ANSWER_FORMATS, PRESETS
+from rlboost_jax.config.datasets import ANSWER_FORMATS, DATASETS
+from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.task_sizes import DATASET, TASK_SIZES
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
@@ -41,8 +42,16 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "warmup.habit_updates": 0,
     "warmup.worked_fraction": 0,
     "warmup.habit_worked_fraction": 0,
-    "algorithm.group_size": 2,  # an advantage compares the responses of one prompt
+    "algorithm.group_size": 1,
+    "algorithm.gae_lambda": 0,
+    "algorithm.dual_clip": 0,
     "algorithm.kl_coefficient": 0,
+    "algorithm.correction_low": 0,
+    "algorithm.overlong_penalty": 0,
+    "algorithm.dynamic_sampling_factor": 1,
+    "algorithm.mini_batches": 1,
+    "algorithm.epochs": 1,
+    "algorithm.value_clip": 0,
     "sampling.top_k": 0,
     "sampling.max_response_tokens": 1,
     "learner.prompts_per_step": 1,
@@ -88,6 +97,12 @@ ABOVE_ZERO: Final = (
     "warmup.habit_learning_rate",
     "algorithm.clip_low",
     "algorithm.clip_high",
+    "algorithm.discount",
+    "algorithm.sapo_temperature_positive",
+    "algorithm.sapo_temperature_negative",
+    "algorithm.correction_high",
+    "algorithm.overlong_band",
+    "algorithm.critic_learning_rate",
     "sampling.temperature",  # greedy responses of a group are equal and teach nothing
     "sampling.top_p",
     "learner.learning_rate",
@@ -109,6 +124,9 @@ AT_MOST: Final[Mapping[str, float]] = {
     "warmup.worked_fraction": 1,
     "warmup.habit_worked_fraction": 1,
     "algorithm.clip_low": 1,
+    "algorithm.discount": 1,
+    "algorithm.gae_lambda": 1,
+    "algorithm.overlong_band": 1,
     "sampling.top_p": 1,
     "learner.beta1": 0.99999,
     "learner.beta2": 0.99999,
@@ -120,14 +138,24 @@ AT_MOST: Final[Mapping[str, float]] = {
 ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "model.dtype": DTYPES,
     "task.name": (*TASK_SIZES, DATASET),
-    "data.preset": ("", *PRESETS),
+    "data.preset": ("", *DATASETS),
     "data.format": ("auto", "jsonl", "parquet", "arrayrecord", "huggingface"),
     "data.answer_format": ANSWER_FORMATS,
     "data.bad_rows": ("skip", "error"),
     "data.chat": ("auto", "always", "never"),
     "rewards.sandbox": ("required", "best_effort"),
-    "algorithm.name": ("grpo",),
-    "algorithm.loss_aggregation": ("token_mean", "sequence_mean"),
+    "algorithm.name": tuple(PRESETS),
+    "algorithm.advantage": ("group_std", "group_mean", "leave_one_out", "return", "gae"),
+    "algorithm.deviation": ("population", "sample"),
+    "algorithm.old_policy": ("behaviour", "recomputed"),
+    "algorithm.ratio_level": ("token", "sequence", "sequence_token"),
+    "algorithm.surrogate": ("clip", "cispo", "sapo", "reinforce"),
+    "algorithm.loss_aggregation": ("token_mean", "sequence_mean", "sequence_sum", "constant"),
+    "algorithm.kl_estimator": ("k1", "k2", "k3"),
+    "algorithm.kl_placement": ("loss", "reward"),
+    "algorithm.kl_gradient": ("own", "straight_through", "importance"),
+    "algorithm.correction": ("none", "truncate", "mask", "reject"),
+    "algorithm.correction_level": ("token", "sequence", "geometric"),
     "learner.schedule": ("constant", "linear", "cosine"),
     "learner.attention": ("auto", "paged", "dense"),
     "engine.attention": ATTENTION,

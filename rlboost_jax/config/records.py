@@ -49,7 +49,7 @@ class FilterConfig:
 class DataConfig:
     """Where prompts come from, with `task.name = "dataset"`; see docs/data.md."""
 
-    preset: str  # "" or a name of config/presets.py, which fills fields that are left empty
+    preset: str  # "" or a name of config/datasets.py, which fills fields that are left empty
     source: str  # file, folder, pattern with *, or a name on the Hugging Face hub
     format: str  # "auto" | "jsonl" | "parquet" | "arrayrecord" | "huggingface"
     subset: str  # of a Hugging Face data set
@@ -109,13 +109,58 @@ class WarmupConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    name: str  # "grpo"
+    """What is optimised, as choices that combine freely; `validate.py` names those that do not.
+
+    A name stands for the choices of a paper (`presets.py`); a field that the configuration
+    leaves at None takes the named paper's. Formulas: `docs/algorithms.md`.
+    """
+
+    name: str  # a preset; nothing but the choices below is computed from it
     group_size: int  # responses per prompt
-    normalize_by_std: bool
+    advantage: str  # "group_std" | "group_mean" | "leave_one_out" | "return" | "gae"
+    deviation: str  # of "group_std": "population" (n) | "sample" (n - 1)
+    whiten: bool  # advantages of all tokens of the batch to mean 0, deviation 1
+    discount: float  # γ of "return" and "gae", per token
+    gae_lambda: float  # λ of "gae"
+    old_policy: str  # denominator of the ratio: "behaviour" (the engine's) | "recomputed"
+    ratio_level: str  # "token" | "sequence" | "sequence_token"
+    surrogate: str  # "clip" | "cispo" | "sapo" | "reinforce"
     clip_low: float  # ratio range is [1 - clip_low, 1 + clip_high]
     clip_high: float
-    kl_coefficient: float  # 0 keeps no reference model
-    loss_aggregation: str  # "token_mean" | "sequence_mean"
+    dual_clip: float  # most a ratio counts where the advantage is negative; 0: no such bound
+    sapo_temperature_positive: float  # τ of SAPO's gate where the advantage is positive
+    sapo_temperature_negative: float  # … and elsewhere
+    loss_aggregation: str  # "token_mean" | "sequence_mean" | "sequence_sum" | "constant"
+    kl_coefficient: float  # β, nats to reward or loss; 0 keeps no reference model
+    kl_estimator: str  # "k1" | "k2" | "k3"
+    kl_placement: str  # "loss" | "reward"
+    kl_gradient: str  # in the loss: "own" | "straight_through" | "importance"
+    correction: str  # engine against learner: "none" | "truncate" | "mask" | "reject"
+    correction_level: str  # "token" | "sequence" | "geometric"
+    correction_low: float  # least ratio old / behaviour that "mask" and "reject" let through
+    correction_high: float  # most; "truncate" cuts here
+    overlong_penalty: float  # taken from the reward of a response without an end; 0: none
+    overlong_band: float  # share of max_response_tokens over which the penalty rises
+    overlong_filter: bool  # responses cut off at max_response_tokens are not trained on
+    dynamic_sampling: bool  # the batch is made of groups whose rewards differ
+    dynamic_sampling_factor: float  # most prompts of a step, in units of prompts_per_step
+    mini_batches: int  # updates that a batch is divided into
+    epochs: int  # passes over the batch
+    critic_learning_rate: float  # of "gae"
+    value_clip: float  # a value may move this far from the old one, units of reward; 0: freely
+
+    @property
+    def has_critic(self) -> bool:
+        return self.advantage == "gae"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a copy of the starting model is kept for a KL term."""
+        return self.kl_coefficient > 0
+
+    @property
+    def updates_per_batch(self) -> int:
+        return self.mini_batches * self.epochs
 
 
 @dataclass(frozen=True, kw_only=True)

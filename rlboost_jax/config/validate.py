@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from rlboost_jax.config.combinations import of_algorithm
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.memory import pages_per_slot
 from rlboost_jax.config.ranges import MAX_POSITIONS, out_of_range
@@ -25,7 +26,10 @@ def check(config: RunConfig) -> None:
     """Raise ConfigError with one line per mistake."""
     mistakes = list(out_of_range(config))
     if not mistakes:  # the checks of fields against each other may count on the ranges
-        checks = (_model, _task, _sampling, _learner, _engine, _manager, _fleet, _rest)
+        checks = (
+            *(_model, _task, _sampling, of_algorithm, _learner),
+            *(_engine, _manager, _fleet, _rest),
+        )
         mistakes = [mistake for fields in checks for mistake in fields(config)]
     if mistakes:
         raise ConfigError("\n".join(mistakes))

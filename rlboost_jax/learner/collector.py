@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
-from rlboost_jax.algorithms.advantages import group_advantages
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.rewards.verdict import Verdict
 
 Ask = Callable[[int, NDArray[np.int32]], Future[Verdict]]
+Estimate = Callable[[Sequence[Trajectory]], tuple[Trajectory, ...]]
 
 
 class WrongVersion(RuntimeError):
@@ -34,17 +34,17 @@ class StepCollector:
         group_size: int,
         ask: Ask,
         wake: Callable[[], None] = lambda: None,
-        normalize_by_std: bool,
+        estimate: Estimate,
     ):
         """Args:
         ask: (prompt index, response tokens) → what the rewards say, then or later.
         wake: called, in any thread, when `settle` has something to do.
-        normalize_by_std: see `group_advantages`.
+        estimate: gives the trajectories of a whole group their advantages.
         """
         self.step, self._version = step, version
         self._prompts, self._group_size, self._ask = prompts, group_size, ask
         self._wake = wake
-        self._normalize_by_std = normalize_by_std
+        self._estimate = estimate
         self._taken: dict[int, Trajectory] = {}  # reward and components only once judged
         self._asked: dict[int, Future[Verdict]] = {}  # those of `_taken` not judged yet
         self._answered: deque[tuple[int, Future[Verdict]]] = deque()  # filled by other threads
@@ -159,14 +159,6 @@ class StepCollector:
         if any(sample not in self._taken or sample in self._asked for sample in samples):
             return None
         members = [self._taken[sample] for sample in samples]
-        rewards = np.array([member.reward for member in members])
-        advantages = group_advantages(rewards, normalize_by_std=self._normalize_by_std)
-        group = Group(
-            prompt=prompt,
-            trajectories=tuple(
-                replace(member, advantage=float(advantage))
-                for member, advantage in zip(members, advantages, strict=True)
-            ),
-        )
+        group = Group(prompt=prompt, trajectories=self._estimate(members))
         self.groups[prompt] = group
         return group

@@ -5,16 +5,15 @@ the row is written, the checkpoint begun and, now and then, held-out accuracy me
 then does the next step begin, with the reserved engine ready for its seeding window.
 
 Invariants:
-- the parameters of step s have been updated s times, and every token of step s was sampled
-  from just these;
-- an update is made of all prompts × group samples of its step, or not at all;
+- the parameters of step s have been updated by s batches, and every token of step s was
+  sampled from just these;
+- the updates of a step are made of all its prompts × group samples, or not at all;
 - a checkpoint holds what the next step needs; what happened after it can be done again and,
   in deterministic mode, gives the same bits.
 """
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -26,26 +25,17 @@ from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.diagnosis import culprits
+from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.doubts import tolerated_gap
-from rlboost_jax.learner.gradients import GradientSum
-from rlboost_jax.learner.guards import (
-    NotFinite,
-    check_counted,
-    check_guards,
-    check_judged,
-    check_whole,
-    kept,
-)
+from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.link import ManagerLink
-from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.packing import PackedBatch, pack, update_divisor
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngine
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.learner.streaming import Doubt, StreamTimes, stream_step
-from rlboost_jax.learner.trajectory import Group, Trajectory, trajectories_digest
+from rlboost_jax.learner.streaming import stream_step
+from rlboost_jax.learner.trajectory import trajectories_digest
+from rlboost_jax.learner.updates import BatchUpdates, Learners
 from rlboost_jax.models.params import Params, params_digest
 
 
@@ -64,13 +54,26 @@ class TrainingLoop:
         reserved: ReservedEngine,
         publisher: Publisher,
         checkpoints: Checkpoints,
+        critic: CriticStep | None = None,
         note: Callable[[str], None] = lambda line: None,
     ):
         """Args:
         note: shows a line to whoever watches.
         """
         self._run, self._exercises, self._note = run, exercises, note
-        self._learner, self.state, self._reference = learner, state, reference
+        self.state = state
+        self._learners = Learners(
+            run=run,
+            policy=learner,
+            critic=critic,
+            reference=reference,
+            estimates=Estimates(
+                algorithm=run.algorithm,
+                max_response_tokens=run.sampling.max_response_tokens,
+                stop_ids=tuple(exercises.stop_ids),
+            ),
+            tolerated_gap=tolerated_gap(run, learner.mesh.devices.flat[0].platform),
+        )
         self._link, self._reserved = link, reserved
         self._publisher, self._checkpoints = publisher, checkpoints
         self._prompts = PromptStream(
@@ -84,10 +87,8 @@ class TrainingLoop:
             max_tokens=run.sampling.max_response_tokens,
             stop_ids=tuple(exercises.stop_ids),
         )
-        self._tolerated_gap = tolerated_gap(run, learner.mesh.devices.flat[0].platform)
-        self._row_tokens = run.learner.row_tokens or run.slot_tokens
         self._window: messages.WindowState | None = None  # after the last step
-        self._publish(int(state.step))
+        self._publish(int(state.step) // run.algorithm.updates_per_batch)
         self._lap = time.perf_counter()  # when the last step was over
 
     def step(self, step: int) -> dict[str, Any]:
@@ -111,13 +112,16 @@ class TrainingLoop:
             group_size=self._run.algorithm.group_size,
             ask=lambda prompt, tokens: self._exercises.ask(prompts[prompt], tokens),
             wake=self._link.wake,
-            normalize_by_std=self._run.algorithm.normalize_by_std,
+            estimate=self._learners.estimates.of_group,
         )
-        total, times = self._stream(collector)
+        updates = BatchUpdates(
+            self._learners, self.state, step=step, checkpoint=self._checkpoints.latest
+        )
+        times = stream_step(self._link, collector, updates.micro_batches, updates.train)
         for line in collector.fault_lines():
             self._note(line)
         applying = time.perf_counter()
-        sums, divisor = self._apply(step, total, collector)
+        self.state, figures = updates.finish(collector.trajectories(), host_params=self._params)
         train_seconds = times.training + time.perf_counter() - applying
         publish_seconds = self._publish(step + 1)
 
@@ -131,7 +135,7 @@ class TrainingLoop:
             "step": step,
             "version": step,
             "accuracy": accuracy,
-            **_policy_metrics(collector, sums, divisor),
+            **_policy_metrics(collector, figures),
             "train_seconds": train_seconds,
             "train_wait_seconds": times.waiting,
             "publish_seconds": publish_seconds,
@@ -195,104 +199,6 @@ class TrainingLoop:
         accuracy = self._reserved.accuracy(self._params, step, self._exercises, self._heldout)
         return accuracy, time.perf_counter() - since
 
-    def _stream(self, collector: StepCollector) -> tuple[tuple[Params, Any], StreamTimes]:
-        """The step's gradients and sums, of all its micro-batches."""
-        micro_batches = MicroBatches(
-            self._run.learner.prompts_per_step,
-            self._run.learner.micro_batch_prompts,
-            self._run.deterministic,
-        )
-        total = GradientSum(micro_batches.num_micro_batches, self._learner.combine)
-
-        def train(index: int, groups: tuple[Group, ...]) -> list[Doubt]:
-            members = [t for group in groups for t in group.trajectories]
-            part = self._gradients(self.state.params, members)
-            gap = float(part[1]["max_logprob_gap"])
-            if not gap <= self._tolerated_gap:  # not a number is no small one
-                doubts = self._doubts(groups)
-                if doubts:
-                    return doubts
-            total.add(index, jax.block_until_ready(part))
-            return []
-
-        times = stream_step(self._link, collector, micro_batches, train)
-        return total.total(), times
-
-    def _doubts(self, groups: tuple[Group, ...]) -> list[Doubt]:
-        """The responses of a micro-batch that were not sampled as their servers say."""
-        doubts = []
-        for trajectory in (t for group in groups for t in group.trajectories):
-            (batch,) = self._pack([trajectory])
-            gaps = np.asarray(self._learner.gaps(self.state.params, batch))[batch.response_mask]
-            wrong = np.flatnonzero(~(gaps <= self._tolerated_gap))
-            if wrong.size:
-                doubts.append(
-                    Doubt(
-                        prompt=trajectory.prompt,
-                        sample=trajectory.sample,
-                        attempt=trajectory.attempt,
-                        position=int(wrong[0]),
-                        gap=float(gaps.max()),
-                    )
-                )
-        return doubts
-
-    def _gradients(self, params: Params, trajectories: Sequence[Trajectory]) -> tuple[Params, Any]:
-        return self._learner.micro_batch(params, self._reference, self._pack(trajectories))
-
-    def _pack(self, trajectories: Sequence[Trajectory]) -> list[PackedBatch]:
-        return pack(
-            trajectories,
-            rows=self._run.learner.pack_rows,
-            row_tokens=self._row_tokens,
-            loss_aggregation=self._run.algorithm.loss_aggregation,
-        )
-
-    def _apply(
-        self, step: int, total: tuple[Params, Any], collector: StepCollector
-    ) -> tuple[Mapping[str, float], int]:
-        """Update `state` with the gradients of a whole step; raises as `step` does."""
-        gradients, sums = total
-        host_sums = {name: float(value) for name, value in sums.items()}
-        trajectories, learner = collector.trajectories(), self._run.learner
-        check_whole(
-            trajectories,
-            step=step,
-            num_prompts=learner.prompts_per_step,
-            group_size=self._run.algorithm.group_size,
-        )
-        check_judged(
-            trajectories,
-            step=step,
-            tolerated=self._run.rewards.tolerated_failures,
-            checkpoint=self._checkpoints.latest,
-        )
-        check_counted(trajectories, host_sums["tokens"], step=step)
-        kl = {"kl": host_sums["kl"] / host_sums["tokens"]}
-        check_guards(learner, kl, step=step, checkpoint=self._checkpoints.latest)
-        divisor = update_divisor(trajectories, self._run.algorithm.loss_aggregation)
-        state, metrics = self._learner.apply(self.state, gradients, np.float32(divisor))
-        if not (bool(metrics["finite"]) and math.isfinite(host_sums["loss"])):
-            del state, gradients  # room to look for the reason
-            raise self._not_finite(step, host_sums["loss"], trajectories)
-        norm = {"gradient_norm": float(metrics["gradient_norm"])}
-        check_guards(learner, norm, step=step, checkpoint=self._checkpoints.latest)
-        self.state = state
-        return host_sums, divisor
-
-    def _not_finite(self, step: int, loss: float, trajectories: Sequence[Trajectory]) -> NotFinite:
-        """With all that can be found out, from the parameters that servers sampled with."""
-        params = jax.device_put(self._params, self._learner.shardings.params)
-        reason = culprits(
-            trajectories,
-            lambda members: self._gradients(params, members),
-            micro_batch_prompts=self._run.learner.micro_batch_prompts,
-        )
-        return NotFinite(
-            f"step {step}: the gradient is not finite (loss {loss:.4g}); {reason}; "
-            f"{kept(self._checkpoints.latest())}"
-        )
-
 
 def checkpoint_extra(window: messages.WindowState | None) -> dict[str, Any]:
     """What a checkpoint holds besides arrays. The prompt cursor is the step itself."""
@@ -319,9 +225,10 @@ def window_of(extra: Mapping[str, Any]) -> messages.WindowState | None:
     )
 
 
-def _policy_metrics(
-    collector: StepCollector, sums: Mapping[str, float], divisor: int
-) -> dict[str, Any]:
+def _policy_metrics(collector: StepCollector, figures: Mapping[str, float]) -> dict[str, Any]:
+    """Args:
+    figures: of `BatchUpdates.finish`.
+    """
     trajectories = collector.trajectories()
     rewards = np.array([t.reward for t in trajectories])
     lengths = np.array([len(t.response_tokens) for t in trajectories])
@@ -329,11 +236,13 @@ def _policy_metrics(
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
         "reward_failures": sum(bool(t.reward_faults) for t in trajectories),
-        "loss": sums["loss"] / divisor,
-        "kl": sums["kl"] / sums["tokens"],
-        "entropy": sums["entropy"] / sums["tokens"],
-        "clip_fraction": sums["clipped"] / sums["tokens"],
-        "max_logprob_gap": sums["max_logprob_gap"],
+        "loss": figures["loss"],
+        "kl": figures["kl"],
+        "entropy": figures["entropy"],
+        "clip_fraction": figures["clipped"],
+        "corrected_fraction": figures.get("corrected"),
+        "value_loss": figures.get("value_loss"),
+        "max_logprob_gap": figures["max_logprob_gap"],
         "response_tokens": int(lengths.sum()),
         "response_length_mean": float(lengths.mean()),
         "response_length_max": int(lengths.max()),

@@ -17,6 +17,7 @@ from rlboost_jax.pytree import pytree
 
 TOKEN_MEAN: Final = "token_mean"
 SEQUENCE_MEAN: Final = "sequence_mean"
+CONSTANT: Final = "constant"
 
 
 class DoesNotFit(Mistake, ValueError):
@@ -35,6 +36,11 @@ class PackedBatch:
     behaviour_logprobs: Float[np.ndarray, "R T"]  # of the target, nats
     advantages: Float[np.ndarray, "R T"]  # of the trajectory, where the target is a response token
     weights: Float[np.ndarray, "R T"]  # of the target in the loss; 0 outside the response
+    samples: Int[np.ndarray, "R T"] | None = None  # of the target if it is a response token, or -1
+    # Zeros where the trajectories have none, which the algorithm then does not ask for.
+    old_logprobs: Float[np.ndarray, "R T"] | None = None
+    old_values: Float[np.ndarray, "R T"] | None = None
+    returns: Float[np.ndarray, "R T"] | None = None
 
 
 def pack(
@@ -83,11 +89,31 @@ def first_fit(lengths: Iterable[int], *, rows: int, capacity: int) -> list[int |
     return places
 
 
-def update_divisor(trajectories: Sequence[Trajectory], loss_aggregation: str) -> int:
-    """What the token sums of a whole update are divided by."""
-    if loss_aggregation == SEQUENCE_MEAN:
-        return len(trajectories)
-    return sum(len(t.response_tokens) for t in trajectories)
+def update_divisor(
+    trajectories: Sequence[Trajectory], loss_aggregation: str, *, max_response_tokens: int = 0
+) -> int:
+    """What the token sums of a whole update are divided by; at least 1.
+
+    Args:
+        max_response_tokens: for the "constant" divisor, which is that many for each response.
+    """
+    trained = [t for t in trajectories if t.trained]
+    if loss_aggregation == TOKEN_MEAN:
+        return max(1, sum(len(t.response_tokens) for t in trained))
+    each = max_response_tokens if loss_aggregation == CONSTANT else 1
+    return max(1, len(trained) * each)
+
+
+def by_sample(
+    batches: Iterable[PackedBatch], values: Iterable[Float[np.ndarray, "R T"]]
+) -> dict[int, Float[np.ndarray, " T"]]:
+    """What was computed for packed targets, as one array for each response by its sample."""
+    found = {}
+    for batch, array in zip(batches, values, strict=True):
+        assert batch.samples is not None, "made by `fill`"
+        for sample in np.unique(batch.samples[batch.response_mask]):
+            found[int(sample)] = np.asarray(array)[batch.samples == sample]
+    return found
 
 
 def _num_positions(trajectory: Trajectory, row_tokens: int) -> int:
@@ -120,6 +146,10 @@ def _batch(
         behaviour_logprobs=zeros(np.float32),
         advantages=zeros(np.float32),
         weights=zeros(np.float32),
+        samples=zeros(np.int32) - 1,
+        old_logprobs=zeros(np.float32),
+        old_values=zeros(np.float32),
+        returns=zeros(np.float32),
     )
     for row, trajectories in enumerate(members):
         start = 0
@@ -141,7 +171,14 @@ def _place(
     batch.segments[everything] = segment
     batch.response_mask[response] = True
     batch.behaviour_logprobs[response] = t.behaviour_logprobs
-    batch.advantages[response] = t.advantage
+    if batch.samples is not None:
+        batch.samples[response] = t.sample
+    batch.advantages[response] = t.advantage if t.advantages is None else t.advantages
     of_sequence = loss_aggregation == SEQUENCE_MEAN
-    batch.weights[response] = 1 / len(t.response_tokens) if of_sequence else 1.0
+    if t.trained:
+        batch.weights[response] = 1 / len(t.response_tokens) if of_sequence else 1.0
+    for name in ("old_logprobs", "old_values", "returns"):
+        values = getattr(t, name)
+        if values is not None:
+            getattr(batch, name)[response] = values
     return end

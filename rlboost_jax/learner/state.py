@@ -20,6 +20,7 @@ class TrainState:
     params: Params  # float32
     opt_state: Any  # optax's, with moments laid out like the parameters
     step: Any  # updates made: an int32 scalar, or its sharding or shape
+    critic: Any = None  # a CriticState, in runs that have one
 
 
 def learning_rate_schedule(

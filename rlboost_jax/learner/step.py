@@ -14,7 +14,6 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from rlboost_jax.algorithms.losses import clipped_policy_loss, kl_to_reference
 from rlboost_jax.config.records import (
     AlgorithmConfig,
     LearnerConfig,
@@ -22,6 +21,7 @@ from rlboost_jax.config.records import (
     SamplingConfig,
 )
 from rlboost_jax.learner.logprobs import sampled_logprobs, whole_logprobs
+from rlboost_jax.learner.objective import MAXIMA, Sums, objective
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import (
     TrainState,
@@ -34,9 +34,6 @@ from rlboost_jax.models.forward import head_factors, hidden_states
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, replicated
 
-Sums = dict[str, Float[Array, ""]]
-_MAXIMA = frozenset({"max_logprob_gap"})  # keys of Sums that are maxima over tokens
-
 
 class LearnerStep:
     """Programs of one run, each compiled at its first use and never again.
@@ -47,13 +44,14 @@ class LearnerStep:
         apply: (state, gradients, divisor) → (state, metrics); the state is consumed.
             Metrics: `gradient_norm` before clipping, `learning_rate`, `finite` (of gradient
             and update).
+        evaluate: (params, reference params or None, packed batch) → log-probabilities of each
+            target [R, T], without gradients: "policy", as sampled, and with a reference also
+            "whole" and "reference", under the whole softmax of either.
         gaps: (params, packed batch) → |recomputed - behaviour| of each target, 0 outside
             responses; to find out whose they are where `max_logprob_gap` is too large.
         shardings: of a TrainState.
 
-    Sums over response tokens: `loss` (weighted, KL term included), `kl`, `entropy`,
-    `clipped` and `tokens` (unweighted), and `max_logprob_gap`, the largest |recomputed -
-    behaviour| log-probability, which is a maximum.
+    The sums are those of `objective`.
     """
 
     def __init__(
@@ -74,6 +72,11 @@ class LearnerStep:
             _gradients(model, learner, algorithm, sampling, mesh),
             in_shardings=(params, None, batch_sharding(mesh)),
             out_shardings=(params, whole),
+        )
+        self.evaluate = jax.jit(
+            _evaluate(model, learner, sampling, mesh),
+            in_shardings=(params, None, batch_sharding(mesh)),
+            out_shardings=whole,
         )
         self.gaps = jax.jit(
             _gaps(model, learner, sampling, mesh),
@@ -127,7 +130,7 @@ def combine(left: tuple[Params, Sums], right: tuple[Params, Sums]) -> tuple[Para
     """Gradients and sums over the tokens of both."""
     (left_gradients, left_sums), (right_gradients, right_sums) = left, right
     sums = {
-        key: (jnp.maximum if key in _MAXIMA else jnp.add)(left_sums[key], right_sums[key])
+        key: (jnp.maximum if key in MAXIMA else jnp.add)(left_sums[key], right_sums[key])
         for key in left_sums
     }
     return jax.tree.map(jnp.add, left_gradients, right_gradients), sums
@@ -175,6 +178,26 @@ def _gaps(
     return gaps
 
 
+def _evaluate(
+    model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
+) -> Callable[[Params, Params | None, PackedBatch], dict[str, Float[Array, "R T"]]]:
+    factors_of = _factors(model, learner, mesh)
+
+    def evaluate(
+        params: Params, reference: Params | None, batch: PackedBatch
+    ) -> dict[str, Float[Array, "R T"]]:
+        by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
+        targets, factors = jnp.ravel(batch.targets), factors_of(params, batch)
+        found = {"policy": sampled_logprobs(*factors, targets, sampling, by_row=by_row)[0]}
+        if reference is not None:
+            whole_of = partial(whole_logprobs, tokens=targets, sampling=sampling, by_row=by_row)
+            found["reference"], _ = whole_of(*factors_of(reference, batch))
+            found["whole"] = whole_of(*factors)[0] if sampling.truncated else found["policy"]
+        return {name: values.reshape(batch.tokens.shape) for name, values in found.items()}
+
+    return evaluate
+
+
 def _gradients(
     model: ModelConfig,
     learner: LearnerConfig,
@@ -187,40 +210,24 @@ def _gradients(
     def loss(
         params: Params, reference: Params | None, batch: PackedBatch
     ) -> tuple[Float[Array, ""], Sums]:
-        behaviour, advantages, weights, mask = map(
-            jnp.ravel,
-            (batch.behaviour_logprobs, batch.advantages, batch.weights, batch.response_mask),
-        )
-        counted = mask.astype(jnp.float32)
-
         targets = jnp.ravel(batch.targets)
         factors = factors_of(params, batch)
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         logprobs, entropy = sampled_logprobs(*factors, targets, sampling, by_row=by_row)
-        total, clipped = clipped_policy_loss(
-            logprobs,
-            behaviour,
-            advantages,
-            weights,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-        )
-        kl = jnp.zeros(())
+        whole = frozen = None
         if reference is not None:
             # Of the whole softmax: what one policy's top-p leaves may be nothing of the other's.
             whole_of = partial(whole_logprobs, tokens=targets, sampling=sampling, by_row=by_row)
             frozen, _ = whole_of(*factors_of(reference, batch))
             whole = whole_of(*factors)[0] if sampling.truncated else logprobs
-            kl = kl_to_reference(whole, frozen, counted)
-            total += algorithm.kl_coefficient * kl_to_reference(whole, frozen, weights)
-        return total, {
-            "loss": total,
-            "kl": kl,
-            "entropy": (entropy * counted).sum(),
-            "clipped": clipped,
-            "tokens": counted.sum(),
-            "max_logprob_gap": jnp.where(mask, jnp.abs(logprobs - behaviour), 0.0).max(),
-        }
+        return objective(
+            algorithm,
+            batch,
+            logprobs,
+            entropy,
+            whole_logprobs=whole,
+            reference_logprobs=frozen,
+        )
 
     def gradients(
         params: Params, reference: Params | None, batch: PackedBatch

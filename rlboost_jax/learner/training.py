@@ -14,6 +14,7 @@ from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.open import keep_record, open_exercises, record_lines
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, checkpoint_extra, window_of
 from rlboost_jax.learner.manager_process import ManagerProcess
@@ -70,9 +71,18 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             run.learner,
             run.algorithm,
             run.sampling,
-            num_steps=run.num_steps,
+            num_steps=run.num_steps * run.algorithm.updates_per_batch,
             mesh=mesh,
         )
+        critic = None
+        if run.algorithm.has_critic:
+            critic = CriticStep(
+                run.model,
+                run.learner,
+                run.algorithm,
+                num_steps=run.num_steps * run.algorithm.updates_per_batch,
+                mesh=mesh,
+            )
         thread = EventLoopThread()
         stack.callback(thread.close)
         manager = ManagerProcess(workdir.path, workdir.run_id)
@@ -87,7 +97,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
                 on_durable=lambda step: link.committed(step - 1) if step else None,
             )
         )
-        restored = _restore(run, learner, checkpoints)
+        restored = _restore(run, learner, critic, checkpoints)
         first = checkpoints.latest() or 0
         stack.enter_context(_sending_home(link, manager))
         stack.enter_context(_showing_fleet(thread, link, console))
@@ -104,12 +114,14 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             console.note(f"going on with step {first + 1} of {run.num_steps}")
         else:
             state = _start(run, exercises, learner, console)
+            if critic is not None:
+                state = replace(state, critic=critic.init(state.params))
             checkpoints.save(0, state, checkpoint_extra(None))
         reference = _reference(run, workdir.path, learner, state)
         with console.phase("compiling the learner's programs"):
             working_bytes = learner.compile(
-                state,
-                reference,
+                replace(state, critic=None),
+                reference if run.algorithm.kl_placement == "loss" else None,
                 rows=run.learner.pack_rows,
                 row_tokens=run.learner.row_tokens or run.slot_tokens,
             )
@@ -141,6 +153,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             reserved=reserved,
             publisher=publisher,
             checkpoints=checkpoints,
+            critic=critic,
             note=console.note,
         )
         metrics = stack.enter_context(MetricsWriter(workdir.path, step=first))
@@ -194,13 +207,16 @@ def _showing_fleet(thread: EventLoopThread, link: ManagerLink, console: Console)
 
 
 def _restore(
-    run: RunConfig, learner: LearnerStep, checkpoints: Checkpoints
+    run: RunConfig, learner: LearnerStep, critic: CriticStep | None, checkpoints: Checkpoints
 ) -> tuple[TrainState, dict[str, Any]] | None:
     """The newest checkpoint; None at the first start."""
     newest = checkpoints.latest()
     if newest is None:
         return None
-    return checkpoints.restore(newest, abstract_state(run.model, learner.optimizer, learner.mesh))
+    abstract = abstract_state(run.model, learner.optimizer, learner.mesh)
+    if critic is not None:
+        abstract = replace(abstract, critic=critic.abstract())
+    return checkpoints.restore(newest, abstract)
 
 
 def _start(
@@ -225,7 +241,7 @@ def _reference(
     run: RunConfig, path: Path, learner: LearnerStep, state: TrainState
 ) -> Params | None:
     """The starting parameters that the KL term is taken to; None without such a term."""
-    if run.algorithm.kl_coefficient == 0:
+    if not run.algorithm.has_reference:
         return None
     with Checkpoints(path / "reference", keep=1) as kept:
         if kept.latest() is None:

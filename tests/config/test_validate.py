@@ -215,7 +215,12 @@ NAMES = [
     ("name", "value"),
     [
         ("seed", 2**31),
-        ("algorithm.group_size", 1),
+        ("algorithm.group_size", 0),
+        ("algorithm.discount", 1.01),
+        ("algorithm.gae_lambda", 1.01),
+        ("algorithm.dynamic_sampling_factor", 0.5),
+        ("algorithm.mini_batches", 0),
+        ("algorithm.epochs", 0),
         ("algorithm.clip_low", 1.5),
         ("sampling.top_p", 1.01),
         ("learner.beta1", 1.0),
@@ -232,7 +237,7 @@ NAMES = [
     ],
 )
 def test_a_value_just_beyond_its_range(name: str, value: object) -> None:
-    config = base.get_config().to_dict()
+    config = to_dict(run_config(base.get_config()))
     *sections, field = name.split(".")
     section = functools.reduce(dict.__getitem__, sections, config)
     section[field] = type(section[field])(value)

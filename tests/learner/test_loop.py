@@ -12,6 +12,7 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner import loop as loop_module
+from rlboost_jax.learner import updates as updates_module
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, StepNotWhole
@@ -233,7 +234,7 @@ def test_log_probabilities_that_are_made_up_leave_no_trace(loop, world, lie):
     assert doubts == [f"doubt {step} {what}" for step in range(3) for what in ("0 2", "3 1")]
     world.log.clear()
     loop.state = init_state(
-        init_params(loop._run.model, 0), loop._learner.optimizer, loop._learner.shardings
+        init_params(loop._run.model, 0), loop._learners.policy.optimizer, loop._learners.policy.shardings
     )
     loop._publish(0)
     loop._link.lies = {}
@@ -348,7 +349,7 @@ def test_what_is_not_the_whole_step_is_not_applied(build, world, monkeypatch):
 def test_gradients_of_other_tokens_than_the_samples_are_not_applied(build, world, monkeypatch):
     loop = build()
     monkeypatch.setattr(
-        loop_module, "pack", lambda trajectories, **sizes: pack(trajectories[:-1], **sizes)
+        updates_module, "pack", lambda trajectories, **sizes: pack(trajectories[:-1], **sizes)
     )
     with pytest.raises(StepNotWhole, match="of 42 response tokens, its samples have 48"):
         loop.step(0)

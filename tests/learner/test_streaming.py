@@ -39,7 +39,7 @@ def collector(prompts: int = 4) -> StepCollector:
         prompts=[np.array([1, p], np.int32) for p in range(prompts)],
         group_size=GROUP,
         ask=lambda prompt, tokens: at_once(verdict(float(tokens[1]))),
-        normalize_by_std=False,
+        estimate=tuple,
     )
 
 
