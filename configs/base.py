@@ -128,6 +128,11 @@ def get_config() -> ConfigDict:
     config.learner.micro_batch_prompts = 6  # groups per micro-batch
     config.learner.pack_rows = 4  # rows of a packed batch; divisible by data * fsdp
     config.learner.row_tokens = 0  # tokens per row; 0 takes the longest prompt plus response
+    # With 3, short trajectories go to packed batches with rows of half and a quarter of row_tokens
+    # and two and four times as many of them; the gradient is compiled for each.
+    config.learner.row_lengths = 1  # to choose from; at most 8
+    # In place of pack_rows: a micro-batch becomes as many packed batches of this size as it needs.
+    config.learner.pack_tokens = 0  # of a packed batch on each device, at least row_tokens; 0: off
     config.learner.learning_rate = 3e-4  # AdamW's, highest of the schedule
     config.learner.schedule = "constant"  # or "linear", "cosine": to 0 at num_steps
     config.learner.schedule_warmup_steps = 0  # updates
@@ -143,7 +148,11 @@ def get_config() -> ConfigDict:
     config.learner.guard_gradient_norm = 0.0  # most of the global norm before clipping
     config.learner.guard_kl = 0.0  # most of the mean KL to the starting model, nats per token
     config.learner.mesh = (1, 1, 1)  # devices along (data, fsdp, tensor)
-    config.learner.remat = False  # recompute activations in the backward pass
+    # What the backward pass computes again: "none" nothing, "dots" all but what products with
+    # matrices return, "full" all but one residual stream per layer.
+    config.learner.remat = "none"  # or "dots", "full", from most memory to least
+    config.learner.moment_dtype = "float32"  # or "bfloat16": AdamW's moments in half the memory
+    config.learner.moment_memory = "device"  # or "host": they come over for the update only
     config.learner.attention = "auto"  # "paged": log-probs as the engine's; "dense"; auto chooses
 
     config.engine = ConfigDict()

@@ -42,8 +42,17 @@ def most_pages(engine: EngineConfig, slot_tokens: int) -> int:
     return engine.num_pages or engine.slots * pages_per_slot(engine, slot_tokens)
 
 
+def moment_bytes(config: RunConfig) -> int:
+    """AdamW's two moments, wherever they lie."""
+    return 2 * weight_bytes(config.model, config.learner.moment_dtype)
+
+
 def learner_bytes(config: RunConfig) -> dict[str, int]:
-    """Float32 parameters and what training keeps beside them, over all devices of the mesh."""
+    """Float32 parameters and what training keeps beside them, over all devices of the mesh.
+
+    Moments that lie on the host are not counted: while an update is computed they are part of
+    its working space.
+    """
     parameters = 4 * num_parameters(config.model)
     micro_batches = config.learner.prompts_per_step // config.learner.micro_batch_prompts
     # One just computed, one of its micro-batch, and the partial sums of `learner/gradients.py`,
@@ -52,8 +61,9 @@ def learner_bytes(config: RunConfig) -> dict[str, int]:
     parts = {
         "parameters": parameters,
         "gradients": trees * parameters,
-        "optimizer": 2 * parameters,
     }
+    if config.learner.moment_memory == "device":
+        parts["optimizer"] = moment_bytes(config)
     if config.algorithm.has_reference:
         parts["reference"] = parameters
     if config.algorithm.has_critic:

@@ -182,6 +182,8 @@ class LearnerConfig:
     micro_batch_prompts: int  # groups per micro-batch
     pack_rows: int  # rows of one packed batch
     row_tokens: int  # tokens of a packed row; 0 takes the longest prompt plus response
+    row_lengths: int  # lengths of rows to choose from: row_tokens, half of it, …
+    pack_tokens: int  # tokens of a packed batch on each device, in place of pack_rows; 0: off
     learning_rate: float
     schedule: str  # "constant" | "linear" | "cosine"
     schedule_warmup_steps: int
@@ -193,7 +195,9 @@ class LearnerConfig:
     guard_gradient_norm: float  # an update beyond a guard is not applied and ends the run; 0: off
     guard_kl: float  # nats per token
     mesh: tuple[int, int, int]  # devices along (data, fsdp, tensor)
-    remat: bool
+    remat: str  # "none" | "dots" | "full": what is computed again in the backward pass
+    moment_dtype: str  # of AdamW's moments in memory; arithmetic is float32
+    moment_memory: str  # "device" | "host"
     attention: str  # "auto" | "paged" (the engine's own order of sums) | "dense"
 
 
@@ -308,3 +312,16 @@ class RunConfig:
     def slot_tokens(self) -> int:
         """Longest prompt plus response that a slot holds."""
         return self.engine.max_prompt_tokens + self.sampling.max_response_tokens
+
+    @property
+    def row_tokens(self) -> int:
+        """Of the longest packed rows."""
+        return self.learner.row_tokens or self.slot_tokens
+
+    @property
+    def pack_rows(self) -> int:
+        """Rows of a packed batch of the longest rows."""
+        data, fsdp, _ = self.learner.mesh
+        if self.learner.pack_tokens:
+            return data * fsdp * (self.learner.pack_tokens // self.row_tokens)
+        return self.learner.pack_rows

@@ -4,17 +4,24 @@ A step is written beside its place and moved there when complete, so that a read
 of it or nothing, and one torn by a crash is never restored. Orbax stays behind this module.
 """
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint._src.futures import synchronization
 
 from rlboost_jax.weights.snapshots import ORBAX_BEGINS
 
 Tree = TypeVar("Tree")  # a pytree of arrays
+
+
+_FIRST_NAME = 10**6  # out of the way of saves that one process makes alone
+_SAVES = itertools.count(1)  # begun by this process; all processes begin the same
 
 
 class CheckpointNotFound(ValueError):
@@ -65,6 +72,7 @@ class Checkpoints:
         if newest is not None and step <= newest:
             raise ValueError(f"checkpoint {step} would come after {newest}; steps only grow")
         with ORBAX_BEGINS:
+            _name_alike_on_all_processes()
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -128,3 +136,15 @@ class Checkpoints:
     def _finish(self, step: int) -> None:
         self._manager.wait_until_finished()
         self._on_durable(step)
+
+
+def _name_alike_on_all_processes() -> None:
+    """Give the signals of the save that begins now the names that they have elsewhere.
+
+    They are named after a counter of the process, and process 0 saves policy versions besides.
+    """
+    number = next(_SAVES)
+    if jax.process_count() > 1:
+        synchronization.OperationIdGenerator._operation_id_counter = itertools.count(
+            _FIRST_NAME + number
+        )

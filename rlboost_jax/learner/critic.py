@@ -6,6 +6,7 @@ copy of the policy whose head is a vector of zeros: every value is 0 before its 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from rlboost_jax.learner.state import make_optimizer
 from rlboost_jax.learner.step import combine
 from rlboost_jax.models.forward import head_factors, hidden_states
 from rlboost_jax.models.params import Params, abstract_params
-from rlboost_jax.models.sharding import batch_sharding, param_shardings, replicated
+from rlboost_jax.models.sharding import batch_sharding, param_shardings, program_on, replicated
 from rlboost_jax.pytree import pytree
 
 
@@ -63,14 +64,15 @@ class CriticStep:
         self.shardings = self._shardings(mesh)
         params, whole, rows = self.shardings.params, replicated(mesh), batch_sharding(mesh)
         values_of = _values(self._model, learner, mesh)
-        self.values = jax.jit(values_of, in_shardings=(params, rows), out_shardings=whole)
-        self.gradients = jax.jit(
+        program = partial(program_on, mesh)
+        self.values = program(values_of, in_shardings=(params, rows), out_shardings=whole)
+        self.gradients = program(
             _gradients(values_of, algorithm.value_clip),
             in_shardings=(params, rows),
             out_shardings=(params, whole),
         )
-        self.combine = jax.jit(combine, donate_argnums=0, out_shardings=(params, whole))
-        self.apply = jax.jit(
+        self.combine = program(combine, donate_argnums=0, out_shardings=(params, whole))
+        self.apply = program(
             self._apply,
             in_shardings=(self.shardings, params, whole),
             out_shardings=(self.shardings, whole),

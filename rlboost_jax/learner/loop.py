@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from rlboost_jax import messages
@@ -26,8 +25,7 @@ from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.critic import CriticStep
-from rlboost_jax.learner.doubts import tolerated_gap
-from rlboost_jax.learner.estimates import Estimates
+from rlboost_jax.learner.followers import Followers
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngine
@@ -35,7 +33,7 @@ from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import stream_step
 from rlboost_jax.learner.trajectory import trajectories_digest
-from rlboost_jax.learner.updates import BatchUpdates, Learners
+from rlboost_jax.learner.updates import BatchUpdates, learners_of
 from rlboost_jax.models.params import Params, params_digest
 
 
@@ -55,6 +53,7 @@ class TrainingLoop:
         publisher: Publisher,
         checkpoints: Checkpoints,
         critic: CriticStep | None = None,
+        followers: Followers | None = None,
         note: Callable[[str], None] = lambda line: None,
     ):
         """Args:
@@ -62,18 +61,10 @@ class TrainingLoop:
         """
         self._run, self._exercises, self._note = run, exercises, note
         self.state = state
-        self._learners = Learners(
-            run=run,
-            policy=learner,
-            critic=critic,
-            reference=reference,
-            estimates=Estimates(
-                algorithm=run.algorithm,
-                max_response_tokens=run.sampling.max_response_tokens,
-                stop_ids=tuple(exercises.stop_ids),
-            ),
-            tolerated_gap=tolerated_gap(run, learner.mesh.devices.flat[0].platform),
+        self._learners = learners_of(
+            run, policy=learner, critic=critic, reference=reference, stop_ids=exercises.stop_ids
         )
+        self._followers = followers or Followers()
         self._link, self._reserved = link, reserved
         self._publisher, self._checkpoints = publisher, checkpoints
         self._prompts = PromptStream(
@@ -117,11 +108,16 @@ class TrainingLoop:
         updates = BatchUpdates(
             self._learners, self.state, step=step, checkpoint=self._checkpoints.latest
         )
-        times = stream_step(self._link, collector, updates.micro_batches, updates.train)
+        self._followers.begin(step)
+        train = self._followers.leading(updates.train)
+        times = stream_step(self._link, collector, updates.micro_batches, train)
         for line in collector.fault_lines():
             self._note(line)
         applying = time.perf_counter()
-        self.state, figures = updates.finish(collector.trajectories(), host_params=self._params)
+        self._followers.finish()
+        self.state, figures = updates.finish(
+            collector.trajectories(), host_params=None if self._followers else self._params
+        )
         train_seconds = times.training + time.perf_counter() - applying
         publish_seconds = self._publish(step + 1)
 
@@ -152,7 +148,9 @@ class TrainingLoop:
         Once it is durable no row of an earlier step is written any more.
         """
         if step % self._run.checkpoint.every_steps == 0 or step == self._run.num_steps:
-            self._checkpoints.save(step, self.state, checkpoint_extra(self._window))
+            extra = checkpoint_extra(self._window)
+            self._followers.save(step, extra)
+            self._checkpoints.save(step, self.state, extra)
 
     def final_accuracy(self, version: int) -> float | None:
         """Of the parameters after the last update; None where nothing is evaluated."""
@@ -167,7 +165,7 @@ class TrainingLoop:
             seconds that the copy took; the digest and the disk are beside the point.
         """
         since = time.perf_counter()
-        self._params = jax.device_get(self.state.params)
+        self._params = self._followers.gather(self.state.params)
         seconds = time.perf_counter() - since
         self._digest = params_digest(self._params)
         if version < self._run.num_steps:  # else no step needs it

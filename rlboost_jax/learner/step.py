@@ -6,6 +6,7 @@ micro-batches, and only `apply` divides, by the update's own tokens or sequences
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +28,13 @@ from rlboost_jax.learner.state import (
     TrainState,
     learning_rate_schedule,
     make_optimizer,
+    on_device,
     state_shardings,
 )
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
 from rlboost_jax.models.forward import head_factors, hidden_states
 from rlboost_jax.models.params import Params
-from rlboost_jax.models.sharding import batch_sharding, replicated
+from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
 
 
 class LearnerStep:
@@ -65,49 +67,66 @@ class LearnerStep:
         mesh: Mesh,
     ) -> None:
         self.optimizer = make_optimizer(learner, num_steps)
-        self.shardings = state_shardings(model, self.optimizer, mesh)
+        self.shardings = state_shardings(
+            model, self.optimizer, mesh, moment_memory=learner.moment_memory
+        )
         self.mesh = mesh
         params, whole = self.shardings.params, replicated(mesh)
-        self.gradients = jax.jit(
+        program = partial(program_on, mesh)
+        rows = batch_sharding(mesh)
+        self.gradients = program(
             _gradients(model, learner, algorithm, sampling, mesh),
-            in_shardings=(params, None, batch_sharding(mesh)),
+            in_shardings=(params, None, rows),
             out_shardings=(params, whole),
         )
-        self.evaluate = jax.jit(
+        self.evaluate = program(
             _evaluate(model, learner, sampling, mesh),
-            in_shardings=(params, None, batch_sharding(mesh)),
+            in_shardings=(params, None, rows),
             out_shardings=whole,
         )
-        self.gaps = jax.jit(
+        self.gaps = program(
             _gaps(model, learner, sampling, mesh),
-            in_shardings=(params, batch_sharding(mesh)),
+            in_shardings=(params, rows),
             out_shardings=whole,
         )
-        self.combine = jax.jit(combine, donate_argnums=0, out_shardings=(params, whole))
-        self.apply = jax.jit(
-            _apply(self.optimizer, learning_rate_schedule(learner, num_steps)),
+        self.combine = program(combine, donate_argnums=0, out_shardings=(params, whole))
+        self.apply = program(
+            _apply(
+                self.optimizer,
+                learning_rate_schedule(learner, num_steps),
+                on_device(self.shardings.opt_state) if learner.moment_memory == "host" else None,
+            ),
             in_shardings=(self.shardings, params, whole),
             out_shardings=(self.shardings, whole),
             donate_argnums=0,
         )
 
     def compile(
-        self, state: TrainState, reference: Params | None, *, rows: int, row_tokens: int
+        self,
+        state: TrainState,
+        reference: Params | None,
+        *,
+        shapes: Sequence[tuple[int, int]],
     ) -> int:
         """Compile everything before the first step, so that no step is slowed by it.
 
         `apply` would consume the state: its program goes to the compilation cache only.
 
+        Args:
+            shapes: rows and tokens of a row of all packed batches there will be.
+
         Returns:
             Bytes that the hungriest program takes on each device besides its arguments and
             results: activations, for the most part.
         """
-        batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
-        part = self.gradients(state.params, reference, batch)
-        computed = self.gradients.lower(state.params, reference, batch).compile()
+        programs = []
+        for rows, row_tokens in shapes:
+            batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+            part = self.gradients(state.params, reference, batch)
+            programs.append(self.gradients.lower(state.params, reference, batch).compile())
         gradients, _ = self.combine(part, self.gradients(state.params, reference, batch))
-        applied = self.apply.lower(state, gradients, np.float32(1)).compile()
-        return max(map(_working_bytes, (computed, applied)))
+        programs.append(self.apply.lower(state, gradients, np.float32(1)).compile())
+        return max(map(_working_bytes, programs))
 
     def micro_batch(
         self, params: Params, reference: Params | None, batches: Sequence[PackedBatch]
@@ -247,14 +266,19 @@ def _attention(learner: LearnerConfig, mesh: Mesh, num_tokens: int) -> str:
 
 
 def _apply(
-    optimizer: optax.GradientTransformation, learning_rate: Callable[[Array], Array]
+    optimizer: optax.GradientTransformation,
+    learning_rate: Callable[[Array], Array],
+    opt_shardings: Any | None,
 ) -> Callable[[TrainState, Params, Float[Array, ""]], tuple[TrainState, dict[str, Array]]]:
     def apply(
         state: TrainState, gradients: Params, divisor: Float[Array, ""]
     ) -> tuple[TrainState, dict[str, Array]]:
         gradients = jax.tree.map(lambda leaf: leaf / divisor, gradients)
         norm = optax.tree.norm(gradients)  # leaf by leaf where it lies, without a gather
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        opt_state = state.opt_state
+        if opt_shardings is not None:
+            opt_state = jax.device_put(opt_state, opt_shardings)
+        updates, opt_state = optimizer.update(gradients, opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = {
             "gradient_norm": norm,

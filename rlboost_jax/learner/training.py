@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
 from rlboost_jax import compile_cache
 from rlboost_jax.config.memory import learner_bytes_per_device
 from rlboost_jax.config.records import RunConfig
@@ -15,13 +17,18 @@ from rlboost_jax.data.open import keep_record, open_exercises, record_lines
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.critic import CriticStep
+from rlboost_jax.learner.followers import invite
+from rlboost_jax.learner.following import accept
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, checkpoint_extra, window_of
 from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.packing import batch_shapes
+from rlboost_jax.learner.processes import ALONE, World, check_mesh
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngine
 from rlboost_jax.learner.state import TrainState, abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.updates import learners_of
 from rlboost_jax.learner.warmup import warm_up
 from rlboost_jax.messages import TrainerHello
 from rlboost_jax.models.params import Params, init_params
@@ -39,17 +46,32 @@ from rlboost_jax.workdir import Workdir
 LOOK_SECONDS = 0.25  # between two looks at the fleet, for the live view
 
 
-def run_training(run: RunConfig, path: str | Path) -> Summary:
+class Silence:
+    """The console of a process that shows nothing."""
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def note(self, line: str) -> None:
+        pass
+
+
+def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summary:
     """Train `run` in the folder `path`, going on where an earlier start ended.
 
+    Args:
+        world: the processes of this trainer, of which this is number 0.
+
     Raises:
-        WorkdirUnusable, NotEnoughDevices: before anything is written.
+        WorkdirUnusable, NotEnoughDevices, IdleProcess: before anything is written.
         ConfigError, DataChanged: the data or the reward functions cannot be used.
+        FollowerLost: another process of this trainer ended.
         NotEnoughMemory: learner and engine do not fit the first device together.
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
     """
     compile_cache.enable(run.compile_cache_dir)
     mesh = make_mesh(run.learner.mesh)
+    check_mesh(mesh, world)
     with contextlib.ExitStack() as stack:
         workdir = stack.enter_context(Workdir(path, run))
         console = stack.enter_context(
@@ -66,23 +88,8 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             keep_record(workdir.path, exercises.record)
             for line in record_lines(exercises.record):
                 console.note(line)
-        learner = LearnerStep(
-            run.model,
-            run.learner,
-            run.algorithm,
-            run.sampling,
-            num_steps=run.num_steps * run.algorithm.updates_per_batch,
-            mesh=mesh,
-        )
-        critic = None
-        if run.algorithm.has_critic:
-            critic = CriticStep(
-                run.model,
-                run.learner,
-                run.algorithm,
-                num_steps=run.num_steps * run.algorithm.updates_per_batch,
-                mesh=mesh,
-            )
+        learner, critic = _programs(run, mesh)
+        followers = stack.enter_context(invite(world, workdir.run_id))
         thread = EventLoopThread()
         stack.callback(thread.close)
         manager = ManagerProcess(workdir.path, workdir.run_id)
@@ -90,6 +97,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
         if workdir.config_changed:
             manager.dismiss()  # it serves the configuration of before
         link = ManagerLink(thread, locate=manager.locate)
+        followers.fail_to(link.fail)
         checkpoints = stack.enter_context(
             Checkpoints(
                 workdir.path / "checkpoints",
@@ -110,22 +118,10 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
                 )
             )
         if restored:
-            state = restored[0]
             console.note(f"going on with step {first + 1} of {run.num_steps}")
-        else:
-            state = _start(run, exercises, learner, console)
-            if critic is not None:
-                state = replace(state, critic=critic.init(state.params))
-            checkpoints.save(0, state, checkpoint_extra(None))
-        reference = _reference(run, workdir.path, learner, state)
-        with console.phase("compiling the learner's programs"):
-            working_bytes = learner.compile(
-                replace(state, critic=None),
-                reference if run.algorithm.kl_placement == "loss" else None,
-                rows=run.learner.pack_rows,
-                row_tokens=run.learner.row_tokens or run.slot_tokens,
-            )
-
+        state, reference, working_bytes = _prepared(
+            run, workdir.path, exercises, learner, critic, checkpoints, restored, console
+        )
         with console.phase("compiling the engine's programs"):
             engine = engine_of(run, taken_bytes=learner_bytes_per_device(run) + working_bytes)
         console.note(str(engine.memory))
@@ -154,6 +150,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             publisher=publisher,
             checkpoints=checkpoints,
             critic=critic,
+            followers=followers,
             note=console.note,
         )
         metrics = stack.enter_context(MetricsWriter(workdir.path, step=first))
@@ -169,6 +166,75 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             loop.save(step + 1)
         accuracy = loop.final_accuracy(run.num_steps)
     return _finish(run, workdir.path, accuracy)
+
+
+def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
+    """The part of a process other than 0 in `run_training`, until that is over.
+
+    Raises:
+        LeaderLost: process 0 ended before that.
+        OtherFolder: `path` is not process 0's.
+    """
+    compile_cache.enable(run.compile_cache_dir)
+    mesh = make_mesh(run.learner.mesh)
+    check_mesh(mesh, world)
+    learner, critic = _programs(run, mesh)
+    path = Path(path)
+    with (
+        contextlib.closing(open_exercises(run)) as exercises,
+        accept(world, path) as leader,
+        Checkpoints(path / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
+    ):
+        restored = _restore(run, learner, critic, checkpoints)
+        state, reference, _ = _prepared(
+            run, path, exercises, learner, critic, checkpoints, restored, Silence()
+        )
+        learners = learners_of(
+            run, policy=learner, critic=critic, reference=reference, stop_ids=exercises.stop_ids
+        )
+        leader.obey(learners, state, checkpoints)
+
+
+def _programs(run: RunConfig, mesh: Mesh) -> tuple[LearnerStep, CriticStep | None]:
+    num_updates = run.num_steps * run.algorithm.updates_per_batch
+    learner = LearnerStep(
+        run.model, run.learner, run.algorithm, run.sampling, num_steps=num_updates, mesh=mesh
+    )
+    if not run.algorithm.has_critic:
+        return learner, None
+    critic = CriticStep(run.model, run.learner, run.algorithm, num_steps=num_updates, mesh=mesh)
+    return learner, critic
+
+
+def _prepared(
+    run: RunConfig,
+    path: Path,
+    exercises: Exercises,
+    learner: LearnerStep,
+    critic: CriticStep | None,
+    checkpoints: Checkpoints,
+    restored: tuple[TrainState, dict[str, Any]] | None,
+    console: Console | Silence,
+) -> tuple[TrainState, Params | None, int]:
+    """State, reference model and the working space of the compiled programs.
+
+    Every process of a trainer does this, and in this order.
+    """
+    if restored:
+        state = restored[0]
+    else:
+        state = _start(run, exercises, learner, console)
+        if critic is not None:
+            state = replace(state, critic=critic.init(state.params))
+        checkpoints.save(0, state, checkpoint_extra(None))
+    reference = _reference(run, path, learner, state)
+    with console.phase("compiling the learner's programs"):
+        working_bytes = learner.compile(
+            replace(state, critic=None),
+            reference if run.algorithm.kl_placement == "loss" else None,
+            shapes=batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths),
+        )
+    return state, reference, working_bytes
 
 
 @contextlib.contextmanager
@@ -213,14 +279,23 @@ def _restore(
     newest = checkpoints.latest()
     if newest is None:
         return None
-    abstract = abstract_state(run.model, learner.optimizer, learner.mesh)
+    abstract = _abstract(run, learner)
     if critic is not None:
         abstract = replace(abstract, critic=critic.abstract())
     return checkpoints.restore(newest, abstract)
 
 
+def _abstract(run: RunConfig, learner: LearnerStep) -> TrainState:
+    return abstract_state(
+        run.model,
+        learner.optimizer,
+        learner.mesh,
+        moment_memory=run.learner.moment_memory,
+    )
+
+
 def _start(
-    run: RunConfig, exercises: Exercises, learner: LearnerStep, console: Console
+    run: RunConfig, exercises: Exercises, learner: LearnerStep, console: Console | Silence
 ) -> TrainState:
     """Fresh parameters, warmed up."""
     params = init_params(run.model, run.seed, shardings=learner.shardings.params)
@@ -247,8 +322,7 @@ def _reference(
         if kept.latest() is None:
             kept.save(0, state.params, {})
             kept.wait()
-        abstract = abstract_state(run.model, learner.optimizer, learner.mesh)
-        return kept.restore(0, abstract.params)[0]
+        return kept.restore(0, _abstract(run, learner).params)[0]
 
 
 def _finish(run: RunConfig, path: Path, accuracy: float | None) -> Summary:

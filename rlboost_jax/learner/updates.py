@@ -26,6 +26,7 @@ import numpy as np
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.diagnosis import culprits
+from rlboost_jax.learner.doubts import tolerated_gap
 from rlboost_jax.learner.estimates import ByToken, Estimates, Evaluations
 from rlboost_jax.learner.gradients import GradientSum
 from rlboost_jax.learner.guards import (
@@ -62,8 +63,9 @@ class Learners:
     def pack(self, trajectories: Sequence[Trajectory]) -> list[PackedBatch]:
         return pack(
             trajectories,
-            rows=self.run.learner.pack_rows,
-            row_tokens=self.run.learner.row_tokens or self.run.slot_tokens,
+            rows=self.run.pack_rows,
+            row_tokens=self.run.row_tokens,
+            row_lengths=self.run.learner.row_lengths,
             loss_aggregation=self.run.algorithm.loss_aggregation,
         )
 
@@ -122,6 +124,29 @@ class Learners:
                     )
                 )
         return doubts
+
+
+def learners_of(
+    run: RunConfig,
+    *,
+    policy: LearnerStep,
+    critic: CriticStep | None,
+    reference: Params | None,
+    stop_ids: Sequence[int],
+) -> Learners:
+    """What the updates of `run` are made with, on every process."""
+    return Learners(
+        run=run,
+        policy=policy,
+        critic=critic,
+        reference=reference,
+        estimates=Estimates(
+            algorithm=run.algorithm,
+            max_response_tokens=run.sampling.max_response_tokens,
+            stop_ids=tuple(stop_ids),
+        ),
+        tolerated_gap=tolerated_gap(run, policy.mesh.devices.flat[0].platform),
+    )
 
 
 class BatchUpdates:
@@ -189,20 +214,21 @@ class BatchUpdates:
         return []
 
     def finish(
-        self, trajectories: Sequence[Trajectory], *, host_params: Params
+        self, trajectories: Sequence[Trajectory], *, host_params: Params | None
     ) -> tuple[TrainState, Figures]:
         """Make all updates of the batch.
 
         Args:
             trajectories: of the step, in (prompt, sample) order.
-            host_params: a copy of the parameters that sampled them.
+            host_params: a copy of the parameters that sampled them; None where no process has
+                one that it may use, and so nothing is looked for if a number is not finite.
 
         Returns:
             The state after the last one, and figures of the batch.
 
         Raises:
-            StepNotWhole, RewardsFailed, NotFinite, GuardTripped: the state is of no more use; the last
-                checkpoint is.
+            StepNotWhole, RewardsFailed, NotFinite, GuardTripped: the state is of no more use;
+                the last checkpoint is.
         """
         check_whole(
             trajectories,
@@ -242,7 +268,11 @@ class BatchUpdates:
             self._members[index] = tuple(white[t.sample] for t in part)
 
     def _update(
-        self, update: int, mini_batch: int, expected: Sequence[Trajectory], host_params: Params
+        self,
+        update: int,
+        mini_batch: int,
+        expected: Sequence[Trajectory],
+        host_params: Params | None,
     ) -> Figures:
         """One optimizer step of the policy, and one of the critic.
 
@@ -320,15 +350,17 @@ class BatchUpdates:
         programs = programs or self._learners.policy
         return GradientSum(self._size, programs.combine)
 
-    def _not_finite(self, update: int, loss: float, host_params: Params) -> NotFinite:
+    def _not_finite(self, update: int, loss: float, host_params: Params | None) -> NotFinite:
         """With all that can be found out, from the parameters that servers sampled with."""
-        params = jax.device_put(host_params, self._learners.policy.shardings.params)
-        members = [t for _, part in sorted(self._members.items()) for t in part]
-        reason = culprits(
-            sorted(members, key=lambda t: (t.prompt, t.sample)),
-            lambda members: self._learners.gradients(params, members),
-            micro_batch_prompts=self._learners.run.learner.micro_batch_prompts,
-        )
+        reason = "with several processes no sample is looked for"
+        if host_params is not None:
+            params = jax.device_put(host_params, self._learners.policy.shardings.params)
+            members = [t for _, part in sorted(self._members.items()) for t in part]
+            reason = culprits(
+                sorted(members, key=lambda t: (t.prompt, t.sample)),
+                lambda members: self._learners.gradients(params, members),
+                micro_batch_prompts=self._learners.run.learner.micro_batch_prompts,
+            )
         several = self._algorithm.updates_per_batch > 1
         which = f", update {update + 1} of its batch" if several else ""
         return NotFinite(

@@ -6,10 +6,12 @@ nothing but arrays.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any, Final
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from rlboost_jax.config.records import ModelConfig
@@ -18,6 +20,11 @@ from rlboost_jax.models.decoder import Attend, DecoderLayer, Embedding, Head
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding
 
+# What the backward pass of a layer finds in memory besides the residual stream; `learner.remat`.
+REMAT_POLICIES: Final = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
 _UNROLLED_LAYERS = 4  # a loop halves the speed on CPU; deeper models would compile for too long
 
 
@@ -69,7 +76,7 @@ def hidden_states(
     positions: Int[Array, "B T"],
     segments: Int[Array, "B T"],
     *,
-    remat: bool,
+    remat: str,
     mesh: Mesh | None = None,
     attention: str = "dense",
 ) -> Float[Array, "B*T E"]:
@@ -79,7 +86,9 @@ def hidden_states(
 
     Args:
         segments: which sequence each token of a row belongs to.
-        remat: keep one residual stream per layer and recompute the rest backwards.
+        remat: what to keep of a layer for the backward pass: "none" recomputes nothing, "dots"
+            keeps what products with matrices return and recomputes the rest (norms, attention's
+            scores, the gate), "full" keeps the residual stream before the layer alone.
         mesh: where to keep the rows split; None leaves the layout alone.
         attention: "dense" or "paged", see `attention.py`; with "paged", products are by row, so
             that all is computed in the engine's order.
@@ -95,14 +104,43 @@ def hidden_states(
         by_row = attention == "paged"
         return keep_split(apply_layer(config, layer_params, x, at, attend, by_row=by_row)), None
 
-    x = keep_split(embed(config, params, tokens.reshape(-1)))
+    x = keep_split(embed(config, _gathered_rows(params, mesh), tokens.reshape(-1)))
+    unroll = config.num_layers <= _UNROLLED_LAYERS
+    # Only what is unrolled could be merged with the forward pass again, and so kept after all.
     x, _ = jax.lax.scan(
-        jax.checkpoint(layer) if remat else layer,
-        x,
-        params["layers"],
-        unroll=config.num_layers <= _UNROLLED_LAYERS,
+        _rematerialised(layer, remat, prevent_cse=unroll), x, params["layers"], unroll=unroll
     )
     return x
+
+
+def _gathered_rows(params: Params, mesh: Mesh | None) -> Params:
+    """With the table's rows whole over `fsdp`, as every matrix is while it is used.
+
+    The compiler does so by itself for products. For a look-up it would rather gather what all
+    rows of the batch have looked up.
+    """
+    if mesh is None:
+        return params
+    table = params["embedding"]["table"]
+    whole = NamedSharding(mesh, PartitionSpec(_vocabulary_axis(table.shape[0], mesh)))
+    table = jax.lax.with_sharding_constraint(table, whole)
+    return {**params, "embedding": {**params["embedding"], "table": table}}
+
+
+def _vocabulary_axis(vocab_size: int, mesh: Mesh) -> str | None:
+    return "tensor" if vocab_size % mesh.shape["tensor"] == 0 else None
+
+
+def _rematerialised(
+    layer: Callable[..., Any], remat: str, *, prevent_cse: bool
+) -> Callable[..., Any]:
+    if remat == "none":
+        return layer
+    policy = REMAT_POLICIES[remat]
+    rematerialised: Callable[..., Any] = jax.checkpoint(
+        layer, policy=policy, prevent_cse=prevent_cse
+    )
+    return rematerialised
 
 
 @functools.cache

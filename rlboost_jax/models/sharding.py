@@ -5,10 +5,12 @@ Mesh axes: `data` replicates the parameters and splits the batch, `fsdp` splits 
 does not divide stays whole, so that any model runs on any mesh.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.records import ModelConfig
@@ -64,6 +66,47 @@ def param_shardings(config: ModelConfig, mesh: Mesh | AbstractMesh) -> Params:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """First axis (rows, or tokens of whole rows) over `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(BATCH))
+
+
+def placed(tree: Any, mesh: Mesh) -> Any:
+    """Host arrays of a tree as arrays of a mesh that this process sees a part of.
+
+    Matrices are rows of a batch and are split, numbers are everywhere. Every process passes equal
+    arrays.
+    """
+
+    def place(leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray | np.generic):
+            return leaf
+        return laid_out(leaf, batch_sharding(mesh) if leaf.ndim else replicated(mesh))
+
+    return jax.tree.map(place, tree)
+
+
+def laid_out(array: Any, sharding: Sharding) -> jax.Array:
+    """A host array as one of which this process holds its part; all processes pass the same."""
+    array = np.asarray(array)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def program_on(mesh: Mesh, function: Callable[..., Any], **options: Any) -> Any:
+    """`jax.jit` of a function whose arguments may be host arrays, on any mesh.
+
+    On a mesh of several processes `jax.jit` takes arrays of that mesh only.
+    """
+    program = jax.jit(function, **options)
+    return _OfSeveralProcesses(program, mesh) if mesh.is_multi_process else program
+
+
+class _OfSeveralProcesses:
+    def __init__(self, program: Any, mesh: Mesh) -> None:
+        self._program, self._mesh = program, mesh
+
+    def __call__(self, *args: Any) -> Any:
+        return self._program(*placed(args, self._mesh))
+
+    def lower(self, *args: Any) -> Any:
+        return self._program.lower(*placed(args, self._mesh))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

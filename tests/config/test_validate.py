@@ -45,6 +45,13 @@ WRONG = [
     ),
     ({"learner.mesh": (2, 4, 1)}, "4", ["learner.pack_rows", "learner.mesh"]),
     ({"learner.mesh": (1, 0, 1)}, "0", ["learner.mesh"]),
+    (
+        {"learner.moment_dtype": "bfloat16", "learner.beta1": 0.9, "learner.beta2": 0.999},
+        "0.999",
+        ["learner.beta2", "learner.moment_dtype"],
+    ),
+    ({"learner.pack_tokens": 207}, "207", ["learner.pack_tokens", "learner.row_tokens"]),
+    ({"learner.row_lengths": 9}, "9", ["learner.row_lengths"]),
     ({"learner.row_tokens": 207}, "207", ["learner.row_tokens", "sampling.max_response_tokens"]),
     ({"learner.schedule_warmup_steps": 101}, "101", ["learner.schedule_warmup_steps", "num_steps"]),
     ({"model.num_key_heads": 3}, "3", ["model.num_query_heads", "model.num_key_heads"]),
@@ -282,3 +289,14 @@ def test_a_guard_of_the_kl_needs_the_model_it_is_taken_to():
         run_config(values)
     values.algorithm.kl_coefficient = 0.01
     run_config(values)
+
+
+def test_a_budget_of_tokens_gives_each_device_whole_rows() -> None:
+    """208 tokens a row: 5 of them in 1,100 on each of 2 x 3 devices; tensor shares them."""
+    values = base.get_config()
+    values.learner.pack_tokens = 1_100
+    values.learner.mesh = (2, 3, 2)
+    assert run_config(values).pack_rows == 2 * 3 * 5
+    values.learner.pack_tokens = 0
+    values.learner.pack_rows = 6
+    assert run_config(values).pack_rows == 6

@@ -11,6 +11,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task
+from rlboost_jax.learner import followers as followers_module
 from rlboost_jax.learner import loop as loop_module
 from rlboost_jax.learner import updates as updates_module
 from rlboost_jax.learner.checkpoints import Checkpoints
@@ -144,7 +145,8 @@ def build(config, learner_step, world, monkeypatch):
         return params_digest(params)
 
     monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: world.now))
-    monkeypatch.setattr(loop_module, "jax", SimpleNamespace(**vars(jax) | {"device_get": copy}))
+    faked = SimpleNamespace(**vars(jax) | {"device_get": copy})
+    monkeypatch.setattr(followers_module, "jax", faked)
     monkeypatch.setattr(loop_module, "params_digest", digest)
 
     def built(task=Odd, link=Link, **settings):
@@ -234,7 +236,9 @@ def test_log_probabilities_that_are_made_up_leave_no_trace(loop, world, lie):
     assert doubts == [f"doubt {step} {what}" for step in range(3) for what in ("0 2", "3 1")]
     world.log.clear()
     loop.state = init_state(
-        init_params(loop._run.model, 0), loop._learners.policy.optimizer, loop._learners.policy.shardings
+        init_params(loop._run.model, 0),
+        loop._learners.policy.optimizer,
+        loop._learners.policy.shardings,
     )
     loop._publish(0)
     loop._link.lies = {}

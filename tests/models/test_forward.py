@@ -9,7 +9,7 @@ import pytest
 from rlboost_kernels import available_implementations
 
 from rlboost_jax.models.decoder import RMSNorm
-from rlboost_jax.models.forward import apply_layer, embed, head, hidden_states
+from rlboost_jax.models.forward import REMAT_POLICIES, apply_layer, embed, head, hidden_states
 from rlboost_jax.models.params import init_params, unstack_layers
 
 B, T = 2, 12
@@ -22,7 +22,7 @@ def rows(config, seed=0):
 
 
 @functools.partial(jax.jit, static_argnames=("config", "remat"))
-def logits(config, params, tokens, positions, segments, *, remat=False):
+def logits(config, params, tokens, positions, segments, *, remat="none"):
     x = hidden_states(config, params, tokens, positions, segments, remat=remat)
     return head(config, params, x).reshape(*tokens.shape, config.vocab_size)
 
@@ -63,7 +63,7 @@ def test_no_gradient_reaches_the_future(small_model):
     def one_row(table):
         params = {**own_entries, "embedding": {"table": table}}
         return hidden_states(
-            config, params, jnp.arange(T)[None], positions[:1], segments[:1], remat=False
+            config, params, jnp.arange(T)[None], positions[:1], segments[:1], remat="none"
         )
 
     np.testing.assert_allclose(jax.jit(one_row)(table), jax.jit(outputs)(table), atol=1e-5)
@@ -109,11 +109,13 @@ def test_remat_and_depth_change_nothing_but_the_program(small_model):
         return jnp.square(logits(config, params, *rows(config), remat=remat)).sum()
 
     gradient = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4),
-        gradient(params, False),
-        gradient(params, True),
-    )
+    expected = gradient(params, "none")
+    for remat in REMAT_POLICIES:
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4),
+            gradient(params, remat),
+            expected,
+        )
 
     x = embed(config, params, rows(config)[0][0])
     for layer in unstack_layers(params)["layers"]:

@@ -33,7 +33,9 @@ def test_logits_equal_hugging_face_qwen3(small_model, tied):
         expected = qwen3(config, params)(torch.from_numpy(tokens)).logits.numpy()
 
     positions, segments = np.tile(np.arange(40), (2, 1)), np.ones((2, 40), np.int32)
-    x = hidden_states(config, params, *map(jnp.asarray, (tokens, positions, segments)), remat=False)
+    x = hidden_states(
+        config, params, *map(jnp.asarray, (tokens, positions, segments)), remat="none"
+    )
     assert np.abs(expected).max() > 1
     np.testing.assert_allclose(
         head(config, params, x).reshape(expected.shape), expected, atol=1e-5, rtol=1e-5
