@@ -173,7 +173,8 @@ def test_every_package_is_in_a_layer() -> None:
 
 def _dependencies() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return list(project["dependencies"])
+    optional = project["optional-dependencies"]
+    return [*project["dependencies"], *optional["wandb"]]
 
 
 @pytest.mark.parametrize("folder", ["rlboost_jax", "kernels/rlboost_kernels"])

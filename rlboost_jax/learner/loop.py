@@ -14,7 +14,7 @@ Invariants:
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -41,11 +41,13 @@ from rlboost_jax.learner.micro_batches import MicroBatches
 from rlboost_jax.learner.packing import PackedBatch, pack, update_divisor
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngine
+from rlboost_jax.learner.samples import sample_rows, samples_due
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import Doubt, StreamTimes, stream_step
 from rlboost_jax.learner.trajectory import Group, Trajectory, trajectories_digest
 from rlboost_jax.models.params import Params, params_digest
+from rlboost_jax.observe.samples import SampleRow
 
 
 class TrainingLoop:
@@ -63,11 +65,15 @@ class TrainingLoop:
         reserved: ReservedEngine,
         publisher: Publisher,
         checkpoints: Checkpoints,
+        show: Callable[[Sequence[SampleRow]], None] = lambda rows: None,
     ):
+        """Args:
+        show: is given the samples of every step that has any to show.
+        """
         self._run, self._task = run, task
         self._learner, self.state, self._reference = learner, state, reference
         self._link, self._reserved = link, reserved
-        self._publisher, self._checkpoints = publisher, checkpoints
+        self._publisher, self._checkpoints, self._show = publisher, checkpoints, show
         self._prompts = PromptStream(
             task, seed=run.seed, prompts_per_step=run.learner.prompts_per_step
         )
@@ -111,6 +117,15 @@ class TrainingLoop:
         applying = time.perf_counter()
         sums, divisor = self._apply(step, total, collector)
         train_seconds = times.training + time.perf_counter() - applying
+        if samples_due(self._run.observe, step):
+            self._show(
+                sample_rows(
+                    step,
+                    collector.trajectories(),
+                    task=self._task,
+                    num_prompts=self._run.observe.samples_prompts,
+                )
+            )
         publish_seconds = self._publish(step + 1)
 
         report = self._link.trained(

@@ -84,6 +84,16 @@ WRONG = [
         "paged",
         ["learner.attention", "learner.mesh"],
     ),
+    ({"observe.trackers": ("tensorbord",)}, "did you mean 'tensorboard'", ["observe.trackers"]),
+    ({"observe.trackers": ("tensorboard",) * 2}, "once", ["observe.trackers"]),
+    (
+        {"observe.trackers": ("wandb",), "observe.wandb.project": ""},
+        "''",
+        ["observe.wandb.project"],
+    ),
+    ({"observe.wandb.mode": "on"}, "'on'", ["observe.wandb.mode"]),
+    ({"observe.samples_prompts": 25}, "25", ["observe.samples_prompts", "prompts_per_step"]),
+    ({"observe.profile_step": 100}, "100", ["observe.profile_step", "num_steps"]),
     ({"fleet.trace": "/no/such/trace.csv"}, "/no/such/trace.csv", ["fleet.trace"]),
 ]
 
@@ -276,3 +286,14 @@ def test_a_guard_of_the_kl_needs_the_model_it_is_taken_to():
         run_config(values)
     values.algorithm.kl_coefficient = 0.01
     run_config(values)
+
+
+def test_a_tracker_that_is_not_installed_is_a_mistake_on_the_trainers_host_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    changes = {"observe.trackers": ("wandb",)}
+    with pytest.raises(ConfigError, match=r"wandb.*pip install rlboost-jax\[wandb\]"):
+        run_config(changed(changes))
+    server = run_config_from_dict(changed(changes).to_dict())
+    assert server.observe.trackers == ("wandb",)
