@@ -231,5 +231,17 @@ def get_config() -> ConfigDict:
 
     config.observe = ConfigDict()
     config.observe.live = True  # redraw a view when standard output is a terminal
-    config.observe.tensorboard = True  # write TensorBoard events to <workdir>/tensorboard
+    # Beside metrics.jsonl, samples.jsonl and the console: "tensorboard" (<workdir>/tensorboard),
+    # "wandb" (needs the extra of that name; its files are in <workdir>/wandb).
+    config.observe.trackers = ("tensorboard",)  # see above; () for none of them
+    config.observe.wandb = ConfigDict()
+    config.observe.wandb.project = "rlboost-jax"  # made there where it does not exist
+    config.observe.wandb.entity = ""  # team or user; "" is the account's own
+    config.observe.wandb.name = ""  # of the run; "" is the workdir's
+    config.observe.wandb.mode = "online"  # "offline": no network; `wandb sync` uploads later
+    config.observe.samples_every_steps = 10  # prompts and responses to samples.jsonl; 0: never
+    config.observe.samples_prompts = 2  # of such a step, each with its whole group
+    # One step of every process on one time axis, in <workdir>/profile, for ui.perfetto.dev.
+    config.observe.profile_step = 0  # that step; 0: none
+    config.observe.profile_jax = False  # the learner's process by jax.profiler in that step, too
     return config

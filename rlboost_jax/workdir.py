@@ -10,7 +10,8 @@ join/             what a server's host needs to come in    trainer/   the same f
 authority/        with `fleet.tls`: the run's certificate authority
 servers/          one file per server that the manager started and that runs
 lock, manager.lock   held by the trainer and the manager at work
-report.html, summary.json, tensorboard/
+report.html, summary.json, samples.jsonl
+tensorboard/, wandb/, profile/   where they were asked for
 """
 
 import fcntl

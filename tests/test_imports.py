@@ -171,7 +171,11 @@ def test_every_package_is_in_a_layer() -> None:
     assert packages <= set().union(*LAYERS)
 
 
-OPTIONAL = ("hf", "math")  # extras whose absence is an error that names them, where they are used
+OPTIONAL = (
+    "hf",
+    "math",
+    "wandb",
+)  # extras whose absence is an error that names them, where they are used
 
 
 def _dependencies() -> list[str]:

@@ -19,6 +19,7 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 KV_DTYPES: Final = (*DTYPES, "float8_e4m3fn")
 NOTICES: Final = ("auto", "none", "aws", "gcp", "azure")
 NOTICE_SIGNALS: Final = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+TRACKERS: Final = ("tensorboard", "wandb")
 ATTENTION: Final = ("auto", "reference", "xla", "cpu", "mosaic_gpu", "triton")
 
 AT_LEAST: Final[Mapping[str, int]] = {
@@ -89,6 +90,9 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "fleet.chaos.joins_per_minute": 0,
     "evaluation.every_steps": 0,
     "evaluation.num_prompts": 1,
+    "observe.samples_every_steps": 0,
+    "observe.samples_prompts": 1,
+    "observe.profile_step": 0,
 }
 ABOVE_ZERO: Final = (
     "model.rope_theta",
@@ -171,6 +175,7 @@ ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "fleet.provider": ("local", "none"),
     "fleet.notices": NOTICES,
     "fleet.notice_signal": NOTICE_SIGNALS,
+    "observe.wandb.mode": ("online", "offline"),
 }
 
 

@@ -279,9 +279,22 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+    project: str
+    entity: str  # "" is the account's own
+    name: str  # of the run; "" is the workdir's
+    mode: str  # "online" | "offline"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObserveConfig:
     live: bool  # redraw a live view when standard output is a terminal
-    tensorboard: bool
+    trackers: tuple[str, ...]  # "tensorboard", "wandb"; files and console are always told
+    wandb: WandbConfig
+    samples_every_steps: int  # 0: never
+    samples_prompts: int  # whose responses are kept, each with its whole group
+    profile_step: int  # 0: none; the first step is like no other
+    profile_jax: bool  # also trace the learner's own process with jax.profiler
 
 
 @dataclass(frozen=True, kw_only=True)

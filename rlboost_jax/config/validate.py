@@ -3,6 +3,8 @@
 Each check yields one line per mistake: the value, the limit, the setting to change.
 """
 
+import difflib
+import importlib.util
 import ipaddress
 import math
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from typing import Final
 from rlboost_jax.config.combinations import of_algorithm
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.memory import pages_per_slot
-from rlboost_jax.config.ranges import MAX_POSITIONS, out_of_range
+from rlboost_jax.config.ranges import MAX_POSITIONS, TRACKERS, out_of_range
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.task_sizes import DATASET, MIN_LENGTH, NUM_COUNTERS, task_size
 from rlboost_jax.config.traces import read_trace
@@ -23,6 +25,7 @@ ROW_CLASS: Final = 16  # row counts whose matmuls have the same bits are multipl
 # 1/128 of a number, one that decays by less than half of that would stay as it is for ever.
 MAX_BETA_ROUNDED: Final = 0.99
 MIN_TOKEN_ROWS: Final = 64  # … and at least this many
+OPTIONAL: Final = ("wandb",)  # trackers with an extra of their own
 
 
 def check(config: RunConfig) -> None:
@@ -31,7 +34,7 @@ def check(config: RunConfig) -> None:
     if not mistakes:  # the checks of fields against each other may count on the ranges
         checks = (
             *(_model, _task, _sampling, of_algorithm, _learner),
-            *(_engine, _manager, _fleet, _rest),
+            *(_engine, _manager, _fleet, _observe, _rest),
         )
         mistakes = [mistake for fields in checks for mistake in fields(config)]
     if mistakes:
@@ -39,9 +42,15 @@ def check(config: RunConfig) -> None:
 
 
 def check_files(config: RunConfig) -> None:
-    """Raise ConfigError where a file that the configuration names cannot be used."""
+    """Raise ConfigError where a file or a library that the configuration names cannot be used."""
     if config.fleet.trace not in ("", "synthetic"):
         read_trace(config.fleet.trace)
+    for name in config.observe.trackers:
+        if name in OPTIONAL and importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"observe.trackers has {name!r}, which is not installed; give "
+                f"`pip install rlboost-jax[{name}]` or take it out"
+            )
 
 
 def _model(config: RunConfig) -> Iterator[str]:
@@ -212,6 +221,29 @@ def _fleet(config: RunConfig) -> Iterator[str]:
         yield (
             "fleet.trace and fleet.chaos need servers that the run started itself; "
             "set fleet.provider to 'local', or trace to '' and chaos.enabled to False"
+        )
+
+
+def _observe(config: RunConfig) -> Iterator[str]:
+    observe = config.observe
+    for name in observe.trackers:
+        if name not in TRACKERS:
+            near = difflib.get_close_matches(name, TRACKERS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(TRACKERS)}"
+            yield f"observe.trackers has {name!r}, which does not exist; {hint}"
+    if len(set(observe.trackers)) < len(observe.trackers):
+        yield f"observe.trackers is {observe.trackers}; name each of them once"
+    if "wandb" in observe.trackers and not observe.wandb.project:
+        yield "observe.wandb.project is ''; name the project that the run belongs to"
+    if observe.samples_prompts > config.learner.prompts_per_step:
+        yield (
+            f"observe.samples_prompts is {observe.samples_prompts}; choose 1 to "
+            f"learner.prompts_per_step ({config.learner.prompts_per_step})"
+        )
+    if observe.profile_step >= config.num_steps:
+        yield (
+            f"observe.profile_step is {observe.profile_step}; the last step is "
+            f"{config.num_steps - 1} (num_steps - 1), 0 profiles none"
         )
 
 

@@ -13,7 +13,7 @@ Invariants:
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,12 +29,14 @@ from rlboost_jax.learner.followers import Followers
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngine
+from rlboost_jax.learner.samples import sample_rows, samples_due
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import stream_step
 from rlboost_jax.learner.trajectory import trajectories_digest
 from rlboost_jax.learner.updates import BatchUpdates, learners_of
 from rlboost_jax.models.params import Params, params_digest
+from rlboost_jax.observe.samples import SampleRow
 
 
 class TrainingLoop:
@@ -55,9 +57,11 @@ class TrainingLoop:
         critic: CriticStep | None = None,
         followers: Followers | None = None,
         note: Callable[[str], None] = lambda line: None,
+        show: Callable[[Sequence[SampleRow]], None] = lambda rows: None,
     ):
         """Args:
         note: shows a line to whoever watches.
+        show: is given the samples of every step that has any to show.
         """
         self._run, self._exercises, self._note = run, exercises, note
         self.state = state
@@ -66,7 +70,7 @@ class TrainingLoop:
         )
         self._followers = followers or Followers()
         self._link, self._reserved = link, reserved
-        self._publisher, self._checkpoints = publisher, checkpoints
+        self._publisher, self._checkpoints, self._show = publisher, checkpoints, show
         self._prompts = PromptStream(
             exercises, seed=run.seed, prompts_per_step=run.learner.prompts_per_step
         )
@@ -119,6 +123,15 @@ class TrainingLoop:
             collector.trajectories(), host_params=None if self._followers else self._params
         )
         train_seconds = times.training + time.perf_counter() - applying
+        if samples_due(self._run.observe, step):
+            self._show(
+                sample_rows(
+                    step,
+                    collector.trajectories(),
+                    task=self._exercises,
+                    num_prompts=self._run.observe.samples_prompts,
+                )
+            )
         publish_seconds = self._publish(step + 1)
 
         report = self._link.trained(

@@ -34,10 +34,12 @@ from rlboost_jax.messages import TrainerHello
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.observe.console import Console
-from rlboost_jax.observe.metrics import MetricsWriter, read_metrics
+from rlboost_jax.observe.files import FilesTracker
+from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
-from rlboost_jax.observe.tensorboard import TensorBoardWriter
+from rlboost_jax.observe.tracker import Trackers
+from rlboost_jax.observe.trackers import chosen_trackers
 from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
@@ -107,6 +109,9 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
         )
         restored = _restore(run, learner, critic, checkpoints)
         first = checkpoints.latest() or 0
+        chosen = chosen_trackers(run, workdir.path, workdir.run_id, step=first, note=console.note)
+        trackers = Trackers([FilesTracker(workdir.path, step=first), console, *chosen])
+        stack.callback(trackers.close)  # after the fleet is sent home: it may take a minute
         stack.enter_context(_sending_home(link, manager))
         stack.enter_context(_showing_fleet(thread, link, console))
         # The fleet starts now, while the learner warms up and compiles.
@@ -152,20 +157,16 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             critic=critic,
             followers=followers,
             note=console.note,
+            show=trackers.samples,
         )
-        metrics = stack.enter_context(MetricsWriter(workdir.path, step=first))
-        board = None
-        if run.observe.tensorboard:
-            board = TensorBoardWriter(workdir.path, step=first)
-            stack.callback(board.close)
         for step in range(first, run.num_steps):
-            row = metrics.write(loop.step(step))
-            console.step(row)
-            if board is not None:
-                board.write(row)
+            trackers.step(loop.step(step))
             loop.save(step + 1)
         accuracy = loop.final_accuracy(run.num_steps)
-    return _finish(run, workdir.path, accuracy)
+        summary = _summary(run, workdir.path, accuracy)
+        trackers.finish(summary)
+    write_report(path)
+    return summary
 
 
 def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
@@ -325,8 +326,8 @@ def _reference(
         return kept.restore(0, _abstract(run, learner).params)[0]
 
 
-def _finish(run: RunConfig, path: Path, accuracy: float | None) -> Summary:
-    """Write `summary.json` and `report.html` from the rows of the run.
+def _summary(run: RunConfig, path: Path, accuracy: float | None) -> Summary:
+    """Write `summary.json` from the rows of the run.
 
     Args:
         accuracy: after the last update; the rows have it of the policies before.
@@ -337,5 +338,4 @@ def _finish(run: RunConfig, path: Path, accuracy: float | None) -> Summary:
     if accuracy is not None:
         summary = replace(summary, last_accuracy=accuracy)
     write_summary(path, summary)
-    write_report(path)
     return summary

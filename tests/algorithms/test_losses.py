@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from rlboost_jax.algorithms.losses import (
     clipped_policy_loss,
     kl_to_reference,

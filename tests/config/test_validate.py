@@ -91,6 +91,16 @@ WRONG = [
         "paged",
         ["learner.attention", "learner.mesh"],
     ),
+    ({"observe.trackers": ("tensorbord",)}, "did you mean 'tensorboard'", ["observe.trackers"]),
+    ({"observe.trackers": ("tensorboard",) * 2}, "once", ["observe.trackers"]),
+    (
+        {"observe.trackers": ("wandb",), "observe.wandb.project": ""},
+        "''",
+        ["observe.wandb.project"],
+    ),
+    ({"observe.wandb.mode": "on"}, "'on'", ["observe.wandb.mode"]),
+    ({"observe.samples_prompts": 25}, "25", ["observe.samples_prompts", "prompts_per_step"]),
+    ({"observe.profile_step": 100}, "100", ["observe.profile_step", "num_steps"]),
     ({"fleet.trace": "/no/such/trace.csv"}, "/no/such/trace.csv", ["fleet.trace"]),
 ]
 
@@ -300,3 +310,14 @@ def test_a_budget_of_tokens_gives_each_device_whole_rows() -> None:
     values.learner.pack_tokens = 0
     values.learner.pack_rows = 6
     assert run_config(values).pack_rows == 6
+
+
+def test_a_tracker_that_is_not_installed_is_a_mistake_on_the_trainers_host_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    changes = {"observe.trackers": ("wandb",)}
+    with pytest.raises(ConfigError, match=r"wandb.*pip install rlboost-jax\[wandb\]"):
+        run_config(changed(changes))
+    server = run_config_from_dict(changed(changes).to_dict())
+    assert server.observe.trackers == ("wandb",)

@@ -250,7 +250,6 @@ def test_a_response_is_judged_as_text(dataset, write_lines):
 
 
 def test_the_vocabulary_must_hold_the_tokenizer(build, write_lines):
-    import dataclasses
 
     run = build(write_lines(GSM8K), **PLAIN)
     small = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=257))

@@ -149,9 +149,10 @@ def build(config, learner_step, world, monkeypatch):
     monkeypatch.setattr(followers_module, "jax", faked)
     monkeypatch.setattr(loop_module, "params_digest", digest)
 
-    def built(task=Odd, link=Link, **settings):
+    def built(task=Odd, link=Link, show=lambda rows: None, **settings):
         run = replace(
             config,
+            observe=replace(config.observe, samples_every_steps=2, samples_prompts=1),
             num_steps=3,
             evaluation=replace(config.evaluation, every_steps=2),
             checkpoint=replace(config.checkpoint, every_steps=2),
@@ -171,6 +172,7 @@ def build(config, learner_step, world, monkeypatch):
             reserved=Reserved(world),
             publisher=Announcer(world),
             checkpoints=Cabinet(world),
+            show=show,
         )
 
     return built
@@ -179,6 +181,18 @@ def build(config, learner_step, world, monkeypatch):
 @pytest.fixture
 def loop(build):
     return build()
+
+
+def test_samples_are_shown_of_steps_that_are_due(build):
+    shown = []
+    loop = build(show=shown.append)
+    rows = run_all(loop)
+    assert [{row.step for row in samples} for samples in shown] == [{0}, {2}]
+    text = loop._task.text([5, 8, 1])
+    texts = [row.response_text for row in shown[0]]
+    assert texts.count(text) == 1 and len(texts) == 8, "the group of one prompt"
+    mean = sum(row.reward for row in shown[0]) / len(shown[0])
+    assert mean == rows[0]["reward_mean"], "every prompt is answered alike here"
 
 
 def run_all(loop):

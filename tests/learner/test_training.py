@@ -106,7 +106,7 @@ def run(config, monkeypatch):
         config,
         num_steps=STEPS,
         warmup=dataclasses.replace(config.warmup, max_updates=0),
-        observe=dataclasses.replace(config.observe, live=False, tensorboard=False),
+        observe=dataclasses.replace(config.observe, live=False, trackers=()),
     )
 
 

@@ -60,6 +60,15 @@ def test_a_key_of_no_row_is_refused(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
 
 
+def test_numbers_of_a_group_follow_the_stable_keys(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        writer.write({"reward/format": np.float32(0.5), "step": 0, "reward/length": math.nan})
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert list(json.loads(line)) == [*KEYS, "reward/format", "reward/length"]
+    (row,) = read_metrics(tmp_path)
+    assert (row["reward/format"], row["reward/length"]) == (0.5, None)
+
+
 def test_a_resumed_run_takes_out_what_it_does_again(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path) as writer:
         for step in range(5):
