@@ -55,17 +55,29 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_it_can_do_nothing_else(what):
-    program = f"try:\n    {FORBIDDEN[what]}\nexcept (OSError, ValueError, AssertionError):\n    print('refused')"
+    errors = "(OSError, ValueError, AssertionError)"
+    program = f"try:\n    {FORBIDDEN[what]}\nexcept {errors}:\n    print('refused')"
     assert ran(program).output == "refused\n"
 
 
-def test_no_environment_and_no_files_of_ours_are_open():
-    done = ran("import os\nprint(sorted(os.environ), [f for f in range(64) if not os.isatty(f)])")
-    assert "HOME" not in done.output and "TOKEN" not in done.output
-    probe = "import os\nfor f in range(3, 64):\n    try:\n        os.fstat(f); print(f)\n    except OSError: pass"
-    held = os.open("/etc/hostname", os.O_RDONLY)
+OPEN_FILES = """
+import os
+for file in range(64):
     try:
-        assert ran(probe).output == ""
+        os.fstat(file)
+        print(file, end=" ")
+    except OSError:
+        pass
+"""
+
+
+def test_no_environment_and_no_files_of_ours_are_open(monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    assert "TOKEN" not in ran("import os\nprint(sorted(os.environ))").output
+    held = os.open("/etc/hostname", os.O_RDONLY)
+    os.set_inheritable(held, True)
+    try:
+        assert ran(OPEN_FILES).output == "0 1 2 "
     finally:
         os.close(held)
 
@@ -164,5 +176,5 @@ def test_or_for_a_share_of_them():
 
 @pytest.mark.parametrize("tests", [[], 7, [7], {"inputs": []}, [{"input": "1"}]])
 def test_tests_in_no_known_form_are_a_fault(tests):
-    with pytest.raises(ValueError, match="docs/rewards.md"):
+    with pytest.raises(ValueError, match=r"docs/rewards.md"):
         code_module.cases(tests)
