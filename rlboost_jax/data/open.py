@@ -54,4 +54,5 @@ def record_lines(record: Mapping[str, Any]) -> Iterator[str]:
     for name, place in (("left_out", ""), ("heldout_left_out", " of those to hold out")):
         for reason, left_out in record[name].items():
             first = f" (first: {left_out['first']})" if left_out["first"] else ""
-            yield f"  {left_out['rows']:,} rows{place} left out, {reason}{first}"
+            count = left_out["rows"]
+            yield f"  {count:,} row{'s' * (count != 1)}{place} left out, {reason}{first}"

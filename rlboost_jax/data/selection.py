@@ -27,7 +27,7 @@ from rlboost_jax.data.questions import (
 from rlboost_jax.data.rows import BrokenRow, Rows
 from rlboost_jax.data.tokenizers import Tokenizer
 
-BAD: Final = "bad"  # cannot be read, lacks a value, has no prompt
+BAD: Final = "unusable"  # cannot be read, lacks a value, has no prompt
 FILTERED: Final = "filtered"
 TOO_LONG: Final = "too long"
 ALSO_HELD_OUT: Final = "also held out"

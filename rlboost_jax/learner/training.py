@@ -83,7 +83,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
                 live=run.observe.live,
             )
         )
-        with console.phase("reading the data and starting the reward workers"):
+        with console.phase(f"reading the data of task {run.task.name}"):
             exercises = open_exercises(run)
         stack.callback(exercises.close)
         if exercises.record is not None:

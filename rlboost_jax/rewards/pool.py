@@ -29,6 +29,7 @@ from rlboost_jax.rewards.frames import (
 
 START_SECONDS: Final = 120.0  # imports of a user's module, on a busy host
 GRACE_SECONDS: Final = 10.0  # a worker ends a late call itself; beyond this it is stuck
+END_SECONDS: Final = 5.0  # for a worker to take its children along
 ATTEMPTS: Final = 2  # a worker that is gone may have been taken by somebody else
 
 Answer = Future[tuple[Outcome, ...]]
@@ -184,8 +185,12 @@ class Worker:
         return answer.outcomes
 
     def end(self) -> None:
-        """Kill it; its children follow their parent."""
-        self._process.kill()
-        self._process.wait()
+        """Let it end what it runs and itself, or kill it where it does not."""
+        self._process.terminate()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._stdin.close()
         self._stdout.close()

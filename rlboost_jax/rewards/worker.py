@@ -41,6 +41,7 @@ def main() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):  # functions may print and read as they like
         os.dup2(nowhere, standard)
+    signal.signal(signal.SIGTERM, _leave)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a call leaves behind becomes ours, to be ended
     setup = receive(requests, Setup)
     if setup is None:
@@ -56,6 +57,11 @@ def main() -> None:
     send(replies, Ready())
     while (job := receive(requests, Job)) is not None:
         send(replies, Outcomes(outcomes=judged(setup, calls, job)))
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    """SIGTERM: end what runs, and this process."""
+    raise SystemExit(0)
 
 
 def judged(setup: Setup, calls: Sequence[Call], job: Job) -> tuple[Outcome, ...]:
@@ -78,30 +84,37 @@ def _in_child(
         _judge(setup, calls, job, outlet)
     os.close(outlet)
     outcomes: list[Outcome] = []
-    why = ""
-    for function in functions:
-        limit = function.time_limit_seconds
-        try:
-            outcome = receive(inlet, Outcome, timeout=limit, max_bytes=_OUTCOME_BYTES)
-        except TimeoutError:
-            why = f"took longer than {limit:g} s"
-            break
-        except (FrameTooLong, msgspec.MsgspecError):
-            why = "wrote what is no outcome"
-            break
-        if outcome is None:
-            break
-        outcomes.append(outcome)
-    os.close(inlet)
-    status = _end(child, at_once=bool(why))
+    why = "the worker was ended"
+    try:
+        why = _heard(inlet, functions, outcomes)
+    finally:  # also when this worker itself is told to end
+        os.close(inlet)
+        status = _end(child, at_once=bool(why))
     if len(outcomes) < len(functions):
         outcomes.append(Outcome(fault=why or _how_it_ended(status)))
     return outcomes
 
 
+def _heard(inlet: int, functions: Sequence[RewardConfig], outcomes: list[Outcome]) -> str:
+    """Append what comes through the pipe; returns why the rest is not waited for, "" at its end."""
+    for function in functions:
+        limit = function.time_limit_seconds
+        try:
+            outcome = receive(inlet, Outcome, timeout=limit, max_bytes=_OUTCOME_BYTES)
+        except TimeoutError:
+            return f"took longer than {limit:g} s"
+        except (FrameTooLong, msgspec.MsgspecError):
+            return "wrote what is no outcome"
+        if outcome is None:
+            return ""
+        outcomes.append(outcome)
+    return ""
+
+
 def _judge(setup: Setup, calls: Sequence[Call], job: Job, outlet: int) -> NoReturn:
     """In the child: never returns, whatever the functions do."""
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _limit_memory(setup.memory_mb)

@@ -66,8 +66,9 @@ def test_any_step_at_any_time(dataset, write_lines):
     steps = [questions(through.step(step)) for step in range(100)]
     again = PromptStream(dataset(write_lines(GSM8K), **PLAIN), seed=3, prompts_per_step=5)
     assert [questions(again.step(step)) for step in (70, 7, 0)] == [steps[s] for s in (70, 7, 0)]
-    assert questions(again.slice(12, 11)) == sum(steps, [])[12:23]
-    assert again.prompt(12).problem.prompt == sum(steps, [])[12]
+    in_a_row = [question for step in steps for question in step]
+    assert questions(again.slice(12, 11)) == in_a_row[12:23]
+    assert again.prompt(12).problem.prompt == in_a_row[12]
     other = PromptStream(data, seed=4, prompts_per_step=5)
     assert questions(other.step(0)) != steps[0]
 
@@ -130,14 +131,14 @@ def test_what_cannot_be_used_is_left_out_and_counted(dataset, write_lines, tmp_p
     data = dataset(write_lines(BAD), heldout_share=0.0, **PLAIN)
     assert all_of(data) == ["What is 1 + 1?", "What is 3 + 3?"]
     left_out = data.record["left_out"]
-    assert left_out["bad"]["rows"] == 5
-    assert left_out["bad"]["first"].startswith("rows.jsonl, line 2: no JSON")
+    assert left_out["unusable"]["rows"] == 5
+    assert left_out["unusable"]["first"].startswith("rows.jsonl, line 2: no JSON")
     assert left_out["too long"]["rows"] == 1
     assert left_out["too long"]["first"] == "rows.jsonl, line 7: 601 tokens, 256 allowed"
     lines = list(record_lines(data.record))
     assert "8 rows of" in lines[0] and "2 to train on, 0 held out" in lines[0]
     assert any(
-        line.startswith("  5 rows left out, bad (first: rows.jsonl, line 2") for line in lines
+        line.startswith("  5 rows left out, unusable (first: rows.jsonl, line 2") for line in lines
     )
 
 
@@ -199,7 +200,8 @@ def test_messages_end_where_the_policy_speaks(dataset, write_lines):
     data = dataset(
         write_lines(rows),
         messages_column="messages",
-        chat_template="{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] ",
+        chat_template="{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+        "[assistant] ",
         system_prompt="Be brief.",
         rewards=[{"name": "format"}],
         heldout_share=0.0,
@@ -207,7 +209,7 @@ def test_messages_end_where_the_policy_speaks(dataset, write_lines):
     assert all_of(data) == [
         "[system] Be brief.\n[user] Hello?\n[assistant] Yes?\n[user] What is 2 + 2?\n[assistant] "
     ]
-    assert data.record["left_out"]["bad"]["rows"] == 3
+    assert data.record["left_out"]["unusable"]["rows"] == 3
 
 
 def test_a_chat_needs_a_template(dataset, write_lines):
@@ -250,7 +252,6 @@ def test_a_response_is_judged_as_text(dataset, write_lines):
 
 
 def test_the_vocabulary_must_hold_the_tokenizer(build, write_lines):
-
     run = build(write_lines(GSM8K), **PLAIN)
     small = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=257))
     with pytest.raises(ConfigError, match=r"model.vocab_size is 257, .* 258 tokens"):
