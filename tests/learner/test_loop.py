@@ -234,7 +234,9 @@ def test_log_probabilities_that_are_made_up_leave_no_trace(loop, world, lie):
     assert doubts == [f"doubt {step} {what}" for step in range(3) for what in ("0 2", "3 1")]
     world.log.clear()
     loop.state = init_state(
-        init_params(loop._run.model, 0), loop._learners.policy.optimizer, loop._learners.policy.shardings
+        init_params(loop._run.model, 0),
+        loop._learners.policy.optimizer,
+        loop._learners.policy.shardings,
     )
     loop._publish(0)
     loop._link.lies = {}
