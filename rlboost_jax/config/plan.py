@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from rlboost_jax.config.memory import (
     learner_bytes,
@@ -11,7 +12,8 @@ from rlboost_jax.config.memory import (
     size_text,
     weight_bytes,
 )
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.presets import PRESETS
+from rlboost_jax.config.records import AlgorithmConfig, RunConfig
 
 
 def engine_bytes(config: RunConfig) -> dict[str, int]:
@@ -45,6 +47,7 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"{num_parameters(model):,} parameters: {model.num_layers} layers, width "
         f"{model.embed_dim}, {model.num_query_heads} query and {model.num_key_heads} key heads",
     )
+    yield "algorithm", _algorithm(config.algorithm)
     devices = math.prod(learner.mesh)
     data, fsdp, tensor = learner.mesh
     yield "processes", f"1 trainer, 1 manager, {_servers(config)}"
@@ -67,6 +70,17 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"${reserved:.2f} an hour reserved + ${each:.2f} for each preemptible instance: at most "
         f"${reserved + each * fleet.max_instances:.2f} an hour",
     )
+
+
+def _algorithm(algorithm: AlgorithmConfig) -> str:
+    """The preset, and where the configuration goes its own way."""
+    preset = asdict(PRESETS[algorithm.name])
+    own = ", ".join(
+        f"{name} {value} ({preset[name]})"
+        for name, value in asdict(algorithm).items()
+        if value != preset[name]
+    )
+    return f"{algorithm.name}; other than its preset: {own}" if own else algorithm.name
 
 
 def _servers(config: RunConfig) -> str:

@@ -64,6 +64,7 @@ class LearnerStep:
         num_steps: int,
         mesh: Mesh,
     ) -> None:
+        self._algorithm = algorithm
         self.optimizer = make_optimizer(learner, num_steps)
         self.shardings = state_shardings(model, self.optimizer, mesh)
         self.mesh = mesh
@@ -96,6 +97,9 @@ class LearnerStep:
     ) -> int:
         """Compile everything before the first step, so that no step is slowed by it.
 
+        Args:
+            reference: the KL term's, wherever that is placed.
+
         `apply` would consume the state: its program goes to the compilation cache only.
 
         Returns:
@@ -103,9 +107,13 @@ class LearnerStep:
             results: activations, for the most part.
         """
         batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
-        part = self.gradients(state.params, reference, batch)
-        computed = self.gradients.lower(state.params, reference, batch).compile()
-        gradients, _ = self.combine(part, self.gradients(state.params, reference, batch))
+        in_loss = None if self._algorithm.kl_in_reward else reference
+        if self._algorithm.looks_first:
+            in_reward = reference if self._algorithm.kl_in_reward else None
+            self.evaluate(state.params, in_reward, batch)
+        part = self.gradients(state.params, in_loss, batch)
+        computed = self.gradients.lower(state.params, in_loss, batch).compile()
+        gradients, _ = self.combine(part, self.gradients(state.params, in_loss, batch))
         applied = self.apply.lower(state, gradients, np.float32(1)).compile()
         return max(map(_working_bytes, (computed, applied)))
 

@@ -112,11 +112,17 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
         with console.phase("compiling the learner's programs"):
             working_bytes = learner.compile(
                 replace(state, critic=None),
-                reference if run.algorithm.kl_placement == "loss" else None,
+                reference,
                 rows=run.learner.pack_rows,
                 row_tokens=run.learner.row_tokens or run.slot_tokens,
             )
 
+            if critic is not None:
+                critic.compile(
+                    state.critic,
+                    rows=run.learner.pack_rows,
+                    row_tokens=run.learner.row_tokens or run.slot_tokens,
+                )
         with console.phase("compiling the engine's programs"):
             engine = engine_of(run, taken_bytes=learner_bytes_per_device(run) + working_bytes)
         console.note(str(engine.memory))
