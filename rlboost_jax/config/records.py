@@ -159,8 +159,18 @@ class AlgorithmConfig:
         return self.kl_coefficient > 0
 
     @property
+    def kl_in_reward(self) -> bool:
+        return self.has_reference and self.kl_placement == "reward"
+
+    @property
     def updates_per_batch(self) -> int:
         return self.mini_batches * self.epochs
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether responses are evaluated as they arrive, apart from their gradients: for
+        advantages that rewards alone do not give, or because their update comes later."""
+        return self.whiten or self.kl_in_reward or self.has_critic or self.updates_per_batch > 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,7 @@ class LearnerStep:
         num_steps: int,
         mesh: Mesh,
     ) -> None:
+        self._algorithm = algorithm
         self.optimizer = make_optimizer(learner, num_steps)
         self.shardings = state_shardings(
             model, self.optimizer, mesh, moment_memory=learner.moment_memory
@@ -113,18 +114,23 @@ class LearnerStep:
         `apply` would consume the state: its program goes to the compilation cache only.
 
         Args:
+            reference: the KL term's, wherever that is placed.
             shapes: rows and tokens of a row of all packed batches there will be.
 
         Returns:
             Bytes that the hungriest program takes on each device besides its arguments and
             results: activations, for the most part.
         """
+        in_loss = None if self._algorithm.kl_in_reward else reference
+        in_reward = reference if self._algorithm.kl_in_reward else None
         programs = []
         for rows, row_tokens in shapes:
             batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
-            part = self.gradients(state.params, reference, batch)
-            programs.append(self.gradients.lower(state.params, reference, batch).compile())
-        gradients, _ = self.combine(part, self.gradients(state.params, reference, batch))
+            if self._algorithm.looks_first:
+                self.evaluate(state.params, in_reward, batch)
+            part = self.gradients(state.params, in_loss, batch)
+            programs.append(self.gradients.lower(state.params, in_loss, batch).compile())
+        gradients, _ = self.combine(part, self.gradients(state.params, in_loss, batch))
         programs.append(self.apply.lower(state, gradients, np.float32(1)).compile())
         return max(map(_working_bytes, programs))
 

@@ -229,12 +229,15 @@ def _prepared(
             state = replace(state, critic=critic.init(state.params))
         checkpoints.save(0, state, checkpoint_extra(None))
     reference = _reference(run, path, learner, state)
+    shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
     with console.phase("compiling the learner's programs"):
         working_bytes = learner.compile(
             replace(state, critic=None),
-            reference if run.algorithm.kl_placement == "loss" else None,
-            shapes=batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths),
+            reference,
+            shapes=shapes,
         )
+        if critic is not None:
+            critic.compile(state.critic, shapes=shapes)
     return state, reference, working_bytes
 
 

@@ -71,7 +71,7 @@ class Learners:
 
     def gradients(self, params: Params, trajectories: Sequence[Trajectory]) -> Part:
         """Of the undivided loss over these trajectories, with its sums."""
-        in_loss = None if self.estimates.kl_in_reward else self.reference
+        in_loss = None if self.run.algorithm.kl_in_reward else self.reference
         return self.policy.micro_batch(params, in_loss, self.pack(trajectories))
 
     def critic_gradients(self, state: TrainState, trajectories: Sequence[Trajectory]) -> Part:
@@ -89,7 +89,7 @@ class Learners:
         """
         everything = [t for group in groups for t in group.trajectories]
         batches = self.pack(everything)
-        in_reward = self.reference if self.estimates.kl_in_reward else None
+        in_reward = self.reference if self.run.algorithm.kl_in_reward else None
         parts = [self.policy.evaluate(state.params, in_reward, batch) for batch in batches]
         found: dict[str, ByToken] = {
             name: by_sample(batches, [np.asarray(part[name]) for part in parts])
@@ -176,11 +176,6 @@ class BatchUpdates:
             learners.run.deterministic or self._algorithm.mini_batches > 1,
         )
         self._size = self.micro_batches.num_micro_batches // self._algorithm.mini_batches
-        self._looks = (
-            self._algorithm.whiten
-            or self._algorithm.updates_per_batch > 1
-            or not learners.estimates.by_rewards_alone
-        )
         self._members: dict[int, tuple[Trajectory, ...]] = {}  # by micro-batch
         self._gaps: dict[int, float] = {}
         self._kl: dict[int, float] = {}
@@ -196,11 +191,11 @@ class BatchUpdates:
         """
         learners, part, gap, kl = self._learners, None, math.nan, 0.0
         members = tuple(t for group in groups for t in group.trajectories)
-        if self._looks:
+        if self._algorithm.looks_first:
             members, gap, kl = learners.look(self._state, groups)
         if index < self._size and not self._algorithm.whiten:
             part = learners.gradients(self._state.params, members)
-            gap = gap if self._looks else float(part[1]["max_logprob_gap"])
+            gap = gap if self._algorithm.looks_first else float(part[1]["max_logprob_gap"])
         if not gap <= learners.tolerated_gap:  # not a number is no small one
             doubts = learners.doubts(self._state, groups)
             if doubts:
@@ -284,7 +279,7 @@ class BatchUpdates:
         figures = {name: float(value) for name, value in sums.items()}
         del figures["max_logprob_gap"]  # of this update's own policy: no longer the engine's
         check_counted(expected, figures["tokens"], step=self._step)
-        if learners.estimates.kl_in_reward:  # of the policy that sampled, in every update
+        if self._algorithm.kl_in_reward:  # of the policy that sampled, in every update
             figures["kl"] = self._mean_kl() * figures["tokens"]
         kl = {"kl": figures["kl"] / figures["tokens"]}
         check_guards(learner, kl, step=self._step, checkpoint=self._checkpoint)

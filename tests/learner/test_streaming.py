@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
+from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.learner.collector import StepCollector, WrongVersion
+from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.micro_batches import MicroBatches
 from rlboost_jax.learner.streaming import Doubt, stream_step
 from rlboost_jax.learner.trajectory import Group
@@ -39,7 +41,9 @@ def collector(prompts: int = 4) -> StepCollector:
         prompts=[np.array([1, p], np.int32) for p in range(prompts)],
         group_size=GROUP,
         ask=lambda prompt, tokens: at_once(verdict(float(tokens[1]))),
-        estimate=tuple,
+        estimate=Estimates(
+            algorithm=PRESETS["dr_grpo"], max_response_tokens=2, stop_ids=()
+        ).of_group,
     )
 
 
