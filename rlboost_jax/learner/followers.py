@@ -9,11 +9,10 @@ import hmac
 import ipaddress
 import secrets
 import socket
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,10 +23,8 @@ from rlboost_jax.learner.control import Channel, PeerGone
 from rlboost_jax.learner.processes import JOIN_SECONDS, World, tell_all
 from rlboost_jax.learner.streaming import Doubt
 from rlboost_jax.learner.trajectory import Group
-from rlboost_jax.learner.watch import PeerEnded, Watch
+from rlboost_jax.learner.watch import PeerEnded, Watch, loss_behind
 from rlboost_jax.models.params import Params, flatten_params, unflatten_params
-
-EXPLAIN_SECONDS: Final = 2.0  # for a broken connection to be noticed after a broken collective
 
 Train = Callable[[int, tuple[Group, ...]], list[Doubt]]
 
@@ -96,25 +93,13 @@ class Followers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        lost = self._lost(error)
+        loss = loss_behind(error, self._watches)
         for watch in self._watches:
             watch.end(error)
         for channel in self._channels:
             channel.close()
-        if lost is not None and lost is not error:
-            raise lost from error
-
-    def _lost(self, error: BaseException | None) -> Exception | None:
-        """Which follower is behind an error of a collective or a channel."""
-        if not isinstance(error, jax.errors.JaxRuntimeError | PeerGone):
-            return None
-        deadline = time.monotonic() + EXPLAIN_SECONDS
-        while time.monotonic() < deadline:
-            for watch in self._watches:
-                if watch.loss is not None:
-                    return watch.loss
-            time.sleep(0.05)
-        return None
+        if loss is not None:
+            raise loss from error
 
     def _order(self, *order: Any) -> None:
         for channel in self._channels:

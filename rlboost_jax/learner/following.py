@@ -23,7 +23,7 @@ from rlboost_jax.learner.processes import JOIN_SECONDS, World, tell_all
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.learner.updates import BatchUpdates, Learners
-from rlboost_jax.learner.watch import PeerEnded, Watch
+from rlboost_jax.learner.watch import PeerEnded, Watch, loss_behind
 from rlboost_jax.models.params import flatten_params
 
 
@@ -87,8 +87,11 @@ class Leader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        loss = loss_behind(error, [self._watch])
         self._watch.end(error)
         self._channel.close()
+        if loss is not None:
+            raise loss from error
 
     def _next(self) -> list[Any] | None:
         """The next order; None when the run is over."""

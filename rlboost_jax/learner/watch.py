@@ -9,7 +9,8 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rlboost_jax import exits
@@ -17,6 +18,8 @@ from rlboost_jax.config.errors import Mistake
 from rlboost_jax.learner.control import Channel, PeerGone
 
 GRACE_SECONDS: Final = 5.0  # for the main thread to end by itself once a process is lost
+
+EXPLAIN_SECONDS: Final = 2.0  # for a broken connection to be noticed after a broken collective
 
 
 class PeerEnded(RuntimeError):
@@ -55,6 +58,11 @@ class Watch:
         self._known.wait(GRACE_SECONDS)
         return None if self._over else self.loss or self._error("is gone without a word", 1)
 
+    def lost_within(self, seconds: float) -> bool:
+        """Whether the other one has ended badly by then."""
+        self._known.wait(seconds)
+        return self.loss is not None
+
     def end(self, error: BaseException | None) -> None:
         """Say why this process ends, and stop watching."""
         self._ending = True
@@ -83,6 +91,21 @@ class Watch:
         if not _ended_within(GRACE_SECONDS):
             print(f"error: {loss}", file=sys.stderr, flush=True)
             os._exit(loss.exit_code)  # the main thread waits for what will not come
+
+
+def loss_behind(error: BaseException | None, watches: Sequence[Watch]) -> PeerEnded | None:
+    """The end of another process that is the reason for an error here, if one is.
+
+    Collectives break off in ways of their own, often before the end itself is known.
+    """
+    ours = type(error).__module__.startswith("rlboost_") and not isinstance(error, PeerGone)
+    if not isinstance(error, Exception) or ours:
+        return None
+    deadline = time.monotonic() + EXPLAIN_SECONDS
+    for watch in watches:
+        if watch.lost_within(max(0.0, deadline - time.monotonic())):
+            return watch.loss
+    return None
 
 
 def _ended_within(seconds: float) -> bool:
