@@ -48,6 +48,9 @@ from rlboost_jax.learner.streaming import Doubt, StreamTimes, stream_step
 from rlboost_jax.learner.trajectory import Group, Trajectory, trajectories_digest
 from rlboost_jax.models.params import Params, params_digest
 from rlboost_jax.observe.samples import SampleRow
+from rlboost_jax.observe.spans import Recorder, traced
+
+LANE = "learner"  # of this thread in a profile
 
 
 class TrainingLoop:
@@ -66,10 +69,13 @@ class TrainingLoop:
         publisher: Publisher,
         checkpoints: Checkpoints,
         show: Callable[[Sequence[SampleRow]], None] = lambda rows: None,
+        spans: Recorder | None = None,
     ):
         """Args:
         show: is given the samples of every step that has any to show.
+        spans: of this process.
         """
+        self._spans = spans or Recorder()
         self._run, self._task = run, task
         self._learner, self.state, self._reference = learner, state, reference
         self._link, self._reserved = link, reserved
@@ -91,6 +97,7 @@ class TrainingLoop:
         self._publish(int(state.step))
         self._lap = time.perf_counter()  # when the last step was over
 
+    @traced("step", LANE)
     def step(self, step: int) -> dict[str, Any]:
         """Generate and train one step; returns its row of metrics.
 
@@ -163,6 +170,7 @@ class TrainingLoop:
             return None
         return self._reserved.accuracy(self._params, version, self._task, self._heldout)
 
+    @traced("copy parameters", LANE)
     def _publish(self, version: int) -> float:
         """Copy the parameters to the host, where engines and snapshots are made of them.
 
@@ -193,6 +201,7 @@ class TrainingLoop:
             )
         )
 
+    @traced("evaluate", LANE)
     def _evaluate(self, step: int) -> tuple[float | None, float]:
         """Accuracy before the step, where it is due, and the seconds that this took."""
         every = self._run.evaluation.every_steps
@@ -202,6 +211,7 @@ class TrainingLoop:
         accuracy = self._reserved.accuracy(self._params, step, self._task, self._heldout)
         return accuracy, time.perf_counter() - since
 
+    @traced("stream", LANE)
     def _stream(self, collector: StepCollector) -> tuple[tuple[Params, Any], StreamTimes]:
         """The step's gradients and sums, of all its micro-batches."""
         micro_batches = MicroBatches(
@@ -222,6 +232,7 @@ class TrainingLoop:
             total.add(index, jax.block_until_ready(part))
             return []
 
+        train = self._spans.timed("micro-batch", LANE, train)
         times = stream_step(self._link, collector, micro_batches, train)
         return total.total(), times
 
@@ -255,6 +266,7 @@ class TrainingLoop:
             loss_aggregation=self._run.algorithm.loss_aggregation,
         )
 
+    @traced("update", LANE)
     def _apply(
         self, step: int, total: tuple[Params, Any], collector: StepCollector
     ) -> tuple[Mapping[str, float], int]:

@@ -26,6 +26,7 @@ from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.metrics import read_metrics
+from rlboost_jax.observe.profile import StepProfile
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
 from rlboost_jax.observe.tracker import Trackers
@@ -73,6 +74,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
         if workdir.config_changed:
             manager.dismiss()  # it serves the configuration of before
         link = ManagerLink(thread, locate=manager.locate)
+        profile = stack.enter_context(StepProfile(run.observe, workdir.path, note=console.note))
         checkpoints = stack.enter_context(
             Checkpoints(
                 workdir.path / "checkpoints",
@@ -113,7 +115,14 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
         with console.phase("compiling the engine's programs"):
             engine = engine_of(run, taken_bytes=learner_bytes_per_device(run) + working_bytes)
         console.note(str(engine.memory))
-        reserved = ReservedEngine(run, engine, thread, on_failure=link.fail)
+        reserved = ReservedEngine(
+            run,
+            engine,
+            thread,
+            on_failure=link.fail,
+            spans=profile.spans,
+            clock=profile.clock,
+        )
         stack.callback(reserved.close)
         reserved.connect(manager.locate)
         publisher = Publisher(
@@ -125,6 +134,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             announce=lambda manifest: link.publish(sealed(manifest, manager.server_token())),
             in_use=lambda: link.status.versions_in_use if link.status else (),
             report=console.note,
+            spans=profile.spans,
         )
         stack.callback(publisher.close)
         loop = TrainingLoop(
@@ -138,8 +148,10 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             publisher=publisher,
             checkpoints=checkpoints,
             show=trackers.samples,
+            spans=profile.spans,
         )
         for step in range(first, run.num_steps):
+            profile.at(step)
             trackers.step(loop.step(step))
             loop.save(step + 1)
         accuracy = loop.final_accuracy(run.num_steps)
