@@ -283,6 +283,20 @@ class BeginStep(Message, frozen=True, kw_only=True):
     prompts: tuple[PromptRequest, ...]
 
 
+class ExtendStep(Message, frozen=True, kw_only=True):
+    """More prompts for the step that is being worked on.
+
+    What is known of a prompt already is not begun anew: its finished responses are delivered
+    again. What is not finished when the step is trained is given up.
+    """
+
+    step: int
+    prompts: tuple[PromptRequest, ...]
+    samples: Count = 0  # responses per prompt, the first of its group; 0: all of them
+    sampling: Sampling | None = None  # None: the step's. Others measure the policy, and take
+    # no part in the control of the seeding window
+
+
 class Doubt(Message, frozen=True, kw_only=True):
     """The learner's own log-probabilities contradict these finished responses.
 
@@ -408,7 +422,9 @@ ServerMessage = (
     | Goodbye
 )
 ToServer = Welcome | Renewed | Announce | Generate | Release | Leave
-TrainerMessage = TrainerHello | Publish | BeginStep | Doubt | StepTrained | StepCommitted | EndRun
+TrainerMessage = (
+    TrainerHello | Publish | BeginStep | ExtendStep | Doubt | StepTrained | StepCommitted | EndRun
+)
 ToTrainer = TrainerWelcome | Refused | FinishedRollout | WindowClosed | StepReport | FleetStatus
 
 encode = msgspec.msgpack.Encoder().encode

@@ -2,10 +2,10 @@
 
 An asyncio loop in a thread of its own holds the socket; the training loop stays plain
 blocking code. A broken stream is dialled again; what the manager must know to go on
-(`TrainerHello`, the newest `Publish`, the `BeginStep` in force) is said again, so that
-neither a restarted manager nor a cut connection loses a step. Rollouts may then arrive
-twice: the receiver of `receive()` drops those it has. What the manager refuses is not
-said again: it ends the run with the manager's reason.
+(`TrainerHello`, the newest `Publish`, the `BeginStep` in force and what extended it) is said
+again, so that neither a restarted manager nor a cut connection loses a step. Rollouts may
+then arrive twice: the receiver of `receive()` drops those it has. What the manager refuses is
+not said again: it ends the run with the manager's reason.
 """
 
 import asyncio
@@ -88,6 +88,7 @@ class ManagerLink:
         self._outbox: asyncio.Queue[messages.TrainerMessage] = asyncio.Queue()
         self._publish: messages.Publish | None = None
         self._begin: messages.BeginStep | None = None
+        self._extends: list[messages.ExtendStep] = []  # of that step
         self._trained: messages.StepTrained | None = None  # not yet answered
         self.status: messages.FleetStatus | None = None  # the newest
         self.welcome: messages.TrainerWelcome | None = None
@@ -118,14 +119,13 @@ class ManagerLink:
 
     def begin_step(self, begin: messages.BeginStep) -> None:
         """Raises StepTooLarge; the manager would hang up on it at each attempt."""
-        size = len(messages.encode(begin))
-        if size > messages.MAX_FRAME_BYTES:
-            raise StepTooLarge(
-                f"the {len(begin.prompts)} prompts of step {begin.step} take {size:,} bytes of the "
-                f"{messages.MAX_FRAME_BYTES:,} in a message; lower learner.prompts_per_step or "
-                "engine.max_prompt_tokens"
-            )
+        _check_size(begin)
         self._send(begin)
+
+    def extend_step(self, extend: messages.ExtendStep) -> None:
+        """More prompts for the step in force. Raises StepTooLarge."""
+        _check_size(extend)
+        self._send(extend)
 
     def committed(self, step: int) -> None:
         self._send(messages.StepCommitted(step=step))
@@ -202,7 +202,9 @@ class ManagerLink:
             case messages.Publish():
                 self._publish = message
             case messages.BeginStep():
-                self._begin, self._trained = message, None
+                self._begin, self._extends, self._trained = message, [], None
+            case messages.ExtendStep():
+                self._extends.append(message)
             case messages.StepTrained():
                 self._trained = message
         self._outbox.put_nowait(message)
@@ -248,7 +250,7 @@ class ManagerLink:
     ) -> None:
         window = self.welcome.window if self.welcome else hello.window
         hello = msgspec.structs.replace(hello, window=window)
-        again = [hello, self._publish, self._begin, self._trained]
+        again = [hello, self._publish, self._begin, *self._extends, self._trained]
         # What still waits to be sent for the first time is among these or, being a
         # commit or the end, follows in its own turn.
         later: list[messages.TrainerMessage] = []
@@ -276,7 +278,18 @@ class ManagerLink:
                 if first:
                     self._inbox.put(message)
             case messages.StepReport():
-                self._begin = self._trained = None  # nothing of that step is to be said again
+                # Nothing of that step is to be said again.
+                self._begin, self._extends, self._trained = None, [], None
                 self._inbox.put(message)
             case _:
                 self._inbox.put(message)
+
+
+def _check_size(message: messages.BeginStep | messages.ExtendStep) -> None:
+    size = len(messages.encode(message))
+    if size > messages.MAX_FRAME_BYTES:
+        raise StepTooLarge(
+            f"the {len(message.prompts)} prompts of step {message.step} take {size:,} bytes of the "
+            f"{messages.MAX_FRAME_BYTES:,} in a message; lower learner.prompts_per_step or "
+            "engine.max_prompt_tokens"
+        )

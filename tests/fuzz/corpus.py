@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from rlboost_jax import messages as m
 from tests.manager.fakes import RUN, batch, begin_step, hello, manifest, ready
 
@@ -57,6 +59,15 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
         )
     ),
     "begin_step": begin_step(0, 0, "d"),
+    "extend_step": m.ExtendStep(
+        step=0, prompts=(m.PromptRequest(prompt=3, tokens=m.pack_tokens([3, 0, 1])),)
+    ),
+    "extend_step_greedy": m.ExtendStep(
+        step=0,
+        prompts=(m.PromptRequest(prompt=4, tokens=m.pack_tokens([4, 0, 1])),),
+        samples=1,
+        sampling=msgspec.structs.replace(begin_step(0, 0, "d").sampling, temperature=0.0),
+    ),
     "step_trained": m.StepTrained(step=0, train_wait_seconds=0.25, train_seconds=1.5),
     "step_committed": m.StepCommitted(step=0),
     "doubt": m.Doubt(

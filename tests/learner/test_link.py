@@ -135,11 +135,12 @@ def test_a_stream_that_is_cut_is_dialled_again_with_all_that_counts(link, script
     manifest = messages.Manifest(version=7, directory="", params_digest="d", files=(), leaves=())
     link.connect(HELLO)
     link.publish(manifest)
-    script.hang_up_on = messages.BeginStep
+    script.hang_up_on = messages.ExtendStep
     link.begin_step(begin_step())
+    link.extend_step(messages.ExtendStep(step=7, prompts=()))
     closed = messages.WindowClosed(step=7, seconds=0.0, reason="begun")
-    script.answers[messages.BeginStep] = closed
+    script.answers[messages.ExtendStep] = closed
     assert link.receive(PATIENCE_SECONDS) == closed
-    said = [messages.TrainerHello, messages.Publish, messages.BeginStep]
+    said = [messages.TrainerHello, messages.Publish, messages.BeginStep, messages.ExtendStep]
     assert script.heard == 2 * said and script.dials == 2
     assert link.end("over", over=True) is True
