@@ -40,9 +40,9 @@ class WeightUpdates:
         *,
         say: Callable[[Ready | WeightsRejected], None],
         fail: Callable[[BaseException], None],
-        spans: Recorder,
+        spans: Recorder | None = None,
     ) -> None:
-        self._spans = spans
+        self._spans = spans or Recorder()
         self._puller, self._worker, self._say, self._fail = puller, worker, say, fail
         self._one = asyncio.Lock()  # held by whoever pulls, until all that it began has ended
         self._newest: asyncio.Task[None] | None = None
