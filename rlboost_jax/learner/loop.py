@@ -37,6 +37,9 @@ from rlboost_jax.learner.trajectory import trajectories_digest
 from rlboost_jax.learner.updates import BatchUpdates, learners_of
 from rlboost_jax.models.params import Params, params_digest
 from rlboost_jax.observe.samples import SampleRow
+from rlboost_jax.observe.spans import Recorder, traced
+
+LANE = "learner"  # of this thread in a profile
 
 
 class TrainingLoop:
@@ -58,11 +61,14 @@ class TrainingLoop:
         followers: Followers | None = None,
         note: Callable[[str], None] = lambda line: None,
         show: Callable[[Sequence[SampleRow]], None] = lambda rows: None,
+        spans: Recorder | None = None,
     ):
         """Args:
         note: shows a line to whoever watches.
         show: is given the samples of every step that has any to show.
+        spans: of this process.
         """
+        self._spans = spans or Recorder()
         self._run, self._exercises, self._note = run, exercises, note
         self.state = state
         self._learners = learners_of(
@@ -86,6 +92,7 @@ class TrainingLoop:
         self._publish(int(state.step) // run.algorithm.updates_per_batch)
         self._lap = time.perf_counter()  # when the last step was over
 
+    @traced("step", LANE)
     def step(self, step: int) -> dict[str, Any]:
         """Generate and train one step; returns its row of metrics.
 
@@ -114,14 +121,17 @@ class TrainingLoop:
         )
         self._followers.begin(step)
         train = self._followers.leading(updates.train)
-        times = stream_step(self._link, collector, updates.micro_batches, train)
+        train = self._spans.timed("micro-batch", LANE, train)
+        with self._spans.span("stream", LANE):
+            times = stream_step(self._link, collector, updates.micro_batches, train)
         for line in collector.fault_lines():
             self._note(line)
         applying = time.perf_counter()
         self._followers.finish()
-        self.state, figures = updates.finish(
-            collector.trajectories(), host_params=None if self._followers else self._params
-        )
+        with self._spans.span("update", LANE):
+            self.state, figures = updates.finish(
+                collector.trajectories(), host_params=None if self._followers else self._params
+            )
         train_seconds = times.training + time.perf_counter() - applying
         if samples_due(self._run.observe, step):
             self._show(
@@ -171,6 +181,7 @@ class TrainingLoop:
             return None
         return self._reserved.accuracy(self._params, version, self._exercises, self._heldout)
 
+    @traced("copy parameters", LANE)
     def _publish(self, version: int) -> float:
         """Copy the parameters to the host, where engines and snapshots are made of them.
 
@@ -201,6 +212,7 @@ class TrainingLoop:
             )
         )
 
+    @traced("evaluate", LANE)
     def _evaluate(self, step: int) -> tuple[float | None, float]:
         """Accuracy before the step, where it is due, and the seconds that this took."""
         every = self._run.evaluation.every_steps

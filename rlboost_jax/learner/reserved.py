@@ -10,6 +10,8 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner.evaluation import greedy_accuracy
 from rlboost_jax.learner.link import EventLoopThread
 from rlboost_jax.models.params import Params
+from rlboost_jax.observe.clocks import Clock
+from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.rollout.instance import hello_of
 from rlboost_jax.rollout.stream import InstanceClient
 from rlboost_jax.rollout.worker import Worker
@@ -31,13 +33,18 @@ class ReservedEngine:
         thread: EventLoopThread,
         *,
         on_failure: Callable[[Exception], None],
+        spans: Recorder | None = None,
+        clock: Clock | None = None,
     ):
         """Args:
         on_failure: called in the thread of `thread` with what ended the engine.
+        spans: of this process.
+        clock: of `InstanceClient`.
         """
         self._run, self._engine, self._thread = run, engine, thread
         self._on_failure = on_failure
-        self._worker = Worker(engine)
+        self._clock = clock
+        self._worker = Worker(engine, spans)
         self._client: InstanceClient | None = None
         self._running: Future[None] | None = None
 
@@ -54,7 +61,7 @@ class ReservedEngine:
             price_per_hour=0.0,  # paid for whether it generates or not
             zone="reserved",
         )
-        self._client = InstanceClient(locate, hello, self._worker, puller=None)
+        self._client = InstanceClient(locate, hello, self._worker, puller=None, clock=self._clock)
         self._running = self._thread.start(self._serve(self._client))
 
     async def _serve(self, client: InstanceClient) -> None:

@@ -36,6 +36,7 @@ from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.metrics import read_metrics
+from rlboost_jax.observe.profile import StepProfile
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
 from rlboost_jax.observe.tracker import Trackers
@@ -100,6 +101,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             manager.dismiss()  # it serves the configuration of before
         link = ManagerLink(thread, locate=manager.locate)
         followers.fail_to(link.fail)
+        profile = stack.enter_context(StepProfile(run.observe, workdir.path, note=console.note))
         checkpoints = stack.enter_context(
             Checkpoints(
                 workdir.path / "checkpoints",
@@ -130,7 +132,14 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
         with console.phase("compiling the engine's programs"):
             engine = engine_of(run, taken_bytes=learner_bytes_per_device(run) + working_bytes)
         console.note(str(engine.memory))
-        reserved = ReservedEngine(run, engine, thread, on_failure=link.fail)
+        reserved = ReservedEngine(
+            run,
+            engine,
+            thread,
+            on_failure=link.fail,
+            spans=profile.spans,
+            clock=profile.clock,
+        )
         stack.callback(reserved.close)
         reserved.connect(manager.locate)
         publisher = Publisher(
@@ -142,6 +151,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             announce=lambda manifest: link.publish(sealed(manifest, manager.server_token())),
             in_use=lambda: link.status.versions_in_use if link.status else (),
             report=console.note,
+            spans=profile.spans,
         )
         stack.callback(publisher.close)
         loop = TrainingLoop(
@@ -158,8 +168,10 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             followers=followers,
             note=console.note,
             show=trackers.samples,
+            spans=profile.spans,
         )
         for step in range(first, run.num_steps):
+            profile.at(step)
             trackers.step(loop.step(step))
             loop.save(step + 1)
         accuracy = loop.final_accuracy(run.num_steps)

@@ -1,6 +1,10 @@
-"""The trackers of `observe.trackers`. A library is imported where it was asked for only."""
+"""The trackers of `observe.trackers`. A library is imported where it was asked for only.
 
-from collections.abc import Callable, Mapping
+That happens in the caller's thread: to import in one thread what makes syntax trees while JAX
+traces in another fails at times in Python 3.11.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
 
 from rlboost_jax.config.records import RunConfig
@@ -24,15 +28,28 @@ def chosen_trackers(
         note: shows a person a line.
     """
 
-    def tensorboard() -> Tracker:
-        from rlboost_jax.observe.tensorboard import TensorBoardTracker
+    makers = {
+        "tensorboard": lambda: _tensorboard(workdir, step),
+        "wandb": lambda: _wandb(run, workdir, run_id, note),
+    }
+    trackers: list[Tracker] = []
+    for name in run.observe.trackers:
+        try:
+            trackers.append(Aside(name, makers[name](), note=note))
+        except Exception as error:  # a broken installation, in whatever way
+            note(f"{name} is left out, the run goes on: {type(error).__name__}: {error}")
+    return trackers
 
-        return TensorBoardTracker(workdir, step=step)
 
-    def wandb() -> Tracker:
-        from rlboost_jax.observe.wandb import WandbTracker
+def _tensorboard(workdir: Path, step: int) -> Callable[[], Tracker]:
+    from rlboost_jax.observe.tensorboard import TensorBoardTracker
 
-        return WandbTracker(run, workdir, run_id, note=note)
+    return lambda: TensorBoardTracker(workdir, step=step)
 
-    makers: Mapping[str, Callable[[], Tracker]] = {"tensorboard": tensorboard, "wandb": wandb}
-    return [Aside(name, makers[name], note=note) for name in run.observe.trackers]
+
+def _wandb(
+    run: RunConfig, workdir: Path, run_id: str, note: Callable[[str], None]
+) -> Callable[[], Tracker]:
+    from rlboost_jax.observe.wandb import WandbTracker
+
+    return lambda: WandbTracker(run, workdir, run_id, note=note)
