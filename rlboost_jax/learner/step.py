@@ -168,7 +168,13 @@ def _gaps(
     def gaps(params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         targets = jnp.ravel(batch.targets)
-        logprobs, _ = sampled_logprobs(*factors_of(params, batch), targets, sampling, by_row=by_row)
+        logprobs, _ = sampled_logprobs(
+            *factors_of(params, batch),
+            targets,
+            sampling,
+            soft_cap=model.final_soft_cap,
+            by_row=by_row,
+        )
         gap = jnp.abs(logprobs.reshape(batch.tokens.shape) - batch.behaviour_logprobs)
         return jnp.where(batch.response_mask, gap, 0.0)
 
@@ -196,7 +202,9 @@ def _gradients(
         targets = jnp.ravel(batch.targets)
         factors = factors_of(params, batch)
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
-        logprobs, entropy = sampled_logprobs(*factors, targets, sampling, by_row=by_row)
+        logprobs, entropy = sampled_logprobs(
+            *factors, targets, sampling, soft_cap=model.final_soft_cap, by_row=by_row
+        )
         total, clipped = clipped_policy_loss(
             logprobs,
             behaviour,
@@ -208,7 +216,13 @@ def _gradients(
         kl = jnp.zeros(())
         if reference is not None:
             # Of the whole softmax: what one policy's top-p leaves may be nothing of the other's.
-            whole_of = partial(whole_logprobs, tokens=targets, sampling=sampling, by_row=by_row)
+            whole_of = partial(
+                whole_logprobs,
+                tokens=targets,
+                sampling=sampling,
+                soft_cap=model.final_soft_cap,
+                by_row=by_row,
+            )
             frozen, _ = whole_of(*factors_of(reference, batch))
             whole = whole_of(*factors)[0] if sampling.truncated else logprobs
             kl = kl_to_reference(whole, frozen, counted)

@@ -10,6 +10,7 @@ from typing import Any
 from rlboost_jax import compile_cache
 from rlboost_jax.config.memory import learner_bytes_per_device
 from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.sources import WEIGHTS, source_folder
 from rlboost_jax.data.tasks import Task, get_task
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
@@ -21,6 +22,7 @@ from rlboost_jax.learner.state import TrainState, abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.warmup import warm_up
 from rlboost_jax.messages import TrainerHello
+from rlboost_jax.models.checkpoint_files import read_checkpoint
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.observe.console import Console
@@ -194,8 +196,8 @@ def _restore(
 
 
 def _start(run: RunConfig, task: Task, learner: LearnerStep, console: Console) -> TrainState:
-    """Fresh parameters, warmed up."""
-    params = init_params(run.model, run.seed, shardings=learner.shardings.params)
+    """Fresh parameters, or those of the checkpoint to begin with, warmed up."""
+    params = _first_params(run, learner.shardings.params, console)
     if run.warmup.max_updates:
         reports: list[tuple[int, float]] = []
         with console.phase(f"warming the model up on the {task.name} task"):
@@ -204,7 +206,15 @@ def _start(run: RunConfig, task: Task, learner: LearnerStep, console: Console) -
             )
         for updates, loss in reports[-1:]:
             console.note(f"  {updates} supervised updates, loss {loss:.3f} nats per token")
-    return init_state(params, learner.optimizer, learner.shardings)
+    return init_state(params, learner.optimizer, learner.shardings, consume=True)
+
+
+def _first_params(run: RunConfig, shardings: Params, console: Console) -> Params:
+    source = run.model.source
+    if not source:
+        return init_params(run.model, run.seed, shardings=shardings)
+    with console.phase(f"reading the parameters of {source}"):
+        return read_checkpoint(run.model, source_folder(source, WEIGHTS), shardings=shardings)
 
 
 def _reference(
