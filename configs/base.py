@@ -16,6 +16,11 @@ def get_config() -> ConfigDict:
     config.compile_cache_dir = ""  # compiled programs; "" is ~/.cache/rlboost_jax
 
     config.model = ConfigDict()
+    # A checkpoint to begin with: a folder in Hugging Face's format, or a name on the hub such as
+    # "Qwen/Qwen3-0.6B" (with "@revision" if one is meant). The fields that follow, all but dtype,
+    # are then read from its config.json, whatever they are set to here.
+    config.model.source = ""  # "": from scratch
+    config.model.family = "qwen3"  # Hugging Face's model type, under which it is exported
     config.model.vocab_size = 112  # entries; at least the tokenizer's
     config.model.embed_dim = 128  # width of the residual stream
     config.model.num_layers = 2  # transformer blocks
@@ -23,10 +28,32 @@ def get_config() -> ConfigDict:
     config.model.num_key_heads = 2  # divides num_query_heads
     config.model.head_dim = 32  # width of a head; even
     config.model.hidden_dim = 256  # width of the gated feed-forward layer
+    config.model.attention_bias = False  # of query, key and value (Qwen2.5)
+    config.model.output_bias = False  # of attention's output
+    config.model.qk_norm = True  # normalise queries and keys per head (Qwen3, Gemma 3)
+    config.model.query_scalar = 0.0  # scores are divided by its root; 0: head_dim
+    config.model.attention_soft_cap = 0.0  # scores become cap * tanh(score / cap); 0: none
+    config.model.final_soft_cap = 0.0  # the same for logits (both: Gemma 2)
+    config.model.sliding_window = 0  # tokens that a layer "L" sees, its own included
+    # A letter for each layer, repeated until all have one: Gemma 3 has "LLLLLG", Mistral "L".
+    config.model.attention_pattern = "G"  # "G" sees all before, "L" a window of them
     config.model.rope_theta = 10_000.0  # base of the rotary frequencies
+    config.model.local_rope_theta = 0.0  # of layers "L", then unscaled; 0: as the others
+    config.model.rope_scaling = ""  # or "linear" (Gemma 3), "llama3": for longer contexts
+    config.model.rope_factor = 1.0  # frequencies, or low ones, are divided by it
+    config.model.rope_low_frequency_factor = 1.0  # llama3: wavelengths beyond original / low …
+    config.model.rope_high_frequency_factor = 4.0  # … are scaled, below original / high are not
+    config.model.rope_original_positions = 8192  # llama3: context before the scaling, tokens
     config.model.norm_epsilon = 1e-6  # added to the mean square in RMSNorm
+    config.model.norm_offset = False  # norms multiply by 1 + scale (Gemma)
+    config.model.post_norms = False  # norms also after attention and feed-forward layer (Gemma)
+    config.model.activation = "silu"  # of the gate; or "gelu_tanh" (Gemma)
+    config.model.scale_embeddings = False  # multiply by the root of embed_dim (Gemma)
     config.model.tie_embeddings = False  # output head = input embedding
-    config.model.qk_norm = True  # normalise queries and keys per head
+    config.model.num_experts = 0  # feed-forward layers to choose from; 0: a single one, for all
+    config.model.experts_per_token = 0  # the most probable ones
+    config.model.expert_dim = 0  # width of an expert
+    config.model.normalize_experts = True  # weights of a token's experts add up to 1
     config.model.dtype = "float32"  # activations; parameters are float32 in the learner
 
     config.task = ConfigDict()

@@ -17,6 +17,7 @@ import msgspec
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.presets import resolved
 from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.sources import source_fields
 from rlboost_jax.config.validate import check, check_files
 
 # What may differ when a run goes on in its workdir: nothing of this reaches a gradient.
@@ -62,11 +63,18 @@ class Difference(NamedTuple):
 def run_config(config: ConfigDictLike) -> RunConfig:
     """The checked record of a configuration file; also opens the files it names.
 
+    With a `model.source`, the architecture is that of its config.json: the record is complete, and
+    whoever reads it needs no checkpoint.
+
     Raises ConfigError.
     """
     if not hasattr(config, "to_dict"):
         raise ConfigError(f"get_config() returned {config!r}; it must return the ConfigDict")
-    record = run_config_from_dict(config.to_dict())
+    values = config.to_dict()
+    model = values.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("source"), str) and model["source"]:
+        values["model"] = {**model, **source_fields(model["source"])}
+    record = run_config_from_dict(values)
     check_files(record)
     return record
 

@@ -19,6 +19,7 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 KV_DTYPES: Final = (*DTYPES, "float8_e4m3fn")
 NOTICES: Final = ("auto", "none", "aws", "gcp", "azure")
 NOTICE_SIGNALS: Final = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+FAMILIES: Final = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gemma2", "gemma3_text")
 TRACKERS: Final = ("tensorboard", "wandb")
 ATTENTION: Final = ("auto", "reference", "xla", "cpu", "mosaic_gpu", "triton")
 
@@ -32,6 +33,14 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "model.num_key_heads": 1,
     "model.head_dim": 2,
     "model.hidden_dim": 1,
+    "model.query_scalar": 0,
+    "model.attention_soft_cap": 0,
+    "model.final_soft_cap": 0,
+    "model.sliding_window": 0,
+    "model.local_rope_theta": 0,
+    "model.num_experts": 0,
+    "model.experts_per_token": 0,
+    "model.expert_dim": 0,
     "task.num_heldout": 1,
     "data.heldout_share": 0,
     "data.max_prompt_tokens": 0,
@@ -96,6 +105,10 @@ AT_LEAST: Final[Mapping[str, int]] = {
 }
 ABOVE_ZERO: Final = (
     "model.rope_theta",
+    "model.rope_factor",
+    "model.rope_low_frequency_factor",
+    "model.rope_high_frequency_factor",
+    "model.rope_original_positions",
     "model.norm_epsilon",
     "task.mean_length",
     "rewards.time_limit_seconds",
@@ -144,6 +157,9 @@ AT_MOST: Final[Mapping[str, float]] = {
 }
 ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "model.dtype": DTYPES,
+    "model.family": FAMILIES,
+    "model.rope_scaling": ("", "linear", "llama3"),
+    "model.activation": ("silu", "gelu_tanh"),
     "task.name": (*TASK_SIZES, DATASET),
     "data.preset": ("", *DATASETS),
     "data.format": ("auto", "jsonl", "parquet", "arrayrecord", "huggingface"),

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A Qwen3-shaped decoder."""
+    """One decoder; which checkpoints are described by what is in `config/huggingface.py`."""
 
+    source: str  # "" from scratch | folder of a checkpoint | name on the Hugging Face hub
+    family: str  # Hugging Face's model type, under which it is exported
     vocab_size: int
     embed_dim: int
     num_layers: int
@@ -18,11 +20,46 @@ class ModelConfig:
     num_key_heads: int
     head_dim: int
     hidden_dim: int
-    rope_theta: float
-    norm_epsilon: float
-    tie_embeddings: bool
+    attention_bias: bool  # of query, key and value
+    output_bias: bool  # of attention's output
     qk_norm: bool
+    query_scalar: float  # scores are divided by its root; 0: head_dim
+    attention_soft_cap: float  # of scores; 0: none
+    final_soft_cap: float  # of logits; 0: none
+    sliding_window: int  # tokens that a layer "L" sees, its own included
+    attention_pattern: str  # "G" sees all before, "L" a window; repeated over the layers
+    rope_theta: float
+    local_rope_theta: float  # of layers "L", which are then not scaled; 0: as the others
+    rope_scaling: str  # "" | "linear" | "llama3"
+    rope_factor: float  # by which positions are divided, where they are
+    rope_low_frequency_factor: float  # llama3
+    rope_high_frequency_factor: float  # llama3
+    rope_original_positions: int  # llama3
+    norm_epsilon: float
+    norm_offset: bool  # norms multiply by 1 + scale
+    post_norms: bool  # also after attention and feed-forward layer
+    activation: str  # "silu" | "gelu_tanh"
+    scale_embeddings: bool  # by the root of embed_dim
+    tie_embeddings: bool
+    num_experts: int  # 0: the feed-forward layer is dense
+    experts_per_token: int
+    expert_dim: int
+    normalize_experts: bool  # the weights of a token's experts add up to 1
     dtype: str  # of activations in learner and engine; parameters are float32 in the learner
+
+    @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """Tokens that each layer sees; 0: all before."""
+        pattern = self.attention_pattern
+        return tuple(
+            self.sliding_window if pattern[i % len(pattern)] == "L" else 0
+            for i in range(self.num_layers)
+        )
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor of the scores."""
+        return float((self.query_scalar or self.head_dim) ** -0.5)
 
 
 @dataclass(frozen=True, kw_only=True)

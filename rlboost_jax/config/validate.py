@@ -62,6 +62,28 @@ def _model(config: RunConfig) -> Iterator[str]:
         )
     if model.head_dim % 2:
         yield f"model.head_dim is {model.head_dim}; rotary positions need an even number"
+    pattern = model.attention_pattern
+    if not pattern or set(pattern) - set("GL"):
+        yield f'model.attention_pattern is {pattern!r}; write "G" and "L", such as "LLLLLG"'
+    elif ("L" in pattern) != (model.sliding_window > 0):
+        yield (
+            f"model.sliding_window is {model.sliding_window} and model.attention_pattern "
+            f'{pattern!r}; layers "L" need a window of at least 1 token, and there is none without'
+        )
+    low, high = model.rope_low_frequency_factor, model.rope_high_frequency_factor
+    if model.rope_scaling == "llama3" and not low < high:
+        yield (
+            f"model.rope_low_frequency_factor is {low}; choose less than "
+            f"model.rope_high_frequency_factor ({high})"
+        )
+    if model.num_experts:
+        if not 1 <= model.experts_per_token <= model.num_experts:
+            yield (
+                f"model.experts_per_token is {model.experts_per_token}; choose 1 to "
+                f"model.num_experts ({model.num_experts})"
+            )
+        if model.expert_dim < 1:
+            yield f"model.expert_dim is {model.expert_dim}; experts need a width of at least 1"
 
 
 def _task(config: RunConfig) -> Iterator[str]:

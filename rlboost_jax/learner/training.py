@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from rlboost_jax import compile_cache
 from rlboost_jax.config.memory import learner_bytes_per_device
 from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.sources import WEIGHTS, source_folder
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.open import keep_record, open_exercises, record_lines
 from rlboost_jax.data.tasks import Task
@@ -31,6 +32,7 @@ from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.updates import learners_of
 from rlboost_jax.learner.warmup import warm_up
 from rlboost_jax.messages import TrainerHello
+from rlboost_jax.models.checkpoint_files import read_checkpoint
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.observe.console import Console
@@ -313,8 +315,8 @@ def _abstract(run: RunConfig, learner: LearnerStep) -> TrainState:
 def _start(
     run: RunConfig, exercises: Exercises, learner: LearnerStep, console: Console | Silence
 ) -> TrainState:
-    """Fresh parameters, warmed up."""
-    params = init_params(run.model, run.seed, shardings=learner.shardings.params)
+    """Fresh parameters, or those of the checkpoint to begin with, warmed up."""
+    params = _first_params(run, learner.shardings.params, console)
     if run.warmup.max_updates:
         assert isinstance(exercises, Task), "the configuration was checked for this"
         task = exercises
@@ -325,7 +327,15 @@ def _start(
             )
         for updates, loss in reports[-1:]:
             console.note(f"  {updates} supervised updates, loss {loss:.3f} nats per token")
-    return init_state(params, learner.optimizer, learner.shardings)
+    return init_state(params, learner.optimizer, learner.shardings, consume=True)
+
+
+def _first_params(run: RunConfig, shardings: Params, console: Console | Silence) -> Params:
+    source = run.model.source
+    if not source:
+        return init_params(run.model, run.seed, shardings=shardings)
+    with console.phase(f"reading the parameters of {source}"):
+        return read_checkpoint(run.model, source_folder(source, WEIGHTS), shardings=shardings)
 
 
 def _reference(
