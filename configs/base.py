@@ -253,8 +253,12 @@ def get_config() -> ConfigDict:
     config.fleet.chaos.joins_per_minute = 20.0  # return of lost capacity
 
     config.evaluation = ConfigDict()
-    config.evaluation.every_steps = 10  # greedy held-out accuracy; 0: never
+    # Held-out prompts ride on a step whose version they measure, at the fleet and behind its own.
+    config.evaluation.every_steps = 10  # and before the last update and after it; 0: never
     config.evaluation.num_prompts = 128  # of an evaluation; at most task.num_heldout
+    config.evaluation.samples = 1  # responses to each prompt; with k of them mean@k and pass@k
+    config.evaluation.temperature = 0.0  # 0 is greedy
+    config.evaluation.keep_best = False  # True: the checkpoint of the highest accuracy stays
 
     config.observe = ConfigDict()
     config.observe.live = True  # redraw a view when standard output is a terminal

@@ -99,6 +99,8 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "fleet.chaos.joins_per_minute": 0,
     "evaluation.every_steps": 0,
     "evaluation.num_prompts": 1,
+    "evaluation.samples": 1,
+    "evaluation.temperature": 0,
     "observe.samples_every_steps": 0,
     "observe.samples_prompts": 1,
     "observe.profile_step": 0,

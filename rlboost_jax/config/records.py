@@ -323,6 +323,9 @@ class FleetConfig:
 class EvaluationConfig:
     every_steps: int  # 0: never
     num_prompts: int
+    samples: int  # responses to each prompt: the k of mean@k and pass@k
+    temperature: float  # 0 is greedy
+    keep_best: bool  # the checkpoint with the highest accuracy is never deleted
 
 
 @dataclass(frozen=True, kw_only=True)

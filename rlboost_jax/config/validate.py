@@ -25,6 +25,7 @@ ROW_CLASS: Final = 16  # row counts whose matmuls have the same bits are multipl
 # 1/128 of a number, one that decays by less than half of that would stay as it is for ever.
 MAX_BETA_ROUNDED: Final = 0.99
 MIN_TOKEN_ROWS: Final = 64  # … and at least this many
+MAX_EVALUATED: Final = 2**19  # responses of one evaluation; half of what a step may have
 OPTIONAL: Final = ("wandb",)  # trackers with an extra of their own
 
 
@@ -34,7 +35,7 @@ def check(config: RunConfig) -> None:
     if not mistakes:  # the checks of fields against each other may count on the ranges
         checks = (
             *(_model, _task, _sampling, of_algorithm, _learner),
-            *(_engine, _manager, _fleet, _observe, _rest),
+            *(_engine, _manager, _fleet, _observe, _evaluation, _rest),
         )
         mistakes = [mistake for fields in checks for mistake in fields(config)]
     if mistakes:
@@ -266,6 +267,26 @@ def _observe(config: RunConfig) -> Iterator[str]:
         yield (
             f"observe.profile_step is {observe.profile_step}; the last step is "
             f"{config.num_steps - 1} (num_steps - 1), 0 profiles none"
+        )
+
+
+def _evaluation(config: RunConfig) -> Iterator[str]:
+    evaluation = config.evaluation
+    if evaluation.samples > 1 and not evaluation.temperature:
+        yield (
+            f"evaluation.samples is {evaluation.samples} and evaluation.temperature is 0; greedy "
+            "responses to a prompt are all equal: raise the temperature, or take 1 sample"
+        )
+    if evaluation.keep_best and not evaluation.every_steps:
+        yield (
+            "evaluation.keep_best is True and evaluation.every_steps is 0; nothing says which "
+            "checkpoint is the best: choose how often to evaluate, or set it to False"
+        )
+    most = evaluation.num_prompts * evaluation.samples
+    if most > MAX_EVALUATED:
+        yield (
+            f"evaluation.num_prompts x evaluation.samples is {most:,}; the limit is "
+            f"{MAX_EVALUATED:,} responses, lower one of them"
         )
 
 

@@ -42,7 +42,7 @@ class StepCollector:
         estimate: gives the trajectories of a whole group their advantages.
         """
         self.step, self._version = step, version
-        self._prompts, self._group_size, self._ask = prompts, group_size, ask
+        self._prompts, self._group_size, self._ask = list(prompts), group_size, ask
         self._wake = wake
         self._estimate = estimate
         self._taken: dict[int, Trajectory] = {}  # reward and components only once judged
@@ -58,6 +58,10 @@ class StepCollector:
     @property
     def complete(self) -> bool:
         return len(self.groups) == len(self._prompts)
+
+    def extend(self, prompts: Iterable[NDArray[np.int32]]) -> None:
+        """Expect responses to more prompts, numbered on from those before."""
+        self._prompts.extend(prompts)
 
     def trajectories(self) -> tuple[Trajectory, ...]:
         """Those of the finished groups in (prompt, sample) order."""

@@ -6,7 +6,7 @@ s times, and a run that quietly trains on less than it was told is worse than on
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from rlboost_jax.config.errors import Mistake
@@ -34,15 +34,15 @@ class GuardTripped(Mistake, RuntimeError):
 
 
 def check_whole(
-    trajectories: Sequence[Trajectory], *, step: int, num_prompts: int, group_size: int
+    trajectories: Sequence[Trajectory], *, step: int, prompts: Collection[int], group_size: int
 ) -> None:
-    """Raise StepNotWhole unless this is each sample of the step once, all of its version.
+    """Raise StepNotWhole unless this is each sample of these prompts once, all of the version.
 
     Args:
         step: also the version, in synchronous training.
     """
     times = Counter((t.prompt, t.sample) for t in trajectories)
-    wanted = {(sample // group_size, sample) for sample in range(num_prompts * group_size)}
+    wanted = {(p, p * group_size + place) for p in prompts for place in range(group_size)}
     faults = {
         "missing": [sample for _, sample in sorted(wanted - times.keys())],
         "foreign": [sample for _, sample in sorted(times.keys() - wanted)],
@@ -52,7 +52,7 @@ def check_whole(
     found = [f"{fault}: {_samples(samples)}" for fault, samples in faults.items() if samples]
     if found:
         raise StepNotWhole(
-            f"step {step} of {num_prompts} x {group_size} samples cannot be applied: "
+            f"step {step} of {len(prompts)} x {group_size} samples cannot be applied: "
             f"{'; '.join(found)}"
         )
 

@@ -18,6 +18,7 @@ from rlboost_jax.data.open import keep_record, open_exercises, record_lines
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.critic import CriticStep
+from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.followers import invite
 from rlboost_jax.learner.following import accept
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
@@ -166,6 +167,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             reserved=reserved,
             publisher=publisher,
             checkpoints=checkpoints,
+            prompts_used=restored[1]["prompts_used"] if restored else 0,
             critic=critic,
             followers=followers,
             note=console.note,
@@ -176,8 +178,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             profile.at(step)
             trackers.step(loop.step(step))
             loop.save(step + 1)
-        accuracy = loop.final_accuracy(run.num_steps)
-        summary = _summary(run, workdir.path, accuracy)
+        summary = _summary(run, workdir.path, loop.final_score())
         trackers.finish(summary)
     write_report(path)
     return summary
@@ -241,7 +242,7 @@ def _prepared(
         state = _start(run, exercises, learner, console)
         if critic is not None:
             state = replace(state, critic=critic.init(state.params))
-        checkpoints.save(0, state, checkpoint_extra(None))
+        checkpoints.save(0, state, checkpoint_extra(None, 0))
     reference = _reference(run, path, learner, state)
     shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
     with console.phase("compiling the learner's programs"):
@@ -351,16 +352,16 @@ def _reference(
         return kept.restore(0, _abstract(run, learner).params)[0]
 
 
-def _summary(run: RunConfig, path: Path, accuracy: float | None) -> Summary:
+def _summary(run: RunConfig, path: Path, score: Score | None) -> Summary:
     """Write `summary.json` from the rows of the run.
 
     Args:
-        accuracy: after the last update; the rows have it of the policies before.
+        score: after the last update; the rows have it of the policies before.
     """
     summary = summarize(
         read_metrics(path), reserved_price_per_hour=run.fleet.reserved_price_per_hour
     )
-    if accuracy is not None:
-        summary = replace(summary, last_accuracy=accuracy)
+    if score is not None:
+        summary = replace(summary, last_accuracy=score.accuracy)
     write_summary(path, summary)
     return summary
