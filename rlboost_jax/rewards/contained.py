@@ -30,7 +30,7 @@ import struct
 import sys
 
 NOT_CONTAINED = 97  # exit code
-FAILED = 1  # the program raised
+STARTED = b"\nstarted\n"  # written to standard error before the program's first line
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_NEW_PRIVS, _SET_SECCOMP, _SET_PDEATHSIG = 38, 22, 1
@@ -212,6 +212,7 @@ def main() -> None:
         os.write(2, ", ".join(open_still).encode())
         if header["required"]:
             os._exit(NOT_CONTAINED)
+    os.write(2, STARTED)
     sys.argv = ["program"]
     sys.setrecursionlimit(10_000)
     loader = Program(header["program"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlboost_jax.rewards import contained, sandbox
-from rlboost_jax.rewards.sandbox import NotContained, run_contained
+from rlboost_jax.rewards.sandbox import NotContained, NotStarted, run_contained
 
 try:
     from rlboost_jax.rewards import code as code_module
@@ -142,6 +142,27 @@ def test_each_guard_stands_alone(monkeypatch, tmp_path):
         ran("pass")
     weak.write_text(source.replace("    _seccomp()\n\n\ndef gaps", "\n\ndef gaps"))
     with pytest.raises(NotContained, match=r"would reach the network and other processes on"):
+        ran("pass")
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "why"),
+    [("raise OSError('x')", SECONDS, r"exit code 1, .*OSError: x"), ("", 0.0, "no start in 0 s")],
+)
+def test_a_process_that_does_not_come_to_run_it_says_nothing_of_the_program(
+    script, seconds, why, monkeypatch, tmp_path
+):
+    """It is the host's fault or the configuration's, and must not be taken for a wrong answer."""
+    if script:
+        (tmp_path / "contained.py").write_text(script)
+        monkeypatch.setattr(sandbox, "_SCRIPT", tmp_path / "contained.py")
+    with pytest.raises(NotStarted, match=f"did not come to run it: {why}"):
+        ran("pass", seconds=seconds)
+
+
+def test_a_program_cannot_have_more_memory_than_who_judges_it(monkeypatch):
+    monkeypatch.setattr(sandbox.resource, "getrlimit", lambda which: (2**28, 2**28))
+    with pytest.raises(NotStarted, match=r"400 MiB \(memory_mb\), its caller 256"):
         ran("pass")
 
 
