@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rlboost_jax.config.presets import ANSWER_FORMATS, PRESETS
+from rlboost_jax.config.data_presets import ANSWER_FORMATS, DATA_PRESETS
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.task_sizes import DATASET, TASK_SIZES
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
@@ -120,7 +120,7 @@ AT_MOST: Final[Mapping[str, float]] = {
 ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "model.dtype": DTYPES,
     "task.name": (*TASK_SIZES, DATASET),
-    "data.preset": ("", *PRESETS),
+    "data.preset": ("", *DATA_PRESETS),
     "data.format": ("auto", "jsonl", "parquet", "arrayrecord", "huggingface"),
     "data.answer_format": ANSWER_FORMATS,
     "data.bad_rows": ("skip", "error"),
