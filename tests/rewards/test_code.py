@@ -132,6 +132,27 @@ def test_where_it_cannot_be_contained_it_does_not_run(monkeypatch, tmp_path):
     assert (done.completed, done.output) == (True, "ran\n")
 
 
+@pytest.mark.parametrize("name", ["kill", "socket", "clone"])
+def test_the_filter_of_system_calls_does_not_lean_on_landlock(name, monkeypatch, tmp_path):
+    """Whose older versions know nothing of signals and sockets."""
+    source = Path(contained.__file__).read_text()
+    source = source.replace("    _landlock(", "    (lambda places: None)(")
+    weak = tmp_path / "contained.py"
+    monkeypatch.setattr(sandbox, "_SCRIPT", weak)
+    weak.write_text(source)
+    with pytest.raises(NotContained, match=r"would reach the host's files on this host"):
+        ran("pass")
+    holes = {
+        "kill": ('    "kill": (62, 129),\n', ""),
+        "socket": ('    "socket": (41, 198),\n', ""),
+        "clone": ("(jump_equal, 0, 3, _CLONE[column])", "(jump_equal, 0, 3, 9999)"),
+    }
+    assert holes[name][0] in source
+    weak.write_text(source.replace(*holes[name]))
+    with pytest.raises(NotContained, match=r"(the network|other processes) and the host's files"):
+        ran("pass")
+
+
 def test_each_guard_stands_alone(monkeypatch, tmp_path):
     """With the filter of system calls alone, or Landlock alone, the rest is told of."""
     source = Path(contained.__file__).read_text()
