@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rlboost_jax.config.datasets import ANSWER_FORMATS, DATASETS
+from rlboost_jax.config.data_presets import ANSWER_FORMATS, DATA_PRESETS
 from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.task_sizes import DATASET, TASK_SIZES
@@ -163,7 +163,7 @@ ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "model.rope_scaling": ("", "linear", "llama3"),
     "model.activation": ("silu", "gelu_tanh"),
     "task.name": (*TASK_SIZES, DATASET),
-    "data.preset": ("", *DATASETS),
+    "data.preset": ("", *DATA_PRESETS),
     "data.format": ("auto", "jsonl", "parquet", "arrayrecord", "huggingface"),
     "data.answer_format": ANSWER_FORMATS,
     "data.bad_rows": ("skip", "error"),

@@ -86,7 +86,7 @@ class FilterConfig:
 class DataConfig:
     """Where prompts come from, with `task.name = "dataset"`; see docs/data.md."""
 
-    preset: str  # "" or a name of config/datasets.py, which fills fields that are left empty
+    preset: str  # "" or a name of config/data_presets.py, which fills fields that are left empty
     source: str  # file, folder, pattern with *, or a name on the Hugging Face hub
     format: str  # "auto" | "jsonl" | "parquet" | "arrayrecord" | "huggingface"
     subset: str  # of a Hugging Face data set

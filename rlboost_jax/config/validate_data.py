@@ -5,7 +5,7 @@ import re
 import string
 from collections.abc import Iterator
 
-from rlboost_jax.config.datasets import BUILT_IN_REWARDS, resolved
+from rlboost_jax.config.data_presets import BUILT_IN_REWARDS, resolved
 from rlboost_jax.config.records import DataConfig, RewardConfig, RunConfig
 
 

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlboost_jax.config.datasets import resolved
+from rlboost_jax.config.data_presets import resolved
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.records import DataConfig, RunConfig
 from rlboost_jax.data.exercises import Prompt, Tokens

@@ -30,7 +30,7 @@ import struct
 import sys
 
 NOT_CONTAINED = 97  # exit code
-FAILED = 1  # the program raised
+STARTED = b"\nstarted\n"  # written to standard error before the program's first line
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_NEW_PRIVS, _SET_SECCOMP, _SET_PDEATHSIG = 38, 22, 1
@@ -117,15 +117,23 @@ def gaps() -> list[str]:
             os._exit(0)
         os.wait()
 
-    attempts = (("network", socket.socket), ("processes", start_process), ("files", read_root))
-    found = []
+    def signal_parent() -> None:
+        os.kill(os.getppid(), 0)
+
+    attempts = (
+        ("network", socket.socket),
+        ("processes", start_process),
+        ("processes", signal_parent),
+        ("files", read_root),
+    )
+    found: dict[str, None] = {}
     for name, attempt in attempts:
         try:
             attempt()
         except OSError:
             continue
-        found.append(name)
-    return found
+        found[name] = None
+    return list(found)
 
 
 class Program(importlib.abc.InspectLoader):
@@ -212,6 +220,7 @@ def main() -> None:
         os.write(2, ", ".join(open_still).encode())
         if header["required"]:
             os._exit(NOT_CONTAINED)
+    os.write(2, STARTED)
     sys.argv = ["program"]
     sys.setrecursionlimit(10_000)
     loader = Program(header["program"])

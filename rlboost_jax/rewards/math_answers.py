@@ -4,11 +4,14 @@ https://github.com/huggingface/Math-Verify. Its own time limits are switched off
 signals, and whoever calls this limits the time anyway.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the limits switched off
 
 _ANYWHERE = (LatexExtractionConfig(), ExprExtractionConfig())
 _BOXED = (LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False),)

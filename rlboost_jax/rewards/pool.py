@@ -75,6 +75,8 @@ class RewardPool:
             self._jobs.put(None)
         for thread in self._threads:
             thread.join()
+        for worker in self._workers:
+            worker.close()
 
     def _serve(self, worker: "Worker | None") -> None:
         while (entry := self._jobs.get()) is not None:
@@ -95,6 +97,8 @@ class RewardPool:
     ) -> "tuple[Worker | None, tuple[Outcome, ...]]":
         fault = ""
         for _ in range(ATTEMPTS):
+            if self._closing:
+                raise RewardWorkersLost("the reward workers were told to end")
             worker = worker or self._started()
             try:
                 return worker, worker.judge(job)
@@ -118,7 +122,9 @@ class RewardPool:
     def _forget(self, worker: "Worker") -> None:
         worker.end()
         with self._lock:
-            self._workers.remove(worker)
+            if not self._closing:
+                self._workers.remove(worker)
+                worker.close()
 
 
 class WorkerGone(RuntimeError):
@@ -126,7 +132,7 @@ class WorkerGone(RuntimeError):
 
 
 class Worker:
-    """One process; of one thread at a time.
+    """One process; asked by one thread at a time, ended by any.
 
     Raises:
         ConfigError: it cannot use the functions.
@@ -192,5 +198,8 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def close(self) -> None:
+        """Its pipes, once it has ended and no thread waits for it."""
         self._stdin.close()
         self._stdout.close()

@@ -5,6 +5,7 @@ What contains them is in `contained.py`, which also finds out whether it does.
 
 import json
 import os
+import resource
 import secrets
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Final
 from rlboost_jax.rewards import contained
 
 OUTPUT_BYTES: Final = 256 * 2**10  # most that a program may print
+_TROUBLE_BYTES: Final = 4096  # of standard error that are looked at
 _SCRIPT: Final = Path(contained.__file__)
 _NAMES: Final = {
     "network": "the network",
@@ -26,6 +28,10 @@ _NAMES: Final = {
 
 class NotContained(RuntimeError):
     """A program could do more than compute; it was not run."""
+
+
+class NotStarted(RuntimeError):
+    """The process of a program ended or stood still before it came to the program."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +54,9 @@ def run_contained(
 
     Raises:
         NotContained
+        NotStarted: nothing is known of the program, since not a line of it ran.
     """
+    _check_memory(memory_mb)
     token = secrets.token_hex(16)
     header = json.dumps(
         {
@@ -86,17 +94,32 @@ def run_contained(
             process.wait()
         output.seek(0)
         text = output.read(OUTPUT_BYTES).decode(errors="replace")
+        trouble.seek(0)
+        said = trouble.read(_TROUBLE_BYTES)
         if code == contained.NOT_CONTAINED:
-            trouble.seek(0)
-            names = trouble.read(200).decode(errors="replace").split(", ")
+            names = said.decode(errors="replace").split(", ")
             raise NotContained(
                 f"a program would reach {' and '.join(_NAMES.get(n, n) for n in names)} "
                 "on this host; run on Linux 5.13 or later, x86_64 or aarch64, with Landlock and "
                 "seccomp, or set rewards.sandbox to 'best_effort'"
             )
+        if contained.STARTED not in said:
+            last = said.decode(errors="replace").strip().rpartition("\n")[2]
+            why = f"no start in {seconds:g} s" if code is None else f"exit code {code}, {last!r}"
+            raise NotStarted(f"a program's process did not come to run it: {why}")
     ending = token + "\n"
     completed = code == 0 and text.endswith(ending)
     return Ran(completed=completed, output=text.removesuffix(ending) if completed else text)
+
+
+def _check_memory(memory_mb: int) -> None:
+    """Raise NotStarted where the caller's own limit is lower, which a child cannot raise."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    if most != resource.RLIM_INFINITY and memory_mb * 2**20 > most:
+        raise NotStarted(
+            f"a program may take {memory_mb} MiB (memory_mb), its caller {most // 2**20} "
+            "(rewards.memory_mb and its modules); lower the first or raise the second"
+        )
 
 
 def is_required() -> bool:

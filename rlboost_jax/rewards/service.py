@@ -103,7 +103,9 @@ class RewardService:
         """Raises Passing, or what aiohttp does."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                headers={**self._headers, "Content-Type": "application/json"}
+                headers={**self._headers, "Content-Type": "application/json"},
+                connector=aiohttp.TCPConnector(limit=self._max_concurrent),
+                timeout=aiohttp.ClientTimeout(total=None),  # the run's own limit holds
             )
         # A redirect would take the token along to wherever it points.
         async with self._session.post(self._url, data=body, allow_redirects=False) as response:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlboost_jax.config.presets import PRESETS, resolved
+from rlboost_jax.config.data_presets import DATA_PRESETS, resolved
 from rlboost_jax.data.dataset import Dataset
 
 # Rows, and for each a right and a wrong response.
@@ -66,7 +66,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", DATA_PRESETS)
 def test_a_preset_reads_asks_and_judges(name, build, write_lines):
     if name != "countdown":
         pytest.importorskip("math_verify")

@@ -88,6 +88,26 @@ def test_a_hugging_face_folder(folder):
     assert tokenizer.encode([], chat=True) == []
 
 
+def test_marks_that_a_tokenizer_adds_stand_where_they_belong(folder, tmp_path):
+    """A beginning before plain text only, since a template writes its own; no end before the
+    policy has spoken."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    made = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|endoftext|> $A <|im_end|>",
+        special_tokens=[("<|endoftext|>", 0), ("<|im_end|>", 2)],
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<|im_end|>"
+    ).save_pretrained(tmp_path)
+    tokenizer = open_tokenizer(data(tokenizer=str(tmp_path)))
+    (plain,), (chat,) = (tokenizer.encode(["two"], chat=chat) for chat in (False, True))
+    assert tokenizer.text(plain) == "<|endoftext|>two"
+    assert tokenizer.text(chat) == "two"
+    assert not tokenizer.has_chat
+
+
 def test_it_is_what_transformers_makes_of_the_messages(folder):
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(folder)

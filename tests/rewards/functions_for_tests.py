@@ -44,6 +44,10 @@ def allocates(prompts, completions):
         kept.append(bytearray(2**24))
 
 
+def takes(prompts, completions, *, megabytes):
+    return [float(len(bytearray(megabytes * 2**20)) > 0)]
+
+
 def crashes(prompts, completions):
     os.kill(os.getpid(), signal.SIGSEGV)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlboost_jax.rewards import contained, sandbox
-from rlboost_jax.rewards.sandbox import NotContained, run_contained
+from rlboost_jax.rewards.sandbox import NotContained, NotStarted, run_contained
 
 try:
     from rlboost_jax.rewards import code as code_module
@@ -132,6 +132,27 @@ def test_where_it_cannot_be_contained_it_does_not_run(monkeypatch, tmp_path):
     assert (done.completed, done.output) == (True, "ran\n")
 
 
+@pytest.mark.parametrize("name", ["kill", "socket", "clone"])
+def test_the_filter_of_system_calls_does_not_lean_on_landlock(name, monkeypatch, tmp_path):
+    """Whose older versions know nothing of signals and sockets."""
+    source = Path(contained.__file__).read_text()
+    source = source.replace("    _landlock(", "    (lambda places: None)(")
+    weak = tmp_path / "contained.py"
+    monkeypatch.setattr(sandbox, "_SCRIPT", weak)
+    weak.write_text(source)
+    with pytest.raises(NotContained, match=r"would reach the host's files on this host"):
+        ran("pass")
+    holes = {
+        "kill": ('    "kill": (62, 129),\n', ""),
+        "socket": ('    "socket": (41, 198),\n', ""),
+        "clone": ("(jump_equal, 0, 3, _CLONE[column])", "(jump_equal, 0, 3, 9999)"),
+    }
+    assert holes[name][0] in source
+    weak.write_text(source.replace(*holes[name]))
+    with pytest.raises(NotContained, match=r"(the network|other processes) and the host's files"):
+        ran("pass")
+
+
 def test_each_guard_stands_alone(monkeypatch, tmp_path):
     """With the filter of system calls alone, or Landlock alone, the rest is told of."""
     source = Path(contained.__file__).read_text()
@@ -142,6 +163,27 @@ def test_each_guard_stands_alone(monkeypatch, tmp_path):
         ran("pass")
     weak.write_text(source.replace("    _seccomp()\n\n\ndef gaps", "\n\ndef gaps"))
     with pytest.raises(NotContained, match=r"would reach the network and other processes on"):
+        ran("pass")
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "why"),
+    [("raise OSError('x')", SECONDS, r"exit code 1, .*OSError: x"), ("", 0.0, "no start in 0 s")],
+)
+def test_a_process_that_does_not_come_to_run_it_says_nothing_of_the_program(
+    script, seconds, why, monkeypatch, tmp_path
+):
+    """It is the host's fault or the configuration's, and must not be taken for a wrong answer."""
+    if script:
+        (tmp_path / "contained.py").write_text(script)
+        monkeypatch.setattr(sandbox, "_SCRIPT", tmp_path / "contained.py")
+    with pytest.raises(NotStarted, match=f"did not come to run it: {why}"):
+        ran("pass", seconds=seconds)
+
+
+def test_a_program_cannot_have_more_memory_than_who_judges_it(monkeypatch):
+    monkeypatch.setattr(sandbox.resource, "getrlimit", lambda which: (2**28, 2**28))
+    with pytest.raises(NotStarted, match=r"400 MiB \(memory_mb\), its caller 256"):
         ran("pass")
 
 

@@ -130,6 +130,12 @@ def test_a_hang_ends_after_its_own_limit_with_all_it_started(judge):
     assert sleepers() <= before
 
 
+@pytest.mark.parametrize(("memory_mb", "enough"), [(80, False), (120, True)])
+def test_memory_is_what_a_call_takes_besides_its_modules(memory_mb, enough, judge):
+    asked = judge(own("takes", options={"megabytes": 100}), memory_mb=memory_mb)
+    assert bool(asked.ask(answered()).result(WAIT).faults) is not enough
+
+
 def test_a_failure_is_of_one_response_only(judge):
     asked = judge(own("picky"), workers=2)
     completions = ["raise", "fine", "nan", "crash", "fine", "many", "fine"]

@@ -32,7 +32,7 @@ def _preset(rewards: tuple[RewardConfig, ...], **data: Any) -> Mapping[str, Any]
 
 _MATH: Final = (RewardConfig(name="math"),)
 
-DATASETS: Final[Mapping[str, Mapping[str, Any]]] = {
+DATA_PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     # Cobbe et al. 2021, arXiv:2110.14168. question; answer: a solution that ends in "#### 42".
     "gsm8k": _preset(
         _MATH,
@@ -94,7 +94,7 @@ def resolved(run: RunConfig) -> tuple[DataConfig, tuple[RewardConfig, ...]]:
     """
     if not run.data.preset:
         return run.data, run.rewards.functions
-    preset = dict(DATASETS[run.data.preset])
+    preset = dict(DATA_PRESETS[run.data.preset])
     rewards = run.rewards.functions or preset.pop("rewards")
     preset.pop("rewards", None)
     if run.data.source:
