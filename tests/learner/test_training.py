@@ -15,6 +15,7 @@ from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.models.params import init_params, params_digest
+from rlboost_jax.observe import trackers
 from rlboost_jax.observe.metrics import KEYS, read_metrics
 from rlboost_jax.observe.summary import headline
 from rlboost_jax.observe.tensorboard import TensorBoardTracker
@@ -209,8 +210,12 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_is_complete(
 
 def test_trackers_hear_of_the_summary_once_the_run_is_complete(run, tmp_path, monkeypatch):
     told = []
-    for name in ("step", "finish", "close"):
-        monkeypatch.setattr(TensorBoardTracker, name, lambda self, *_, name=name: told.append(name))
+    board = SimpleNamespace(
+        step=lambda row: told.append("step"),
+        finish=lambda summary: told.append("finish"),
+        close=lambda: told.append("close"),
+    )
+    monkeypatch.setattr(trackers, "_tensorboard", lambda *_: lambda: board)
     observe = dataclasses.replace(run.observe, trackers=("tensorboard",))
     training.run_training(dataclasses.replace(run, observe=observe), tmp_path)
     assert told == ["step"] * STEPS + ["finish", "close"]
