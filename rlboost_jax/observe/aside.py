@@ -19,7 +19,8 @@ Call = Callable[[Tracker], None]
 class Aside:
     """A tracker behind a queue. Nothing here blocks or raises.
 
-    Whatever it raises, from being made to being closed, is said once; it is told nothing more.
+    Whatever it raises, from being made to being closed, is said once; it is closed, then, and
+    told nothing more.
 
     Args:
         make: makes the tracker, in its thread.
@@ -69,13 +70,17 @@ class Aside:
     def _run(self, make: Callable[[], Tracker]) -> None:
         try:
             tracker = make()
-            while (call := self._calls.get()) is not None:
-                if self._given_up.is_set():
-                    return
-                call(tracker)
+            try:
+                while (call := self._calls.get()) is not None and not self._given_up.is_set():
+                    call(tracker)
+            except BaseException as error:
+                self._fail(error)  # said before it is closed, which may take its time
             tracker.close()
         except BaseException as error:  # another's code: of whatever kind, the run goes on
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._give_up(f"{type(error).__name__}: {error}")
 
     def _give_up(self, reason: str) -> None:
         if not self._given_up.is_set():

@@ -69,6 +69,8 @@ def desk(tmp_path: Path) -> Watched:
     desk.trainer(trained(1))
     desk.now = 13.0
     desk.begin(2)
+    desk.publish(2)
+    desk.server(A, ready(2))
     desk.server(A, m.Spans(spans=(DISPATCH,), clock_error=0.125))
     desk.watch.close()
     return desk

@@ -2,7 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
 from rlboost_jax.observe.metrics import KEYS
@@ -89,3 +89,16 @@ def test_the_last_accuracy_is_that_after_the_last_step(tmp_path: Path) -> None:
     writer.finish(replace(summarize([], reserved_price_per_hour=1.0), steps=3, last_accuracy=0.75))
     writer.close()
     assert scalars(tmp_path / "tensorboard") == {("reward/accuracy", 3): 0.75}
+
+
+def test_what_a_dead_run_wrote_of_steps_done_again_is_hidden(tmp_path: Path) -> None:
+    for first in (0, 2):
+        writer = TensorBoardTracker(tmp_path, step=first)
+        writer.step(dict.fromkeys(KEYS) | {"step": 2, "loss": 0.5})
+        writer.close()
+    starts = [
+        event.step
+        for event in events(tmp_path / "tensorboard")
+        if event.session_log.status == SessionLog.START
+    ]
+    assert starts == [2], "TensorBoard purges from there: event files are read by time"

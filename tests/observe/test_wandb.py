@@ -109,6 +109,8 @@ def test_rows_samples_config_and_summary_are_logged(run: RunConfig, tmp_path: Pa
         for item in one.update
     }
     assert last["last_accuracy"] == 0.75 and last["steps"] == 2
+    codes = [r.exit.exit_code for r in records(tmp_path) if r.WhichOneof("record_type") == "exit"]
+    assert codes == [0], "it is complete"
 
 
 def test_a_step_done_again_by_a_restarted_run_is_there_once(run: RunConfig, tmp_path: Path) -> None:
@@ -123,6 +125,8 @@ def test_a_step_done_again_by_a_restarted_run_is_there_once(run: RunConfig, tmp_
             tracker.step(metrics_row(row(step)))
     steps = [values["_step"] for values in history(tmp_path) if "loss" in values]
     assert steps == [0, 1, 2, 3, 4]
+    samples = [values["_step"] for values in history(tmp_path) if "samples.nrows" in values]
+    assert samples == [0, 1, 2, 3, 3, 4], "of a step without its row they may be there twice"
     codes = [r.exit.exit_code for r in records(tmp_path) if r.WhichOneof("record_type") == "exit"]
     assert codes == [1, 1], "neither was complete"
 
