@@ -196,8 +196,12 @@ def _sharded(
     def on_device(
         x: Array, chosen: Array, weights: Array, gate: Array, up: Array, down: Array
     ) -> Array:
-        first = jax.lax.axis_index("tensor") * len(gate) if split else 0
+        if not split:
+            return _sorted(x, chosen, weights, gate, up, down, activation=activation)
+        # Each device's own copy from here on, so that the gradient is the sum of all of theirs.
+        x, weights = (jax.lax.pcast(a, ("tensor",), to="varying") for a in (x, weights))
+        first = jax.lax.axis_index("tensor") * len(gate)
         part = _sorted(x, chosen, weights, gate, up, down, activation=activation, first=first)
-        return jax.lax.psum(part, "tensor") if split else part
+        return jax.lax.psum(part, "tensor")
 
     return on_device(x, chosen, weights, gate, up, down)
