@@ -128,7 +128,7 @@ def test_the_whole_decoder_replays_its_own_choices(small_model):
 
     def states(attention, experts=None):
         return hidden_states_and_experts(
-            model, params, tokens, *at, remat=True, attention=attention, experts=experts
+            model, params, tokens, *at, remat="full", attention=attention, experts=experts
         )
 
     x, chosen = states("dense")
@@ -157,7 +157,7 @@ tokens = jax.random.randint(jax.random.key(0), (4, 12), 0, model.vocab_size)
 at = (jnp.tile(jnp.arange(12), (4, 1)), jnp.ones((4, 12), jnp.int32))
 
 def loss(params, mesh):
-    x, chosen = hidden_states_and_experts(model, params, tokens, *at, remat=False, mesh=mesh)
+    x, chosen = hidden_states_and_experts(model, params, tokens, *at, remat="none", mesh=mesh)
     return jnp.sin(x).mean(), (x, chosen)
 
 run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
