@@ -14,7 +14,8 @@ response_tokens, response_length_mean, response_length_max, step_seconds, rollou
 train_seconds, publish_seconds, train_wait_seconds, remote_wait_seconds, seeding_window_seconds,
 instances_mean, instances_joined, instances_lost, requests_migrated, tokens_generated,
 tokens_delivered, tokens_lost, tokens_prefilled_again, tokens_reserved, tokens_preemptible,
-cost_dollars, tokens_per_dollar, max_logprob_gap, trajectories_digest, params_digest, corrected_fraction, value_loss"""
+cost_dollars, tokens_per_dollar, max_logprob_gap, trajectories_digest, params_digest,
+corrected_fraction, value_loss"""
 
 
 def test_the_keys_are_stable() -> None:
