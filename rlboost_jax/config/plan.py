@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from rlboost_jax.config.memory import (
     learner_bytes,
+    moment_bytes,
     most_pages,
     num_parameters,
     page_bytes,
@@ -54,7 +55,8 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
     yield (
         "learner",
         f"{devices} device{'s' * (devices > 1)} (data {data}, fsdp {fsdp}, tensor {tensor}); "
-        + _memory(learner_bytes(config)),
+        + _memory(learner_bytes(config))
+        + _on_host(config),
     )
     yield (
         "engine",
@@ -70,6 +72,12 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"${reserved:.2f} an hour reserved + ${each:.2f} for each preemptible instance: at most "
         f"${reserved + each * fleet.max_instances:.2f} an hour",
     )
+
+
+def _on_host(config: RunConfig) -> str:
+    if config.learner.moment_memory == "device":
+        return ""
+    return f"; on the host: optimizer {size_text(moment_bytes(config))}"
 
 
 def _algorithm(algorithm: AlgorithmConfig) -> str:

@@ -4,8 +4,9 @@ It is a decoder of the policy's shape with parameters and an optimizer of its ow
 copy of the policy whose head is a vector of zeros: every value is 0 before its first update.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from rlboost_jax.learner.state import make_optimizer
 from rlboost_jax.learner.step import combine
 from rlboost_jax.models.forward import head_factors, hidden_states
 from rlboost_jax.models.params import Params, abstract_params
-from rlboost_jax.models.sharding import batch_sharding, param_shardings, replicated
+from rlboost_jax.models.sharding import batch_sharding, param_shardings, program_on, replicated
 from rlboost_jax.pytree import pytree
 
 
@@ -64,14 +65,15 @@ class CriticStep:
         self.shardings = self._shardings(mesh)
         params, whole, rows = self.shardings.params, replicated(mesh), batch_sharding(mesh)
         values_of = _values(self._model, learner, mesh)
-        self.values = jax.jit(values_of, in_shardings=(params, rows), out_shardings=whole)
-        self.gradients = jax.jit(
+        program = partial(program_on, mesh)
+        self.values = program(values_of, in_shardings=(params, rows), out_shardings=whole)
+        self.gradients = program(
             _gradients(values_of, algorithm.value_clip),
             in_shardings=(params, rows),
             out_shardings=(params, whole),
         )
-        self.combine = jax.jit(combine, donate_argnums=0, out_shardings=(params, whole))
-        self.apply = jax.jit(
+        self.combine = program(combine, donate_argnums=0, out_shardings=(params, whole))
+        self.apply = program(
             self._apply,
             in_shardings=(self.shardings, params, whole),
             out_shardings=(self.shardings, whole),
@@ -96,11 +98,12 @@ class CriticStep:
             self.shardings,
         )
 
-    def compile(self, state: CriticState, *, rows: int, row_tokens: int) -> None:
+    def compile(self, state: CriticState, *, shapes: Iterable[tuple[int, int]]) -> None:
         """Compile everything before the first step, as `LearnerStep.compile` does."""
-        batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
-        self.values(state.params, batch)
-        part = self.gradients(state.params, batch)
+        for rows, row_tokens in shapes:
+            batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+            self.values(state.params, batch)
+            part = self.gradients(state.params, batch)
         gradients, _ = self.combine(part, self.gradients(state.params, batch))
         self.apply.lower(state, gradients, np.float32(1)).compile()
 

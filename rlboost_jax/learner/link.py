@@ -2,16 +2,17 @@
 
 An asyncio loop in a thread of its own holds the socket; the training loop stays plain
 blocking code. A broken stream is dialled again; what the manager must know to go on
-(`TrainerHello`, the newest `Publish`, the `BeginStep` in force) is said again, so that
-neither a restarted manager nor a cut connection loses a step. Rollouts may then arrive
-twice: the receiver of `receive()` drops those it has. What the manager refuses is not
-said again: it ends the run with the manager's reason.
+(`TrainerHello`, the newest `Publish`, the `BeginStep` in force and what extended it) is said
+again, so that neither a restarted manager nor a cut connection loses a step. Rollouts may
+then arrive twice: the receiver of `receive()` drops those it has. What the manager refuses is
+not said again: it ends the run with the manager's reason.
 """
 
 import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -84,10 +85,11 @@ class ManagerLink:
             worker thread each time the manager is dialled.
         """
         self._thread, self._locate = thread, locate
-        self._inbox: queue.SimpleQueue[messages.ToTrainer | Exception] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[messages.ToTrainer | Exception | None] = queue.SimpleQueue()
         self._outbox: asyncio.Queue[messages.TrainerMessage] = asyncio.Queue()
         self._publish: messages.Publish | None = None
         self._begin: messages.BeginStep | None = None
+        self._extends: list[messages.ExtendStep] = []  # of that step
         self._trained: messages.StepTrained | None = None  # not yet answered
         self.status: messages.FleetStatus | None = None  # the newest
         self.welcome: messages.TrainerWelcome | None = None
@@ -106,7 +108,7 @@ class ManagerLink:
             ManagerLost, ManagerRefused, or whatever `locate` raises.
         """
         self._task = self._thread.start(self._run(hello))
-        message = self.receive(timeout=ANSWER_SECONDS)
+        message = self._next(ANSWER_SECONDS)
         if not isinstance(message, messages.TrainerWelcome):
             raise ManagerLost(
                 f"no welcome from the manager in {ANSWER_SECONDS:g} s: {self._trouble}"
@@ -118,14 +120,13 @@ class ManagerLink:
 
     def begin_step(self, begin: messages.BeginStep) -> None:
         """Raises StepTooLarge; the manager would hang up on it at each attempt."""
-        size = len(messages.encode(begin))
-        if size > messages.MAX_FRAME_BYTES:
-            raise StepTooLarge(
-                f"the {len(begin.prompts)} prompts of step {begin.step} take {size:,} bytes of the "
-                f"{messages.MAX_FRAME_BYTES:,} in a message; lower learner.prompts_per_step or "
-                "engine.max_prompt_tokens"
-            )
+        _check_size(begin)
         self._send(begin)
+
+    def extend_step(self, extend: messages.ExtendStep) -> None:
+        """More prompts for the step in force. Raises StepTooLarge."""
+        _check_size(extend)
+        self._send(extend)
 
     def committed(self, step: int) -> None:
         self._send(messages.StepCommitted(step=step))
@@ -152,7 +153,7 @@ class ManagerLink:
         """
         self._send(trained)
         while True:
-            message = self.receive(timeout=ANSWER_SECONDS)
+            message = self._next(ANSWER_SECONDS)
             if message is None:
                 raise ManagerLost(
                     f"no report of step {trained.step} in {ANSWER_SECONDS:g} s: {self._trouble}"
@@ -161,7 +162,8 @@ class ManagerLink:
                 return message
 
     def receive(self, timeout: float | None = None) -> messages.ToTrainer | None:
-        """The next message other than `FleetStatus`; None when `timeout` seconds passed.
+        """The next message other than `FleetStatus`; None when `timeout` seconds passed, or
+        somebody called `wake`.
 
         Raises:
             ManagerRefused, or whatever else ended the link or was handed to `fail`.
@@ -173,6 +175,19 @@ class ManagerLink:
         if isinstance(message, Exception):
             raise message
         return message
+
+    def _next(self, seconds: float) -> messages.ToTrainer | None:
+        """As `receive`, whoever calls `wake` meanwhile."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            message = self.receive(timeout=left)
+            if message is not None:
+                return message
+        return None
+
+    def wake(self) -> None:
+        """Let a `receive` under way, or the next one, return None; of any thread."""
+        self._inbox.put(None)
 
     def fail(self, error: Exception) -> None:
         """Let the training loop hear of something that ends the run."""
@@ -202,7 +217,9 @@ class ManagerLink:
             case messages.Publish():
                 self._publish = message
             case messages.BeginStep():
-                self._begin, self._trained = message, None
+                self._begin, self._extends, self._trained = message, [], None
+            case messages.ExtendStep():
+                self._extends.append(message)
             case messages.StepTrained():
                 self._trained = message
         self._outbox.put_nowait(message)
@@ -248,7 +265,7 @@ class ManagerLink:
     ) -> None:
         window = self.welcome.window if self.welcome else hello.window
         hello = msgspec.structs.replace(hello, window=window)
-        again = [hello, self._publish, self._begin, self._trained]
+        again = [hello, self._publish, self._begin, *self._extends, self._trained]
         # What still waits to be sent for the first time is among these or, being a
         # commit or the end, follows in its own turn.
         later: list[messages.TrainerMessage] = []
@@ -276,7 +293,18 @@ class ManagerLink:
                 if first:
                     self._inbox.put(message)
             case messages.StepReport():
-                self._begin = self._trained = None  # nothing of that step is to be said again
+                # Nothing of that step is to be said again.
+                self._begin, self._extends, self._trained = None, [], None
                 self._inbox.put(message)
             case _:
                 self._inbox.put(message)
+
+
+def _check_size(message: messages.BeginStep | messages.ExtendStep) -> None:
+    size = len(messages.encode(message))
+    if size > messages.MAX_FRAME_BYTES:
+        raise StepTooLarge(
+            f"the {len(message.prompts)} prompts of step {message.step} take {size:,} bytes of the "
+            f"{messages.MAX_FRAME_BYTES:,} in a message; lower learner.prompts_per_step or "
+            "engine.max_prompt_tokens"
+        )

@@ -1,10 +1,13 @@
-"""Trajectories of any length in packed batches of one shape.
+"""Trajectories of any length in packed batches of a few shapes.
 
-Every batch has the same number of rows and tokens, so that the gradient program is
-compiled once. A trajectory of n tokens takes n - 1 positions of one row: position i holds
+A batch has rows of the full length, of half of it, of a quarter, …, and always about as many
+tokens, so that the gradient program is compiled once for each length and short trajectories do
+not pay for attention over the longest. Which batches there are follows from the trajectories
+alone. A trajectory of n tokens takes n - 1 positions of one row: position i holds
 token i as input, and everything about its *target*, token i + 1, lies beside it.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -44,20 +47,47 @@ class PackedBatch:
 
 
 def pack(
-    trajectories: Iterable[Trajectory], *, rows: int, row_tokens: int, loss_aggregation: str
+    trajectories: Iterable[Trajectory],
+    *,
+    rows: int,
+    row_tokens: int,
+    loss_aggregation: str,
+    row_lengths: int = 1,
 ) -> list[PackedBatch]:
-    """Batches that hold each trajectory once, first-fit in the given order.
+    """Batches that hold each trajectory once.
+
+    With one length first-fit in the given order. With several first-fit from the longest
+    trajectory on: those that need long rows come first, and shorter ones fill up what room
+    they leave.
+
+    Args:
+        rows: of a batch of the longest rows.
+        row_tokens: of the longest rows.
+        row_lengths: how many lengths of rows there are.
 
     Raises:
         DoesNotFit: a trajectory needs more than a row.
     """
+    shapes = batch_shapes(rows, row_tokens, row_lengths)
     batches, left = [], list(trajectories)
-    while left:
-        batch, left = fill(
-            left, rows=rows, row_tokens=row_tokens, loss_aggregation=loss_aggregation
-        )
-        batches.append(batch)
+    if row_lengths > 1:  # sorting is stable: the order is still that of the trajectories
+        left.sort(key=lambda t: _num_positions(t, row_tokens), reverse=True)
+    for shape, (_, next_tokens) in itertools.pairwise([*shapes, (0, 0)]):
+        while left and _num_positions(left[0], row_tokens) > next_tokens:
+            batch, left = fill(
+                left, rows=shape[0], row_tokens=shape[1], loss_aggregation=loss_aggregation
+            )
+            batches.append(batch)
     return batches
+
+
+def batch_shapes(rows: int, row_tokens: int, row_lengths: int) -> tuple[tuple[int, int], ...]:
+    """(rows, tokens of a row) of all batches there are, from the longest rows on.
+
+    None has more tokens than the first, and all have a multiple of its rows.
+    """
+    lengths = [row_tokens // 2**i for i in range(row_lengths)]
+    return tuple((rows * (row_tokens // length), length) for length in lengths)
 
 
 def fill(

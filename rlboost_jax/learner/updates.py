@@ -26,12 +26,14 @@ import numpy as np
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.diagnosis import culprits
+from rlboost_jax.learner.doubts import tolerated_gap
 from rlboost_jax.learner.estimates import ByToken, Estimates, Evaluations
 from rlboost_jax.learner.gradients import GradientSum
 from rlboost_jax.learner.guards import (
     NotFinite,
     check_counted,
     check_guards,
+    check_judged,
     check_whole,
     kept,
 )
@@ -61,8 +63,9 @@ class Learners:
     def pack(self, trajectories: Sequence[Trajectory]) -> list[PackedBatch]:
         return pack(
             trajectories,
-            rows=self.run.learner.pack_rows,
-            row_tokens=self.run.learner.row_tokens or self.run.slot_tokens,
+            rows=self.run.pack_rows,
+            row_tokens=self.run.row_tokens,
+            row_lengths=self.run.learner.row_lengths,
             loss_aggregation=self.run.algorithm.loss_aggregation,
         )
 
@@ -103,6 +106,14 @@ class Learners:
         kl = math.fsum(self.estimates.kl_of(t, evaluations) for t in everything)
         return tuple(members), float(np.concatenate(gaps).max()), kl
 
+    def check(self, state: TrainState, groups: Sequence[Group]) -> list[Doubt]:
+        """The same as `doubts`, and quick where there are none."""
+        members = [t for group in groups for t in group.trajectories]
+        gaps = [self.policy.gaps(state.params, batch) for batch in self.pack(members)]
+        if float(np.max([np.asarray(gap).max() for gap in gaps])) <= self.tolerated_gap:
+            return []
+        return self.doubts(state, groups)
+
     def doubts(self, state: TrainState, groups: Sequence[Group]) -> list[Doubt]:
         """The responses of a micro-batch that were not sampled as their servers say."""
         doubts = []
@@ -123,6 +134,29 @@ class Learners:
         return doubts
 
 
+def learners_of(
+    run: RunConfig,
+    *,
+    policy: LearnerStep,
+    critic: CriticStep | None,
+    reference: Params | None,
+    stop_ids: Sequence[int],
+) -> Learners:
+    """What the updates of `run` are made with, on every process."""
+    return Learners(
+        run=run,
+        policy=policy,
+        critic=critic,
+        reference=reference,
+        estimates=Estimates(
+            algorithm=run.algorithm,
+            max_response_tokens=run.sampling.max_response_tokens,
+            stop_ids=tuple(stop_ids),
+        ),
+        tolerated_gap=tolerated_gap(run, policy.mesh.devices.flat[0].platform),
+    )
+
+
 class BatchUpdates:
     """One step's batch on its way into the parameters.
 
@@ -136,14 +170,16 @@ class BatchUpdates:
         *,
         step: int,
         checkpoint: Callable[[], int | None],
+        checked: bool = False,
     ) -> None:
         """Args:
+        checked: nothing that comes is doubted any more.
         state: whose parameters sample the batch. The updates consume it.
         checkpoint: tells the last complete one, for messages.
         """
         self._algorithm, learner = learners.run.algorithm, learners.run.learner
         self._learners, self._state = learners, state
-        self._step, self._checkpoint = step, checkpoint
+        self._step, self._checkpoint, self._checked = step, checkpoint, checked
         self.micro_batches = MicroBatches(
             learner.prompts_per_step,
             learner.micro_batch_prompts,
@@ -170,7 +206,7 @@ class BatchUpdates:
         if index < self._size and not self._algorithm.whiten:
             part = learners.gradients(self._state.params, members)
             gap = gap if self._algorithm.looks_first else float(part[1]["max_logprob_gap"])
-        if not gap <= learners.tolerated_gap:  # not a number is no small one
+        if not (self._checked or gap <= learners.tolerated_gap):  # not a number is no small one
             doubts = learners.doubts(self._state, groups)
             if doubts:
                 return doubts
@@ -183,29 +219,41 @@ class BatchUpdates:
         return []
 
     def finish(
-        self, trajectories: Sequence[Trajectory], *, host_params: Params
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        prompts: Sequence[int],
+        host_params: Params | None,
     ) -> tuple[TrainState, Figures]:
         """Make all updates of the batch.
 
         Args:
-            trajectories: of the step, in (prompt, sample) order.
-            host_params: a copy of the parameters that sampled them.
+            trajectories: of the batch, in (prompt, sample) order.
+            prompts: that it is to be made of.
+            host_params: a copy of the parameters that sampled them; None where no process has
+                one that it may use, and so nothing is looked for if a number is not finite.
 
         Returns:
             The state after the last one, and figures of the batch.
 
         Raises:
-            StepNotWhole, NotFinite, GuardTripped: the state is of no more use; the last
-                checkpoint is.
+            StepNotWhole, RewardsFailed, NotFinite, GuardTripped: the state is of no more use;
+                the last checkpoint is.
         """
         check_whole(
             trajectories,
             step=self._step,
-            num_prompts=self._learners.run.learner.prompts_per_step,
+            prompts=prompts,
             group_size=self._algorithm.group_size,
         )
+        check_judged(
+            trajectories,
+            step=self._step,
+            tolerated=self._learners.run.rewards.tolerated_failures,
+            checkpoint=self._checkpoint,
+        )
         self._whiten()
-        prompts = sorted({t.prompt for t in trajectories})
+        prompts = sorted(prompts)
         size = len(prompts) // self._algorithm.mini_batches
         made = []
         for update in range(self._algorithm.updates_per_batch):
@@ -230,7 +278,11 @@ class BatchUpdates:
             self._members[index] = tuple(white[t.sample] for t in part)
 
     def _update(
-        self, update: int, mini_batch: int, expected: Sequence[Trajectory], host_params: Params
+        self,
+        update: int,
+        mini_batch: int,
+        expected: Sequence[Trajectory],
+        host_params: Params | None,
     ) -> Figures:
         """One optimizer step of the policy, and one of the critic.
 
@@ -308,15 +360,17 @@ class BatchUpdates:
         programs = programs or self._learners.policy
         return GradientSum(self._size, programs.combine)
 
-    def _not_finite(self, update: int, loss: float, host_params: Params) -> NotFinite:
+    def _not_finite(self, update: int, loss: float, host_params: Params | None) -> NotFinite:
         """With all that can be found out, from the parameters that servers sampled with."""
-        params = jax.device_put(host_params, self._learners.policy.shardings.params)
-        members = [t for _, part in sorted(self._members.items()) for t in part]
-        reason = culprits(
-            sorted(members, key=lambda t: (t.prompt, t.sample)),
-            lambda members: self._learners.gradients(params, members),
-            micro_batch_prompts=self._learners.run.learner.micro_batch_prompts,
-        )
+        reason = "with several processes no sample is looked for"
+        if host_params is not None:
+            params = jax.device_put(host_params, self._learners.policy.shardings.params)
+            members = [t for _, part in sorted(self._members.items()) for t in part]
+            reason = culprits(
+                sorted(members, key=lambda t: (t.prompt, t.sample)),
+                lambda members: self._learners.gradients(params, members),
+                micro_batch_prompts=self._learners.run.learner.micro_batch_prompts,
+            )
         several = self._algorithm.updates_per_batch > 1
         which = f", update {update + 1} of its batch" if several else ""
         return NotFinite(

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from rlboost_jax.manager.accounts import Books
-from rlboost_jax.messages import BeginStep, Manifest, WindowState
+from rlboost_jax.messages import BeginStep, ExtendStep, Manifest, WindowState
 
 FORMAT: Final = 1
 MAX_FRAME_BYTES: Final = 2**28  # a longer one is damage: entries are no longer than messages
@@ -60,6 +60,12 @@ class StepOpened(Entry, frozen=True, kw_only=True):
 
     begin: BeginStep
     at: float
+
+
+class StepExtended(Entry, frozen=True, kw_only=True):
+    """Prompts came that the step did not have."""
+
+    extend: ExtendStep
 
 
 class StepResumed(Entry, frozen=True, kw_only=True):
@@ -123,6 +129,7 @@ AnyEntry = (
     | RunState
     | Published
     | StepOpened
+    | StepExtended
     | StepResumed
     | Collected
     | Redone

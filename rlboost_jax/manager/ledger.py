@@ -21,6 +21,7 @@ from rlboost_jax.manager.journal import (
     Forgotten,
     Redone,
     StepClosed,
+    StepExtended,
     StepOpened,
     StepResumed,
 )
@@ -28,6 +29,7 @@ from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.messages import (
     BeginStep,
+    ExtendStep,
     pack_counts,
     pack_ids,
     unpack_counts,
@@ -70,11 +72,17 @@ class Ledger:
         self.steps[begin.step] = self.active = step
         step.books.add(self.gap)
         self.gap = Books()
+        step.add(begin.prompts)  # of a closed step, those that were dropped
         if resumed:
             self._outbox.keep(StepResumed(step=begin.step, at=now))
         else:
             self._outbox.keep(StepOpened(begin=begin, at=now))
         return step, resumed
+
+    def extend(self, step: Step, extend: ExtendStep) -> None:
+        """Add what is not there yet."""
+        if step.add(extend.prompts, extend.samples, extend.sampling):
+            self._outbox.keep(StepExtended(extend=extend))
 
     def cancel(self, numbers: Iterable[int]) -> list[Step]:
         """Forget steps; all their tokens are lost. Held rollouts stay with their holders,
@@ -91,12 +99,7 @@ class Ledger:
 
     def close(self, step: Step) -> None:
         """The update of a step was applied: what is unfinished is lost, the rest is kept."""
-        for rollout in step.rollouts:
-            if rollout.result is None:
-                step.books.lost += rollout.num_tokens
-        if not step.finished:
-            step.cancelled = True
-            del self.steps[step.begin.step]
+        step.books.lost += sum(rollout.num_tokens for rollout in step.drop_unfinished())
         self.active = None
         self._outbox.keep(StepClosed(step=step.begin.step))
 
@@ -129,9 +132,13 @@ class Ledger:
             )
         )
 
-    def replay(self, entry: Collected | Redone, now: float) -> None:
+    def replay(self, entry: StepExtended | Collected | Redone, now: float) -> None:
         """Do again what a journal tells. Nothing is held yet; what does not fit is left out:
         the tokens before it were lost with a part of the journal."""
+        if isinstance(entry, StepExtended):
+            if (step := self.steps.get(entry.extend.step)) is not None:
+                self.extend(step, entry.extend)
+            return
         step = self.steps.get(entry.step)
         if step is None:
             return
@@ -178,7 +185,7 @@ class Ledger:
         Tokens of others, of another version, of a cancelled step or past the end of a
         response are counted as lost. Returns the rollouts that ended, cancelled ones too.
         """
-        stops: dict[int, list[int]] = {}  # per step, where stop ids are in this batch
+        stops: dict[tuple[int, ...], list[int]] = {}  # where such ids are in this batch
         taken: dict[int, list[tuple[int, int, int, int]]] = {}  # per step, for the journal
         ended: list[Rollout] = []
         end = 0
@@ -192,14 +199,13 @@ class Ledger:
             ):
                 self.books.wasted(count, reserved=reserved)
                 continue
-            step = rollout.step
-            begin = step.begin
-            number = begin.step
-            if number not in stops:
-                stops[number] = _positions(rows.tokens, step.stop_ids)
-            room = begin.sampling.max_tokens - rollout.num_tokens
+            step, sampling = rollout.step, rollout.sampling
+            number = step.begin.step
+            if sampling.stop_ids not in stops:
+                stops[sampling.stop_ids] = _positions(rows.tokens, sampling.stop_ids)
+            room = sampling.max_tokens - rollout.num_tokens
             kept = count if count < room else room
-            for position in stops[number]:
+            for position in stops[sampling.stop_ids]:
                 if start <= position < start + kept:
                     kept = position - start + 1
                     break
@@ -241,6 +247,7 @@ def _collected(
     )
 
 
-def _positions(tokens: NDArray[np.int32], stop_ids: NDArray[np.int32]) -> list[int]:
-    where: list[int] = np.flatnonzero((tokens[:, None] == stop_ids).any(axis=1)).tolist()
+def _positions(tokens: NDArray[np.int32], stop_ids: tuple[int, ...]) -> list[int]:
+    ids = np.asarray(stop_ids, np.int32)
+    where: list[int] = np.flatnonzero((tokens[:, None] == ids).any(axis=1)).tolist()
     return where

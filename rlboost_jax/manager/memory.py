@@ -18,6 +18,7 @@ from rlboost_jax.manager.journal import (
     Redone,
     RunState,
     StepClosed,
+    StepExtended,
     StepOpened,
     StepResumed,
 )
@@ -148,7 +149,7 @@ class Memory:
                 ledger.begin(step.begin, now)
                 if step is not before:
                     step.begun_at = min(at, now)
-            case Collected() | Redone():
+            case StepExtended() | Collected() | Redone():
                 ledger.replay(entry, now)
             case Counted(step=number, books=books):
                 if number == -1:

@@ -23,7 +23,7 @@ class Outbox:
         self._actions: list[Action] = []
         self._entries: list[Entry] = []
         self.trainer: int | None = None  # its stream
-        self.begun = False  # that stream has begun the active step
+        self.wanted: set[int] | None = None  # prompts of the active step that it has named, if any
         self.step = -1  # that records are filed under
 
     def take(self) -> list[Action]:
@@ -45,9 +45,11 @@ class Outbox:
             self._actions.append(Send(self.trainer, message))
 
     def of_step(self, message: FinishedRollout | WindowClosed) -> None:
-        """For a trainer that has begun the step. One that is back but has not yet said what
+        """For a trainer that has asked for this. One that is back but has not yet said what
         it wants may want other tokens; what it is owed is sent when it does."""
-        if self.begun:
+        if self.wanted is None:
+            return
+        if isinstance(message, WindowClosed) or message.prompt in self.wanted:
             self.to_trainer(message)
 
     def close(self, stream: int, reason: str) -> None:

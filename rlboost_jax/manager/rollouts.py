@@ -2,12 +2,18 @@
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-import numpy as np
+import msgspec
 
 from rlboost_jax.manager.accounts import Books
-from rlboost_jax.messages import BeginStep, FinishedRollout, GenerateRequest
+from rlboost_jax.messages import (
+    BeginStep,
+    FinishedRollout,
+    GenerateRequest,
+    PromptRequest,
+    Sampling,
+)
 
 
 class Rollout:
@@ -26,16 +32,20 @@ class Rollout:
         "request_id",
         "result",
         "sample",
+        "sampling",
         "step",
         "tokens",
         "yielded",
     )
 
-    def __init__(self, step: "Step", prompt: int, sample: int, prompt_tokens: bytes) -> None:
+    def __init__(
+        self, step: "Step", prompt: PromptRequest, sample: int, sampling: Sampling
+    ) -> None:
         self.step = step
-        self.prompt = prompt
+        self.prompt = prompt.prompt
         self.sample = sample
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = prompt.tokens
+        self.sampling = sampling
         self.tokens = bytearray()  # int32
         self.logprobs = bytearray()  # float32
         self.num_tokens = 0
@@ -58,13 +68,17 @@ class Rollout:
         return self.asked_at < math.inf
 
     @property
+    def measures(self) -> bool:
+        """Whether it is there to see how good the policy is, and is not trained on."""
+        return self.sampling != self.step.begin.sampling
+
+    @property
     def complete(self) -> bool:
         """Whether its last token ends it."""
-        sampling = self.step.begin.sampling
-        if self.num_tokens == sampling.max_tokens:
+        if self.num_tokens == self.sampling.max_tokens:
             return True
         last = int.from_bytes(self.tokens[-4:], "little", signed=True)
-        return self.num_tokens > 0 and last in sampling.stop_ids
+        return self.num_tokens > 0 and last in self.sampling.stop_ids
 
     @property
     def length(self) -> int:
@@ -82,7 +96,7 @@ class Rollout:
             seed=begin.seed,
             prompt_tokens=self.prompt_tokens,
             response_tokens=bytes(self.tokens),
-            sampling=begin.sampling,
+            sampling=self.sampling,
         )
 
     def extend(self, tokens: bytes, logprobs: bytes, name: str) -> None:
@@ -149,7 +163,7 @@ class Rollout:
 
 
 class Step:
-    """The rollouts of one `BeginStep`."""
+    """The rollouts of one `BeginStep`, and of what it was extended with."""
 
     def __init__(self, begin: BeginStep, now: float) -> None:
         self.begin = begin
@@ -158,23 +172,57 @@ class Step:
         self.cancelled = False
         self.num_finished = 0
         self.books = Books()
-        self.stop_ids = np.asarray(begin.sampling.stop_ids, np.int32)
-        self.rollouts = [
-            Rollout(self, p.prompt, p.prompt * begin.group_size + place, p.tokens)
-            for p in begin.prompts
-            for place in range(begin.group_size)
-        ]
-        self._by_sample = {rollout.sample: rollout for rollout in self.rollouts}
+        self.rollouts: list[Rollout] = []
+        self._by_sample: dict[int, Rollout] = {}
         self._queue: list[tuple[bool, int, Rollout]] = []
-        self.requeue()
+        self.num_waiting = 0
+        self.add(begin.prompts)
 
     @property
     def finished(self) -> bool:
         return self.num_finished == len(self.rollouts)
 
     @property
-    def tokens_delivered(self) -> int:
-        return sum(r.num_tokens for r in self.rollouts if r.result is not None)
+    def measures(self) -> bool:
+        """Whether it was extended by anything that measures the policy."""
+        return any(rollout.measures for rollout in self.rollouts)
+
+    def delivered(self, *, measuring: bool) -> list[Rollout]:
+        """Finished responses that are trained on, or those that measure the policy."""
+        return [r for r in self.rollouts if r.result is not None and r.measures == measuring]
+
+    def add(
+        self,
+        prompts: Iterable[PromptRequest],
+        samples: int = 0,
+        sampling: Sampling | None = None,
+    ) -> bool:
+        """Let the first `samples` of each group (0: all) wait, where they are not here yet;
+        whether any was not."""
+        size = self.begin.group_size
+        before = len(self.rollouts)
+        for prompt in prompts:
+            first = prompt.prompt * size
+            for sample in range(first, first + (samples or size)):
+                if sample not in self._by_sample:
+                    rollout = Rollout(self, prompt, sample, sampling or self.begin.sampling)
+                    self._by_sample[sample] = rollout
+                    self.rollouts.append(rollout)
+                    self.wait(rollout)
+        return len(self.rollouts) > before
+
+    def drop_unfinished(self) -> list[Rollout]:
+        """Give up what is not finished; it belongs to a cancelled step from now on."""
+        dropped = [rollout for rollout in self.rollouts if rollout.result is None]
+        if dropped:
+            aside = Step(msgspec.structs.replace(self.begin, prompts=()), self.begun_at)
+            aside.cancelled = True
+            for rollout in dropped:
+                rollout.step = aside
+                del self._by_sample[rollout.sample]
+            self.rollouts = [rollout for rollout in self.rollouts if rollout.result is not None]
+            self.requeue()
+        return dropped
 
     def wait(self, rollout: Rollout) -> None:
         """Queue a rollout: those with tokens first, as they are nearest to the tail."""
@@ -200,8 +248,10 @@ class Step:
             if rollout.result is None:
                 self.wait(rollout)
 
-    def results(self) -> Iterator[FinishedRollout]:
-        return (r.result for r in self.rollouts if r.result is not None)
+    def results(self, prompts: Iterable[PromptRequest]) -> Iterator[FinishedRollout]:
+        """Finished responses to some prompts."""
+        named = {prompt.prompt for prompt in prompts}
+        return (r.result for r in self.rollouts if r.result is not None and r.prompt in named)
 
     def same_work(self, begin: BeginStep) -> bool:
         """Whether the tokens kept here are tokens of `begin` too."""

@@ -29,6 +29,7 @@ from rlboost_jax.messages import (
     Renew,
     Renewed,
     ServerMessage,
+    Spans,
     TokenBatch,
     WeightsRejected,
     Welcome,
@@ -91,6 +92,8 @@ class Servers:
                 return False
             case Ready():
                 self._ready(instance, message)
+            case Spans():
+                return False  # of interest to whoever watches the driver
             case WeightsRejected():
                 self._outbox.record(
                     "rejected", instance.name, version=message.version, reason=message.reason

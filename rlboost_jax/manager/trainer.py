@@ -5,6 +5,7 @@ step with the same parameters and prompts finds the tokens here.
 """
 
 import math
+from collections.abc import Sequence
 
 from rlboost_jax.manager.instances import Roster
 from rlboost_jax.manager.journal import RunOver
@@ -19,7 +20,10 @@ from rlboost_jax.messages import (
     BeginStep,
     Doubt,
     EndRun,
+    ExtendStep,
+    PromptRequest,
     Publish,
+    Sampling,
     StepCommitted,
     StepReport,
     StepTrained,
@@ -76,6 +80,8 @@ class Trainer:
                 self._servers.publish(message.manifest)
             case BeginStep():
                 self._begin(message, now)
+            case ExtendStep():
+                self._extend(message)
             case Doubt():
                 self._doubted(message)
             case StepTrained():
@@ -95,7 +101,7 @@ class Trainer:
         """The fleet works on for `orphan_seconds`."""
         if stream != self._outbox.trainer:
             return False
-        self._outbox.trainer, self._outbox.begun = None, False
+        self._outbox.trainer, self._outbox.wanted = None, None
         self.patience = self._settings.fleet.orphan_seconds
         self.orphan_at = now + self.patience
         return True
@@ -130,7 +136,7 @@ class Trainer:
         old = self._outbox.trainer
         if old is not None and old != stream:
             self._outbox.close(old, "another trainer has taken over")
-        self._outbox.trainer, self._outbox.begun = stream, False
+        self._outbox.trainer, self._outbox.wanted = stream, None
         self.orphan_at = math.inf
         if hello.window is not None and not self.learnt:
             self.window = hello.window
@@ -140,7 +146,7 @@ class Trainer:
         self._check(begin)
         active = self._ledger.active
         step, self._resumed = self._ledger.begin(begin, now)
-        self._outbox.step, self._outbox.begun = begin.step, True
+        self._outbox.step, self._outbox.wanted = begin.step, set()
         self._work.release_cancelled()
         if self._resumed:
             self._outbox.record(
@@ -149,10 +155,41 @@ class Trainer:
                 total=len(step.rollouts),
                 tokens=sum(r.num_tokens for r in step.rollouts),
             )
-            for result in step.results():
-                self._outbox.to_trainer(result)
+        self._deliver(step, begin.prompts)
         if step is not active:  # else only its trainer was away
             self._open(step, now)
+
+    def _extend(self, extend: ExtendStep) -> None:
+        step = self._ledger.active
+        if step is None or step.begin.step != extend.step or self._outbox.wanted is None:
+            raise ProtocolError(f"step {extend.step} is extended but is not being worked on")
+        begin = step.begin
+        samples, sampling = extend.samples or begin.group_size, extend.sampling or begin.sampling
+        if samples > begin.group_size:
+            raise ProtocolError(
+                f"step {extend.step} is extended by {samples} responses to a prompt; its groups "
+                f"have {begin.group_size}"
+            )
+        asked = len(step.rollouts)
+        for prompt in extend.prompts:
+            known = step.rollout_of(prompt.prompt * begin.group_size)
+            if known is None:
+                asked += samples
+            elif (known.prompt_tokens, known.sampling) != (prompt.tokens, sampling):
+                raise ProtocolError(
+                    f"step {extend.step} has a prompt {prompt.prompt} already, and it is another"
+                )
+        self._check_prompts(extend.step, extend.prompts, sampling, asked)
+        self._ledger.extend(step, extend)
+        self._deliver(step, extend.prompts)
+
+    def _deliver(self, step: Step, prompts: Sequence[PromptRequest]) -> None:
+        """The trainer asks for these: say what is finished of them, and later what will be."""
+        assert self._outbox.wanted is not None
+        new = [prompt for prompt in prompts if prompt.prompt not in self._outbox.wanted]
+        self._outbox.wanted.update(prompt.prompt for prompt in new)
+        for result in step.results(new):
+            self._outbox.to_trainer(result)
 
     def _open(self, step: Step, now: float) -> None:
         """Start the clocks of a step."""
@@ -165,24 +202,35 @@ class Trainer:
         self._ready_before = self._roster.ready.total(now)
 
     def _check(self, begin: BeginStep) -> None:
-        if begin.group_size < 1 or not begin.prompts or begin.sampling.max_tokens < 1:
+        if begin.group_size < 1 or not begin.prompts:
             raise ProtocolError(f"step {begin.step} asks for no tokens at all")
-        if len(begin.prompts) * begin.group_size > MAX_ROLLOUTS:
+        asked = len(begin.prompts) * begin.group_size
+        self._check_prompts(begin.step, begin.prompts, begin.sampling, asked)
+
+    def _check_prompts(
+        self, step: int, prompts: Sequence[PromptRequest], sampling: Sampling, asked: int
+    ) -> None:
+        """Args:
+        asked: responses of the whole step.
+        """
+        if asked > MAX_ROLLOUTS:
             raise ProtocolError(
-                f"step {begin.step} asks for {len(begin.prompts)} * {begin.group_size} responses; "
-                f"the limit is {MAX_ROLLOUTS:,}, lower learner.prompts_per_step"
+                f"step {step} asks for {asked:,} responses; the limit is {MAX_ROLLOUTS:,}, lower "
+                "learner.prompts_per_step"
             )
-        if len({p.prompt for p in begin.prompts}) != len(begin.prompts):
-            raise ProtocolError(f"step {begin.step} names a prompt twice")
+        if len({p.prompt for p in prompts}) != len(prompts):
+            raise ProtocolError(f"step {step} names a prompt twice")
         limit = self._settings.slot_tokens
-        for prompt in begin.prompts:
-            length = len(prompt.tokens) // 4 + begin.sampling.max_tokens
-            if length > limit or len(prompt.tokens) % 4 or not prompt.tokens:
+        for prompt in prompts:
+            length = len(prompt.tokens) // 4 + sampling.max_tokens
+            if length > limit or sampling.max_tokens < 1 or len(prompt.tokens) % 4:
                 raise ProtocolError(
                     f"prompt {prompt.prompt} of {len(prompt.tokens) / 4:g} tokens with "
-                    f"{begin.sampling.max_tokens} to sample does not fit a slot of {limit}; raise "
+                    f"{sampling.max_tokens} to sample does not fit a slot of {limit}; raise "
                     "engine.max_prompt_tokens or lower sampling.max_response_tokens"
                 )
+            if not prompt.tokens:
+                raise ProtocolError(f"prompt {prompt.prompt} of step {step} has no tokens")
 
     def _doubted(self, message: Doubt) -> None:
         """Blame whoever sampled the tokens, and have all unproved work of theirs done again."""
@@ -232,7 +280,7 @@ class Trainer:
         ready_seconds = self._roster.ready.total(now) - self._ready_before
         instances = ready_seconds / elapsed if elapsed > 0 else 0.0
         rollout = max(0.0, step.last_token_at - step.begun_at)
-        if not self._resumed:  # the times of half a step say nothing
+        if not (self._resumed or step.measures):  # half a step says nothing, more than one too much
             self._observe(message, rollout, elapsed - rollout, instances)
         self._work.profile.end_step()
         self._outbox.to_trainer(self._report(step, rollout, instances, now))
@@ -257,7 +305,10 @@ class Trainer:
         self.learnt = True
 
     def _report(self, step: Step, rollout: float, instances: float, now: float) -> StepReport:
-        books = step.books
+        books, delivered = step.books, step.delivered(measuring=False)
+        measured = [part for r in step.delivered(measuring=True) for part in r.parts]
+        own = sum(count for name, count in measured if name in self._roster.own)
+        others = sum(count for _, count in measured) - own
         return StepReport(
             step=step.begin.step,
             rollout_seconds=rollout,
@@ -267,12 +318,13 @@ class Trainer:
             instances_joined=books.joined,
             instances_lost=books.gone,
             requests_migrated=books.migrated,
-            tokens_generated=books.generated,
-            tokens_delivered=step.tokens_delivered,
+            tokens_generated=books.generated - own - others,
+            tokens_delivered=sum(rollout.num_tokens for rollout in delivered),
             tokens_lost=books.lost,
             tokens_prefilled_again=books.prefilled_again,
-            tokens_reserved=books.reserved,
-            tokens_preemptible=books.preemptible,
+            tokens_reserved=books.reserved - own,
+            tokens_preemptible=books.preemptible - others,
+            tokens_measured=own + others,
             cost_dollars=self._cost_since_last(step.begin.step, now),
             window=self.window,
         )

@@ -10,7 +10,7 @@ from rlboost_kernels import available_implementations
 from configs import base, quickstart, tiny
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import run_config, run_config_from_dict, to_dict
-from rlboost_jax.config.ranges import ATTENTION
+from rlboost_jax.config.ranges import ATTENTION, FINITE
 
 
 def changed(changes: dict[str, object]) -> ConfigDict:
@@ -45,6 +45,13 @@ WRONG = [
     ),
     ({"learner.mesh": (2, 4, 1)}, "4", ["learner.pack_rows", "learner.mesh"]),
     ({"learner.mesh": (1, 0, 1)}, "0", ["learner.mesh"]),
+    (
+        {"learner.moment_dtype": "bfloat16", "learner.beta1": 0.9, "learner.beta2": 0.999},
+        "0.999",
+        ["learner.beta2", "learner.moment_dtype"],
+    ),
+    ({"learner.pack_tokens": 207}, "207", ["learner.pack_tokens", "learner.row_tokens"]),
+    ({"learner.row_lengths": 9}, "9", ["learner.row_lengths"]),
     ({"learner.row_tokens": 207}, "207", ["learner.row_tokens", "sampling.max_response_tokens"]),
     ({"learner.schedule_warmup_steps": 101}, "101", ["learner.schedule_warmup_steps", "num_steps"]),
     ({"model.num_key_heads": 3}, "3", ["model.num_query_heads", "model.num_key_heads"]),
@@ -84,6 +91,16 @@ WRONG = [
         "paged",
         ["learner.attention", "learner.mesh"],
     ),
+    ({"observe.trackers": ("tensorbord",)}, "did you mean 'tensorboard'", ["observe.trackers"]),
+    ({"observe.trackers": ("tensorboard",) * 2}, "once", ["observe.trackers"]),
+    (
+        {"observe.trackers": ("wandb",), "observe.wandb.project": ""},
+        "''",
+        ["observe.wandb.project"],
+    ),
+    ({"observe.wandb.mode": "on"}, "'on'", ["observe.wandb.mode"]),
+    ({"observe.samples_prompts": 25}, "25", ["observe.samples_prompts", "prompts_per_step"]),
+    ({"observe.profile_step": 100}, "100", ["observe.profile_step", "num_steps"]),
     ({"fleet.trace": "/no/such/trace.csv"}, "/no/such/trace.csv", ["fleet.trace"]),
 ]
 
@@ -136,7 +153,8 @@ def numbers(section: Mapping[str, object], prefix: str = "") -> Iterator[tuple[s
 
 def impossible_numbers() -> Iterator[tuple[str, float]]:
     for name, kind in numbers(to_dict(run_config(base.get_config()))):
-        yield name, -1
+        if name not in FINITE:
+            yield name, -1
         if kind is float:
             yield from ((name, math.nan), (name, math.inf))
 
@@ -288,3 +306,25 @@ def test_a_guard_of_the_kl_needs_the_model_it_is_taken_to():
         run_config(values)
     values.algorithm.kl_coefficient = 0.01
     run_config(values)
+
+
+def test_a_budget_of_tokens_gives_each_device_whole_rows() -> None:
+    """208 tokens a row: 5 of them in 1,100 on each of 2 x 3 devices; tensor shares them."""
+    values = base.get_config()
+    values.learner.pack_tokens = 1_100
+    values.learner.mesh = (2, 3, 2)
+    assert run_config(values).pack_rows == 2 * 3 * 5
+    values.learner.pack_tokens = 0
+    values.learner.pack_rows = 6
+    assert run_config(values).pack_rows == 6
+
+
+def test_a_tracker_that_is_not_installed_is_a_mistake_on_the_trainers_host_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    changes = {"observe.trackers": ("wandb",)}
+    with pytest.raises(ConfigError, match=r"wandb.*pip install rlboost-jax\[wandb\]"):
+        run_config(changed(changes))
+    server = run_config_from_dict(changed(changes).to_dict())
+    assert server.observe.trackers == ("wandb",)

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from rlboost_jax import messages as m
 from tests.manager.fakes import RUN, batch, begin_step, hello, manifest, ready
 
@@ -30,6 +32,15 @@ SERVER: Final[dict[str, m.ServerMessage]] = {
     "renew_echo": m.Renew(echo=12.5),
     "notice": m.Notice(seconds=30.0, reason="aws: terminate"),
     "hint": m.Hint(reason="aws: rebalance"),
+    "spans": m.Spans(
+        spans=(
+            m.Span(name="dispatch", lane="engine", start=12.5, seconds=0.01, args={"tokens": 8}),
+            m.Span(name="pull", lane="weights", start=-3.0, seconds=0.0, args={"of": "v1"}),
+        ),
+        clock_error=0.0005,
+        dropped=1,
+    ),
+    "spans_none": m.Spans(spans=(), clock_error=0.0),
     "goodbye": m.Goodbye(reason="SIGTERM"),
     "goodbye_sick": m.Goodbye(reason="sick: out of memory", sick=True),
 }
@@ -48,6 +59,15 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
         )
     ),
     "begin_step": begin_step(0, 0, "d"),
+    "extend_step": m.ExtendStep(
+        step=0, prompts=(m.PromptRequest(prompt=3, tokens=m.pack_tokens([3, 0, 1])),)
+    ),
+    "extend_step_greedy": m.ExtendStep(
+        step=0,
+        prompts=(m.PromptRequest(prompt=4, tokens=m.pack_tokens([4, 0, 1])),),
+        samples=1,
+        sampling=msgspec.structs.replace(begin_step(0, 0, "d").sampling, temperature=0.0),
+    ),
     "step_trained": m.StepTrained(step=0, train_wait_seconds=0.25, train_seconds=1.5),
     "step_committed": m.StepCommitted(step=0),
     "doubt": m.Doubt(

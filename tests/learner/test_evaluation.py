@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.data.prompts import heldout
 from rlboost_jax.data.tasks import get_task
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner.evaluation import greedy_accuracy
@@ -44,7 +43,7 @@ class Reciter(Engine):
 @pytest.mark.parametrize("tokens_per_dispatch", [1, 3, 100])
 def test_it_is_the_share_of_right_answers(config, tokens_per_dispatch):
     task = get_task(config.task)
-    prompts = heldout(task, seed=0, count=8)
+    prompts = task.heldout(seed=0, count=8)
     answers = [task.worked_answer(prompt.problem) for prompt in prompts]
     for wrong in (1, 2, 6):
         answers[wrong] = answers[wrong][:-1]  # it does not come to an end

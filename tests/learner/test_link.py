@@ -112,6 +112,19 @@ def test_no_welcome_names_what_was_in_the_way(link, script, monkeypatch):
         link.connect(HELLO)
 
 
+def test_a_reward_that_arrives_wakes_who_waits_for_rollouts_and_nobody_else(link, script):
+    link.wake()
+    link.connect(HELLO)
+    link.wake()
+    assert link.receive(PATIENCE_SECONDS) is None
+    names = messages.StepReport.__struct_fields__
+    report = messages.StepReport(**{**dict.fromkeys(names, 0), "step": 7, "window": WINDOW})
+    script.answers[messages.StepTrained] = report
+    link.wake()
+    trained = messages.StepTrained(step=7, train_wait_seconds=0.0, train_seconds=0.0)
+    assert link.trained(trained).step == 7
+
+
 def test_no_report_names_what_was_in_the_way(link, script, monkeypatch):
     link.connect(HELLO)
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)
@@ -135,11 +148,12 @@ def test_a_stream_that_is_cut_is_dialled_again_with_all_that_counts(link, script
     manifest = messages.Manifest(version=7, directory="", params_digest="d", files=(), leaves=())
     link.connect(HELLO)
     link.publish(manifest)
-    script.hang_up_on = messages.BeginStep
+    script.hang_up_on = messages.ExtendStep
     link.begin_step(begin_step())
+    link.extend_step(messages.ExtendStep(step=7, prompts=()))
     closed = messages.WindowClosed(step=7, seconds=0.0, reason="begun")
-    script.answers[messages.BeginStep] = closed
+    script.answers[messages.ExtendStep] = closed
     assert link.receive(PATIENCE_SECONDS) == closed
-    said = [messages.TrainerHello, messages.Publish, messages.BeginStep]
+    said = [messages.TrainerHello, messages.Publish, messages.BeginStep, messages.ExtendStep]
     assert script.heard == 2 * said and script.dials == 2
     assert link.end("over", over=True) is True

@@ -1,8 +1,11 @@
 """The order of a step and what its seconds are made of, with everybody around it faked."""
 
+import threading
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import ClassVar
 
 import jax
 import msgspec
@@ -11,11 +14,12 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task
+from rlboost_jax.learner import followers as followers_module
 from rlboost_jax.learner import loop as loop_module
 from rlboost_jax.learner import updates as updates_module
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.guards import GuardTripped, NotFinite, StepNotWhole
+from rlboost_jax.learner.guards import GuardTripped, NotFinite, RewardsFailed, StepNotWhole
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, window_of
 from rlboost_jax.learner.packing import pack
@@ -78,6 +82,9 @@ class Link(ManagerLink):
 
     def receive(self, timeout=None):
         return self.inbox.popleft() if self.inbox else None
+
+    def wake(self):
+        """Nobody waits here."""
 
     def trained(self, trained):
         self.world.log.append(f"trained {trained.step}")
@@ -144,12 +151,14 @@ def build(config, learner_step, world, monkeypatch):
         return params_digest(params)
 
     monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: world.now))
-    monkeypatch.setattr(loop_module, "jax", SimpleNamespace(**vars(jax) | {"device_get": copy}))
+    faked = SimpleNamespace(**vars(jax) | {"device_get": copy})
+    monkeypatch.setattr(followers_module, "jax", faked)
     monkeypatch.setattr(loop_module, "params_digest", digest)
 
-    def built(task=Odd, link=Link, **settings):
+    def built(task=Odd, link=Link, show=lambda rows: None, **settings):
         run = replace(
             config,
+            observe=replace(config.observe, samples_every_steps=2, samples_prompts=1),
             num_steps=3,
             evaluation=replace(config.evaluation, every_steps=2),
             checkpoint=replace(config.checkpoint, every_steps=2),
@@ -161,7 +170,7 @@ def build(config, learner_step, world, monkeypatch):
         )
         return TrainingLoop(
             run,
-            task=task(run.task),
+            exercises=task(run.task),
             learner=learner,
             state=init_state(init_params(run.model, 0), learner.optimizer, learner.shardings),
             reference=None,
@@ -169,6 +178,7 @@ def build(config, learner_step, world, monkeypatch):
             reserved=Reserved(world),
             publisher=Announcer(world),
             checkpoints=Cabinet(world),
+            show=show,
         )
 
     return built
@@ -177,6 +187,18 @@ def build(config, learner_step, world, monkeypatch):
 @pytest.fixture
 def loop(build):
     return build()
+
+
+def test_samples_are_shown_of_steps_that_are_due(build):
+    shown = []
+    loop = build(show=shown.append)
+    rows = run_all(loop)
+    assert [{row.step for row in samples} for samples in shown] == [{0}, {2}]
+    text = loop._task.text([5, 8, 1])
+    texts = [row.response_text for row in shown[0]]
+    assert texts.count(text) == 1 and len(texts) == 8, "the group of one prompt"
+    mean = sum(row.reward for row in shown[0]) / len(shown[0])
+    assert mean == rows[0]["reward_mean"], "every prompt is answered alike here"
 
 
 def run_all(loop):
@@ -253,6 +275,59 @@ class Unsure(Odd):
     def reward(self, problem, response_tokens):
         self.asked += 1
         return float("nan") if self.asked == 11 else super().reward(problem, response_tokens)
+
+
+class Late(Odd):
+    """Judges in a thread of its own, the last response that was asked about first."""
+
+    faults: ClassVar[dict] = {}  # sample's second token → why
+
+    def ask(self, prompt, response_tokens):
+        future = Future()
+        self.waiting = getattr(self, "waiting", [])
+        self.waiting.append((future, prompt, response_tokens))
+        if len(self.waiting) == 16:  # all of a step
+            answers = threading.Thread(target=self.answer, args=(self.waiting[::-1],))
+            self.waiting = []
+            answers.start()
+        return future
+
+    def answer(self, waiting):
+        for future, prompt, tokens in waiting:
+            verdict = super().ask(prompt, tokens).result()
+            faults = self.faults.get(int(tokens[1]), {})
+            future.set_result(replace(verdict, faults=faults))
+
+
+def test_rewards_that_come_late_leave_no_trace(build):
+    at_once = run_all(build())
+    late = run_all(build(task=Late))
+    for name in ("params_digest", "trajectories_digest", "loss", "reward_mean"):
+        assert [row[name] for row in late] == [row[name] for row in at_once]
+    assert [row["reward_failures"] for row in late] == [0, 0, 0]
+
+
+def test_failed_rewards_are_counted_and_told(build):
+    class Failing(Late):
+        faults: ClassVar[dict] = {6: {"clock": "returned nan"}}
+
+    loop, told = build(task=Failing), []
+    loop._note = told.append
+    assert loop.step(0)["reward_failures"] == 2
+    assert told == [
+        "step 1: reward 'clock' failed for 2 responses: returned nan (first: prompt 0, sample 1)"
+    ]
+
+
+def test_more_than_are_tolerated_end_the_run(build, world):
+    class Failing(Late):
+        faults: ClassVar[dict] = {token: {"clock": "returned nan"} for token in range(5, 10)}
+
+    loop = build(task=Failing)
+    before = params_digest(loop._params)
+    with pytest.raises(RewardsFailed, match=r"failed for 10 of 16 .*checkpoint 41 is sound"):
+        loop.step(0)
+    assert_nothing_was_applied(loop, world, before)
 
 
 def assert_nothing_was_applied(loop, world, before):

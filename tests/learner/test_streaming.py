@@ -13,8 +13,13 @@ from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.micro_batches import MicroBatches
 from rlboost_jax.learner.streaming import Doubt, stream_step
 from rlboost_jax.learner.trajectory import Group
+from rlboost_jax.rewards.verdict import Verdict, at_once
 
 GROUP = 2
+
+
+def verdict(reward: float) -> Verdict:
+    return Verdict(reward=reward, accuracy=reward)
 
 
 def rollout(prompt: int, place: int, *, step: int = 0, version: int = 0) -> m.FinishedRollout:
@@ -35,7 +40,7 @@ def collector(prompts: int = 4) -> StepCollector:
         version=0,
         prompts=[np.array([1, p], np.int32) for p in range(prompts)],
         group_size=GROUP,
-        reward=lambda prompt, tokens: float(tokens[1]),
+        ask=lambda prompt, tokens: at_once(verdict(float(tokens[1]))),
         estimate=Estimates(
             algorithm=PRESETS["dr_grpo"], max_response_tokens=2, stop_ids=()
         ).of_group,
@@ -150,12 +155,12 @@ def test_what_is_doubted_is_waited_for_again(deterministic: bool):
 
 def test_each_rollout_is_taken_once():
     step = collector(prompts=1)
-    assert step.add(rollout(0, 0)) is None
-    assert step.add(rollout(0, 0)) is None, "repeated"
-    assert step.add(rollout(0, 1, step=3)) is None, "of another step"
-    assert step.add(rollout(5, 1)) is None, "of no prompt"
+    assert step.add(rollout(0, 0)) == []
+    assert step.add(rollout(0, 0)) == [], "repeated"
+    assert step.add(rollout(0, 1, step=3)) == [], "of another step"
+    assert step.add(rollout(5, 1)) == [], "of no prompt"
     assert not step.complete
-    group = step.add(rollout(0, 1))
+    (group,) = step.add(rollout(0, 1))
     assert step.complete
     assert [t.sample for t in group.trajectories] == [0, 1]
     assert [t.reward for t in group.trajectories] == [0.0, 1.0]

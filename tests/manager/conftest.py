@@ -17,6 +17,7 @@ from rlboost_jax.manager.events import Record
 from rlboost_jax.manager.files import Tokens
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state import Manager
+from rlboost_jax.weights.serve import add_routes
 from tests.manager.fakes import RUN, SNAPSHOTS, hello, settings
 
 TOKENS = Tokens(server="secret", trainer="more secret")
@@ -40,6 +41,7 @@ class Loopback:
                     config=b'{"run_id": "run"}',
                     snapshots=Path(SNAPSHOTS),
                     server_frame_bytes=frame_bytes,
+                    add_routes=[lambda app: add_routes(app, manager.manifest)],
                 )
             )
         )

@@ -137,5 +137,21 @@ def seeded(**changes: object) -> Desk:
     return desk
 
 
+def at_work(
+    server: int, *, since: float = 0.0, **changes: Any
+) -> tuple[Desk, list[m.GenerateRequest]]:
+    """One reserved engine not in use, one preemptible server with all four rollouts of step 0."""
+    desk = Desk(settings(manager__seeding=False, **changes))
+    desk.now = since
+    desk.open_run()
+    desk.publish(0)
+    desk.join(server, version=0)
+    desk.begin(0, prompts=2)
+    requests = desk.requests(server)
+    assert len(requests) == 4
+    desk.server(RESERVED, ready(0))
+    return desk, requests
+
+
 def trained(step: int) -> m.StepTrained:
     return m.StepTrained(step=step, train_wait_seconds=0.0, train_seconds=1.0)

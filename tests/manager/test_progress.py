@@ -10,32 +10,24 @@ from rlboost_jax.manager.events import (
     MachineAdded,
     ServerGone,
     ServerStarted,
+    Signal,
     Stalled,
 )
-from rlboost_jax.manager.fleet import FIRST_RETRY_SECONDS
-from tests.manager.desk import RESERVED, Desk
+from rlboost_jax.manager.fleet import ABSENT_SECONDS, FIRST_RETRY_SECONDS
+from tests.manager.desk import RESERVED, Desk, at_work
 from tests.manager.fakes import batch, ready, settings
 
 A = 10
 PATIENCE = 30.0  # manager.progress_seconds of these tests
 
 
-def at_work(**changes: object) -> tuple[Desk, list[m.GenerateRequest]]:
-    """Server A with all four rollouts, since second 1; leases are for another test."""
-    desk = Desk(settings(**{"manager__seeding": False, "manager__lease_seconds": 1e6} | changes))
-    desk.now = 1.0
-    desk.open_run()
-    desk.publish(0)
-    desk.join(A, version=0)
-    desk.begin(0, prompts=2)
-    requests = desk.requests(A)
-    assert len(requests) == 4
-    desk.server(RESERVED, ready(0))
-    return desk, requests
+def working(**changes: object) -> tuple[Desk, list[m.GenerateRequest]]:
+    """Since second 1; leases are for another test."""
+    return at_work(A, since=1.0, **{"manager__lease_seconds": 1e6} | changes)
 
 
 def test_a_server_that_never_begins_is_lost() -> None:
-    desk, _ = at_work()
+    desk, _ = working()
     desk.tick(math.nextafter(1.0 + PATIENCE, 0))
     assert not desk.closed()
     assert desk.manager.next_deadline() <= 1.0 + PATIENCE
@@ -46,7 +38,7 @@ def test_a_server_that_never_begins_is_lost() -> None:
 
 
 def test_a_dispatch_that_never_ends_is_lost_with_all_that_it_announced() -> None:
-    desk, requests = at_work()
+    desk, requests = working()
     desk.tokens(A, requests[:2], 0, in_flight=8, running=2)
     desk.tick(20.0)
     desk.tokens(A, requests[:2], 1, in_flight=6, running=2)
@@ -58,7 +50,7 @@ def test_a_dispatch_that_never_ends_is_lost_with_all_that_it_announced() -> None
 
 
 def test_renewals_and_empty_batches_are_no_progress() -> None:
-    desk, requests = at_work()
+    desk, requests = working()
     for number in range(30):
         desk.now = 1.0 + number
         desk.server(A, m.Renew())
@@ -69,7 +61,7 @@ def test_renewals_and_empty_batches_are_no_progress() -> None:
 
 def test_tokens_of_no_use_are_no_progress() -> None:
     """Of another version, of nobody's request, and none at all of its own."""
-    desk, requests = at_work()
+    desk, requests = working()
     mine = requests[0].request_id
     for number, (version, rows) in enumerate([(9, [(mine, [5])]), (0, [(777, [5]), (mine, [])])]):
         desk.now = 15.0
@@ -79,14 +71,14 @@ def test_tokens_of_no_use_are_no_progress() -> None:
 
 
 def test_whoever_holds_nothing_owes_nothing() -> None:
-    desk, requests = at_work()
+    desk, requests = working()
     desk.tokens(A, requests, 99)
     desk.tick(1.0 + 100 * PATIENCE)
     assert not desk.closed()
 
 
 def test_the_clock_starts_when_work_comes() -> None:
-    desk, requests = at_work()
+    desk, requests = working()
     desk.tokens(A, requests, 99)
     desk.now = 50.0
     desk.trainer(m.StepTrained(step=0, train_wait_seconds=0.0, train_seconds=1.0))
@@ -101,7 +93,7 @@ def test_the_clock_starts_when_work_comes() -> None:
 
 
 def test_an_answer_to_a_release_is_progress() -> None:
-    desk, requests = at_work()
+    desk, requests = working()
     desk.now = 25.0
     desk.server(A, m.Released(request_ids=m.pack_ids([requests[0].request_id])))
     desk.server(A, m.Released(request_ids=m.pack_ids([777])))
@@ -116,7 +108,7 @@ def test_an_answer_to_a_release_is_progress() -> None:
 @pytest.mark.parametrize("answers", [True, False])
 def test_what_is_asked_back_is_to_be_given_back(answers: bool) -> None:
     """However busy a server is with what it holds."""
-    desk, requests = at_work()
+    desk, requests = working()
     desk.now = 10.0
     desk.begin(0, "other parameters", prompts=2)
     (release,) = desk.sent(m.Release, A)
@@ -137,7 +129,7 @@ def test_what_is_asked_back_is_to_be_given_back(answers: bool) -> None:
 @pytest.mark.parametrize("seconds", [0.02, 4.0, 20.0])
 def test_a_tenth_of_the_speed_is_not_stuck(seconds: float) -> None:
     """Ten dispatches as ever, then one that takes ten times as long."""
-    desk, requests = at_work()
+    desk, requests = working()
     desk.tokens(A, requests[:1], 0, in_flight=4, running=1)
     for _ in range(3):
         desk.now += seconds
@@ -147,7 +139,7 @@ def test_a_tenth_of_the_speed_is_not_stuck(seconds: float) -> None:
 
 
 def test_pretending_to_be_slow_earns_a_bounded_time() -> None:
-    desk, requests = at_work()
+    desk, requests = working()
     desk.tokens(A, requests[:1], 0, in_flight=4, running=1)
     for seconds in (29.0, 290.0):
         desk.now += seconds
@@ -158,7 +150,7 @@ def test_pretending_to_be_slow_earns_a_bounded_time() -> None:
 
 
 def test_a_stall_of_the_manager_is_nobodys_fault() -> None:
-    desk, _ = at_work()
+    desk, _ = working()
     desk(Stalled(25.0), at=26.0)
     desk.tick(1.0 + PATIENCE)
     assert not desk.closed()
@@ -217,7 +209,7 @@ def test_renewals_that_piled_up_during_a_stall_are_not_deaf() -> None:
 
 
 def test_a_sick_server_is_lost_with_the_dispatch_that_failed() -> None:
-    desk, requests = at_work()
+    desk, requests = working()
     desk.tokens(A, requests[:2], 0, in_flight=8, running=2)
     desk.server(A, m.Goodbye(reason="sick: NonFiniteLogits: version 0", sick=True))
     (lost,) = desk.records("lost")
@@ -250,3 +242,21 @@ def test_the_machine_of_a_sick_server_rests_longer_each_time(by: str) -> None:
         desk.tick(desk.manager.fleet.retry_at)
         desk.server(RESERVED, m.Renew())
     assert pauses == [FIRST_RETRY_SECONDS * 2**i for i in range(3)]
+
+
+def test_a_server_that_dials_again_before_its_old_stream_is_missed_lives_on() -> None:
+    """Its provider's process is there all the time, so nothing is killed."""
+    desk = Desk(settings(manager__lease_seconds=1e6))
+    desk.open_run()
+    desk.publish(0)
+    desk(MachineAdded("machine"))
+    desk(ServerStarted("local-1", 101))
+    desk.join(A, version=0, instance="local-1", pid=101)
+    desk.join(A + 1, version=0, instance="local-1", pid=101)
+    desk(ServerGone(A, "the old one, at last"))
+    assert A + 1 not in desk.closed()
+    desk.tick(desk.now + 10 * ABSENT_SECONDS)
+    assert not [a for a in desk.actions if isinstance(a, Signal)]
+    desk(ServerGone(A + 1, "and the new one"))
+    desk.tick(desk.now + 2 * ABSENT_SECONDS)
+    assert [a.instance for a in desk.actions if isinstance(a, Signal)] == ["local-1"]

@@ -8,23 +8,14 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.manager import servers
 from rlboost_jax.manager.events import ServerGone, Stalled
-from tests.manager.desk import RESERVED, Desk
-from tests.manager.fakes import batch, hello, ready, settings
+from tests.manager.desk import RESERVED, Desk, at_work
+from tests.manager.fakes import batch, hello, settings
 
 A, B, C = 10, 11, 12
 
 
 def ready_pair() -> tuple[Desk, list[m.GenerateRequest]]:
-    """One reserved engine not in use, one preemptible server with all four rollouts."""
-    desk = Desk(settings(manager__seeding=False, manager__balance=False))
-    desk.open_run()
-    desk.publish(0)
-    desk.join(A, version=0)
-    desk.begin(0, prompts=2)
-    requests = desk.requests(A)
-    assert len(requests) == 4
-    desk.server(RESERVED, ready(0))
-    return desk, requests
+    return at_work(A, manager__balance=False)
 
 
 def test_a_lease_ends_exactly_at_its_bound() -> None:

@@ -1,8 +1,8 @@
 """What broke the system that this one follows (its public code, W1 to W20), one test each.
 
 Here are those that the manager decides. W10 is in tests/weights/test_pull.py, W12, W14 and W15
-in tests/learner, W13 in test_notices.py, W16 and W18 in test_app.py, W17 in tests/test_imports.py;
-`pytest -k test_w` runs them all.
+in tests/learner, W13 in tests/system/test_notices.py, W16 and W18 in test_driver.py, W17 in
+tests/test_imports.py; `pytest -k test_w` runs them all.
 """
 
 from collections.abc import Callable

@@ -43,6 +43,7 @@ class Fault:
 class Schedule:
     seed: int
     seeding: bool  # there is a reserved engine
+    extends: bool  # steps grow while they are worked on
     servers: int  # preemptible, from the start
     machines: int
     faults: tuple[Fault, ...]
@@ -63,7 +64,8 @@ def schedule_of(seed: int) -> Schedule:
         faults.append(Fault(round(at, 3), kind, rng.randrange(8), round(rng.random(), 3)))
         at += rng.expovariate(1 / MEAN_GAP)
     servers = 1 if not seeding else rng.randint(0, 1)
-    return Schedule(seed, seeding, servers, rng.randint(0, 2), tuple(faults))
+    extends = seed % 4 == 1
+    return Schedule(seed, seeding, extends, servers, rng.randint(0, 2), tuple(faults))
 
 
 class Run:
@@ -83,7 +85,7 @@ class Run:
         )
         self.world = world = World(chosen, schedule.seed, check)
         world.tamper = self._tamper
-        Trainer(world, NUM_STEPS, seeding=schedule.seeding)
+        Trainer(world, NUM_STEPS, seeding=schedule.seeding, extends=schedule.extends)
         world.trainer.start()
         for number in range(schedule.machines):
             world.machines.add(f"machine-{number}")
@@ -284,7 +286,7 @@ class Run:
             return ((0.0, event),)
         message = event.message
         what = next(iter(self._next))
-        if what == "lose" and not isinstance(message, m.TokenBatch | m.Renew | m.Goodbye):
+        if what == "lose" and not isinstance(message, LOSABLE):
             return ((0.0, event),)  # its loss would be that of the stream
         if what == "break" and not isinstance(message, m.TokenBatch):
             return ((0.0, event),)
@@ -301,6 +303,8 @@ class Run:
                 return ((0.0, FromServer(event.stream, broken)),)
         raise AssertionError(what)
 
+
+LOSABLE = m.TokenBatch | m.Renew | m.Released | m.Goodbye  # the stream goes on without them
 
 KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "kill": (Run.kill, 3),

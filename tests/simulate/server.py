@@ -252,9 +252,7 @@ class Server:
                 return
             rows = []
             for request_id, held, count in plan:
-                row = held.sample(count, lying=self.lying)
-                self.world.sampled += len(row)
-                rows.append((request_id, row))
+                rows.append((request_id, held.sample(count, lying=self.lying)))
                 if held.over:
                     self.held.pop(request_id, None)
             for request_id in self._asked:

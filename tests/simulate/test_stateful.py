@@ -17,11 +17,12 @@ class Attack(RuleBasedStateMachine):
     @initialize(
         seed=st.integers(0, 999),
         seeding=st.booleans(),
+        extends=st.booleans(),
         servers=st.integers(1, 3),
         machines=st.integers(0, 2),
     )
-    def begin(self, seed: int, seeding: bool, servers: int, machines: int) -> None:
-        self.run = Run(Schedule(seed, seeding, servers, machines, ()), calm_at=None)
+    def begin(self, seed: int, seeding: bool, extends: bool, servers: int, machines: int) -> None:
+        self.run = Run(Schedule(seed, seeding, extends, servers, machines, ()), calm_at=None)
 
     @precondition(lambda self: self.run is not None)
     @rule(seconds=MOMENTS)

@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, TrainerGone
 from tests.manager.fakes import RUN, begin_step, length, logprob, manifest, token
@@ -18,7 +20,9 @@ class Trainer:
     """Trains `num_steps` and ends the run.
 
     After a crash it begins again at the step after the last durable one, with the same
-    parameters, or with others if `same_bits` is False.
+    parameters, or with others if `same_bits` is False. One that `extends` asks for more prompts
+    with the first response: one that it needs, one that it trains without if need be, and one
+    that is sampled in another way.
     """
 
     def __init__(
@@ -27,6 +31,7 @@ class Trainer:
         num_steps: int,
         *,
         seeding: bool = True,
+        extends: bool = False,
         prompts: int = 2,
         group_size: int = 2,
     ) -> None:
@@ -36,7 +41,7 @@ class Trainer:
         self.alive = False
         self.done = False
         self.lives = 0
-        self.seeding = seeding
+        self.seeding, self.extends = seeding, extends
         self.stream = 0
         self._got: set[tuple[int, int, int]] = set()  # (stream, step, sample)
         self._doubted: set[tuple[int, int, int]] = set()
@@ -58,6 +63,7 @@ class Trainer:
         self.step = self._durable + 1
         self.done = self.step == self.num_steps
         self._again: dict[str, m.TrainerMessage] = {}
+        self._extends = []
         self._over: list[m.TrainerMessage] = []  # commits not yet said
         self._begin_step()
         if self.seeding:
@@ -98,7 +104,9 @@ class Trainer:
             return
         self.stream = self.world.open(self)
         self._put(m.TrainerHello(run_id=RUN, window=None))
-        for message in (self._again.get(kind) for kind in ("publish", "begin", "trained", "end")):
+        again = self._again.get
+        begun = [again("publish"), again("begin"), *self._extends]
+        for message in (*begun, again("trained"), again("end")):
             if message is not None:
                 self._put(message)
         over, self._over = self._over, []
@@ -113,6 +121,9 @@ class Trainer:
             case m.BeginStep():
                 self._again["begin"] = message
                 self._again.pop("trained", None)
+                self._extends: list[m.TrainerMessage] = []
+            case m.ExtendStep():
+                self._extends.append(message)
             case m.StepTrained():
                 self._again["trained"] = message
             case m.EndRun():
@@ -136,6 +147,10 @@ class Trainer:
             return
         self._training = False
         self.results: dict[int, m.FinishedRollout] = {}
+        self._sizes: dict[int, int] = {}  # tokens of what was delivered, believed or not
+        self.prompts_known = self.prompts
+        self._measuring = (self.prompts + 2) * self.group_size  # sample of what measures the policy
+        self.needed = set(range(self.prompts * self.group_size))
         begin, delay = self.begin, self.world.random.uniform
         snapshot = manifest(begin.version, begin.params_digest)
         # Snapshots are written beside the step, one after the other.
@@ -152,10 +167,13 @@ class Trainer:
 
     def _finished(self, result: m.FinishedRollout) -> None:
         assert result.step == self.step, f"a rollout of step {result.step} in step {self.step}"
+        if result.prompt >= self.prompts_known:
+            return  # an earlier trainer has asked for it
         key = self.stream, result.step, result.sample
         # A doubt about an attempt that is gone already brings the present one once more.
         assert key not in self._got or key in self._doubted, "delivered twice"
         self._got.add(key)
+        self._sizes[result.sample] = len(result.tokens) // 4
         digest = self.begin.params_digest
         whole = length(digest, result.step, result.sample)
         tokens = [token(digest, result.step, result.sample, i) for i in range(whole)]
@@ -168,8 +186,28 @@ class Trainer:
         assert result.versions == ((self.step, whole),)
         known = result.sample in self.results  # said again on a new stream
         self.results[result.sample] = result
-        if not known and len(self.results) == self.prompts * self.group_size:
+        if self.extends and self.prompts_known == self.prompts:
+            self._extend()
+        if not (known or self._training) and self.needed <= self.results.keys():
             self._train()
+
+    def _extend(self) -> None:
+        """Some prompts more, in as many messages."""
+        first = self.prompts
+        self.prompts_known = first + 3
+        greedy = msgspec.structs.replace(self.begin.sampling, temperature=0.0)
+        for prompt, samples, sampling in (
+            (first, 0, None),
+            (first + 1, 0, None),
+            (first + 2, 1, greedy),
+        ):
+            request = m.PromptRequest(prompt=prompt, tokens=m.pack_tokens([prompt, self.step, 1]))
+            self._say(
+                m.ExtendStep(step=self.step, prompts=(request,), samples=samples, sampling=sampling)
+            )
+            if prompt != first + 1:
+                size = self.group_size
+                self.needed |= {prompt * size + place for place in range(samples or size)}
 
     def _doubt(self, result: m.FinishedRollout, found: list[int], tokens: list[int]) -> None:
         """As the learner would: a while later, on whatever stream there is then."""
@@ -187,6 +225,7 @@ class Trainer:
         def say() -> None:
             if self.stream and self.step == doubt.step and not self._training:
                 self.results.pop(sample, None)
+                self._sizes.pop(sample, None)
                 self._doubted.add((self.stream, doubt.step, sample))
                 self._say(doubt)
 
@@ -202,14 +241,16 @@ class Trainer:
         if report.step < self.step:
             return  # asked for again on a new stream
         assert report.step == self.step
-        delivered = sum(len(r.tokens) // 4 for r in self.results.values())
         if not self.world.forgetful:
-            assert report.tokens_delivered == delivered
+            measured = self._sizes.pop(self._measuring, 0)
+            assert report.tokens_measured == measured
+            assert report.tokens_delivered == sum(self._sizes.values())
         assert report.tokens_generated == report.tokens_delivered + report.tokens_lost
         assert report.tokens_generated == report.tokens_reserved + report.tokens_preemptible
         self.reports.append(report)
         self._again.pop("begin", None)
         self._again.pop("trained", None)
+        self._extends = []
         step = self.step
         self._later(self.world.random.uniform(0.0, 0.5), lambda: self._commit(step))
         self.step += 1

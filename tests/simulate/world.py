@@ -10,7 +10,6 @@ import heapq
 import itertools
 import os
 import random
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,7 +74,6 @@ class World:
         self.trainer: Any = None
         self.records: list[Record] = []
         self.exit: Exit | None = None
-        self.sampled = 0  # tokens, by all engines
         self.forgetful = False  # the journal has lost something that was in it
         self.lied = False  # some server has made tokens up
         self.ready: dict[int, tuple[int, str]] = {}  # stream → what it last said to hold
@@ -98,13 +96,13 @@ class World:
         self._stalled_until = 0.0
         self._gap = False  # nothing is written since the disk was full
         self._gapped: set[int] = set()  # steps of which something was not written
-        self._folder = tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None)
+        self._folder = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
         self.start_manager()
 
     def close(self) -> None:
         """Leave nothing on the disk."""
         self.journal.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
     # Time
 
@@ -139,9 +137,8 @@ class World:
     def start_manager(self) -> None:
         """A new process: nothing but the journal is left of the one before."""
         self._lives += 1
-        self.journal = Disk(Path(self._folder), RUN)
-        entries, damages = self.journal.read()
-        self.damages = damages
+        self.journal = Disk(Path(self._folder.name), RUN)
+        entries, _ = self.journal.read()
         self.manager = Manager(self.settings, self.clock())
         self._tick_at = float("inf")
         for action in self.manager.recover(entries, self.clock()):
@@ -315,7 +312,7 @@ class World:
         heapq.heappush(self._events, (moment, next(self._order), what))
 
     def _damage(self, torn: int, flipped: int) -> None:
-        files = sorted(Path(self._folder).glob(f"*{SUFFIX}"))
+        files = sorted(Path(self._folder.name).glob(f"*{SUFFIX}"))
         if not files or not (torn or flipped):
             return
         data = bytearray(files[-1].read_bytes())

@@ -1,0 +1,198 @@
+"""Steps that grow: more prompts of the same kind, and prompts that measure the policy."""
+
+import msgspec
+import pytest
+
+from rlboost_jax import messages as m
+from rlboost_jax.manager import trainer
+from rlboost_jax.manager.events import TrainerGone
+from tests.manager.desk import TRAINER, Desk, at_work, trained
+from tests.manager.fakes import RUN, begin_step, ready
+
+A, B = 10, 11
+GREEDY = msgspec.structs.replace(begin_step(0, 0, "d").sampling, temperature=0.0)
+
+
+def extension(*prompts: int, step: int = 0, **changes: object) -> m.ExtendStep:
+    requests = tuple(m.PromptRequest(prompt=p, tokens=m.pack_tokens([p, step, 1])) for p in prompts)
+    return m.ExtendStep(step=step, prompts=requests, **changes)  # type: ignore[arg-type]
+
+
+def roomy(**changes: object) -> tuple[Desk, list[m.GenerateRequest]]:
+    """Two prompts of two responses each, all held by A, which has room for many more."""
+    return at_work(A, **{"manager__max_pending": 100} | changes)
+
+
+def finished(desk: Desk) -> list[int]:
+    return [r.sample for r in desk.sent(m.FinishedRollout)]
+
+
+def test_what_a_step_is_extended_by_is_generated_and_delivered() -> None:
+    desk, requests = roomy()
+    desk.tokens(A, requests)
+    assert finished(desk) == [0, 1, 2, 3]
+    desk.trainer(extension(2, 3))
+    more = desk.requests(A)
+    assert [(r.prompt, r.sample) for r in more] == [(2, 4), (2, 5), (3, 6), (3, 7)]
+    desk.tokens(A, more)
+    assert finished(desk) == [4, 5, 6, 7]
+    desk.trainer(trained(0))
+    (report,) = desk.sent(m.StepReport)
+    assert report.tokens_delivered == report.tokens_generated and report.tokens_lost == 0
+
+
+def test_some_responses_with_another_sampling() -> None:
+    desk, requests = roomy()
+    desk.trainer(extension(5, samples=1, sampling=GREEDY))
+    (request,) = desk.requests(A)
+    assert (request.sample, request.sampling) == (10, GREEDY)
+    assert requests[0].sampling.temperature == 1.0
+    desk.tokens(A, [*requests, request])
+    assert finished(desk) == [0, 1, 2, 3, 10]
+    own = {r.sample: len(r.tokens) // 4 for r in desk.sent(m.FinishedRollout)}
+    measured = own.pop(10)
+    desk.trainer(trained(0))
+    (report,) = desk.sent(m.StepReport)
+    assert report.tokens_measured == measured
+    assert report.tokens_delivered == report.tokens_generated == sum(own.values())
+    assert report.tokens_preemptible == sum(own.values()) and report.tokens_reserved == 0
+
+
+def test_each_response_ends_by_its_own_limit() -> None:
+    """The whole response would have more tokens; what comes after the limit is lost."""
+    desk, _ = roomy()
+    short = msgspec.structs.replace(GREEDY, max_tokens=1)
+    desk.trainer(extension(5, samples=1, sampling=short))
+    (request,) = desk.requests(A)
+    desk.tokens(A, [request])
+    (result,) = desk.sent(m.FinishedRollout)
+    assert len(result.tokens) == 4
+
+
+@pytest.mark.parametrize("measures", [False, True])
+def test_measuring_does_not_move_the_window(measures: bool) -> None:
+    desk, requests = roomy()
+    before = desk.manager.trainer.window.seconds
+    desk.trainer(extension(5, samples=1, sampling=GREEDY if measures else None))
+    requests += desk.requests(A)
+    desk.now = 2.0
+    desk.tokens(A, requests)
+    desk.now = 3.0
+    desk.trainer(trained(0))
+    assert (desk.manager.trainer.window.seconds == before) is measures
+
+
+def test_what_is_not_finished_when_the_step_is_trained_is_given_up() -> None:
+    desk, requests = roomy()
+    desk.trainer(extension(2))
+    extra = desk.requests(A)
+    desk.tokens(A, requests)
+    desk.tokens(A, extra, 1)
+    given = len(desk.sent(m.FinishedRollout))
+    desk.trainer(trained(0))
+    (release,) = desk.sent(m.Release, A)
+    left = [r.request_id for r in extra][given:]
+    assert m.unpack_ids(release.request_ids).tolist() == left
+    (report,) = desk.sent(m.StepReport)
+    assert report.tokens_lost == len(left)
+    assert report.tokens_generated == report.tokens_delivered + report.tokens_lost
+    desk.server(A, m.Released(request_ids=release.request_ids))
+    assert desk.manager.ledger.steps[0].finished, "the rest is kept until it is committed"
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_trainer_that_returns_gets_what_it_asks_for_again_and_nothing_else(crash: bool) -> None:
+    """Whether or not the manager was killed as well; after the step was trained, too."""
+    desk, requests = roomy()
+    desk.trainer(extension(2, 3))
+    extra = desk.requests(A)
+    desk.tokens(A, [*requests, *extra[:2]])
+    desk.trainer(trained(0))
+    desk(TrainerGone(TRAINER, "killed"))
+    if crash:
+        desk.crash(at=1.0)
+    desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=3)
+    desk.trainer(begin_step(0, 0, "d", prompts=2), stream=3)
+    assert finished(desk) == [0, 1, 2, 3]
+    desk.trainer(extension(2, 3), stream=3)
+    assert finished(desk) == [4, 5]
+    desk.trainer(extension(2, 3), stream=3)
+    assert finished(desk) == []
+    waiting = {r.sample for r in desk.manager.ledger.steps[0].waiting()} | {
+        r.sample for r in desk.requests(A)
+    }
+    assert waiting <= {6, 7}
+    assert not desk.manager.ledger.steps[0].finished
+
+
+def test_what_an_earlier_trainer_asked_for_is_not_said_unasked() -> None:
+    desk, requests = roomy()
+    desk.trainer(extension(2))
+    extra = desk.requests(A)
+    desk(TrainerGone(TRAINER, "killed"))
+    desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=3)
+    desk.trainer(begin_step(0, 0, "d", prompts=2), stream=3)
+    desk.tokens(A, [*requests, *extra])
+    assert finished(desk) == [0, 1, 2, 3]
+    desk.trainer(extension(2), stream=3)
+    assert finished(desk) == [4, 5]
+
+
+def test_a_manager_that_was_killed_knows_of_the_extension() -> None:
+    desk, _ = roomy()
+    desk.trainer(extension(2, samples=1, sampling=GREEDY))
+    (extra,) = desk.requests(A)
+    desk.tokens(A, [extra], 1)
+    desk.crash(at=1.0)
+    desk.open_run()
+    desk.publish(0)
+    desk.begin(0, prompts=2)
+    desk.join(B)
+    desk.server(B, ready(0))
+    again = {r.sample: r for r in desk.requests(B)}
+    assert sorted(again) == [0, 1, 2, 3, 4]
+    assert again[4].sampling == GREEDY and len(again[4].response_tokens) == 4
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (extension(2, step=1), "step 1 is extended but is not being worked on"),
+        (extension(2, samples=3), "extended by 3 responses to a prompt; its groups have 2"),
+        (extension(2, 2), "names a prompt twice"),
+        (extension(1, sampling=GREEDY), "has a prompt 1 already, and it is another"),
+        (
+            extension(2, sampling=msgspec.structs.replace(GREEDY, max_tokens=99)),
+            "does not fit a slot",
+        ),
+        (
+            m.ExtendStep(step=0, prompts=(m.PromptRequest(prompt=2, tokens=b""),)),
+            "prompt 2 of step 0 has no tokens",
+        ),
+    ],
+)
+def test_an_impossible_extension_is_refused(message: m.ExtendStep, reason: str) -> None:
+    desk, _ = roomy()
+    desk.trainer(message)
+    (refused,) = desk.sent(m.Refused)
+    assert reason in refused.reason
+    assert len(desk.manager.ledger.steps[0].rollouts) == 4
+
+
+def test_a_trainer_extends_what_it_has_begun() -> None:
+    desk, _ = roomy()
+    desk(TrainerGone(TRAINER, "killed"))
+    desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=3)
+    desk.trainer(extension(2), stream=3)
+    assert desk.sent(m.Refused)
+
+
+def test_too_many_responses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "MAX_ROLLOUTS", 6)
+    desk, _ = roomy()
+    desk.trainer(extension(2))
+    desk.trainer(extension(2))
+    assert not desk.sent(m.Refused)
+    desk.trainer(extension(3))
+    (refused,) = desk.sent(m.Refused)
+    assert "asks for 8 responses; the limit is 6" in refused.reason

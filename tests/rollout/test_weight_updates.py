@@ -1,0 +1,95 @@
+"""Announced versions: only the newest is taken, and never two at once."""
+
+import asyncio
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlboost_jax.messages import Manifest, Ready
+from rlboost_jax.rollout.weight_updates import WeightUpdates
+
+
+def manifest(version: int) -> Manifest:
+    return Manifest(version=version, directory="", params_digest=f"d{version}", files=(), leaves=())
+
+
+class SlowToEnd:
+    """Pulls that take some turns of the loop to end, after a cancellation too."""
+
+    def __init__(self, held: frozenset[int] = frozenset()) -> None:
+        self.held = held  # versions that never come by themselves
+        self.pulls: list[int] = []
+        self.at_once = 0
+
+    async def pull(self, manifest: Manifest) -> Any:
+        self.pulls.append(manifest.version)
+        self.at_once += 1
+        assert self.at_once == 1, "two pulls at once"
+        try:
+            if manifest.version in self.held:
+                await asyncio.Event().wait()
+        finally:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            self.at_once -= 1
+        return SimpleNamespace(params=manifest.version, fetched_bytes=1)
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.loaded: list[int] = []
+
+    def load(self, params: int, version: int, params_digest: str) -> Future[None]:
+        self.loaded.append(version)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_two_pulls_never_overlap(turns: int) -> None:
+    """Whenever the next is announced: before the last has begun, amid it, or as it ends."""
+
+    async def scenario() -> None:
+        puller, engine, said = SlowToEnd(held=frozenset({1, 2, 3})), Engine(), asyncio.Queue[Any]()
+        updates = WeightUpdates(puller, engine, say=said.put_nowait, fail=said.put_nowait)  # type: ignore[arg-type]
+        for version in (1, 2, 3, 4):
+            updates.announce(manifest(version))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        ready = await asyncio.wait_for(said.get(), timeout=30)
+        assert isinstance(ready, Ready) and ready.version == 4
+        assert engine.loaded == [4] and said.empty()
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_under_way_after_the_stop() -> None:
+    async def scenario() -> None:
+        puller, engine, said = SlowToEnd(held=frozenset({1})), Engine(), asyncio.Queue[Any]()
+        updates = WeightUpdates(puller, engine, say=said.put_nowait, fail=said.put_nowait)  # type: ignore[arg-type]
+        updates.announce(manifest(1))
+        await asyncio.sleep(0)
+        assert puller.at_once == 1
+        await updates.stop()
+        assert puller.at_once == 0 and said.empty()
+        updates.announce(manifest(2))
+        assert (await asyncio.wait_for(said.get(), timeout=30)).version == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_mistake_of_this_side_is_told() -> None:
+    class Broken(SlowToEnd):
+        async def pull(self, manifest: Manifest) -> Any:
+            raise KeyError("a mistake")
+
+    async def scenario() -> None:
+        failed: asyncio.Queue[BaseException] = asyncio.Queue()
+        updates = WeightUpdates(Broken(), Engine(), say=print, fail=failed.put_nowait)  # type: ignore[arg-type]
+        updates.announce(manifest(1))
+        assert isinstance(await asyncio.wait_for(failed.get(), timeout=30), KeyError)
+
+    asyncio.run(scenario())
