@@ -110,7 +110,7 @@ def get_config() -> ConfigDict:
     # or on the command line takes the place of the preset's; `config.json` in the workdir has what
     # came out of it. docs/algorithms.md says what each choice computes.
     config.algorithm = ConfigDict()
-    config.algorithm.name = "grpo"
+    config.algorithm.name = "grpo"  # or "dapo", "gspo", "ppo", …
     config.algorithm.group_size = placeholder(int)  # responses per prompt
     config.algorithm.advantage = placeholder(str)  # "group_std", "group_mean", "return", …
     config.algorithm.deviation = placeholder(str)  # of group_std: "population" or "sample"

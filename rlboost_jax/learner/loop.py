@@ -351,12 +351,12 @@ def _policy_metrics(
         "kl": figures["kl"],
         "entropy": figures["entropy"],
         "clip_fraction": figures["clipped"],
-        "corrected_fraction": figures.get("corrected"),
-        "value_loss": figures.get("value_loss"),
         "max_logprob_gap": figures["max_logprob_gap"],
         "response_tokens": int(lengths.sum()),
         "response_length_mean": float(lengths.mean()),
         "response_length_max": int(lengths.max()),
+        "corrected_fraction": figures.get("corrected"),
+        "value_loss": figures.get("value_loss"),
     }
 
 

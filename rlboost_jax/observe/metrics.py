@@ -25,8 +25,6 @@ KEYS: Final = (
     "kl",  # to the reference, nats per token
     "entropy",  # nats per token
     "clip_fraction",
-    "corrected_fraction",  # tokens whose weight a correction's bound changed; null without one
-    "value_loss",  # of the critic, per token; null without one
     "response_tokens",
     "response_length_mean",
     "response_length_max",
@@ -54,6 +52,8 @@ KEYS: Final = (
     "max_logprob_gap",  # nats
     "trajectories_digest",
     "params_digest",  # after the step
+    "corrected_fraction",  # tokens whose weight a correction's bound changed; null without one
+    "value_loss",  # of the critic, per token; null without one
 )
 
 

@@ -9,7 +9,7 @@ from rlboost_kernels import available_implementations
 
 from configs import base, quickstart, tiny
 from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import run_config, run_config_from_dict
+from rlboost_jax.config.load import run_config, run_config_from_dict, to_dict
 from rlboost_jax.config.ranges import ATTENTION, FINITE
 
 
@@ -143,7 +143,7 @@ def test_every_mistake_is_told_at_once() -> None:
 
 
 def numbers(section: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, type]]:
-    """Dotted names, and types, of all fields of the base configuration that hold a number."""
+    """Dotted names, and types, of all numbers of the base configuration, presets filled in."""
     for name, value in section.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{prefix}{name}.")
@@ -152,7 +152,7 @@ def numbers(section: Mapping[str, object], prefix: str = "") -> Iterator[tuple[s
 
 
 def impossible_numbers() -> Iterator[tuple[str, float]]:
-    for name, kind in numbers(base.get_config().to_dict()):
+    for name, kind in numbers(to_dict(run_config(base.get_config()))):
         if name not in FINITE:
             yield name, -1
         if kind is float:
@@ -161,7 +161,7 @@ def impossible_numbers() -> Iterator[tuple[str, float]]:
 
 @pytest.mark.parametrize(("name", "value"), list(impossible_numbers()))
 def test_no_number_may_be_negative_or_endless(name: str, value: float) -> None:
-    config = base.get_config().to_dict()
+    config = to_dict(run_config(base.get_config()))
     *sections, field = name.split(".")
     section = functools.reduce(dict.__getitem__, sections, config)
     section[field] = type(section[field])(value)
@@ -186,6 +186,12 @@ POSITIVE_NUMBERS = [
     "warmup.habit_learning_rate",
     "algorithm.clip_low",
     "algorithm.clip_high",
+    "algorithm.discount",
+    "algorithm.sapo_temperature_positive",
+    "algorithm.sapo_temperature_negative",
+    "algorithm.correction_high",
+    "algorithm.overlong_band",
+    "algorithm.critic_learning_rate",
     "sampling.temperature",
     "sampling.top_p",
     "sampling.max_response_tokens",
@@ -216,6 +222,7 @@ NAMES = [
     "task.name",
     "algorithm.name",
     "algorithm.loss_aggregation",
+    "algorithm.advantage",
     "learner.schedule",
     "learner.attention",
     "engine.attention",
