@@ -19,9 +19,8 @@ _DATASHEET_FLOPS = 989e12  # bfloat16, dense, H100 SXM
 
 def _model(dry_run: bool) -> Any:
     """Qwen3-0.6B, or something of its shape."""
-    from rlboost_jax.config.records import ModelConfig
-
-    qwen = ModelConfig(
+    qwen = replace(
+        _settings(dry_run).model,
         vocab_size=151936,
         embed_dim=1024,
         num_layers=28,
@@ -179,7 +178,7 @@ def training(*, dry_run: bool) -> list[dict[str, Any]]:
 
     model, run = _model(dry_run), _settings(dry_run)
     rows, row_tokens = (1, 32) if dry_run else (4, 2048)
-    learner = replace(run.learner, remat=not dry_run, attention="dense")
+    learner = replace(run.learner, remat="none" if dry_run else "full", attention="dense")
     step = LearnerStep(
         model, learner, run.algorithm, run.sampling, num_steps=10, mesh=make_mesh((1, 1, 1))
     )

@@ -90,7 +90,7 @@ class StandInTrainer:
             prompts=prompts,
             group_size=group_size,
             reward=lambda prompt, tokens: float(len(tokens) % 2),
-            normalize_by_std=True,
+            estimate=tuple,
         )
         micro_batches = MicroBatches(
             num_prompts, learner.micro_batch_prompts, self._run.deterministic

@@ -5,6 +5,7 @@ The fields are those of `rlboost_jax/config/records.py`, which checks them.
 """
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 
 def get_config() -> ConfigDict:
@@ -15,6 +16,11 @@ def get_config() -> ConfigDict:
     config.compile_cache_dir = ""  # compiled programs; "" is ~/.cache/rlboost_jax
 
     config.model = ConfigDict()
+    # A checkpoint to begin with: a folder in Hugging Face's format, or a name on the hub such as
+    # "Qwen/Qwen3-0.6B" (with "@revision" if one is meant). The fields that follow, all but dtype,
+    # are then read from its config.json, whatever they are set to here.
+    config.model.source = ""  # "": from scratch
+    config.model.family = "qwen3"  # Hugging Face's model type, under which it is exported
     config.model.vocab_size = 112  # entries; at least the tokenizer's
     config.model.embed_dim = 128  # width of the residual stream
     config.model.num_layers = 2  # transformer blocks
@@ -22,17 +28,74 @@ def get_config() -> ConfigDict:
     config.model.num_key_heads = 2  # divides num_query_heads
     config.model.head_dim = 32  # width of a head; even
     config.model.hidden_dim = 256  # width of the gated feed-forward layer
+    config.model.attention_bias = False  # of query, key and value (Qwen2.5)
+    config.model.output_bias = False  # of attention's output
+    config.model.qk_norm = True  # normalise queries and keys per head (Qwen3, Gemma 3)
+    config.model.query_scalar = 0.0  # scores are divided by its root; 0: head_dim
+    config.model.attention_soft_cap = 0.0  # scores become cap * tanh(score / cap); 0: none
+    config.model.final_soft_cap = 0.0  # the same for logits (both: Gemma 2)
+    config.model.sliding_window = 0  # tokens that a layer "L" sees, its own included
+    # A letter for each layer, repeated until all have one: Gemma 3 has "LLLLLG", Mistral "L".
+    config.model.attention_pattern = "G"  # "G" sees all before, "L" a window of them
     config.model.rope_theta = 10_000.0  # base of the rotary frequencies
+    config.model.local_rope_theta = 0.0  # of layers "L", then unscaled; 0: as the others
+    config.model.rope_scaling = ""  # or "linear" (Gemma 3), "llama3": for longer contexts
+    config.model.rope_factor = 1.0  # frequencies, or low ones, are divided by it
+    config.model.rope_low_frequency_factor = 1.0  # llama3: wavelengths beyond original / low …
+    config.model.rope_high_frequency_factor = 4.0  # … are scaled, below original / high are not
+    config.model.rope_original_positions = 8192  # llama3: context before the scaling, tokens
     config.model.norm_epsilon = 1e-6  # added to the mean square in RMSNorm
+    config.model.norm_offset = False  # norms multiply by 1 + scale (Gemma)
+    config.model.post_norms = False  # norms also after attention and feed-forward layer (Gemma)
+    config.model.activation = "silu"  # of the gate; or "gelu_tanh" (Gemma)
+    config.model.scale_embeddings = False  # multiply by the root of embed_dim (Gemma)
     config.model.tie_embeddings = False  # output head = input embedding
-    config.model.qk_norm = True  # normalise queries and keys per head
+    config.model.num_experts = 0  # feed-forward layers to choose from; 0: a single one, for all
+    config.model.experts_per_token = 0  # the most probable ones
+    config.model.expert_dim = 0  # width of an expert
+    config.model.normalize_experts = True  # weights of a token's experts add up to 1
     config.model.dtype = "float32"  # activations; parameters are float32 in the learner
 
     config.task = ConfigDict()
-    config.task.name = "clock"  # a name of rlboost_jax.data.tasks
+    config.task.name = "clock"  # a name of rlboost_jax.data.tasks; "dataset": that of config.data
     config.task.mean_length = 14.0  # mean problem length, in the task's own unit
     config.task.max_length = 90  # longest problem, same unit
     config.task.num_heldout = 256  # prompts kept apart for evaluation
+
+    config.data = ConfigDict()  # with task.name "dataset"; docs/data.md
+    config.data.preset = ""  # "gsm8k", "math", "openr1_math", "deepscaler", "countdown", or none
+    config.data.source = ""  # file, folder, pattern such as data/*.jsonl, or hub name
+    config.data.format = "auto"  # "jsonl", "parquet", "arrayrecord", "huggingface"; auto: by ending
+    config.data.subset = ""  # configuration of a Hugging Face data set
+    config.data.split = ""  # of a Hugging Face data set; "" is "train"
+    config.data.heldout_source = ""  # rows for evaluation; "": see the next two
+    config.data.heldout_split = ""  # split of the source (or heldout_source) for evaluation
+    config.data.heldout_share = 0.05  # else this share, chosen by a hash of the prompt
+    config.data.prompt_column = ""  # text of the prompt; "" is "prompt" where there is no template
+    config.data.messages_column = ""  # a chat: a list of {"role": …, "content": …}
+    config.data.template = ""  # of the prompt, such as "{question} Answer in \\boxed{{}}."
+    config.data.answer_column = ""  # what rewards get as `answer`
+    config.data.answer_format = ""  # "after_hashes" (#### 42), "boxed"; "": the whole column
+    config.data.reward_columns = ()  # further columns for rewards
+    config.data.filters = ()  # of dictionaries: {"column": "level", "one_of": ("Level 5",)}
+    config.data.bad_rows = "skip"  # and count; or "error": broken line, no value, empty prompt
+    config.data.max_prompt_tokens = 0  # longer ones are left out; 0: engine.max_prompt_tokens
+    config.data.tokenizer = ""  # "bytes", or a folder or hub name; "" is model.source
+    config.data.chat = "auto"  # use the chat template where there is one; or "always", "never"
+    config.data.chat_template = ""  # Jinja, in place of the tokenizer's
+    config.data.system_prompt = ""  # first message of each chat
+    config.data.stop_ids = ()  # besides those of tokenizer and generation configuration
+
+    config.rewards = ConfigDict()  # with task.name "dataset"; docs/rewards.md
+    # Dictionaries: {"name": "math"} or {"name": "my.module:function", "weight": 0.1,
+    # "options": {"limit": 3}, "time_limit_seconds": 2.0}; () takes those of data.preset.
+    config.rewards.functions = ()  # their weighted sum is the reward
+    config.rewards.workers = 2  # processes that functions run in
+    config.rewards.time_limit_seconds = 10.0  # of one function for one response
+    config.rewards.memory_mb = 1024  # MiB that one call may allocate
+    config.rewards.fallback = 0.0  # what a function that failed is taken to have returned
+    config.rewards.tolerated_failures = 0.5  # share of a step's responses; with more the run ends
+    config.rewards.sandbox = "required"  # code runs contained or not at all; or "best_effort"
 
     config.warmup = ConfigDict()  # supervised, before reinforcement learning
     config.warmup.max_updates = 250  # of the skill phase; 0 skips the warm-up
@@ -43,14 +106,43 @@ def get_config() -> ConfigDict:
     config.warmup.learning_rate = 6e-3  # highest, skill phase
     config.warmup.habit_learning_rate = 3e-3  # highest, habit phase
 
+    # A name of rlboost_jax/config/presets.py stands for the choices of its paper. What is set here
+    # or on the command line takes the place of the preset's; `config.json` in the workdir has what
+    # came out of it. docs/algorithms.md says what each choice computes.
     config.algorithm = ConfigDict()
-    config.algorithm.name = "grpo"  # the only one so far
-    config.algorithm.group_size = 8  # responses per prompt
-    config.algorithm.normalize_by_std = True  # False: advantages are differences from the mean only
-    config.algorithm.clip_low = 0.2  # ratio range is [1 - clip_low, 1 + clip_high]
-    config.algorithm.clip_high = 0.25  # see clip_low
-    config.algorithm.kl_coefficient = 0.0  # of the KL to the starting model; 0 keeps no copy of it
-    config.algorithm.loss_aggregation = "token_mean"  # or "sequence_mean"
+    config.algorithm.name = "grpo"  # or "dapo", "gspo", "ppo", …
+    config.algorithm.group_size = placeholder(int)  # responses per prompt
+    config.algorithm.advantage = placeholder(str)  # "group_std", "group_mean", "return", …
+    config.algorithm.deviation = placeholder(str)  # of group_std: "population" or "sample"
+    config.algorithm.whiten = placeholder(bool)  # over all tokens of the batch
+    config.algorithm.discount = placeholder(float)  # γ per token, of "return" and "gae"
+    config.algorithm.gae_lambda = placeholder(float)  # λ of "gae"
+    config.algorithm.old_policy = placeholder(str)  # "behaviour" (engine's) or "recomputed"
+    config.algorithm.ratio_level = placeholder(str)  # "token", "sequence", "sequence_token"
+    config.algorithm.surrogate = placeholder(str)  # "clip", "cispo", "sapo", "reinforce"
+    config.algorithm.clip_low = placeholder(float)  # ratio range is [1 - clip_low, 1 + clip_high]
+    config.algorithm.clip_high = placeholder(float)  # an offset from 1, not the bound itself
+    config.algorithm.dual_clip = placeholder(float)  # most ratio of a negative advantage; 0: off
+    config.algorithm.sapo_temperature_positive = placeholder(float)  # τ where advantages are > 0
+    config.algorithm.sapo_temperature_negative = placeholder(float)  # τ elsewhere
+    config.algorithm.loss_aggregation = placeholder(str)  # "token_mean", "sequence_mean", …
+    config.algorithm.kl_coefficient = placeholder(float)  # β; 0 keeps no starting model
+    config.algorithm.kl_estimator = placeholder(str)  # "k1", "k2", "k3"
+    config.algorithm.kl_placement = placeholder(str)  # "loss" or "reward"
+    config.algorithm.kl_gradient = placeholder(str)  # "own", "straight_through", "importance"
+    config.algorithm.correction = placeholder(str)  # "none", "truncate", "mask", "reject"
+    config.algorithm.correction_level = placeholder(str)  # "token", "sequence", "geometric"
+    config.algorithm.correction_low = placeholder(float)  # least ratio learner / engine kept
+    config.algorithm.correction_high = placeholder(float)  # most ratio kept, or cut to
+    config.algorithm.overlong_penalty = placeholder(float)  # off the reward of the longest; 0: off
+    config.algorithm.overlong_band = placeholder(float)  # share of max_response_tokens it rises in
+    config.algorithm.overlong_filter = placeholder(bool)  # what is cut off is not trained on
+    config.algorithm.dynamic_sampling = placeholder(bool)  # only groups whose rewards differ
+    config.algorithm.dynamic_sampling_factor = placeholder(float)  # most, x prompts_per_step
+    config.algorithm.mini_batches = placeholder(int)  # updates that a batch is divided into
+    config.algorithm.epochs = placeholder(int)  # passes over the batch
+    config.algorithm.critic_learning_rate = placeholder(float)  # AdamW's, of the critic
+    config.algorithm.value_clip = placeholder(float)  # most a value moves in a batch; 0: freely
 
     config.sampling = ConfigDict()
     config.sampling.temperature = 1.0  # divides the logits; above 0
@@ -63,6 +155,11 @@ def get_config() -> ConfigDict:
     config.learner.micro_batch_prompts = 6  # groups per micro-batch
     config.learner.pack_rows = 4  # rows of a packed batch; divisible by data * fsdp
     config.learner.row_tokens = 0  # tokens per row; 0 takes the longest prompt plus response
+    # With 3, short trajectories go to packed batches with rows of half and a quarter of row_tokens
+    # and two and four times as many of them; the gradient is compiled for each.
+    config.learner.row_lengths = 1  # to choose from; at most 8
+    # In place of pack_rows: a micro-batch becomes as many packed batches of this size as it needs.
+    config.learner.pack_tokens = 0  # of a packed batch on each device, at least row_tokens; 0: off
     config.learner.learning_rate = 3e-4  # AdamW's, highest of the schedule
     config.learner.schedule = "constant"  # or "linear", "cosine": to 0 at num_steps
     config.learner.schedule_warmup_steps = 0  # updates
@@ -78,7 +175,11 @@ def get_config() -> ConfigDict:
     config.learner.guard_gradient_norm = 0.0  # most of the global norm before clipping
     config.learner.guard_kl = 0.0  # most of the mean KL to the starting model, nats per token
     config.learner.mesh = (1, 1, 1)  # devices along (data, fsdp, tensor)
-    config.learner.remat = False  # recompute activations in the backward pass
+    # What the backward pass computes again: "none" nothing, "dots" all but what products with
+    # matrices return, "full" all but one residual stream per layer.
+    config.learner.remat = "none"  # or "dots", "full", from most memory to least
+    config.learner.moment_dtype = "float32"  # or "bfloat16": AdamW's moments in half the memory
+    config.learner.moment_memory = "device"  # or "host": they come over for the update only
     config.learner.attention = "auto"  # "paged": log-probs as the engine's; "dense"; auto chooses
 
     config.engine = ConfigDict()
@@ -152,8 +253,12 @@ def get_config() -> ConfigDict:
     config.fleet.chaos.joins_per_minute = 20.0  # return of lost capacity
 
     config.evaluation = ConfigDict()
-    config.evaluation.every_steps = 10  # greedy held-out accuracy; 0: never
+    # Held-out prompts ride on a step whose version they measure, at the fleet and behind its own.
+    config.evaluation.every_steps = 10  # and before the last update and after it; 0: never
     config.evaluation.num_prompts = 128  # of an evaluation; at most task.num_heldout
+    config.evaluation.samples = 1  # responses to each prompt; with k of them mean@k and pass@k
+    config.evaluation.temperature = 0.0  # 0 is greedy
+    config.evaluation.keep_best = False  # True: the checkpoint of the highest accuracy stays
 
     config.observe = ConfigDict()
     config.observe.live = True  # redraw a view when standard output is a terminal

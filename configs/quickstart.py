@@ -22,6 +22,8 @@ def get_config() -> ConfigDict:
     config.task.name = "clock"
     config.learner.prompts_per_step = 24  # 24 prompts x 8 responses = 192 trajectories per update
     config.algorithm.group_size = 8
+    config.algorithm.clip_high = 0.25  # GRPO, with a clip a little higher than low
+    config.algorithm.loss_aggregation = "token_mean"  # … and every token of the same weight
     config.manager.progress_seconds = 10.0  # dispatches take hundredths of a second
     config.manager.window_initial_seconds = 0.3
     config.fleet.max_instances = 3

@@ -24,6 +24,8 @@ def get_config() -> ConfigDict:
     config.warmup.target_loss = 0.0  # never reached: always 48 updates
     config.warmup.habit_updates = 4
     config.warmup.habit_worked_fraction = 0.7
+    config.algorithm.clip_high = 0.25  # GRPO, with a clip a little higher than low
+    config.algorithm.loss_aggregation = "token_mean"  # … and every token of the same weight
     config.sampling.max_response_tokens = 128
     config.learner.prompts_per_step = 32
     config.learner.micro_batch_prompts = 8

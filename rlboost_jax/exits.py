@@ -7,9 +7,12 @@
 137   it was killed (SIGKILL), as shells and supervisors have it: 128 + the signal
 """
 
+import os
 import signal
 import sys
 from typing import Final, NoReturn
+
+from rlboost_jax.config.errors import Mistake
 
 COMPLETE: Final = 0
 BROKEN: Final = 1
@@ -19,10 +22,28 @@ _KILLED: Final = 128  # plus the number of the signal
 ASKED: Final = frozenset(_KILLED + number for number in (signal.SIGINT, signal.SIGTERM))
 
 
-def leave(line: str, code: int) -> NoReturn:
-    """End this process with a line for people and a code for programs."""
-    print(line, file=sys.stderr)
+def leave(line: str, code: int, *, at_once: bool = False) -> NoReturn:
+    """End this process with a line for people and a code for programs.
+
+    Args:
+        at_once: without what modules do at the end. JAX would wait for the other processes of a
+            trainer, which are ending too.
+    """
+    print(line, file=sys.stderr, flush=True)
+    if at_once:
+        sys.stdout.flush()
+        os._exit(code)
     sys.exit(code)
+
+
+def of_error(error: BaseException | None) -> int:
+    """The code that an error which nobody has handled ends a trainer with."""
+    if error is None:
+        return COMPLETE
+    if isinstance(error, KeyboardInterrupt):
+        return by_signal(error.args[0] if error.args else signal.SIGINT)
+    code: int = getattr(error, "exit_code", MISTAKE if isinstance(error, Mistake) else BROKEN)
+    return code
 
 
 def by_signal(number: int) -> int:

@@ -10,22 +10,39 @@ Notebooks call `train(config, workdir)`.
 
 import signal
 import sys
+import traceback
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from rlboost_jax import exits
 from rlboost_jax.config.command_line import parse
-from rlboost_jax.config.errors import ConfigError, Mistake
+from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import run_config
 from rlboost_jax.config.plan import plan_text
 from rlboost_jax.observe.summary import Summary, headline
 
+if TYPE_CHECKING:
+    from rlboost_jax.learner.processes import World
+
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made where missing.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the resolved plan and stop.")
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "HOST:PORT of process 0, where the trainer has several processes."
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+    "num_processes", None, "With --coordinator: how many.", lower_bound=1
+)
+_PROCESS_INDEX = flags.DEFINE_integer(
+    "process_index", None, "With --coordinator: which one this is.", lower_bound=0
+)
+_CLUSTER = flags.DEFINE_bool(
+    "cluster", False, "Take these three from Slurm, Open MPI, Kubernetes or the TPU's environment."
+)
 _SUPERVISE = flags.DEFINE_bool("supervise", False, "Start again when killed or broken.")
 _MAX_RESTARTS = flags.DEFINE_integer(
     "max_restarts", 5, "With --supervise: how often in a row without progress.", lower_bound=0
@@ -36,22 +53,27 @@ class Interrupted(KeyboardInterrupt):
     """Somebody asked this process to end; the argument is the signal's number."""
 
 
-def train(config: ConfigDict, workdir: str) -> Summary:
+def train(config: ConfigDict, workdir: str, world: "World | None" = None) -> Summary:
     """Run `config` to its end in `workdir`, or go on with the run that is there.
+
+    Args:
+        world: the processes of this trainer, of which this is number 0; None: it is alone.
 
     Raises:
         ConfigError, WorkdirUnusable, RuntimeError: one line that says what to change.
     """
     run = run_config(config)  # before anything heavy is imported
+    from rlboost_jax.learner.processes import ALONE
     from rlboost_jax.learner.training import run_training
 
-    return run_training(run, workdir)
+    return run_training(run, workdir, world or ALONE)
 
 
 def main(argv: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file at INFO
+    several = False  # processes of this trainer
     try:
         if len(argv) > 1:
             raise ConfigError(f"unexpected argument {argv[1]!r}; options begin with --")
@@ -64,20 +86,54 @@ def main(argv: list[str]) -> None:
             raise ConfigError("no --workdir given; name the folder of the run")
         if _SUPERVISE.value:
             run_config(_CONFIG.value)  # a mistake is one for every start
+            if _CLUSTER.value:
+                raise ConfigError("--supervise and --cluster; let the cluster start them again")
             sys.exit(_supervise(_WORKDIR.value))
-        summary = train(_CONFIG.value, _WORKDIR.value)
+        world = _world()
+        several = world.count > 1
+        if not world.leads:
+            from rlboost_jax.learner.training import follow_training
+
+            follow_training(run_config(_CONFIG.value), _WORKDIR.value, world)
+            return
+        summary = train(_CONFIG.value, _WORKDIR.value, world)
     except (ValueError, RuntimeError, OSError) as error:
         # Errors of ours and of the system explain themselves; others are mistakes in the code.
         if not (isinstance(error, OSError) or type(error).__module__.startswith("rlboost_")):
+            if several:
+                traceback.print_exc()
+                exits.leave(f"error: {error}", exits.BROKEN, at_once=True)
             raise
-        exits.leave(
-            f"error: {error}", exits.MISTAKE if isinstance(error, Mistake) else exits.BROKEN
-        )
+        exits.leave(f"error: {error}", exits.of_error(error), at_once=several)
     except KeyboardInterrupt as interrupt:
-        number = interrupt.args[0] if isinstance(interrupt, Interrupted) else signal.SIGINT
-        exits.leave("interrupted; the same command goes on", exits.by_signal(number))
+        line = "interrupted; the same command goes on"
+        exits.leave(line, exits.of_error(interrupt), at_once=several)
     print(headline(summary))
     print(f"report: {_WORKDIR.value}/report.html")
+
+
+def _world() -> "World":
+    """The processes of this trainer, once all have met.
+
+    Raises ConfigError, CannotJoin.
+    """
+    given = (_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_INDEX.value)
+    if _CLUSTER.value:
+        if any(value is not None for value in given):
+            raise ConfigError("--cluster finds --coordinator and its like; give one or the other")
+        given = ("", 0, 0)
+    elif all(value is None for value in given):
+        from rlboost_jax.learner.processes import ALONE
+
+        return ALONE
+    coordinator, count, index = given
+    if coordinator is None or count is None or index is None:
+        raise ConfigError("--coordinator, --num_processes and --process_index go together")
+    if not _CLUSTER.value and index >= count:
+        raise ConfigError(f"--process_index={index}; of {count} processes the last is {count - 1}")
+    from rlboost_jax.learner.processes import join
+
+    return join(coordinator, count, index)
 
 
 def _supervise(workdir: str) -> int:
@@ -85,7 +141,12 @@ def _supervise(workdir: str) -> int:
     from rlboost_jax.supervise import Supervisor
 
     command = [sys.executable, "-m", "rlboost_jax.main", *sys.argv[1:], "--nosupervise"]
-    supervisor = Supervisor(command, Path(workdir), max_restarts=_MAX_RESTARTS.value)
+    supervisor = Supervisor(
+        command,
+        Path(workdir),
+        max_restarts=_MAX_RESTARTS.value,
+        leads=not _PROCESS_INDEX.value,
+    )
     return supervisor.run()
 
 

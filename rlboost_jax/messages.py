@@ -379,6 +379,7 @@ class StepReport(Message, frozen=True, kw_only=True):
     tokens_prefilled_again: int
     tokens_reserved: int
     tokens_preemptible: int
+    tokens_measured: int  # delivered of another sampling than the step's; in none of the others
     cost_dollars: float  # since the report of the step before: the pause between them included
     window: WindowState
 

@@ -91,6 +91,7 @@ def progress_of(workdir: Path) -> Progress:
 class Supervisor:
     """Args:
     command: of the trainer, which works in `workdir`.
+    leads: the trainer has a manager; other processes of a trainer do not, see `processes.py`.
     note: shows a line to people.
     """
 
@@ -100,10 +101,11 @@ class Supervisor:
         workdir: Path,
         *,
         max_restarts: int,
+        leads: bool = True,
         note: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         self._command, self._workdir = command, workdir.absolute()
-        self._max_restarts, self._note = max_restarts, note
+        self._max_restarts, self._leads, self._note = max_restarts, leads, note
         self._starts = 0
         self._asked = 0  # the last signal that was passed on
         self._trainer: subprocess.Popen[bytes] | None = None
@@ -168,7 +170,7 @@ class Supervisor:
         One that has left, or never came, is the next trainer's to start.
         """
         record = read_record(self._workdir)
-        if record is None or record.lives:
+        if not self._leads or record is None or record.lives:
             return
         try:
             ManagerProcess(self._workdir, record.run_id).locate()
@@ -189,5 +191,7 @@ class Supervisor:
     def _dismiss_manager(self) -> None:
         """Nobody comes back soon: the fleet need not be paid for until it sees that itself."""
         record = read_record(self._workdir)
-        if record is not None and not is_held(self._workdir):  # else another trainer has come
+        if (
+            self._leads and record is not None and not is_held(self._workdir)
+        ):  # else another trainer has come
             ManagerProcess(self._workdir, record.run_id).dismiss()

@@ -1,29 +1,58 @@
-"""How much better a trajectory did than the others of its prompt."""
+"""How much better a trajectory did than the others of its prompt, or of its batch."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from jaxtyping import Float
 
 STD_FLOOR: Final = 1e-4  # added to the deviation, in units of reward
+VARIANCE_FLOOR: Final = 1e-8  # added to the variance of a batch
 
 
 def group_advantages(
-    rewards: Float[np.ndarray, " G"], *, normalize_by_std: bool
+    rewards: Float[np.ndarray, " G"], *, advantage: str, deviation: str = "population"
 ) -> Float[np.ndarray, " G"]:
-    """Rewards minus their mean, in units of their standard deviation if asked for.
+    """Advantages of the responses to one prompt.
 
     A group whose rewards are all equal teaches nothing: its advantages are exactly 0.
 
     Args:
-        rewards: of the trajectories of one prompt.
-        normalize_by_std: False keeps the rewards' own unit, so that prompts which are
-            nearly always or nearly never solved do not weigh more than the others.
+        rewards: of the trajectories of one prompt, at least 2.
+        advantage: "group_std", rewards minus their mean in units of their deviation;
+            "group_mean", rewards minus their mean, in the rewards' own unit, so that prompts
+            which are nearly always or nearly never solved do not weigh more than the others;
+            "leave_one_out", each reward minus the mean of the others.
+        deviation: "population" divides the squares by G, "sample" by G - 1.
 
-    Source: Shao et al. 2024, arXiv:2402.03300, section 4.1.2 (with the population
-    deviation); without it, Liu et al. 2025, arXiv:2503.20783, section 3.2.
+    Source: Shao et al. 2024, arXiv:2402.03300, section 4.1.2; Liu et al. 2025,
+    arXiv:2503.20783, section 3.2; Ahmadian et al. 2024, arXiv:2402.14740, section 3.
     """
     if (rewards == rewards[0]).all():
         return np.zeros_like(rewards)
     differences = rewards - rewards.mean()
-    return differences / (rewards.std() + STD_FLOOR) if normalize_by_std else differences
+    if advantage == "group_std":
+        return differences / (rewards.std(ddof=int(deviation == "sample")) + STD_FLOOR)
+    if advantage == "leave_one_out":
+        return differences * (len(rewards) / (len(rewards) - 1))
+    return differences
+
+
+def whitened(
+    advantages: Sequence[Float[np.ndarray, " _"]],
+) -> list[Float[np.ndarray, " _"]]:
+    """Advantages of a batch, shifted and scaled to mean 0 and deviation 1 over all its tokens.
+
+    It needs the whole batch: neither the mean nor the deviation of a part will do. Advantages
+    that are all equal become exactly 0.
+
+    Args:
+        advantages: of each trajectory, by token, in (prompt, sample) order: float sums have one.
+
+    Source: Hu 2025, arXiv:2501.03262, section 3, with the population variance.
+    """
+    everything = np.concatenate(advantages).astype(np.float64)
+    if (everything == everything[0]).all():
+        return [np.zeros_like(part) for part in advantages]
+    mean, scale = everything.mean(), np.sqrt(everything.var() + VARIANCE_FLOOR)
+    return [(part - mean) / scale for part in advantages]

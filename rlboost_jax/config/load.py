@@ -7,6 +7,7 @@ imports JAX, so that the manager and tools read configurations too.
 import dataclasses
 import difflib
 import json
+import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -14,7 +15,9 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.presets import resolved
 from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.sources import source_fields
 from rlboost_jax.config.validate import check, check_files
 
 # What may differ when a run goes on in its workdir: nothing of this reaches a gradient.
@@ -30,6 +33,8 @@ MAY_DIFFER: Final = (
     "learner.tolerated_gap",
     "manager",
     "observe",
+    "rewards.tolerated_failures",
+    "rewards.workers",
     "weights.keep_versions",
     "weights.source",
 )
@@ -58,11 +63,18 @@ class Difference(NamedTuple):
 def run_config(config: ConfigDictLike) -> RunConfig:
     """The checked record of a configuration file; also opens the files it names.
 
+    With a `model.source`, the architecture is that of its config.json: the record is complete, and
+    whoever reads it needs no checkpoint.
+
     Raises ConfigError.
     """
     if not hasattr(config, "to_dict"):
         raise ConfigError(f"get_config() returned {config!r}; it must return the ConfigDict")
-    record = run_config_from_dict(config.to_dict())
+    values = config.to_dict()
+    model = values.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("source"), str) and model["source"]:
+        values["model"] = {**model, **source_fields(model["source"])}
+    record = run_config_from_dict(values)
     check_files(record)
     return record
 
@@ -71,7 +83,8 @@ def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     """The checked record of nested dictionaries, as `to_dict` and JSON give them.
 
     A "run_id" at the top is passed over: `config.json` carries one. Files that the
-    configuration names are not opened, since they are on the trainer's host.
+    configuration names are not opened, since they are on the trainer's host. What the
+    algorithm leaves open is filled in by its preset.
 
     Raises ConfigError.
     """
@@ -79,6 +92,7 @@ def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     mistakes = list(_wrong_keys(values, RunConfig, ""))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
+    values["algorithm"] = resolved(values["algorithm"])
     try:
         record = msgspec.convert(values, RunConfig)
     except msgspec.ValidationError as error:
@@ -161,6 +175,32 @@ def _wrong_keys(values: Mapping[str, Any], record: Any, prefix: str) -> Iterator
                 yield from _wrong_keys(values[name], kind, f"{prefix}{name}.")
             else:
                 yield f"config.{prefix}{name} must be a section, not {values[name]!r}"
+        elif (record := _entry(kind)) is not None and isinstance(values[name], list | tuple):
+            for index, entry in enumerate(values[name]):
+                yield from _wrong_entry(entry, record, f"{prefix}{name}[{index}]")
+
+
+def _entry(kind: Any) -> Any:
+    """The record that a tuple's entries are, if they are records."""
+    first = (*typing.get_args(kind), None)[0]
+    return first if dataclasses.is_dataclass(first) else None
+
+
+def _wrong_entry(entry: Any, record: Any, place: str) -> Iterator[str]:
+    """Fields of an entry have defaults, so that only wrong ones and wanting names are mistakes."""
+    fields = {field.name: field for field in dataclasses.fields(record)}
+    if not isinstance(entry, dict):
+        yield f"config.{place} must be a plain dictionary, not {entry!r}"
+        return
+    for key in entry:
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(fields)}"
+            yield f"config.{place}: {key!r} does not exist; {hint}"
+    for name, field in fields.items():
+        wanted = field.default is field.default_factory is dataclasses.MISSING
+        if wanted and name not in entry:
+            yield f"config.{place}: {name!r} is missing"
 
 
 def _read(path: str | Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 The dry run prints these, and the engine divides a device's memory by them (`engine/memory.py`).
 """
 
+import dataclasses
 import math
 from typing import Final
 
@@ -12,11 +13,14 @@ BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 def num_parameters(model: ModelConfig) -> int:
-    """Parameters of the decoder, tied tensors once."""
+    """Parameters of the decoder, tied tensors once; all experts, used or not."""
     E, D = model.embed_dim, model.head_dim
-    attention = 2 * E * model.num_query_heads * D + 2 * E * model.num_key_heads * D
-    norms = 2 * E + (2 * D if model.qk_norm else 0)
-    layers = model.num_layers * (attention + norms + 3 * E * model.hidden_dim)
+    H, K, X = model.num_query_heads, model.num_key_heads, model.num_experts
+    attention = 2 * E * H * D + 2 * E * K * D
+    biases = (H + 2 * K) * D * model.attention_bias + E * model.output_bias
+    norms = (4 if model.post_norms else 2) * E + (2 * D if model.qk_norm else 0)
+    feed_forward = E * X + X * 3 * E * model.expert_dim if X else 3 * E * model.hidden_dim
+    layers = model.num_layers * (attention + biases + norms + feed_forward)
     return layers + E + model.vocab_size * E * (1 if model.tie_embeddings else 2)
 
 
@@ -41,8 +45,17 @@ def most_pages(engine: EngineConfig, slot_tokens: int) -> int:
     return engine.num_pages or engine.slots * pages_per_slot(engine, slot_tokens)
 
 
+def moment_bytes(config: RunConfig) -> int:
+    """AdamW's two moments, wherever they lie."""
+    return 2 * weight_bytes(config.model, config.learner.moment_dtype)
+
+
 def learner_bytes(config: RunConfig) -> dict[str, int]:
-    """Float32 parameters and what training keeps beside them, over all devices of the mesh."""
+    """Float32 parameters and what training keeps beside them, over all devices of the mesh.
+
+    Moments that lie on the host are not counted: while an update is computed they are part of
+    its working space.
+    """
     parameters = 4 * num_parameters(config.model)
     micro_batches = config.learner.prompts_per_step // config.learner.micro_batch_prompts
     # One just computed, one of its micro-batch, and the partial sums of `learner/gradients.py`,
@@ -51,10 +64,15 @@ def learner_bytes(config: RunConfig) -> dict[str, int]:
     parts = {
         "parameters": parameters,
         "gradients": trees * parameters,
-        "optimizer": 2 * parameters,
     }
-    if config.algorithm.kl_coefficient:
+    if config.learner.moment_memory == "device":
+        parts["optimizer"] = moment_bytes(config)
+    if config.algorithm.has_reference:
         parts["reference"] = parameters
+    if config.algorithm.has_critic:
+        model = dataclasses.replace(config.model, tie_embeddings=True)
+        of_critic = 4 * (num_parameters(model) + model.embed_dim)
+        parts["critic"] = (3 + trees) * of_critic
     return parts
 
 

@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from rlboost_jax.config.memory import (
     learner_bytes,
+    moment_bytes,
     most_pages,
     num_parameters,
     page_bytes,
     size_text,
     weight_bytes,
 )
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.presets import PRESETS
+from rlboost_jax.config.records import AlgorithmConfig, RunConfig
 
 
 def engine_bytes(config: RunConfig) -> dict[str, int]:
@@ -45,13 +48,15 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"{num_parameters(model):,} parameters: {model.num_layers} layers, width "
         f"{model.embed_dim}, {model.num_query_heads} query and {model.num_key_heads} key heads",
     )
+    yield "algorithm", _algorithm(config.algorithm)
     devices = math.prod(learner.mesh)
     data, fsdp, tensor = learner.mesh
     yield "processes", f"1 trainer, 1 manager, {_servers(config)}"
     yield (
         "learner",
         f"{devices} device{'s' * (devices > 1)} (data {data}, fsdp {fsdp}, tensor {tensor}); "
-        + _memory(learner_bytes(config)),
+        + _memory(learner_bytes(config))
+        + _on_host(config),
     )
     yield (
         "engine",
@@ -67,6 +72,23 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"${reserved:.2f} an hour reserved + ${each:.2f} for each preemptible instance: at most "
         f"${reserved + each * fleet.max_instances:.2f} an hour",
     )
+
+
+def _on_host(config: RunConfig) -> str:
+    if config.learner.moment_memory == "device":
+        return ""
+    return f"; on the host: optimizer {size_text(moment_bytes(config))}"
+
+
+def _algorithm(algorithm: AlgorithmConfig) -> str:
+    """The preset, and where the configuration goes its own way."""
+    preset = asdict(PRESETS[algorithm.name])
+    own = ", ".join(
+        f"{name} {value} ({preset[name]})"
+        for name, value in asdict(algorithm).items()
+        if value != preset[name]
+    )
+    return f"{algorithm.name}; other than its preset: {own}" if own else algorithm.name
 
 
 def _servers(config: RunConfig) -> str:

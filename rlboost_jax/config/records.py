@@ -4,13 +4,15 @@
 record of their own section and never the whole. No JAX here: the manager reads this too.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A Qwen3-shaped decoder."""
+    """One decoder; which checkpoints are described by what is in `config/huggingface.py`."""
 
+    source: str  # "" from scratch | folder of a checkpoint | name on the Hugging Face hub
+    family: str  # Hugging Face's model type, under which it is exported
     vocab_size: int
     embed_dim: int
     num_layers: int
@@ -18,19 +20,115 @@ class ModelConfig:
     num_key_heads: int
     head_dim: int
     hidden_dim: int
-    rope_theta: float
-    norm_epsilon: float
-    tie_embeddings: bool
+    attention_bias: bool  # of query, key and value
+    output_bias: bool  # of attention's output
     qk_norm: bool
+    query_scalar: float  # scores are divided by its root; 0: head_dim
+    attention_soft_cap: float  # of scores; 0: none
+    final_soft_cap: float  # of logits; 0: none
+    sliding_window: int  # tokens that a layer "L" sees, its own included
+    attention_pattern: str  # "G" sees all before, "L" a window; repeated over the layers
+    rope_theta: float
+    local_rope_theta: float  # of layers "L", which are then not scaled; 0: as the others
+    rope_scaling: str  # "" | "linear" | "llama3"
+    rope_factor: float  # by which positions are divided, where they are
+    rope_low_frequency_factor: float  # llama3
+    rope_high_frequency_factor: float  # llama3
+    rope_original_positions: int  # llama3
+    norm_epsilon: float
+    norm_offset: bool  # norms multiply by 1 + scale
+    post_norms: bool  # also after attention and feed-forward layer
+    activation: str  # "silu" | "gelu_tanh"
+    scale_embeddings: bool  # by the root of embed_dim
+    tie_embeddings: bool
+    num_experts: int  # 0: the feed-forward layer is dense
+    experts_per_token: int
+    expert_dim: int
+    normalize_experts: bool  # the weights of a token's experts add up to 1
     dtype: str  # of activations in learner and engine; parameters are float32 in the learner
+
+    @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """Tokens that each layer sees; 0: all before."""
+        pattern = self.attention_pattern
+        return tuple(
+            self.sliding_window if pattern[i % len(pattern)] == "L" else 0
+            for i in range(self.num_layers)
+        )
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor of the scores."""
+        return float((self.query_scalar or self.head_dim) ** -0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    name: str  # see rlboost_jax/data/tasks
+    name: str  # a generated task, see rlboost_jax/data/tasks; "dataset": see DataConfig
     mean_length: float  # how long the worked problems are, in the task's own unit
     max_length: int  # longest problem, same unit
     num_heldout: int  # prompts kept for evaluation, disjoint from training
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterConfig:
+    """Keeps the rows of which all that is given here is true; see docs/data.md."""
+
+    column: str
+    pattern: str = ""  # regular expression found somewhere in the text of the value
+    one_of: tuple[str | int | float | bool | None, ...] = ()  # the value is one of these
+    at_least: float | None = None
+    at_most: float | None = None
+    exclude: bool = False  # keep the other rows instead
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where prompts come from, with `task.name = "dataset"`; see docs/data.md."""
+
+    preset: str  # "" or a name of config/data_presets.py, which fills fields that are left empty
+    source: str  # file, folder, pattern with *, or a name on the Hugging Face hub
+    format: str  # "auto" | "jsonl" | "parquet" | "arrayrecord" | "huggingface"
+    subset: str  # of a Hugging Face data set
+    split: str  # same; "" takes "train"
+    heldout_source: str  # "" takes `heldout_split` or a share of the rows
+    heldout_split: str
+    heldout_share: float  # of the rows, by a hash of the prompt, where they have no own place
+    prompt_column: str
+    messages_column: str  # of chats, in place of prompt_column
+    template: str  # of the prompt, with columns in braces; "" is prompt_column as it is
+    answer_column: str  # reaches rewards as `answer`; "" if there is none
+    answer_format: str  # "" | "after_hashes" | "boxed": how the answer stands in its column
+    reward_columns: tuple[str, ...]  # reach rewards under their own names
+    filters: tuple[FilterConfig, ...]
+    bad_rows: str  # "skip" | "error": what a row does that cannot be read
+    max_prompt_tokens: int  # longer ones are left out; 0: engine.max_prompt_tokens
+    tokenizer: str  # "bytes", or a folder or hub name; "" is model.source
+    chat: str  # "auto" | "always" | "never": whether prompts go through the chat template
+    chat_template: str  # Jinja; "" takes the tokenizer's
+    system_prompt: str  # first message of each chat
+    stop_ids: tuple[int, ...]  # besides those of tokenizer and generation configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """One term of a response's reward; see docs/rewards.md."""
+
+    name: str  # built in (rlboost_jax/rewards/builtin.py), or "package.module:function"
+    weight: float = 1.0
+    options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    time_limit_seconds: float = 0.0  # 0: rewards.time_limit_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardsConfig:
+    functions: tuple[RewardConfig, ...]  # () takes those of data.preset
+    workers: int  # processes that reward functions run in
+    time_limit_seconds: float  # of one function for one response
+    memory_mb: int  # that one call may allocate
+    fallback: float  # what a function that failed is taken to have returned
+    tolerated_failures: float  # share of a step's responses; with more the run ends
+    sandbox: str  # "required" | "best_effort": whether code runs where it cannot be contained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +146,68 @@ class WarmupConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    name: str  # "grpo"
+    """What is optimised, as choices that combine freely; `validate.py` names those that do not.
+
+    A name stands for the choices of a paper (`presets.py`); a field that the configuration
+    leaves at None takes the named paper's. Formulas: `docs/algorithms.md`.
+    """
+
+    name: str  # a preset; nothing but the choices below is computed from it
     group_size: int  # responses per prompt
-    normalize_by_std: bool
+    advantage: str  # "group_std" | "group_mean" | "leave_one_out" | "return" | "gae"
+    deviation: str  # of "group_std": "population" (n) | "sample" (n - 1)
+    whiten: bool  # advantages of all tokens of the batch to mean 0, deviation 1
+    discount: float  # γ of "return" and "gae", per token
+    gae_lambda: float  # λ of "gae"
+    old_policy: str  # denominator of the ratio: "behaviour" (the engine's) | "recomputed"
+    ratio_level: str  # "token" | "sequence" | "sequence_token"
+    surrogate: str  # "clip" | "cispo" | "sapo" | "reinforce"
     clip_low: float  # ratio range is [1 - clip_low, 1 + clip_high]
     clip_high: float
-    kl_coefficient: float  # 0 keeps no reference model
-    loss_aggregation: str  # "token_mean" | "sequence_mean"
+    dual_clip: float  # most a ratio counts where the advantage is negative; 0: no such bound
+    sapo_temperature_positive: float  # τ of SAPO's gate where the advantage is positive
+    sapo_temperature_negative: float  # … and elsewhere
+    loss_aggregation: str  # "token_mean" | "sequence_mean" | "sequence_sum" | "constant"
+    kl_coefficient: float  # β, nats to reward or loss; 0 keeps no reference model
+    kl_estimator: str  # "k1" | "k2" | "k3"
+    kl_placement: str  # "loss" | "reward"
+    kl_gradient: str  # in the loss: "own" | "straight_through" | "importance"
+    correction: str  # engine against learner: "none" | "truncate" | "mask" | "reject"
+    correction_level: str  # "token" | "sequence" | "geometric"
+    correction_low: float  # least ratio old / behaviour that "mask" and "reject" let through
+    correction_high: float  # most; "truncate" cuts here
+    overlong_penalty: float  # taken from the reward of a response without an end; 0: none
+    overlong_band: float  # share of max_response_tokens over which the penalty rises
+    overlong_filter: bool  # responses cut off at max_response_tokens are not trained on
+    dynamic_sampling: bool  # the batch is made of groups whose rewards differ
+    dynamic_sampling_factor: float  # most prompts of a step, in units of prompts_per_step
+    mini_batches: int  # updates that a batch is divided into
+    epochs: int  # passes over the batch
+    critic_learning_rate: float  # of "gae"
+    value_clip: float  # a value may move this far from the old one, units of reward; 0: freely
+
+    @property
+    def has_critic(self) -> bool:
+        return self.advantage == "gae"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a copy of the starting model is kept for a KL term."""
+        return self.kl_coefficient > 0
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.has_reference and self.kl_placement == "reward"
+
+    @property
+    def updates_per_batch(self) -> int:
+        return self.mini_batches * self.epochs
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether responses are evaluated as they arrive, apart from their gradients: for
+        advantages that rewards alone do not give, or because their update comes later."""
+        return self.whiten or self.kl_in_reward or self.has_critic or self.updates_per_batch > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +229,8 @@ class LearnerConfig:
     micro_batch_prompts: int  # groups per micro-batch
     pack_rows: int  # rows of one packed batch
     row_tokens: int  # tokens of a packed row; 0 takes the longest prompt plus response
+    row_lengths: int  # lengths of rows to choose from: row_tokens, half of it, …
+    pack_tokens: int  # tokens of a packed batch on each device, in place of pack_rows; 0: off
     learning_rate: float
     schedule: str  # "constant" | "linear" | "cosine"
     schedule_warmup_steps: int
@@ -87,7 +242,9 @@ class LearnerConfig:
     guard_gradient_norm: float  # an update beyond a guard is not applied and ends the run; 0: off
     guard_kl: float  # nats per token
     mesh: tuple[int, int, int]  # devices along (data, fsdp, tensor)
-    remat: bool
+    remat: str  # "none" | "dots" | "full": what is computed again in the backward pass
+    moment_dtype: str  # of AdamW's moments in memory; arithmetic is float32
+    moment_memory: str  # "device" | "host"
     attention: str  # "auto" | "paged" (the engine's own order of sums) | "dense"
 
 
@@ -166,6 +323,9 @@ class FleetConfig:
 class EvaluationConfig:
     every_steps: int  # 0: never
     num_prompts: int
+    samples: int  # responses to each prompt: the k of mean@k and pass@k
+    temperature: float  # 0 is greedy
+    keep_best: bool  # the checkpoint with the highest accuracy is never deleted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +357,8 @@ class RunConfig:
     compile_cache_dir: str  # "" uses ~/.cache/rlboost_jax
     model: ModelConfig
     task: TaskConfig
+    data: DataConfig
+    rewards: RewardsConfig
     warmup: WarmupConfig
     algorithm: AlgorithmConfig
     sampling: SamplingConfig
@@ -213,3 +375,16 @@ class RunConfig:
     def slot_tokens(self) -> int:
         """Longest prompt plus response that a slot holds."""
         return self.engine.max_prompt_tokens + self.sampling.max_response_tokens
+
+    @property
+    def row_tokens(self) -> int:
+        """Of the longest packed rows."""
+        return self.learner.row_tokens or self.slot_tokens
+
+    @property
+    def pack_rows(self) -> int:
+        """Rows of a packed batch of the longest rows."""
+        data, fsdp, _ = self.learner.mesh
+        if self.learner.pack_tokens:
+            return data * fsdp * (self.learner.pack_tokens // self.row_tokens)
+        return self.learner.pack_rows

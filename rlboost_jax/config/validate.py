@@ -11,15 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from rlboost_jax.config.combinations import of_algorithm
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.memory import pages_per_slot
 from rlboost_jax.config.ranges import MAX_POSITIONS, TRACKERS, out_of_range
 from rlboost_jax.config.records import RunConfig
-from rlboost_jax.config.task_sizes import MIN_LENGTH, NUM_COUNTERS, task_size
+from rlboost_jax.config.task_sizes import DATASET, MIN_LENGTH, NUM_COUNTERS, task_size
 from rlboost_jax.config.traces import read_trace
+from rlboost_jax.config.validate_data import dataset_mistakes, leftovers
 
 ROW_CLASS: Final = 16  # row counts whose matmuls have the same bits are multiples of this
+# A moment decays by 1 - beta each update. Rounded to bfloat16, whose last digit is worth up to
+# 1/128 of a number, one that decays by less than half of that would stay as it is for ever.
+MAX_BETA_ROUNDED: Final = 0.99
 MIN_TOKEN_ROWS: Final = 64  # … and at least this many
+MAX_EVALUATED: Final = 2**19  # responses of one evaluation; half of what a step may have
 OPTIONAL: Final = ("wandb",)  # trackers with an extra of their own
 
 
@@ -27,7 +33,10 @@ def check(config: RunConfig) -> None:
     """Raise ConfigError with one line per mistake."""
     mistakes = list(out_of_range(config))
     if not mistakes:  # the checks of fields against each other may count on the ranges
-        checks = (_model, _task, _sampling, _learner, _engine, _manager, _fleet, _observe, _rest)
+        checks = (
+            *(_model, _task, _sampling, of_algorithm, _learner),
+            *(_engine, _manager, _fleet, _observe, _evaluation, _rest),
+        )
         mistakes = [mistake for fields in checks for mistake in fields(config)]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
@@ -54,10 +63,36 @@ def _model(config: RunConfig) -> Iterator[str]:
         )
     if model.head_dim % 2:
         yield f"model.head_dim is {model.head_dim}; rotary positions need an even number"
+    pattern = model.attention_pattern
+    if not pattern or set(pattern) - set("GL"):
+        yield f'model.attention_pattern is {pattern!r}; write "G" and "L", such as "LLLLLG"'
+    elif ("L" in pattern) != (model.sliding_window > 0):
+        yield (
+            f"model.sliding_window is {model.sliding_window} and model.attention_pattern "
+            f'{pattern!r}; layers "L" need a window of at least 1 token, and there is none without'
+        )
+    low, high = model.rope_low_frequency_factor, model.rope_high_frequency_factor
+    if model.rope_scaling == "llama3" and not low < high:
+        yield (
+            f"model.rope_low_frequency_factor is {low}; choose less than "
+            f"model.rope_high_frequency_factor ({high})"
+        )
+    if model.num_experts:
+        if not 1 <= model.experts_per_token <= model.num_experts:
+            yield (
+                f"model.experts_per_token is {model.experts_per_token}; choose 1 to "
+                f"model.num_experts ({model.num_experts})"
+            )
+        if model.expert_dim < 1:
+            yield f"model.expert_dim is {model.expert_dim}; experts need a width of at least 1"
 
 
 def _task(config: RunConfig) -> Iterator[str]:
     task = config.task
+    if task.name == DATASET:
+        yield from dataset_mistakes(config)
+        return
+    yield from leftovers(config)
     if not MIN_LENGTH <= task.max_length < NUM_COUNTERS:
         yield (
             f"task.max_length is {task.max_length}; problems count from {MIN_LENGTH} "
@@ -102,7 +137,7 @@ def _learner(config: RunConfig) -> Iterator[str]:
         )
     if min(learner.mesh) < 1:
         yield f"learner.mesh is {learner.mesh}; every axis has at least 1 device"
-    elif learner.pack_rows % (learner.mesh[0] * learner.mesh[1]):
+    elif not learner.pack_tokens and learner.pack_rows % (learner.mesh[0] * learner.mesh[1]):
         yield (
             f"learner.pack_rows is {learner.pack_rows}, not a multiple of data * fsdp "
             f"({learner.mesh[0]} * {learner.mesh[1]}) in learner.mesh; change one of them"
@@ -112,6 +147,17 @@ def _learner(config: RunConfig) -> Iterator[str]:
             f"learner.row_tokens is {learner.row_tokens}, the longest prompt plus response has "
             f"{config.slot_tokens} (engine.max_prompt_tokens + sampling.max_response_tokens); "
             "raise it, or 0 takes just that"
+        )
+    if 0 < learner.pack_tokens < config.row_tokens:
+        yield (
+            f"learner.pack_tokens is {learner.pack_tokens}, one row has {config.row_tokens} "
+            "(learner.row_tokens, or the longest prompt plus response); raise it, or 0 takes "
+            "learner.pack_rows"
+        )
+    if config.row_tokens < 2 ** (learner.row_lengths - 1):
+        yield (
+            f"learner.row_lengths is {learner.row_lengths}; a row of {config.row_tokens} tokens "
+            "cannot be halved so often: lower it"
         )
     if learner.guard_kl and not config.algorithm.kl_coefficient:
         yield (
@@ -123,6 +169,14 @@ def _learner(config: RunConfig) -> Iterator[str]:
             f"learner.attention is 'paged' and learner.mesh {learner.mesh}; the engine's kernel "
             "would gather what is sharded: take 'dense' or 'auto', or one device"
         )
+    if learner.moment_dtype != "float32":
+        for name in ("beta1", "beta2"):
+            if getattr(learner, name) > MAX_BETA_ROUNDED:
+                yield (
+                    f"learner.{name} is {getattr(learner, name)} and learner.moment_dtype "
+                    f"{learner.moment_dtype!r}; changes smaller than its last digit would be lost "
+                    f"to rounding: choose at most {MAX_BETA_ROUNDED}, or float32"
+                )
     if learner.schedule_warmup_steps > config.num_steps:
         yield (
             f"learner.schedule_warmup_steps is {learner.schedule_warmup_steps}; choose 0 to "
@@ -213,6 +267,26 @@ def _observe(config: RunConfig) -> Iterator[str]:
         yield (
             f"observe.profile_step is {observe.profile_step}; the last step is "
             f"{config.num_steps - 1} (num_steps - 1), 0 profiles none"
+        )
+
+
+def _evaluation(config: RunConfig) -> Iterator[str]:
+    evaluation = config.evaluation
+    if evaluation.samples > 1 and not evaluation.temperature:
+        yield (
+            f"evaluation.samples is {evaluation.samples} and evaluation.temperature is 0; greedy "
+            "responses to a prompt are all equal: raise the temperature, or take 1 sample"
+        )
+    if evaluation.keep_best and not evaluation.every_steps:
+        yield (
+            "evaluation.keep_best is True and evaluation.every_steps is 0; nothing says which "
+            "checkpoint is the best: choose how often to evaluate, or set it to False"
+        )
+    most = evaluation.num_prompts * evaluation.samples
+    if most > MAX_EVALUATED:
+        yield (
+            f"evaluation.num_prompts x evaluation.samples is {most:,}; the limit is "
+            f"{MAX_EVALUATED:,} responses, lower one of them"
         )
 
 

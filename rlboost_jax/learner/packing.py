@@ -1,10 +1,13 @@
-"""Trajectories of any length in packed batches of one shape.
+"""Trajectories of any length in packed batches of a few shapes.
 
-Every batch has the same number of rows and tokens, so that the gradient program is
-compiled once. A trajectory of n tokens takes n - 1 positions of one row: position i holds
+A batch has rows of the full length, of half of it, of a quarter, …, and always about as many
+tokens, so that the gradient program is compiled once for each length and short trajectories do
+not pay for attention over the longest. Which batches there are follows from the trajectories
+alone. A trajectory of n tokens takes n - 1 positions of one row: position i holds
 token i as input, and everything about its *target*, token i + 1, lies beside it.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -17,6 +20,7 @@ from rlboost_jax.pytree import pytree
 
 TOKEN_MEAN: Final = "token_mean"
 SEQUENCE_MEAN: Final = "sequence_mean"
+CONSTANT: Final = "constant"
 
 
 class DoesNotFit(Mistake, ValueError):
@@ -35,23 +39,55 @@ class PackedBatch:
     behaviour_logprobs: Float[np.ndarray, "R T"]  # of the target, nats
     advantages: Float[np.ndarray, "R T"]  # of the trajectory, where the target is a response token
     weights: Float[np.ndarray, "R T"]  # of the target in the loss; 0 outside the response
+    samples: Int[np.ndarray, "R T"] | None = None  # of the target if it is a response token, or -1
+    # Zeros where the trajectories have none, which the algorithm then does not ask for.
+    old_logprobs: Float[np.ndarray, "R T"] | None = None
+    old_values: Float[np.ndarray, "R T"] | None = None
+    returns: Float[np.ndarray, "R T"] | None = None
 
 
 def pack(
-    trajectories: Iterable[Trajectory], *, rows: int, row_tokens: int, loss_aggregation: str
+    trajectories: Iterable[Trajectory],
+    *,
+    rows: int,
+    row_tokens: int,
+    loss_aggregation: str,
+    row_lengths: int = 1,
 ) -> list[PackedBatch]:
-    """Batches that hold each trajectory once, first-fit in the given order.
+    """Batches that hold each trajectory once.
+
+    With one length first-fit in the given order. With several first-fit from the longest
+    trajectory on: those that need long rows come first, and shorter ones fill up what room
+    they leave.
+
+    Args:
+        rows: of a batch of the longest rows.
+        row_tokens: of the longest rows.
+        row_lengths: how many lengths of rows there are.
 
     Raises:
         DoesNotFit: a trajectory needs more than a row.
     """
+    shapes = batch_shapes(rows, row_tokens, row_lengths)
     batches, left = [], list(trajectories)
-    while left:
-        batch, left = fill(
-            left, rows=rows, row_tokens=row_tokens, loss_aggregation=loss_aggregation
-        )
-        batches.append(batch)
+    if row_lengths > 1:  # sorting is stable: the order is still that of the trajectories
+        left.sort(key=lambda t: _num_positions(t, row_tokens), reverse=True)
+    for shape, (_, next_tokens) in itertools.pairwise([*shapes, (0, 0)]):
+        while left and _num_positions(left[0], row_tokens) > next_tokens:
+            batch, left = fill(
+                left, rows=shape[0], row_tokens=shape[1], loss_aggregation=loss_aggregation
+            )
+            batches.append(batch)
     return batches
+
+
+def batch_shapes(rows: int, row_tokens: int, row_lengths: int) -> tuple[tuple[int, int], ...]:
+    """(rows, tokens of a row) of all batches there are, from the longest rows on.
+
+    None has more tokens than the first, and all have a multiple of its rows.
+    """
+    lengths = [row_tokens // 2**i for i in range(row_lengths)]
+    return tuple((rows * (row_tokens // length), length) for length in lengths)
 
 
 def fill(
@@ -83,11 +119,31 @@ def first_fit(lengths: Iterable[int], *, rows: int, capacity: int) -> list[int |
     return places
 
 
-def update_divisor(trajectories: Sequence[Trajectory], loss_aggregation: str) -> int:
-    """What the token sums of a whole update are divided by."""
-    if loss_aggregation == SEQUENCE_MEAN:
-        return len(trajectories)
-    return sum(len(t.response_tokens) for t in trajectories)
+def update_divisor(
+    trajectories: Sequence[Trajectory], loss_aggregation: str, *, max_response_tokens: int = 0
+) -> int:
+    """What the token sums of a whole update are divided by; at least 1.
+
+    Args:
+        max_response_tokens: for the "constant" divisor, which is that many for each response.
+    """
+    trained = [t for t in trajectories if t.trained]
+    if loss_aggregation == TOKEN_MEAN:
+        return max(1, sum(len(t.response_tokens) for t in trained))
+    each = max_response_tokens if loss_aggregation == CONSTANT else 1
+    return max(1, len(trained) * each)
+
+
+def by_sample(
+    batches: Iterable[PackedBatch], values: Iterable[Float[np.ndarray, "R T"]]
+) -> dict[int, Float[np.ndarray, " _"]]:
+    """What was computed for packed targets, as one array for each response by its sample."""
+    found = {}
+    for batch, array in zip(batches, values, strict=True):
+        assert batch.samples is not None, "made by `fill`"
+        for sample in np.unique(batch.samples[batch.response_mask]):
+            found[int(sample)] = np.asarray(array)[batch.samples == sample]
+    return found
 
 
 def _num_positions(trajectory: Trajectory, row_tokens: int) -> int:
@@ -120,6 +176,10 @@ def _batch(
         behaviour_logprobs=zeros(np.float32),
         advantages=zeros(np.float32),
         weights=zeros(np.float32),
+        samples=zeros(np.int32) - 1,
+        old_logprobs=zeros(np.float32),
+        old_values=zeros(np.float32),
+        returns=zeros(np.float32),
     )
     for row, trajectories in enumerate(members):
         start = 0
@@ -141,7 +201,14 @@ def _place(
     batch.segments[everything] = segment
     batch.response_mask[response] = True
     batch.behaviour_logprobs[response] = t.behaviour_logprobs
-    batch.advantages[response] = t.advantage
+    if batch.samples is not None:
+        batch.samples[response] = t.sample
+    batch.advantages[response] = t.advantage if t.advantages is None else t.advantages
     of_sequence = loss_aggregation == SEQUENCE_MEAN
-    batch.weights[response] = 1 / len(t.response_tokens) if of_sequence else 1.0
+    if t.trained:
+        batch.weights[response] = 1 / len(t.response_tokens) if of_sequence else 1.0
+    for name in ("old_logprobs", "old_values", "returns"):
+        values = getattr(t, name)
+        if values is not None:
+            getattr(batch, name)[response] = values
     return end

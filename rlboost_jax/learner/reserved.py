@@ -1,14 +1,11 @@
 """The trainer's own engine: an instance of the fleet that shares the learner's devices."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.credentials import Endpoint
-from rlboost_jax.data.prompts import Prompt
-from rlboost_jax.data.tasks import Task
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.learner.evaluation import greedy_accuracy
 from rlboost_jax.learner.link import EventLoopThread
 from rlboost_jax.models.params import Params
 from rlboost_jax.observe.clocks import Clock
@@ -25,7 +22,7 @@ class ReservedEngineLost(RuntimeError):
 
 
 class ReservedEngine:
-    """Generates while the seeding window is open and evaluates between two steps."""
+    """Generates while the seeding window is open."""
 
     def __init__(
         self,
@@ -82,19 +79,6 @@ class ReservedEngine:
         """
         assert self._client is not None
         self._thread.run(self._client.offer(params, version, params_digest))
-
-    def accuracy(
-        self, params: Params, version: int, task: Task, prompts: Sequence[Prompt]
-    ) -> float:
-        """Greedy held-out accuracy of `params`; the engine has no work meanwhile."""
-
-        def evaluate(engine: Engine) -> float:
-            engine.load(params, version)
-            return greedy_accuracy(
-                engine, task, prompts, max_tokens=self._run.sampling.max_response_tokens
-            )
-
-        return self._worker.call(evaluate).result()
 
     def close(self) -> None:
         if self._running is not None:

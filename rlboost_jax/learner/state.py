@@ -1,25 +1,34 @@
 """What training changes: parameters, optimizer state, number of updates."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 
+from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.records import LearnerConfig, ModelConfig
 from rlboost_jax.models.params import Params, abstract_params
-from rlboost_jax.models.sharding import param_shardings, replicated
+from rlboost_jax.models.sharding import laid_out, param_shardings, replicated
 from rlboost_jax.pytree import pytree
+
+HOST_MEMORY: Final = "pinned_host"  # as JAX calls it
 
 
 @pytree
 class TrainState:
     params: Params  # float32
-    opt_state: Any  # optax's, with moments laid out like the parameters
+    opt_state: Any  # optax's, with moments laid out like the parameters, in `moment_dtype`
     step: Any  # updates made: an int32 scalar, or its sharding or shape
+    critic: Any = None  # a CriticState, in runs that have one
+
+
+class NoHostMemory(Mistake, ValueError):
+    """Moments are to lie where the devices cannot reach."""
 
 
 def learning_rate_schedule(
@@ -51,11 +60,11 @@ def learning_rate_schedule(
 
 
 def make_optimizer(config: LearnerConfig, num_steps: int) -> optax.GradientTransformation:
-    """AdamW after clipping by the global norm; norms' scales do not decay.
+    """AdamW after clipping by the global norm; norms' scales and biases do not decay.
 
     Source: Loshchilov and Hutter 2017, arXiv:1711.05101, algorithm 2.
     """
-    return optax.chain(
+    optimizer = optax.chain(
         optax.clip_by_global_norm(config.max_gradient_norm),
         optax.adamw(
             learning_rate_schedule(config, num_steps),
@@ -65,49 +74,128 @@ def make_optimizer(config: LearnerConfig, num_steps: int) -> optax.GradientTrans
             mask=_decays,
         ),
     )
+    return _kept_as(config.moment_dtype, optimizer)
+
+
+def _kept_as(dtype: str, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same arithmetic in float32, with its memory rounded to `dtype` between updates."""
+    if dtype == "float32":
+        return optimizer
+
+    def cast(tree: Any, dtype: str) -> Any:
+        def cast_leaf(leaf: Array) -> Array:
+            return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+        return jax.tree.map(cast_leaf, tree)
+
+    def init(params: Any) -> Any:  # parameters, or what optax puts in their place
+        return cast(optimizer.init(params), dtype)
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = optimizer.update(gradients, cast(state, "float32"), params)
+        return updates, cast(state, dtype)
+
+    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
 
 
 def state_shardings(
-    model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
+    model: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    moment_memory: str = "device",
 ) -> TrainState:
     """The tree of a TrainState with a sharding in place of each array.
 
     Left to the compiler, the layout of the moments after an update may differ from the one
     before it, and the second update would be compiled again.
+
+    Args:
+        moment_memory: "device", or "host" for moments in page-locked memory of the host that
+            the device reads and writes itself.
+
+    Raises:
+        NoHostMemory: the devices of the mesh have no such memory.
     """
     whole, params = replicated(mesh), param_shardings(model, mesh)
+    moments = params
+    if moment_memory == "host":
+        _check_host_memory(mesh)
+        moments = jax.tree.map(lambda leaf: leaf.with_memory_kind(HOST_MEMORY), params)
     opt_state = optax.tree_map_params(
         optimizer,
         lambda _, sharding: sharding,
         jax.eval_shape(optimizer.init, abstract_params(model)),
-        params,
+        moments,
         transform_non_params=lambda _: whole,
     )
     return TrainState(params=params, opt_state=opt_state, step=whole)
 
 
+def on_device(shardings: Any) -> Any:
+    """The same layout in the devices' own memory: where an update is computed."""
+
+    def moved(leaf: NamedSharding) -> NamedSharding:
+        return leaf.with_memory_kind("device") if leaf.memory_kind == HOST_MEMORY else leaf
+
+    return jax.tree.map(moved, shardings)
+
+
+def _check_host_memory(mesh: Mesh) -> None:
+    device = mesh.devices.flat[0]
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    if HOST_MEMORY not in kinds:
+        raise NoHostMemory(
+            f"learner.moment_memory is 'host'; {device.platform} devices reach "
+            f"{', '.join(sorted(kinds))} and no {HOST_MEMORY}: set it to 'device'"
+        )
+
+
 def abstract_state(
-    model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
+    model: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    moment_memory: str = "device",
 ) -> TrainState:
     """Shapes, dtypes and shardings of a TrainState: what a checkpoint is restored onto."""
     shapes = jax.eval_shape(lambda params: _fresh(params, optimizer), abstract_params(model))
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
-        state_shardings(model, optimizer, mesh),
+        state_shardings(model, optimizer, mesh, moment_memory=moment_memory),
     )
 
 
 def init_state(
-    params: Params, optimizer: optax.GradientTransformation, shardings: TrainState
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    shardings: TrainState,
+    *,
+    consume: bool = False,
 ) -> TrainState:
     """State before the first update, laid out as `shardings`.
 
     It holds copies: updates reuse the memory of a state, and the caller may go on using
     `params`, as reference model for one.
+
+    Args:
+        consume: the caller does not go on using them, and their memory becomes the state's.
     """
-    params = jax.device_put(params, shardings.params)
-    return jax.jit(lambda params: _fresh(params, optimizer), out_shardings=shardings)(params)
+    params = jax.tree.map(_moved, params, shardings.params)
+    fresh = jax.jit(
+        lambda params: _fresh(params, optimizer),
+        out_shardings=shardings,
+        donate_argnums=0 if consume else (),
+    )
+    return fresh(params)
+
+
+def _moved(leaf: Any, sharding: NamedSharding) -> Any:
+    """`jax.device_put`, which does not take host arrays to devices of other processes."""
+    if sharding.is_fully_addressable or not isinstance(leaf, np.ndarray):
+        return jax.device_put(leaf, sharding)
+    return laid_out(leaf, sharding)
 
 
 def _fresh(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
@@ -120,6 +208,6 @@ def _fresh(params: Params, optimizer: optax.GradientTransformation) -> TrainStat
 
 def _decays(params: Params) -> Params:
     def decays(path: tuple[Any, ...], _: Any) -> bool:
-        return path[-1].key != "scale"
+        return path[-1].key not in ("scale", "bias")
 
     return jax.tree_util.tree_map_with_path(decays, params)

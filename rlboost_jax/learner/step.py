@@ -6,6 +6,7 @@ micro-batches, and only `apply` divides, by the update's own tokens or sequences
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,6 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from rlboost_jax.algorithms.losses import clipped_policy_loss, kl_to_reference
 from rlboost_jax.config.records import (
     AlgorithmConfig,
     LearnerConfig,
@@ -22,20 +22,19 @@ from rlboost_jax.config.records import (
     SamplingConfig,
 )
 from rlboost_jax.learner.logprobs import sampled_logprobs, whole_logprobs
+from rlboost_jax.learner.objective import MAXIMA, Sums, objective
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import (
     TrainState,
     learning_rate_schedule,
     make_optimizer,
+    on_device,
     state_shardings,
 )
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
 from rlboost_jax.models.forward import head_factors, hidden_states
 from rlboost_jax.models.params import Params
-from rlboost_jax.models.sharding import batch_sharding, replicated
-
-Sums = dict[str, Float[Array, ""]]
-_MAXIMA = frozenset({"max_logprob_gap"})  # keys of Sums that are maxima over tokens
+from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
 
 
 class LearnerStep:
@@ -47,13 +46,14 @@ class LearnerStep:
         apply: (state, gradients, divisor) → (state, metrics); the state is consumed.
             Metrics: `gradient_norm` before clipping, `learning_rate`, `finite` (of gradient
             and update).
+        evaluate: (params, reference params or None, packed batch) → log-probabilities of each
+            target [R, T], without gradients: "policy", as sampled, and with a reference also
+            "whole" and "reference", under the whole softmax of either.
         gaps: (params, packed batch) → |recomputed - behaviour| of each target, 0 outside
             responses; to find out whose they are where `max_logprob_gap` is too large.
         shardings: of a TrainState.
 
-    Sums over response tokens: `loss` (weighted, KL term included), `kl`, `entropy`,
-    `clipped` and `tokens` (unweighted), and `max_logprob_gap`, the largest |recomputed -
-    behaviour| log-probability, which is a maximum.
+    The sums are those of `objective`.
     """
 
     def __init__(
@@ -66,45 +66,73 @@ class LearnerStep:
         num_steps: int,
         mesh: Mesh,
     ) -> None:
+        self._algorithm = algorithm
         self.optimizer = make_optimizer(learner, num_steps)
-        self.shardings = state_shardings(model, self.optimizer, mesh)
+        self.shardings = state_shardings(
+            model, self.optimizer, mesh, moment_memory=learner.moment_memory
+        )
         self.mesh = mesh
         params, whole = self.shardings.params, replicated(mesh)
-        self.gradients = jax.jit(
+        program = partial(program_on, mesh)
+        rows = batch_sharding(mesh)
+        self.gradients = program(
             _gradients(model, learner, algorithm, sampling, mesh),
-            in_shardings=(params, None, batch_sharding(mesh)),
+            in_shardings=(params, None, rows),
             out_shardings=(params, whole),
         )
-        self.gaps = jax.jit(
-            _gaps(model, learner, sampling, mesh),
-            in_shardings=(params, batch_sharding(mesh)),
+        self.evaluate = program(
+            _evaluate(model, learner, sampling, mesh),
+            in_shardings=(params, None, rows),
             out_shardings=whole,
         )
-        self.combine = jax.jit(combine, donate_argnums=0, out_shardings=(params, whole))
-        self.apply = jax.jit(
-            _apply(self.optimizer, learning_rate_schedule(learner, num_steps)),
+        self.gaps = program(
+            _gaps(model, learner, sampling, mesh),
+            in_shardings=(params, rows),
+            out_shardings=whole,
+        )
+        self.combine = program(combine, donate_argnums=0, out_shardings=(params, whole))
+        self.apply = program(
+            _apply(
+                self.optimizer,
+                learning_rate_schedule(learner, num_steps),
+                on_device(self.shardings.opt_state) if learner.moment_memory == "host" else None,
+            ),
             in_shardings=(self.shardings, params, whole),
             out_shardings=(self.shardings, whole),
             donate_argnums=0,
         )
 
     def compile(
-        self, state: TrainState, reference: Params | None, *, rows: int, row_tokens: int
+        self,
+        state: TrainState,
+        reference: Params | None,
+        *,
+        shapes: Sequence[tuple[int, int]],
     ) -> int:
         """Compile everything before the first step, so that no step is slowed by it.
 
         `apply` would consume the state: its program goes to the compilation cache only.
 
+        Args:
+            reference: the KL term's, wherever that is placed.
+            shapes: rows and tokens of a row of all packed batches there will be.
+
         Returns:
             Bytes that the hungriest program takes on each device besides its arguments and
             results: activations, for the most part.
         """
-        batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
-        part = self.gradients(state.params, reference, batch)
-        computed = self.gradients.lower(state.params, reference, batch).compile()
-        gradients, _ = self.combine(part, self.gradients(state.params, reference, batch))
-        applied = self.apply.lower(state, gradients, np.float32(1)).compile()
-        return max(map(_working_bytes, (computed, applied)))
+        in_loss = None if self._algorithm.kl_in_reward else reference
+        in_reward = reference if self._algorithm.kl_in_reward else None
+        programs = []
+        for rows, row_tokens in shapes:
+            batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+            if self._algorithm.looks_first:
+                self.evaluate(state.params, in_reward, batch)
+            part = self.gradients(state.params, in_loss, batch)
+            programs.append(self.gradients.lower(state.params, in_loss, batch).compile())
+        gradients, _ = self.combine(part, self.gradients(state.params, in_loss, batch))
+        programs.append(self.apply.lower(state, gradients, np.float32(1)).compile())
+        return max(map(_working_bytes, programs))
 
     def micro_batch(
         self, params: Params, reference: Params | None, batches: Sequence[PackedBatch]
@@ -127,7 +155,7 @@ def combine(left: tuple[Params, Sums], right: tuple[Params, Sums]) -> tuple[Para
     """Gradients and sums over the tokens of both."""
     (left_gradients, left_sums), (right_gradients, right_sums) = left, right
     sums = {
-        key: (jnp.maximum if key in _MAXIMA else jnp.add)(left_sums[key], right_sums[key])
+        key: (jnp.maximum if key in MAXIMA else jnp.add)(left_sums[key], right_sums[key])
         for key in left_sums
     }
     return jax.tree.map(jnp.add, left_gradients, right_gradients), sums
@@ -168,11 +196,43 @@ def _gaps(
     def gaps(params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         targets = jnp.ravel(batch.targets)
-        logprobs, _ = sampled_logprobs(*factors_of(params, batch), targets, sampling, by_row=by_row)
+        logprobs, _ = sampled_logprobs(
+            *factors_of(params, batch),
+            targets,
+            sampling,
+            soft_cap=model.final_soft_cap,
+            by_row=by_row,
+        )
         gap = jnp.abs(logprobs.reshape(batch.tokens.shape) - batch.behaviour_logprobs)
         return jnp.where(batch.response_mask, gap, 0.0)
 
     return gaps
+
+
+def _evaluate(
+    model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
+) -> Callable[[Params, Params | None, PackedBatch], dict[str, Float[Array, "R T"]]]:
+    factors_of = _factors(model, learner, mesh)
+
+    def evaluate(
+        params: Params, reference: Params | None, batch: PackedBatch
+    ) -> dict[str, Float[Array, "R T"]]:
+        by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
+        targets, factors = jnp.ravel(batch.targets), factors_of(params, batch)
+        soft_cap = model.final_soft_cap
+        logprobs, _ = sampled_logprobs(
+            *factors, targets, sampling, soft_cap=soft_cap, by_row=by_row
+        )
+        found = {"policy": logprobs}
+        if reference is not None:
+            whole_of = partial(
+                whole_logprobs, tokens=targets, sampling=sampling, soft_cap=soft_cap, by_row=by_row
+            )
+            found["reference"], _ = whole_of(*factors_of(reference, batch))
+            found["whole"] = whole_of(*factors)[0] if sampling.truncated else found["policy"]
+        return {name: values.reshape(batch.tokens.shape) for name, values in found.items()}
+
+    return evaluate
 
 
 def _gradients(
@@ -187,40 +247,32 @@ def _gradients(
     def loss(
         params: Params, reference: Params | None, batch: PackedBatch
     ) -> tuple[Float[Array, ""], Sums]:
-        behaviour, advantages, weights, mask = map(
-            jnp.ravel,
-            (batch.behaviour_logprobs, batch.advantages, batch.weights, batch.response_mask),
-        )
-        counted = mask.astype(jnp.float32)
-
         targets = jnp.ravel(batch.targets)
         factors = factors_of(params, batch)
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
-        logprobs, entropy = sampled_logprobs(*factors, targets, sampling, by_row=by_row)
-        total, clipped = clipped_policy_loss(
-            logprobs,
-            behaviour,
-            advantages,
-            weights,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
+        logprobs, entropy = sampled_logprobs(
+            *factors, targets, sampling, soft_cap=model.final_soft_cap, by_row=by_row
         )
-        kl = jnp.zeros(())
+        whole = frozen = None
         if reference is not None:
             # Of the whole softmax: what one policy's top-p leaves may be nothing of the other's.
-            whole_of = partial(whole_logprobs, tokens=targets, sampling=sampling, by_row=by_row)
+            whole_of = partial(
+                whole_logprobs,
+                tokens=targets,
+                sampling=sampling,
+                soft_cap=model.final_soft_cap,
+                by_row=by_row,
+            )
             frozen, _ = whole_of(*factors_of(reference, batch))
             whole = whole_of(*factors)[0] if sampling.truncated else logprobs
-            kl = kl_to_reference(whole, frozen, counted)
-            total += algorithm.kl_coefficient * kl_to_reference(whole, frozen, weights)
-        return total, {
-            "loss": total,
-            "kl": kl,
-            "entropy": (entropy * counted).sum(),
-            "clipped": clipped,
-            "tokens": counted.sum(),
-            "max_logprob_gap": jnp.where(mask, jnp.abs(logprobs - behaviour), 0.0).max(),
-        }
+        return objective(
+            algorithm,
+            batch,
+            logprobs,
+            entropy,
+            whole_logprobs=whole,
+            reference_logprobs=frozen,
+        )
 
     def gradients(
         params: Params, reference: Params | None, batch: PackedBatch
@@ -240,14 +292,19 @@ def _attention(learner: LearnerConfig, mesh: Mesh, num_tokens: int) -> str:
 
 
 def _apply(
-    optimizer: optax.GradientTransformation, learning_rate: Callable[[Array], Array]
+    optimizer: optax.GradientTransformation,
+    learning_rate: Callable[[Array], Array],
+    opt_shardings: Any | None,
 ) -> Callable[[TrainState, Params, Float[Array, ""]], tuple[TrainState, dict[str, Array]]]:
     def apply(
         state: TrainState, gradients: Params, divisor: Float[Array, ""]
     ) -> tuple[TrainState, dict[str, Array]]:
         gradients = jax.tree.map(lambda leaf: leaf / divisor, gradients)
         norm = optax.tree.norm(gradients)  # leaf by leaf where it lies, without a gather
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        opt_state = state.opt_state
+        if opt_shardings is not None:
+            opt_state = jax.device_put(opt_state, opt_shardings)
+        updates, opt_state = optimizer.update(gradients, opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = {
             "gradient_norm": norm,

@@ -7,20 +7,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
 from rlboost_jax import compile_cache
 from rlboost_jax.config.memory import learner_bytes_per_device
 from rlboost_jax.config.records import RunConfig
-from rlboost_jax.data.tasks import Task, get_task
+from rlboost_jax.config.sources import WEIGHTS, source_folder
+from rlboost_jax.data.exercises import Exercises
+from rlboost_jax.data.open import keep_record, open_exercises, record_lines
+from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.critic import CriticStep
+from rlboost_jax.learner.evaluation import Score
+from rlboost_jax.learner.followers import invite
+from rlboost_jax.learner.following import accept
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, checkpoint_extra, window_of
 from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.packing import batch_shapes
+from rlboost_jax.learner.processes import ALONE, World, check_mesh
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngine
 from rlboost_jax.learner.state import TrainState, abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.updates import learners_of
 from rlboost_jax.learner.warmup import warm_up
 from rlboost_jax.messages import TrainerHello
+from rlboost_jax.models.checkpoint_files import read_checkpoint
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.observe.console import Console
@@ -39,16 +52,32 @@ from rlboost_jax.workdir import Workdir
 LOOK_SECONDS = 0.25  # between two looks at the fleet, for the live view
 
 
-def run_training(run: RunConfig, path: str | Path) -> Summary:
+class Silence:
+    """The console of a process that shows nothing."""
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def note(self, line: str) -> None:
+        pass
+
+
+def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summary:
     """Train `run` in the folder `path`, going on where an earlier start ended.
 
+    Args:
+        world: the processes of this trainer, of which this is number 0.
+
     Raises:
-        WorkdirUnusable, NotEnoughDevices: before anything is written.
+        WorkdirUnusable, NotEnoughDevices, IdleProcess: before anything is written.
+        ConfigError, DataChanged: the data or the reward functions cannot be used.
+        FollowerLost: another process of this trainer ended.
         NotEnoughMemory: learner and engine do not fit the first device together.
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
     """
     compile_cache.enable(run.compile_cache_dir)
     mesh = make_mesh(run.learner.mesh)
+    check_mesh(mesh, world)
     with contextlib.ExitStack() as stack:
         workdir = stack.enter_context(Workdir(path, run))
         console = stack.enter_context(
@@ -58,15 +87,15 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
                 live=run.observe.live,
             )
         )
-        task = get_task(run.task)
-        learner = LearnerStep(
-            run.model,
-            run.learner,
-            run.algorithm,
-            run.sampling,
-            num_steps=run.num_steps,
-            mesh=mesh,
-        )
+        with console.phase(f"reading the data of task {run.task.name}"):
+            exercises = open_exercises(run)
+        stack.callback(exercises.close)
+        if exercises.record is not None:
+            keep_record(workdir.path, exercises.record)
+            for line in record_lines(exercises.record):
+                console.note(line)
+        learner, critic = _programs(run, mesh)
+        followers = stack.enter_context(invite(world, workdir.run_id))
         thread = EventLoopThread()
         stack.callback(thread.close)
         manager = ManagerProcess(workdir.path, workdir.run_id)
@@ -74,6 +103,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
         if workdir.config_changed:
             manager.dismiss()  # it serves the configuration of before
         link = ManagerLink(thread, locate=manager.locate)
+        followers.fail_to(link.fail)
         profile = stack.enter_context(StepProfile(run.observe, workdir.path, note=console.note))
         checkpoints = stack.enter_context(
             Checkpoints(
@@ -82,7 +112,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
                 on_durable=lambda step: link.committed(step - 1) if step else None,
             )
         )
-        restored = _restore(run, learner, checkpoints)
+        restored = _restore(run, learner, critic, checkpoints)
         first = checkpoints.latest() or 0
         chosen = chosen_trackers(run, workdir.path, workdir.run_id, step=first, note=console.note)
         trackers = Trackers([FilesTracker(workdir.path, step=first), console, *chosen])
@@ -98,20 +128,10 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
                 )
             )
         if restored:
-            state = restored[0]
             console.note(f"going on with step {first + 1} of {run.num_steps}")
-        else:
-            state = _start(run, task, learner, console)
-            checkpoints.save(0, state, checkpoint_extra(None))
-        reference = _reference(run, workdir.path, learner, state)
-        with console.phase("compiling the learner's programs"):
-            working_bytes = learner.compile(
-                state,
-                reference,
-                rows=run.learner.pack_rows,
-                row_tokens=run.learner.row_tokens or run.slot_tokens,
-            )
-
+        state, reference, working_bytes = _prepared(
+            run, workdir.path, exercises, learner, critic, checkpoints, restored, console
+        )
         with console.phase("compiling the engine's programs"):
             engine = engine_of(run, taken_bytes=learner_bytes_per_device(run) + working_bytes)
         console.note(str(engine.memory))
@@ -139,7 +159,7 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
         stack.callback(publisher.close)
         loop = TrainingLoop(
             run,
-            task=task,
+            exercises=exercises,
             learner=learner,
             state=state,
             reference=reference,
@@ -147,6 +167,10 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             reserved=reserved,
             publisher=publisher,
             checkpoints=checkpoints,
+            prompts_used=restored[1]["prompts_used"] if restored else 0,
+            critic=critic,
+            followers=followers,
+            note=console.note,
             show=trackers.samples,
             spans=profile.spans,
         )
@@ -154,11 +178,82 @@ def run_training(run: RunConfig, path: str | Path) -> Summary:
             profile.at(step)
             trackers.step(loop.step(step))
             loop.save(step + 1)
-        accuracy = loop.final_accuracy(run.num_steps)
-        summary = _summary(run, workdir.path, accuracy)
+        summary = _summary(run, workdir.path, loop.final_score())
         trackers.finish(summary)
     write_report(path)
     return summary
+
+
+def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
+    """The part of a process other than 0 in `run_training`, until that is over.
+
+    Raises:
+        LeaderLost: process 0 ended before that.
+        OtherFolder: `path` is not process 0's.
+    """
+    compile_cache.enable(run.compile_cache_dir)
+    mesh = make_mesh(run.learner.mesh)
+    check_mesh(mesh, world)
+    learner, critic = _programs(run, mesh)
+    path = Path(path)
+    with (
+        contextlib.closing(open_exercises(run)) as exercises,
+        accept(world, path) as leader,
+        Checkpoints(path / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
+    ):
+        restored = _restore(run, learner, critic, checkpoints)
+        state, reference, _ = _prepared(
+            run, path, exercises, learner, critic, checkpoints, restored, Silence()
+        )
+        learners = learners_of(
+            run, policy=learner, critic=critic, reference=reference, stop_ids=exercises.stop_ids
+        )
+        leader.obey(learners, state, checkpoints)
+
+
+def _programs(run: RunConfig, mesh: Mesh) -> tuple[LearnerStep, CriticStep | None]:
+    num_updates = run.num_steps * run.algorithm.updates_per_batch
+    learner = LearnerStep(
+        run.model, run.learner, run.algorithm, run.sampling, num_steps=num_updates, mesh=mesh
+    )
+    if not run.algorithm.has_critic:
+        return learner, None
+    critic = CriticStep(run.model, run.learner, run.algorithm, num_steps=num_updates, mesh=mesh)
+    return learner, critic
+
+
+def _prepared(
+    run: RunConfig,
+    path: Path,
+    exercises: Exercises,
+    learner: LearnerStep,
+    critic: CriticStep | None,
+    checkpoints: Checkpoints,
+    restored: tuple[TrainState, dict[str, Any]] | None,
+    console: Console | Silence,
+) -> tuple[TrainState, Params | None, int]:
+    """State, reference model and the working space of the compiled programs.
+
+    Every process of a trainer does this, and in this order.
+    """
+    if restored:
+        state = restored[0]
+    else:
+        state = _start(run, exercises, learner, console)
+        if critic is not None:
+            state = replace(state, critic=critic.init(state.params))
+        checkpoints.save(0, state, checkpoint_extra(None, 0))
+    reference = _reference(run, path, learner, state)
+    shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
+    with console.phase("compiling the learner's programs"):
+        working_bytes = learner.compile(
+            replace(state, critic=None),
+            reference,
+            shapes=shapes,
+        )
+        if critic is not None:
+            critic.compile(state.critic, shapes=shapes)
+    return state, reference, working_bytes
 
 
 @contextlib.contextmanager
@@ -197,19 +292,35 @@ def _showing_fleet(thread: EventLoopThread, link: ManagerLink, console: Console)
 
 
 def _restore(
-    run: RunConfig, learner: LearnerStep, checkpoints: Checkpoints
+    run: RunConfig, learner: LearnerStep, critic: CriticStep | None, checkpoints: Checkpoints
 ) -> tuple[TrainState, dict[str, Any]] | None:
     """The newest checkpoint; None at the first start."""
     newest = checkpoints.latest()
     if newest is None:
         return None
-    return checkpoints.restore(newest, abstract_state(run.model, learner.optimizer, learner.mesh))
+    abstract = _abstract(run, learner)
+    if critic is not None:
+        abstract = replace(abstract, critic=critic.abstract())
+    return checkpoints.restore(newest, abstract)
 
 
-def _start(run: RunConfig, task: Task, learner: LearnerStep, console: Console) -> TrainState:
-    """Fresh parameters, warmed up."""
-    params = init_params(run.model, run.seed, shardings=learner.shardings.params)
+def _abstract(run: RunConfig, learner: LearnerStep) -> TrainState:
+    return abstract_state(
+        run.model,
+        learner.optimizer,
+        learner.mesh,
+        moment_memory=run.learner.moment_memory,
+    )
+
+
+def _start(
+    run: RunConfig, exercises: Exercises, learner: LearnerStep, console: Console | Silence
+) -> TrainState:
+    """Fresh parameters, or those of the checkpoint to begin with, warmed up."""
+    params = _first_params(run, learner.shardings.params, console)
     if run.warmup.max_updates:
+        assert isinstance(exercises, Task), "the configuration was checked for this"
+        task = exercises
         reports: list[tuple[int, float]] = []
         with console.phase(f"warming the model up on the {task.name} task"):
             params = warm_up(
@@ -217,33 +328,40 @@ def _start(run: RunConfig, task: Task, learner: LearnerStep, console: Console) -
             )
         for updates, loss in reports[-1:]:
             console.note(f"  {updates} supervised updates, loss {loss:.3f} nats per token")
-    return init_state(params, learner.optimizer, learner.shardings)
+    return init_state(params, learner.optimizer, learner.shardings, consume=True)
+
+
+def _first_params(run: RunConfig, shardings: Params, console: Console | Silence) -> Params:
+    source = run.model.source
+    if not source:
+        return init_params(run.model, run.seed, shardings=shardings)
+    with console.phase(f"reading the parameters of {source}"):
+        return read_checkpoint(run.model, source_folder(source, WEIGHTS), shardings=shardings)
 
 
 def _reference(
     run: RunConfig, path: Path, learner: LearnerStep, state: TrainState
 ) -> Params | None:
     """The starting parameters that the KL term is taken to; None without such a term."""
-    if run.algorithm.kl_coefficient == 0:
+    if not run.algorithm.has_reference:
         return None
     with Checkpoints(path / "reference", keep=1) as kept:
         if kept.latest() is None:
             kept.save(0, state.params, {})
             kept.wait()
-        abstract = abstract_state(run.model, learner.optimizer, learner.mesh)
-        return kept.restore(0, abstract.params)[0]
+        return kept.restore(0, _abstract(run, learner).params)[0]
 
 
-def _summary(run: RunConfig, path: Path, accuracy: float | None) -> Summary:
+def _summary(run: RunConfig, path: Path, score: Score | None) -> Summary:
     """Write `summary.json` from the rows of the run.
 
     Args:
-        accuracy: after the last update; the rows have it of the policies before.
+        score: after the last update; the rows have it of the policies before.
     """
     summary = summarize(
         read_metrics(path), reserved_price_per_hour=run.fleet.reserved_price_per_hour
     )
-    if accuracy is not None:
-        summary = replace(summary, last_accuracy=accuracy)
+    if score is not None:
+        summary = replace(summary, last_accuracy=score.accuracy)
     write_summary(path, summary)
     return summary

@@ -1,8 +1,9 @@
 """Finished rollouts as the learner sees them: host-side records of NumPy arrays."""
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,16 @@ class Trajectory:
     behaviour_logprobs: NDArray[np.float32]  # nats, as recorded when the token was sampled
     policy_versions: NDArray[np.int32]
     reward: float
-    advantage: float
+    advantage: float  # of all tokens, unless `advantages` has one for each
+    trained: bool = True  # False: it counts in its group's mean and in no loss
+    advantages: NDArray[np.float32] | None = None
+    old_logprobs: NDArray[np.float32] | None = None  # nats, of the learner before the first update
+    old_values: NDArray[np.float32] | None = None  # of the critic before the first update
+    returns: NDArray[np.float32] | None = None  # what the critic is to expect
     attempt: int = 0  # see `FinishedRollout`; no part of any digest
+    # What each reward function returned, before its weight, and why those that failed did.
+    reward_components: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    reward_faults: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, kw_only=True)

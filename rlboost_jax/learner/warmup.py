@@ -26,7 +26,7 @@ from rlboost_jax.learner.state import TrainState, init_state, state_shardings
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.forward import head_factors, hidden_states
 from rlboost_jax.models.params import Params
-from rlboost_jax.models.sharding import batch_sharding, replicated
+from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
 
 TOKENS_PER_UPDATE: Final = 2_496  # positions of a batch, rounded up to whole packed batches
 LOOK_EVERY: Final = 4  # updates between looks at the loss, each of which waits for the device
@@ -61,7 +61,8 @@ def warm_up(
     optimizer = _optimizer(config.learner.max_gradient_norm)
     shardings = state_shardings(config.model, optimizer, mesh)
     state = init_state(params, optimizer, shardings)
-    update = jax.jit(
+    update = program_on(
+        mesh,
         _update(config.model, optimizer, mesh, remat=config.learner.remat),
         in_shardings=(shardings, batch_sharding(mesh), replicated(mesh)),
         out_shardings=(shardings, replicated(mesh)),
@@ -104,9 +105,9 @@ class _Lessons:
     def __init__(self, config: RunConfig, task: Task) -> None:
         self._task, self._seed = task, config.seed ^ _STREAM
         self._rng = np.random.default_rng(self._seed)
-        self._row_tokens = config.learner.row_tokens or config.slot_tokens
-        packed = config.learner.pack_rows * self._row_tokens
-        self._rows = config.learner.pack_rows * math.ceil(TOKENS_PER_UPDATE / packed)
+        self._row_tokens = config.row_tokens
+        packed = config.pack_rows * self._row_tokens
+        self._rows = config.pack_rows * math.ceil(TOKENS_PER_UPDATE / packed)
         self._drawn = 0
         self._left: list[Trajectory] = []
 
@@ -151,7 +152,7 @@ def _optimizer(max_gradient_norm: float) -> optax.GradientTransformation:
 
 
 def _update(
-    model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, *, remat: bool
+    model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, *, remat: str
 ) -> Callable[..., tuple[TrainState, Float[Array, ""]]]:
     def mean_loss(params: Params, batch: PackedBatch) -> Float[Array, ""]:
         tokens, positions, segments = map(
@@ -159,7 +160,9 @@ def _update(
         )
         x = hidden_states(model, params, tokens, positions, segments, remat=remat, mesh=mesh)
         targets, weights = jnp.ravel(batch.targets), jnp.ravel(batch.weights)
-        logprobs, _ = selected_logprobs(*head_factors(model, params, x), targets)
+        logprobs, _ = selected_logprobs(
+            *head_factors(model, params, x), targets, soft_cap=model.final_soft_cap or None
+        )
         return -(logprobs * weights).sum() / weights.sum()
 
     def update(

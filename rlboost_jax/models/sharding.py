@@ -1,14 +1,16 @@
 """Which axis of which parameter lies on which axis of the device mesh.
 
 Mesh axes: `data` replicates the parameters and splits the batch, `fsdp` splits both,
-`tensor` splits heads, hidden width and vocabulary. An axis of an array that the mesh axis
+`tensor` splits heads, hidden width, experts and vocabulary. An axis of an array that the mesh axis
 does not divide stays whole, so that any model runs on any mesh.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.records import ModelConfig
@@ -23,7 +25,7 @@ AXES: Final = ("data", "fsdp", "tensor")
 BATCH: Final = ("data", "fsdp")  # mesh axes that share out the rows of a batch
 
 # End of the parameter's name → mesh axes of its last axes. Others (norms) are replicated.
-RULES: Final = {
+RULES: Final[dict[str, tuple[str | None, ...]]] = {
     "embedding.table": ("tensor", "fsdp"),
     "attention.query.kernel": ("fsdp", "tensor"),
     "attention.key.kernel": ("fsdp", "tensor"),
@@ -32,6 +34,13 @@ RULES: Final = {
     "mlp.gate.kernel": ("fsdp", "tensor"),
     "mlp.up.kernel": ("fsdp", "tensor"),
     "mlp.down.kernel": ("tensor", "fsdp"),
+    "attention.query.bias": ("tensor",),
+    "attention.key.bias": ("tensor",),
+    "attention.value.bias": ("tensor",),
+    "mlp.router.kernel": ("fsdp", None),
+    "mlp.experts.gate": ("tensor", "fsdp", None),  # whole experts on a device, see `experts.py`
+    "mlp.experts.up": ("tensor", "fsdp", None),
+    "mlp.experts.down": ("tensor", None, "fsdp"),
     "head.kernel": ("fsdp", "tensor"),
 }
 
@@ -66,6 +75,47 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
+def placed(tree: Any, mesh: Mesh) -> Any:
+    """Host arrays of a tree as arrays of a mesh that this process sees a part of.
+
+    Matrices are rows of a batch and are split, numbers are everywhere. Every process passes equal
+    arrays.
+    """
+
+    def place(leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray | np.generic):
+            return leaf
+        return laid_out(leaf, batch_sharding(mesh) if leaf.ndim else replicated(mesh))
+
+    return jax.tree.map(place, tree)
+
+
+def laid_out(array: Any, sharding: Sharding) -> jax.Array:
+    """A host array as one of which this process holds its part; all processes pass the same."""
+    array = np.asarray(array)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def program_on(mesh: Mesh, function: Callable[..., Any], **options: Any) -> Any:
+    """`jax.jit` of a function whose arguments may be host arrays, on any mesh.
+
+    On a mesh of several processes `jax.jit` takes arrays of that mesh only.
+    """
+    program = jax.jit(function, **options)
+    return _OfSeveralProcesses(program, mesh) if mesh.is_multi_process else program
+
+
+class _OfSeveralProcesses:
+    def __init__(self, program: Any, mesh: Mesh) -> None:
+        self._program, self._mesh = program, mesh
+
+    def __call__(self, *args: Any) -> Any:
+        return self._program(*placed(args, self._mesh))
+
+    def lower(self, *args: Any) -> Any:
+        return self._program.lower(*placed(args, self._mesh))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
@@ -74,7 +124,7 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Parti
     axes = next((axes for end, axes in RULES.items() if name.endswith(end)), ())
     stacked = len(shape) - len(axes)  # leading axes that no rule speaks of: the layers
     divided = [
-        axis if size % mesh.shape[axis] == 0 else None
+        axis if axis and size % mesh.shape[axis] == 0 else None
         for size, axis in zip(shape[stacked:], axes, strict=True)
     ]
     return PartitionSpec(*[None] * stacked, *divided)

@@ -15,9 +15,12 @@ FILE: Final = "metrics.jsonl"
 KEYS: Final = (
     "step",
     "version",  # of the policy that sampled the step
+    "prompts_used",  # of the prompt stream, by this step and those before
     "reward_mean",
     "reward_std",
-    "accuracy",  # greedy, on held-out prompts; null where not evaluated
+    "reward_failures",  # responses for which a reward function failed and the fallback counts
+    "accuracy",  # mean over responses to held-out prompts; null where not evaluated
+    "pass_at_k",  # mean of the best response to each; null with one response per prompt
     "loss",
     "kl",  # to the reference, nats per token
     "entropy",  # nats per token
@@ -25,7 +28,7 @@ KEYS: Final = (
     "response_tokens",
     "response_length_mean",
     "response_length_max",
-    "step_seconds",  # from the end of the step before; evaluation left out
+    "step_seconds",  # from the end of the step before
     "rollout_seconds",
     "train_seconds",
     "publish_seconds",  # copying the updated parameters to the host
@@ -39,14 +42,18 @@ KEYS: Final = (
     "tokens_generated",
     "tokens_delivered",
     "tokens_lost",
+    "tokens_filtered",  # of these, whole responses to prompts that dynamic sampling passed over
     "tokens_prefilled_again",
     "tokens_reserved",
     "tokens_preemptible",
+    "tokens_measured",  # of evaluation, in none of the others
     "cost_dollars",
     "tokens_per_dollar",
     "max_logprob_gap",  # nats
     "trajectories_digest",
     "params_digest",  # after the step
+    "corrected_fraction",  # tokens whose weight a correction's bound changed; null without one
+    "value_loss",  # of the critic, per token; null without one
 )
 
 

@@ -19,6 +19,8 @@ GROUPS = {
     "kl": "policy",
     "entropy": "policy",
     "clip_fraction": "policy",
+    "corrected_fraction": "policy",
+    "value_loss": "policy",
     "max_logprob_gap": "policy",
     "cost_dollars": "cost",
     "tokens_per_dollar": "cost",

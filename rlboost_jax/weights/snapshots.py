@@ -51,8 +51,15 @@ class SnapshotStore:
         found = [path for path in self._folder.iterdir() if _version(path) is not None]
         found.sort(key=lambda path: path.stat().st_mtime_ns)
         self._written = [int(path.name) for path in found]
+        # Where the trainer has several processes, those that do not publish must not be waited for.
+        alone = ocp.options.MultiprocessingOptions(
+            primary_host=0, active_processes={0}, barrier_sync_key_prefix="snapshots"
+        )
         self._checkpointer = ocp.AsyncCheckpointer(
-            ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
+            ocp.PyTreeCheckpointHandler(
+                use_ocdbt=False, use_compression=False, multiprocessing_options=alone
+            ),
+            multiprocessing_options=alone,
         )
 
     @property

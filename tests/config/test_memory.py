@@ -8,6 +8,7 @@ import pytest
 from configs import base
 from rlboost_jax.config import memory
 from rlboost_jax.config.load import run_config
+from rlboost_jax.config.plan import plan_text
 from rlboost_jax.config.ranges import DTYPES
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.learner.gradients import GradientSum
@@ -58,6 +59,13 @@ def test_a_learner_by_hand(config: RunConfig) -> None:
     with_kl = dataclasses.replace(config, algorithm=algorithm)
     assert memory.learner_bytes(with_kl) == {**parts, "reference": 4 * 324_352}
 
+    half = dataclasses.replace(config.learner, moment_dtype="bfloat16")
+    rounded = dataclasses.replace(config, learner=half)
+    assert memory.learner_bytes(rounded)["optimizer"] == 4 * 324_352
+    elsewhere = dataclasses.replace(config, learner=dataclasses.replace(half, moment_memory="host"))
+    assert "optimizer" not in memory.learner_bytes(elsewhere)
+    assert memory.moment_bytes(elsewhere) == 4 * 324_352
+    assert "on the host: optimizer 1.2 MiB" in plan_text(elsewhere)
     learner = dataclasses.replace(config.learner, mesh=(2, 3, 2), pack_rows=6)
     sharded = dataclasses.replace(config, learner=learner)
     assert memory.learner_bytes_per_device(config) == 28 * 324_352

@@ -9,8 +9,8 @@ from rlboost_kernels import available_implementations
 
 from configs import base, quickstart, tiny
 from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import run_config, run_config_from_dict
-from rlboost_jax.config.ranges import ATTENTION
+from rlboost_jax.config.load import run_config, run_config_from_dict, to_dict
+from rlboost_jax.config.ranges import ATTENTION, FINITE
 
 
 def changed(changes: dict[str, object]) -> ConfigDict:
@@ -45,6 +45,13 @@ WRONG = [
     ),
     ({"learner.mesh": (2, 4, 1)}, "4", ["learner.pack_rows", "learner.mesh"]),
     ({"learner.mesh": (1, 0, 1)}, "0", ["learner.mesh"]),
+    (
+        {"learner.moment_dtype": "bfloat16", "learner.beta1": 0.9, "learner.beta2": 0.999},
+        "0.999",
+        ["learner.beta2", "learner.moment_dtype"],
+    ),
+    ({"learner.pack_tokens": 207}, "207", ["learner.pack_tokens", "learner.row_tokens"]),
+    ({"learner.row_lengths": 9}, "9", ["learner.row_lengths"]),
     ({"learner.row_tokens": 207}, "207", ["learner.row_tokens", "sampling.max_response_tokens"]),
     ({"learner.schedule_warmup_steps": 101}, "101", ["learner.schedule_warmup_steps", "num_steps"]),
     ({"model.num_key_heads": 3}, "3", ["model.num_query_heads", "model.num_key_heads"]),
@@ -136,7 +143,7 @@ def test_every_mistake_is_told_at_once() -> None:
 
 
 def numbers(section: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, type]]:
-    """Dotted names, and types, of all fields of the base configuration that hold a number."""
+    """Dotted names, and types, of all numbers of the base configuration, presets filled in."""
     for name, value in section.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{prefix}{name}.")
@@ -145,15 +152,16 @@ def numbers(section: Mapping[str, object], prefix: str = "") -> Iterator[tuple[s
 
 
 def impossible_numbers() -> Iterator[tuple[str, float]]:
-    for name, kind in numbers(base.get_config().to_dict()):
-        yield name, -1
+    for name, kind in numbers(to_dict(run_config(base.get_config()))):
+        if name not in FINITE:
+            yield name, -1
         if kind is float:
             yield from ((name, math.nan), (name, math.inf))
 
 
 @pytest.mark.parametrize(("name", "value"), list(impossible_numbers()))
 def test_no_number_may_be_negative_or_endless(name: str, value: float) -> None:
-    config = base.get_config().to_dict()
+    config = to_dict(run_config(base.get_config()))
     *sections, field = name.split(".")
     section = functools.reduce(dict.__getitem__, sections, config)
     section[field] = type(section[field])(value)
@@ -178,6 +186,12 @@ POSITIVE_NUMBERS = [
     "warmup.habit_learning_rate",
     "algorithm.clip_low",
     "algorithm.clip_high",
+    "algorithm.discount",
+    "algorithm.sapo_temperature_positive",
+    "algorithm.sapo_temperature_negative",
+    "algorithm.correction_high",
+    "algorithm.overlong_band",
+    "algorithm.critic_learning_rate",
     "sampling.temperature",
     "sampling.top_p",
     "sampling.max_response_tokens",
@@ -208,6 +222,7 @@ NAMES = [
     "task.name",
     "algorithm.name",
     "algorithm.loss_aggregation",
+    "algorithm.advantage",
     "learner.schedule",
     "learner.attention",
     "engine.attention",
@@ -224,7 +239,12 @@ NAMES = [
     ("name", "value"),
     [
         ("seed", 2**31),
-        ("algorithm.group_size", 1),
+        ("algorithm.group_size", 0),
+        ("algorithm.discount", 1.01),
+        ("algorithm.gae_lambda", 1.01),
+        ("algorithm.dynamic_sampling_factor", 0.5),
+        ("algorithm.mini_batches", 0),
+        ("algorithm.epochs", 0),
         ("algorithm.clip_low", 1.5),
         ("sampling.top_p", 1.01),
         ("learner.beta1", 1.0),
@@ -241,7 +261,7 @@ NAMES = [
     ],
 )
 def test_a_value_just_beyond_its_range(name: str, value: object) -> None:
-    config = base.get_config().to_dict()
+    config = to_dict(run_config(base.get_config()))
     *sections, field = name.split(".")
     section = functools.reduce(dict.__getitem__, sections, config)
     section[field] = type(section[field])(value)
@@ -286,6 +306,17 @@ def test_a_guard_of_the_kl_needs_the_model_it_is_taken_to():
         run_config(values)
     values.algorithm.kl_coefficient = 0.01
     run_config(values)
+
+
+def test_a_budget_of_tokens_gives_each_device_whole_rows() -> None:
+    """208 tokens a row: 5 of them in 1,100 on each of 2 x 3 devices; tensor shares them."""
+    values = base.get_config()
+    values.learner.pack_tokens = 1_100
+    values.learner.mesh = (2, 3, 2)
+    assert run_config(values).pack_rows == 2 * 3 * 5
+    values.learner.pack_tokens = 0
+    values.learner.pack_rows = 6
+    assert run_config(values).pack_rows == 6
 
 
 def test_a_tracker_that_is_not_installed_is_a_mistake_on_the_trainers_host_only(

@@ -3,7 +3,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.learner.packing import DoesNotFit, fill, first_fit, pack, update_divisor
+from rlboost_jax.learner.packing import (
+    DoesNotFit,
+    batch_shapes,
+    fill,
+    first_fit,
+    pack,
+    update_divisor,
+)
 from rlboost_jax.learner.trajectory import Trajectory
 
 ROW_TOKENS = 16
@@ -27,13 +34,26 @@ def trajectory(sample, prompt_length, response_length, advantage=1.5):
 lengths = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 10)), min_size=1, max_size=25)
 
 
-@given(lengths, st.integers(1, 4), st.sampled_from(["token_mean", "sequence_mean"]))
-def test_every_trajectory_is_there_once_with_targets_beside_inputs(lengths, rows, aggregation):
+@given(
+    lengths,
+    st.integers(1, 4),
+    st.sampled_from(["token_mean", "sequence_mean"]),
+    st.integers(1, 4),
+)
+def test_every_trajectory_is_there_once_with_targets_beside_inputs(
+    lengths, rows, aggregation, row_lengths
+):
     trajectories = [trajectory(i, p, r) for i, (p, r) in enumerate(lengths)]
-    batches = pack(trajectories, rows=rows, row_tokens=ROW_TOKENS, loss_aggregation=aggregation)
+    batches = pack(
+        trajectories,
+        rows=rows,
+        row_tokens=ROW_TOKENS,
+        loss_aggregation=aggregation,
+        row_lengths=row_lengths,
+    )
     found = {}
     for batch in batches:
-        for row in range(rows):
+        for row in range(len(batch.tokens)):
             assert (np.diff(batch.segments[row]) <= 1).all()
             for segment in range(1, batch.segments[row].max() + 1):
                 here = (row, np.flatnonzero(batch.segments[row] == segment))
@@ -86,6 +106,45 @@ def test_first_fit_leaves_out_only_what_has_no_room(lengths, rows):
         assert row == (fitting[0] if fitting else None)
         if row is not None:
             room[row] -= length
+
+
+@given(lengths, st.integers(1, 3), st.integers(1, 4))
+def test_rows_are_as_long_as_their_trajectories_need(lengths, rows, row_lengths):
+    """Every batch has one of the shapes, and one trajectory at least for which the next shorter
+    row would not do; only the last batch may have room for one of those that came later."""
+    shapes = batch_shapes(rows, ROW_TOKENS, row_lengths)
+    trajectories = [trajectory(i, p, r) for i, (p, r) in enumerate(lengths)]
+    batches = pack(
+        trajectories,
+        rows=rows,
+        row_tokens=ROW_TOKENS,
+        loss_aggregation="token_mean",
+        row_lengths=row_lengths,
+    )
+    next_tokens = dict(zip(shapes, [tokens for _, tokens in shapes[1:]] + [0], strict=True))
+    for batch in batches:
+        starts = (batch.positions == 0) & (batch.segments > 0)
+        longest = max(int(batch.positions.max()) + 1, 1)
+        assert starts.any() and longest > next_tokens[batch.tokens.shape]
+    sizes = [batch.tokens.shape[1] for batch in batches]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_shapes_by_hand():
+    """135 is halved to 67 and 33, and rows of these fit 2 and 4 times into the first batch."""
+    assert batch_shapes(8, 135, 3) == ((8, 135), (16, 67), (32, 33))
+    assert batch_shapes(8, 135, 1) == ((8, 135),)
+
+
+def test_short_responses_do_not_pay_for_the_longest():
+    """One of 16 positions and eight of 4, with rows of 16, 8 and 4: the second batch has rows
+    of 4 only. In rows of 16, two batches of 32 would hold 32 x 16 scores each."""
+    trajectories = [trajectory(0, 7, 10)] + [trajectory(i, 2, 3) for i in range(1, 13)]
+    options = {"rows": 2, "row_tokens": ROW_TOKENS, "loss_aggregation": "token_mean"}
+    shapes = [batch.tokens.shape for batch in pack(trajectories, **options, row_lengths=3)]
+    assert shapes == [(2, 16), (8, 4)]
+    shapes = [batch.tokens.shape for batch in pack(trajectories, **options)]
+    assert shapes == [(2, 16), (2, 16)]
 
 
 def test_what_found_no_room_comes_back_in_order():

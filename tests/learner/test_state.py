@@ -3,11 +3,14 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
 
+from rlboost_jax.learner import state as state_module
 from rlboost_jax.learner.state import (
+    NoHostMemory,
     abstract_state,
     init_state,
     learning_rate_schedule,
@@ -97,3 +100,55 @@ def test_moments_lie_where_their_parameters_lie(config):
     shardings = state_shardings(config.model, optimizer, make_mesh((1, 1, 1)))
     for moment in ("mu", "nu"):
         assert optax.tree_utils.tree_get(shardings.opt_state, moment) == shardings.params
+
+
+def test_moments_in_bfloat16_are_rounded_between_updates_only(config):
+    """Against a loop that rounds what it remembers and nothing else."""
+    learner = replace(config.learner, moment_dtype="bfloat16", max_gradient_norm=1e6)
+    optimizer = make_optimizer(learner, 10)
+    start = init_params(config.model, 0)
+    gradients = jax.tree.map(lambda leaf: leaf * 0.3 + 0.1, init_params(config.model, 1))
+    params, state = start, optimizer.init(start)
+    update = jax.jit(optimizer.update)
+    m, v = (jax.tree.map(np.zeros_like, jax.device_get(start)) for _ in range(2))
+    expected = jax.device_get(start)
+    for t in range(1, 4):
+        updates, state = update(gradients, state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+
+        def by_hand(p, g, m, v, t=t):
+            m = learner.beta1 * np.float32(m) + (1 - learner.beta1) * np.asarray(g)
+            v = learner.beta2 * np.float32(v) + (1 - learner.beta2) * np.asarray(g) ** 2
+            root = np.sqrt(v / (1 - learner.beta2**t)) + 1e-8
+            p = p - learner.learning_rate * m / (1 - learner.beta1**t) / root
+            return p, m.astype(ml_dtypes.bfloat16), v.astype(ml_dtypes.bfloat16)
+
+        moved = jax.tree.map(by_hand, expected, gradients, m, v)
+        expected, m, v = (
+            jax.tree.map(lambda _, leaf, i=i: leaf[i], start, moved) for i in range(3)
+        )
+    adam = state[1][0]
+    assert {leaf.dtype for leaf in jax.tree.leaves((adam.mu, adam.nu))} == {jnp.dtype("bfloat16")}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), params, expected)
+    host = [{k: np.asarray(v) for k, v in flatten_params(x).items()} for x in (start, gradients)]
+    plain = adamw_by_hand(*host, learner, 3)
+    gaps = [np.abs(plain[name] - leaf).max() for name, leaf in flatten_params(params).items()]
+    assert max(gaps) > 4e-5, "or rounding would not show"
+
+
+def test_moments_in_bfloat16_have_shardings_and_checkpoints_of_their_own_type(config):
+    learner = replace(config.learner, moment_dtype="bfloat16")
+    mesh, optimizer = make_mesh((1, 1, 1)), make_optimizer(learner, 10)
+    shardings = state_shardings(config.model, optimizer, mesh)
+    state = init_state(init_params(config.model, 0), optimizer, shardings)
+    abstract = abstract_state(config.model, optimizer, mesh)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), abstract
+    )
+
+
+def test_a_backend_without_host_memory_says_so(config, monkeypatch):
+    mesh, optimizer = make_mesh((1, 1, 1)), make_optimizer(config.learner, 10)
+    monkeypatch.setattr(state_module, "HOST_MEMORY", "pinned_elsewhere")
+    with pytest.raises(NoHostMemory, match=r"learner\.moment_memory is 'host'; cpu devices reach"):
+        state_shardings(config.model, optimizer, mesh, moment_memory="host")

@@ -9,7 +9,7 @@ import pytest
 from rlboost_kernels import available_implementations
 
 from rlboost_jax.models.decoder import RMSNorm
-from rlboost_jax.models.forward import apply_layer, embed, head, hidden_states
+from rlboost_jax.models.forward import REMAT_POLICIES, apply_layer, embed, head, hidden_states
 from rlboost_jax.models.params import init_params, unstack_layers
 
 B, T = 2, 12
@@ -22,7 +22,7 @@ def rows(config, seed=0):
 
 
 @functools.partial(jax.jit, static_argnames=("config", "remat"))
-def logits(config, params, tokens, positions, segments, *, remat=False):
+def logits(config, params, tokens, positions, segments, *, remat="none"):
     x = hidden_states(config, params, tokens, positions, segments, remat=remat)
     return head(config, params, x).reshape(*tokens.shape, config.vocab_size)
 
@@ -48,7 +48,7 @@ def test_no_gradient_reaches_the_future(small_model):
 
     def outputs(x):
         for layer in layers:
-            x = apply_layer(config, layer, x, positions[0], attend)
+            x, _ = apply_layer(config, layer, x, positions[0], attend)
         return x
 
     def attend(q, k, v):
@@ -63,7 +63,7 @@ def test_no_gradient_reaches_the_future(small_model):
     def one_row(table):
         params = {**own_entries, "embedding": {"table": table}}
         return hidden_states(
-            config, params, jnp.arange(T)[None], positions[:1], segments[:1], remat=False
+            config, params, jnp.arange(T)[None], positions[:1], segments[:1], remat="none"
         )
 
     np.testing.assert_allclose(jax.jit(one_row)(table), jax.jit(outputs)(table), atol=1e-5)
@@ -97,7 +97,7 @@ def test_layer_by_layer_equals_all_layers_at_once(small_model, changes):
     x = embed(config, unstacked, tokens[0])
     for layer in unstacked["layers"]:
         attend = functools.partial(attend_by_loops, length=T)
-        x = apply_layer(config, layer, x, positions[0], attend)
+        x, _ = apply_layer(config, layer, x, positions[0], attend)
     np.testing.assert_allclose(head(config, unstacked, x), together[0], atol=1e-5)
 
 
@@ -109,16 +109,18 @@ def test_remat_and_depth_change_nothing_but_the_program(small_model):
         return jnp.square(logits(config, params, *rows(config), remat=remat)).sum()
 
     gradient = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4),
-        gradient(params, False),
-        gradient(params, True),
-    )
+    expected = gradient(params, "none")
+    for remat in REMAT_POLICIES:
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4),
+            gradient(params, remat),
+            expected,
+        )
 
     x = embed(config, params, rows(config)[0][0])
     for layer in unstack_layers(params)["layers"]:
         attend = functools.partial(attend_by_loops, length=T)
-        x = apply_layer(config, layer, x, jnp.arange(T), attend)
+        x, _ = apply_layer(config, layer, x, jnp.arange(T), attend)
     expected = logits(config, params, *rows(config))[0]
     np.testing.assert_allclose(head(config, params, x), expected, atol=1e-5)
 

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 
 from rlboost_jax.config.ranges import MAX_POSITIONS
-from rlboost_jax.models import rope
-from rlboost_jax.models.rope import FINE, rotate
+from rlboost_jax.models.rope import FINE, Rope, cos_sin, turn
 
 THETA = 10_000.0
+
+
+def rotate(x, positions, *, theta=THETA):
+    return turn(x, *cos_sin(positions, x.shape[-1], Rope(theta)))
 
 
 def rotate_by_hand(x, positions, theta):
@@ -43,7 +46,7 @@ def test_short_contexts_have_the_bits_of_the_float64_table():
     positions = np.arange(FINE)
     frequencies = THETA ** (-np.arange(4, dtype=np.float64) * 2 / 8)
     angles = positions[:, None] * frequencies
-    cos, sin = jax.jit(lambda p: rope._cos_sin(p, 8, THETA))(jnp.asarray(positions))
+    cos, sin = jax.jit(lambda p: cos_sin(p, 8, Rope(THETA)))(jnp.asarray(positions))
     np.testing.assert_array_equal(cos, np.cos(angles).astype(np.float32))
     np.testing.assert_array_equal(sin, np.sin(angles).astype(np.float32))
 

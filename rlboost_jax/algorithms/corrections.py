@@ -1,0 +1,71 @@
+"""Weights for samples of an engine that is not quite the policy it stands for.
+
+An engine computes in another precision or order than the learner: w = old / behaviour is the
+importance of what it sampled, old being recomputed by the learner from the same parameters.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from rlboost_jax.algorithms.ratios import MOST_LOG_RATIO, log_ratios
+from rlboost_jax.algorithms.segments import segment_means, segment_sums
+
+
+def correction_weights(
+    old_logprobs: Float[Array, "R T"],
+    behaviour_logprobs: Float[Array, "R T"],
+    mask: Bool[Array, "R T"],
+    segments: Int[Array, "R T"],
+    *,
+    correction: str,
+    level: str,
+    low: float,
+    high: float,
+) -> tuple[Float[Array, "R T"], Bool[Array, "R T"]]:
+    """Weights of the tokens' losses, without a gradient, and which of them are changed by a bound.
+
+    Args:
+        correction: "truncate" cuts w off at `high` (TIS). "mask" gives w outside of
+            [low, high] weight 0 and the divisor stays as it is (IcePop, MIS). "reject" does the
+            same, and what has no weight does not count in the divisor either.
+        level: w of the "token", of the whole "sequence" (the product over its tokens), or
+            "geometric": the sequence's mean per token.
+
+    Source: truncation from Yao et al. 2025, "Your efficient RL framework secretly brings you
+    off-policy RL training"; masks from Ling team 2025, arXiv:2510.18855, section 3.3 (token)
+    and Liu et al. 2025, "When speed kills stability" (sequence).
+    """
+    log_weight = log_ratios(old_logprobs, behaviour_logprobs, mask)
+    if level == "sequence":
+        log_weight = segment_sums(jnp.where(mask, log_weight, 0.0), segments)
+        log_weight = jnp.clip(log_weight, -MOST_LOG_RATIO, MOST_LOG_RATIO)
+    elif level == "geometric":
+        log_weight = segment_means(log_weight, mask, segments)
+    weight = jax.lax.stop_gradient(jnp.exp(log_weight))
+    if correction == "truncate":
+        return jnp.minimum(weight, high), mask & (weight > high)
+    beyond = (weight < low) | (weight > high)
+    return jnp.where(beyond, 0.0, weight), mask & beyond
+
+
+def kept_weights(
+    kept: Bool[Array, "R T"], segments: Int[Array, "R T"], *, loss_aggregation: str
+) -> tuple[Float[Array, "R T"], Float[Array, ""]]:
+    """Weights and divisor of an update that knows nothing of the tokens that were rejected.
+
+    Args:
+        kept: response tokens that are left.
+
+    Returns:
+        Weights as `packing.py` gives them, and what this batch adds to the update's divisor:
+        tokens that are kept, or responses of which something is.
+    """
+    ones = kept.astype(jnp.float32)
+    if loss_aggregation == "token_mean":
+        return ones, ones.sum()
+    counts = segment_sums(ones, segments)
+    share = ones / jnp.maximum(counts, 1.0)
+    before = jnp.pad(segments[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    responses = ((counts > 0) & (segments != before)).astype(jnp.float32).sum()
+    return (share if loss_aggregation == "sequence_mean" else ones), responses

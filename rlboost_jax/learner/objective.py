@@ -1,0 +1,164 @@
+"""The loss of a packed batch, put together from the choices of `AlgorithmConfig`.
+
+Nothing here divides by an update's size: an update is made of many packed batches, and only the
+sum over all of them may be divided, by the update's own number of tokens or responses. The
+weights of a batch say how much a token counts. Log-probabilities are in nats.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from rlboost_jax.algorithms import surrogates
+from rlboost_jax.algorithms.corrections import correction_weights, kept_weights
+from rlboost_jax.algorithms.kl import kl_estimates, kl_losses
+from rlboost_jax.algorithms.ratios import (
+    log_ratios,
+    sequence_log_ratios,
+    sequence_token_log_ratios,
+)
+from rlboost_jax.config.records import AlgorithmConfig
+from rlboost_jax.learner.packing import PackedBatch
+
+Sums = dict[str, Float[Array, ""]]
+MAXIMA = frozenset({"max_logprob_gap"})  # keys of Sums that are maxima over tokens
+
+
+def objective(
+    algorithm: AlgorithmConfig,
+    batch: PackedBatch,
+    logprobs: Float[Array, " N"],
+    entropy: Float[Array, " N"],
+    *,
+    whole_logprobs: Float[Array, " N"] | None = None,
+    reference_logprobs: Float[Array, " N"] | None = None,
+) -> tuple[Float[Array, ""], Sums]:
+    """The undivided loss, to be minimised, and sums over response tokens.
+
+    Args:
+        batch: R rows of T positions, N = R × T.
+        logprobs: of the batch's targets under the policy being trained.
+        entropy: of the distributions they are from; a figure, not part of the loss.
+        whole_logprobs, reference_logprobs: of the targets under the whole softmax of the policy
+            and of the reference model; None leaves the KL out of the loss.
+
+    Returns:
+        The weighted sum, and: `loss` (the same), `kl`, `entropy`, `clipped` and `tokens`
+        (unweighted), and `max_logprob_gap`, the largest |recomputed - behaviour|
+        log-probability, which is a maximum. With a correction also `corrected`, the tokens
+        that a bound changed, and with "reject" the `divisor`, see `kept_weights`.
+    """
+    behaviour, advantages, weights, mask = map(
+        jnp.ravel,
+        (batch.behaviour_logprobs, batch.advantages, batch.weights, batch.response_mask),
+    )
+    counted = mask.astype(jnp.float32)
+    old = _old_logprobs(algorithm, batch, logprobs)
+    log_ratio = log_ratios(logprobs, old, mask)
+    ratio = jnp.exp(_at_level(algorithm, batch, log_ratio))
+    surrogate, stopped = _surrogate(algorithm, ratio, jnp.where(mask, logprobs, 0.0), advantages)
+    extra: Sums = {}
+    if algorithm.correction != "none":
+        factors, weights, extra = _corrected(algorithm, batch, old)
+        surrogate = surrogate * factors
+    total = -(surrogate * weights).sum()
+
+    kl = jnp.zeros(())
+    if reference_logprobs is not None and whole_logprobs is not None:
+        kl = kl_estimates(
+            whole_logprobs, reference_logprobs, mask, estimator=algorithm.kl_estimator
+        ).sum()
+        losses = kl_losses(
+            whole_logprobs,
+            reference_logprobs,
+            mask,
+            log_ratio,
+            estimator=algorithm.kl_estimator,
+            gradient=algorithm.kl_gradient,
+        )
+        total += algorithm.kl_coefficient * (losses * weights).sum()
+    return total, {
+        "loss": total,
+        "kl": kl,
+        "entropy": (entropy * counted).sum(),
+        "clipped": (stopped & (weights > 0)).sum().astype(jnp.float32),
+        "tokens": counted.sum(),
+        "max_logprob_gap": jnp.where(mask, jnp.abs(logprobs - behaviour), 0.0).max(),
+        **extra,
+    }
+
+
+def _old_logprobs(
+    algorithm: AlgorithmConfig, batch: PackedBatch, logprobs: Float[Array, " N"]
+) -> Float[Array, " N"]:
+    """The denominator of the ratio.
+
+    Recomputed before the first update of a batch, they are the policy's own at that update: the
+    only one, where there is one.
+    """
+    if algorithm.old_policy == "behaviour":
+        return jnp.ravel(batch.behaviour_logprobs)
+    if algorithm.updates_per_batch == 1:
+        return jax.lax.stop_gradient(logprobs)
+    assert batch.old_logprobs is not None, "packed from trajectories that have them"
+    return jnp.ravel(batch.old_logprobs)
+
+
+def _at_level(
+    algorithm: AlgorithmConfig, batch: PackedBatch, log_ratio: Float[Array, " N"]
+) -> Float[Array, " N"]:
+    if algorithm.ratio_level == "token":
+        return log_ratio
+    level = (
+        sequence_log_ratios if algorithm.ratio_level == "sequence" else sequence_token_log_ratios
+    )
+    mask, segments = jnp.asarray(batch.response_mask), jnp.asarray(batch.segments)
+    return jnp.ravel(level(log_ratio.reshape(mask.shape), mask, segments))
+
+
+def _surrogate(
+    algorithm: AlgorithmConfig,
+    ratio: Float[Array, " N"],
+    logprobs: Float[Array, " N"],
+    advantages: Float[Array, " N"],
+) -> tuple[Float[Array, " N"], Bool[Array, " N"]]:
+    bounds = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
+    match algorithm.surrogate:
+        case "clip":
+            return surrogates.clipped(ratio, advantages, **bounds, dual_clip=algorithm.dual_clip)
+        case "cispo":
+            return surrogates.cispo(ratio, logprobs, advantages, **bounds)
+        case "sapo":
+            return surrogates.sapo(
+                ratio,
+                advantages,
+                temperature_positive=algorithm.sapo_temperature_positive,
+                temperature_negative=algorithm.sapo_temperature_negative,
+            )
+        case _:
+            return surrogates.reinforce(logprobs, advantages)
+
+
+def _corrected(
+    algorithm: AlgorithmConfig, batch: PackedBatch, old: Float[Array, " N"]
+) -> tuple[Float[Array, " N"], Float[Array, " N"], Sums]:
+    """Factors of the tokens' surrogates, their weights, and what there is to tell."""
+    mask, segments = jnp.asarray(batch.response_mask), jnp.asarray(batch.segments)
+    weights = jnp.asarray(batch.weights)
+    factors, changed = correction_weights(
+        old.reshape(mask.shape),
+        jnp.asarray(batch.behaviour_logprobs),
+        mask,
+        segments,
+        correction=algorithm.correction,
+        level=algorithm.correction_level,
+        low=algorithm.correction_low,
+        high=algorithm.correction_high,
+    )
+    sums = {"corrected": changed.sum().astype(jnp.float32)}
+    if algorithm.correction == "reject":
+        kept = mask & (weights > 0) & ~changed
+        weights, sums["divisor"] = kept_weights(
+            kept, segments, loss_aggregation=algorithm.loss_aggregation
+        )
+    return jnp.ravel(factors), jnp.ravel(weights), sums

@@ -1,0 +1,102 @@
+"""The processes of one trainer, on one or several reserved hosts: `jax.distributed`.
+
+Process 0 leads: it alone talks to the manager, writes files for people and decides. The others
+follow its orders (`followers.py`, `following.py`), so that all run the same programs in the
+same order. Rollout servers are no part of this.
+
+Hosts of one trainer trust the network between them, as `jax.distributed` and the collectives of
+accelerators do: neither encrypts.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from rlboost_jax.config.errors import Mistake
+
+# A process that is killed is missed by its connections at once. One that is frozen, or whose
+# host has lost its network, by the coordinator after this time; then all the others end.
+HEARTBEAT_SECONDS: Final = 20
+JOIN_SECONDS: Final = 300  # for all processes to be there
+_WORD_BYTES: Final = 1024  # of what process 0 tells the others at the start
+
+
+class CannotJoin(RuntimeError):
+    """The processes of the trainer do not find each other."""
+
+
+class IdleProcess(Mistake, ValueError):
+    """The mesh has no device of some process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This process among those of its trainer."""
+
+    index: int
+    count: int
+    coordinator: str = ""  # HOST:PORT of process 0; "" where the cluster's environment had it
+
+    @property
+    def leads(self) -> bool:
+        return self.index == 0
+
+
+ALONE: Final = World(index=0, count=1)
+
+
+def join(coordinator: str, count: int, index: int) -> World:
+    """Meet the other processes. To be called before JAX is used in any other way.
+
+    Args:
+        coordinator: HOST:PORT that process 0 listens on; "" takes it, and the others, from the
+            cluster's environment as JAX detects it: Slurm, Open MPI, Kubernetes, Cloud TPU.
+        count: of processes.
+        index: of this one.
+
+    Raises:
+        CannotJoin: not all are there within `JOIN_SECONDS`, or there is no such environment.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    given: dict[str, Any] = {}
+    if coordinator:
+        given = {"coordinator_address": coordinator, "num_processes": count, "process_id": index}
+    try:
+        jax.distributed.initialize(
+            **given,
+            initialization_timeout=JOIN_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CannotJoin(
+            f"process {index} of {count} did not meet the others at "
+            f"{coordinator or 'what the cluster names'} in {JOIN_SECONDS} s: {reason}"
+        ) from error
+    return World(index=jax.process_index(), count=jax.process_count(), coordinator=coordinator)
+
+
+def check_mesh(mesh: Mesh, world: World) -> None:
+    """Raise IdleProcess where a process would have nothing to compute."""
+    busy = {device.process_index for device in mesh.devices.flat}
+    idle = sorted(set(range(world.count)) - busy)
+    if idle:
+        shape = tuple(mesh.shape.values())
+        raise IdleProcess(
+            f"learner.mesh {shape} has no device of process {idle[0]} of {world.count}; make it "
+            f"as large as all {len(jax.devices())} devices, or start fewer processes"
+        )
+
+
+def tell_all(word: dict[str, Any] | None) -> dict[str, Any]:
+    """What process 0 says, on every process; the others pass None."""
+    said = json.dumps(word or {}).encode()
+    assert len(said) < _WORD_BYTES
+    padded = np.frombuffer(said.ljust(_WORD_BYTES), np.uint8)
+    heard: dict[str, Any] = json.loads(bytes(multihost_utils.broadcast_one_to_all(padded)))
+    return heard

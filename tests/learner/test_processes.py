@@ -1,0 +1,88 @@
+"""A learner of two processes: what each holds, and that it learns what one device does."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from rlboost_jax.config.memory import num_parameters
+from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.models.params import params_digest
+from tests.learner.on_mesh import ALONE, Trainer, gap, random_batches, small_run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """Folder, and (exit code, output) of each of the two."""
+    folder = tmp_path_factory.mktemp("two")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
+    }
+    command = [sys.executable, "-m", "tests.learner.two_processes"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(index), str(port), str(folder)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert processes[0].returncode == 9, outputs[0][1][-3000:]
+    return folder, [(p.returncode, out) for p, (out, _) in zip(processes, outputs, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def measured(ended):
+    _, ((_, printed), _) = ended
+    return json.loads(printed.splitlines()[-1])
+
+
+def test_two_processes_learn_what_one_device_learns(measured):
+    assert measured["gap"] < 1e-5
+
+
+def test_each_holds_half_of_parameters_and_moments(measured):
+    count = num_parameters(small_run().model)
+    norms = 3 * 16 + 2 * 8
+    each = 4 * ((count - norms) // 2 + norms)
+    assert measured["bytes of params"] == [[each], 4 * count]
+    (on_one,), whole = measured["bytes of moments"]
+    assert on_one == 2 * each + (whole - 2 * 4 * count)
+
+
+def test_what_they_saved_together_goes_on_on_one_device(ended, measured):
+    folder, _ = ended
+    trainer = Trainer(ALONE)
+    with Checkpoints(folder / "checkpoints", keep=1) as kept:
+        assert kept.latest() == 2
+        trainer.state, extra = kept.restore(2, trainer.abstract())
+    assert extra == {"window": None}
+    assert params_digest(trainer.state.params) == measured["digest"], "what was gathered, too"
+    twice = Trainer(ALONE)
+    for _ in range(2):
+        twice.update(random_batches())
+    assert gap(jax.device_get(trainer.state), jax.device_get(twice.state)) < 1e-5
+
+
+def test_a_follower_ends_when_process_0_dies(ended):
+    _, (_, (code, printed)) = ended
+    assert (code, printed.splitlines()[-1]) == (1, "LeaderLost process 0 is gone without a word")

@@ -1,0 +1,79 @@
+"""What `test_processes.py` runs in two processes, each with one device.
+
+    python -m tests.learner.two_processes INDEX PORT FOLDER
+
+Process 0 prints one JSON object and then dies without a word, with process 1 waiting for orders.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from rlboost_jax.config.load import write_run_config
+from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.followers import invite
+from rlboost_jax.learner.following import accept
+from rlboost_jax.learner.processes import World, check_mesh, join
+from rlboost_jax.models.params import params_digest
+from rlboost_jax.weights.snapshots import SnapshotStore
+from tests.learner.on_mesh import (
+    ALONE,
+    Trainer,
+    bytes_per_device,
+    gap,
+    random_batches,
+    small_run,
+)
+
+MESH = (1, 2, 1)
+
+
+def measure(world: World, folder: Path):
+    batches = random_batches()
+    trainer = Trainer(MESH)
+    check_mesh(trainer.step.mesh, world)
+    state = trainer.update(batches)
+    yield "bytes of params", bytes_per_device(state.params)
+    yield "bytes of moments", bytes_per_device(state.opt_state)
+    connected = invite(world, "a run") if world.leads else accept(world, folder)
+    with Checkpoints(folder / "checkpoints", keep=1) as kept:
+        if world.leads:  # which saves alone, between saves of all
+            store = SnapshotStore(folder / "snapshots", dtype="float32", keep=1)
+            store.write(0, {"w": np.ones(3, np.float32)}, "digest")
+        kept.save(1, state, {"window": None})
+        kept.wait()
+        if world.leads:
+            store.write(1, {"w": np.ones(3, np.float32)}, "digest")
+        state = trainer.update(batches)
+        kept.save(2, state, {"window": None})
+    if not world.leads:
+        connected.obey(None, state, None)
+        raise AssertionError("process 0 never says that it is over")
+    gathered = connected.gather(state.params)
+    yield "digest", params_digest(gathered)
+    alone = Trainer(ALONE)
+    alone.update(batches)
+    yield "gap", gap(gathered, alone.update(batches).params)
+
+
+def main(index: int, port: int, folder: Path) -> None:
+    world = join(f"127.0.0.1:{port}", 2, index)
+    if world.leads:
+        write_run_config(folder / "config.json", small_run(), "a run")
+    multihost = jax.experimental.multihost_utils
+    multihost.sync_global_devices("the folder is there")
+    measured = dict(measure(world, folder))
+    print(json.dumps(measured), flush=True)
+    os._exit(9)
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    except RuntimeError as error:
+        print(type(error).__name__, error, flush=True)
+        os._exit(1)

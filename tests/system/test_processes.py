@@ -1,0 +1,86 @@
+"""A trainer of two processes, each with its own device, and what becomes of it when one dies."""
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from tests.system.harness import Run, wait_until
+
+pytestmark = pytest.mark.system
+
+SMALL = (
+    *("seed=11", "num_steps=3", "fleet.max_instances=1", "warmup.max_updates=6"),
+    *("warmup.habit_updates=2", "evaluation.every_steps=0"),
+    *("task.mean_length=10.0", "task.max_length=26", "sampling.max_response_tokens=64"),
+    *("learner.prompts_per_step=8", "learner.micro_batch_prompts=4", "learner.mesh=(1, 2, 1)"),
+)
+SOON_SECONDS = 15  # of a wait that ends in a fraction of a second
+
+
+class TwoProcesses:
+    def __init__(self, workdir, *overrides):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.leader, self.follower = (
+            Run(
+                workdir,
+                *SMALL,
+                *overrides,
+                options=(
+                    f"--coordinator=127.0.0.1:{port}",
+                    "--num_processes=2",
+                    f"--process_index={index}",
+                ),
+            )
+            for index in range(2)
+        )
+
+    def start(self):
+        self.leader.start()
+        self.follower.start()
+        return self
+
+    def finish(self):
+        self.leader.finish()
+        self.follower.finish()
+        return self
+
+    def kill(self):
+        for run in (self.leader, self.follower):
+            if run.process.poll() is None:
+                run.kill()
+
+
+@pytest.fixture
+def two(tmp_path):
+    made = []
+
+    def start(name, *overrides):
+        made.append(TwoProcesses(tmp_path / name, *overrides))
+        return made[-1].start()
+
+    yield start
+    for each in made:
+        each.kill()
+
+
+def test_two_processes_lose_one_and_go_on_with_the_same_bits(two, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    whole = two("whole").finish().leader
+    assert len(whole.digests()) == 3
+    assert all(row["max_logprob_gap"] < 1e-4 for row in whole.metrics())
+    whole.assert_accounts_hold()
+
+    cut = two("cut")
+    cut.leader.wait_until(cut.leader.metrics, "first row")  # and so in the middle of the next step
+    os.kill(cut.follower.process.pid, signal.SIGKILL)
+    since = time.monotonic()
+    wait_until(lambda: cut.leader.process.poll() is not None, "end of the other process")
+    assert time.monotonic() - since < SOON_SECONDS, "it did not wait for heartbeats"
+    assert cut.leader.process.returncode == 1
+    assert "error: process 1 of 2 is gone without a word; the same" in cut.leader.end()
+    resumed = two("cut").finish().leader
+    assert resumed.digests() == whole.digests()
