@@ -47,7 +47,7 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.engine.compute_efficiency = 0.5  # of the data sheet's FLOPs, in prefill
     config.engine.step_overhead_seconds = 0.004  # free: of each decode step
     config.engine.dispatch_tokens = 8  # decode steps per program call
-    config.engine.message_tokens = 128  # decode steps after which tokens are told
+    config.engine.message_tokens = 256  # decode steps after which tokens are told
     config.engine.table = ()  # measured (batch, mean context, seconds per step); (): roofline
 
     config.reserved = ConfigDict()

@@ -41,7 +41,7 @@ class Told:
 class Engine:
     """
     Args:
-        message_tokens: steps after which a stretch ends at the latest.
+        message_tokens: steps after which everything is told at the latest.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Engine:
         self._ends: list[tuple[int, int]] = []  # (step count, request) of those in slots
         self._groups: dict[tuple[int, int], int] = {}  # rollouts here, of each prompt
         self._steps = 0
+        self._told_at = 0  # step count when everything was told last
         self._context = 0  # tokens held in slots
         self._at = 0.0  # the time that `_steps` belongs to
         self._prefill = 0.0  # seconds of it that come before the next decode step
@@ -123,27 +124,29 @@ class Engine:
         self._seconds -= seconds
         self._context += steps * len(self.running)
 
-    def tell(self, now: float) -> list[Told]:
-        """All new tokens, of those that ended too, which leave; then goes on."""
+    def tell(self, now: float, *, everything: bool = False) -> list[Told]:
+        """New tokens of rollouts that ended, which leave; then goes on.
+
+        Of the others too, if everything is asked for or that was long ago: to tell every
+        token as it comes would cost more than all else, and changes nothing.
+        """
         told = []
-        for row in list(self.running.values()):
-            have = self._have(row)
-            if have > row.told:
-                told.append(Told(row, have - row.told, have == row.length))
-                row.told = have
-            if have == row.length:
-                del self.running[row.request_id]
+        while self._ends and (self._ends[0][0] <= self._steps or self._stale(*self._ends[0])):
+            end, request_id = heapq.heappop(self._ends)
+            if request_id in self.running and not self._stale(end, request_id):
+                row = self.running.pop(request_id)
+                told.append(Told(row, row.length - row.told, ended=True))
                 self._leave_slot(row)
-        for row in self._queue:
-            if row.done > row.told:  # evicted meanwhile
-                told.append(Told(row, row.done - row.told, ended=False))
-                row.told = row.done
+        if everything or self._steps >= self._told_at + self._message:
+            self._told_at = self._steps
+            for row in self.running.values():
+                row.done, row.since = row.done + self._steps - row.since, self._steps
+            for row in (*self.running.values(), *self._queue):
+                if row.done > row.told:
+                    told.append(Told(row, row.done - row.told, ended=False))
+                    row.told = row.done
         self._plan(now)
         return told
-
-    def _have(self, row: Row) -> int:
-        """Response tokens of a rollout in a slot."""
-        return min(row.length, row.done + self._steps - row.since)
 
     def _leave_slot(self, row: Row) -> None:
         self._context -= row.prompt_tokens + row.done + self._steps - row.since
@@ -168,17 +171,19 @@ class Engine:
         if not batch:
             self._stretch, self._seconds, self._prefill = 0, 0.0, 0.0
             return
-        while self._ends[0][1] not in self.running or self._stale(*self._ends[0]):
+        while self._stale(*self._ends[0]):
             heapq.heappop(self._ends)
         steps = self._ends[0][0] - self._steps
         steps = math.ceil(steps / self._dispatch) * self._dispatch
-        self._stretch = max(1, min(steps, self._message, max(self._room(), self._dispatch)))
+        quiet = self._told_at + self._message - self._steps
+        self._stretch = max(1, min(steps, quiet, max(self._room(), self._dispatch)))
         context = self._context + self._stretch * batch / 2
         self._seconds = self._stretch * self._rates.step_seconds(batch, context)
 
     def _stale(self, end: int, request_id: int) -> bool:
-        row = self.running[request_id]
-        return end != row.since + row.length - row.done
+        """Whether that rollout has left its slot since it was noted."""
+        row = self.running.get(request_id)
+        return row is None or end != row.since + row.length - row.done
 
     def _room(self) -> int:
         """Steps until the cache is full."""
@@ -200,5 +205,6 @@ class Engine:
         """The youngest waits again, first in the queue; its tokens are kept."""
         self._leave_slot(row)
         # One that has just ended is told of before it could be taken up again.
-        row.done, row.evicted = min(row.length - 1, self._have(row)), True
+        row.done = min(row.length - 1, row.done + self._steps - row.since)
+        row.evicted = True
         self._queue.appendleft(row)

@@ -187,16 +187,16 @@ class Server:
 
     def _due(self, turn: int) -> None:
         if turn == self._turn and self.alive:
-            self._tell()
+            self._tell(everything=False)
             self._plan()
 
-    def _tell(self) -> None:
-        """All that was sampled by now."""
+    def _tell(self, *, everything: bool = True) -> None:
+        """What was sampled by now."""
         if not (self.stream and self.engine.held):
             return
         now = self._world.clock.now
         self.engine.advance(now)
-        told = self.engine.tell(now)
+        told = self.engine.tell(now, everything=everything)
         if told:
             self._say_batch(told)
 
