@@ -31,7 +31,9 @@ def main(argv: list[str]) -> None:
             raise ConfigError("no --config given; name a file such as configs/sim/base.py")
         if not _WORKDIR.value:
             raise ConfigError("no --workdir given; name the folder of the results")
-        found = simulate(sim_config(_CONFIG.value), _WORKDIR.value, lambda line: print(line, flush=True))
+        found = simulate(
+            sim_config(_CONFIG.value), _WORKDIR.value, lambda line: print(line, flush=True)
+        )
     except (ConfigError, OSError) as error:
         exits.leave(f"error: {error}", exits.MISTAKE)
     except KeyboardInterrupt:

@@ -149,7 +149,7 @@ def _json_counts(text: str, path: str | Path) -> list[tuple[float, int]]:
             raise ValueError(f"{len(points)} counts, {gap} s apart")
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{SETTING}: {str(path)!r} is no count trace ({type(error).__name__}: {error}); it must "
-            'be {"metadata": {"gap_seconds": seconds}, "data": [counts]}'
+            f"{SETTING}: {str(path)!r} is no count trace ({type(error).__name__}: {error}); it "
+            'must be {"metadata": {"gap_seconds": seconds}, "data": [counts]}'
         ) from None
     return points

@@ -147,7 +147,7 @@ def _market(config: SimConfig) -> Iterator[str]:
         yield "market.path is ''; name the file of the trace"
     if market.kind == "hazard":
         if not market.segments:
-            yield "market.segments is empty; a synthetic market has no end, give (from, to) in hours"
+            yield "market.segments is empty; a synthetic market has no end, give (from, to) hours"
         if market.hazard.batch_size < 1:
             yield f"market.hazard.batch_size is {market.hazard.batch_size}; choose 1 or more"
         if market.hazard.drought_hours and not market.hazard.drought_gap_hours:

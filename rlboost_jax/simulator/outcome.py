@@ -73,7 +73,7 @@ def summary(
         outcomes: (system, market) → an outcome per seed; the baseline's among them.
         instances: market → its size, if that is fixed.
     """
-    results = []
+    results: list[dict[str, Any]] = []
     for (system, market), each in outcomes.items():
         pairs = zip(each, outcomes[BASELINE, market], strict=True)
         ratios = [outcome.against(baseline) for outcome, baseline in pairs]

@@ -81,7 +81,6 @@ def report(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-
 @contextmanager
 def _without_collections() -> Iterator[None]:
     """What a simulation makes holds no cycles, and much of it: looking for some takes long."""

@@ -37,9 +37,7 @@ def rows_of(system: str, config: SimConfig, market: Market, *, seed: int) -> tup
 
 
 def _with_manager(**changes: bool) -> Callable[[SimConfig, Market, int, float], Any]:
-    def run(
-        config: SimConfig, market: Market, seed: int, seconds: float
-    ) -> tuple[SimConfig, Rows]:
+    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> tuple[SimConfig, Rows]:
         config = replace(config, policy=replace(config.policy, **changes))
         return config, World(config, market.changes, seed=seed, seconds=seconds).run()
 
@@ -47,9 +45,7 @@ def _with_manager(**changes: bool) -> Callable[[SimConfig, Market, int, float], 
 
 
 def _colocated(nodes: int) -> Callable[[SimConfig, Market, int, float], Any]:
-    def run(
-        config: SimConfig, market: Market, seed: int, seconds: float
-    ) -> tuple[SimConfig, Rows]:
+    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> tuple[SimConfig, Rows]:
         config = replace(
             config, reserved=replace(config.reserved, nodes=nodes * config.reserved.nodes)
         )

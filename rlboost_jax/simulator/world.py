@@ -7,7 +7,7 @@ milliseconds where everything else counts in seconds.
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from rlboost_jax.manager.events import (
 )
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state import Manager
+from rlboost_jax.messages import ToServer, ToTrainer
 from rlboost_jax.simulator.clock import Clock
 from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.links import Link
@@ -66,7 +67,6 @@ class World:
         self.link = Link(self.clock, sender=sender, receiver=links.receiver_bytes_per_second)
         self.slot_tokens = config.workload.prompt_tokens + config.workload.max_response_tokens
         self.manager = Manager(settings(config), 0.0)
-        self.records: list[tuple[float, str, str]] = []  # (time, kind, instance)
         self._streams = STREAM
         self._pids = 0
         self._peers: dict[int, Server] = {}
@@ -83,7 +83,6 @@ class World:
             Server(self, "", reserved=True)
             for _ in range(config.num_engines if reserved_engines else 0)
         ]
-        self.trainer_begun = False
         for change in changes:
             self._plan(change)
         for engine in self.reserved:
@@ -92,7 +91,7 @@ class World:
     def run(self) -> list[dict[str, Any]]:
         """The rows of all whole steps."""
         self.clock.at(0.0, self.trainer.start)
-        self.clock.run(lambda: self._done(), self._seconds)
+        self.clock.run(self._done, self._seconds)
         return self.trainer.rows
 
     def over(self, step: int) -> bool:
@@ -154,9 +153,9 @@ class World:
         match action:
             case Send(stream, message):
                 if stream == STREAM:
-                    self.trainer.hear(message)
+                    self.trainer.hear(cast(ToTrainer, message))
                 elif stream in self._peers:
-                    self._peers[stream].hear(message)
+                    self._peers[stream].hear(cast(ToServer, message))
             case Start(name):
                 self._start(name)
             case Signal(name, notice):
