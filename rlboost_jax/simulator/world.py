@@ -254,4 +254,6 @@ def settings(config: SimConfig) -> Settings:
         vocab_size=2,
         slots=config.engine.slots,
         slot_tokens=work.prompt_tokens + work.max_response_tokens,
+        max_servers=MAX_SERVERS,
+        status_seconds=PATIENT,  # nobody looks at the live view
     )
