@@ -41,7 +41,8 @@ def get_config(model: str = "14b") -> ConfigDict:
 
     config.engine = ConfigDict()
     config.engine.chips = 2  # tensor parallelism 2, reserved and preemptible
-    config.engine.slots = 256
+    config.engine.slots = 256  # rollouts decoded together, at most
+    config.engine.slot_tokens = 0.0  # cache set aside for each, as far as it goes; 0: none
     config.engine.memory_fraction = 0.85  # of the chips' memory for weights and cache
     config.engine.memory_efficiency = 0.5  # free: of the data sheet's bandwidth, when decoding
     config.engine.compute_efficiency = 0.5  # of the data sheet's FLOPs, in prefill
@@ -51,7 +52,7 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.engine.table = ()  # measured (batch, mean context, seconds per step); (): roofline
 
     config.reserved = ConfigDict()
-    config.reserved.nodes = 1
+    config.reserved.nodes = 2 if model == "32b" else 1
     config.reserved.chips_per_node = 8
     config.reserved.price_per_node_hour = 83.79  # dollars
 

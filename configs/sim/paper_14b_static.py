@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from configs.sim import base
 
 
-def get_config() -> ConfigDict:
-    config = base.get_config("14b")
+def get_config(model: str = "14b") -> ConfigDict:
+    config = base.get_config(model)
     config.num_steps = 24
     config.settling_steps = 12  # the window begins at 150 s and moves by a third of its error
     config.systems = ("rlboost", "colocated_2x")

@@ -56,7 +56,7 @@ def _generate(config: SimConfig, rates: EngineRates, lengths: list[int]) -> floa
     for number in range(config.num_engines):
         engine = Engine(
             rates,
-            slots=settings.slots,
+            slots=rates.slots,
             dispatch_tokens=settings.dispatch_tokens,
             message_tokens=settings.message_tokens,
         )

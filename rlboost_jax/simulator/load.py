@@ -22,6 +22,7 @@ MAY_BE_ZERO: Final = frozenset(
         "seed",
         "num_steps",
         "settling_steps",
+        "engine.slot_tokens",
         "engine.step_overhead_seconds",
         "trainer.micro_batch_seconds",
         "trainer.apply_seconds",

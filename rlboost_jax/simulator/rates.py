@@ -21,6 +21,8 @@ class EngineRates:
         kv_bytes = 2 * model.num_layers * model.num_key_heads * model.head_dim * model.bytes_per_kv
         memory = engine.chips * chip.memory_bytes * engine.memory_fraction
         self.kv_tokens = int((memory - config.weight_bytes) / kv_bytes)  # that the cache holds
+        set_aside = int(self.kv_tokens / engine.slot_tokens) if engine.slot_tokens else engine.slots
+        self.slots = max(1, min(engine.slots, set_aside))
         self.prefill_seconds = 2 * model.num_params / flops  # of one token
         self._overhead = engine.step_overhead_seconds
         self._weights = config.weight_bytes / bandwidth

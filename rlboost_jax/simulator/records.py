@@ -33,7 +33,8 @@ class SimEngineConfig:
     """One rollout engine, reserved or preemptible."""
 
     chips: int
-    slots: int  # rollouts decoded together
+    slots: int  # rollouts decoded together, at most
+    slot_tokens: float  # cache that is set aside for each, as far as it goes; 0: none is
     memory_fraction: float  # of the chips' memory for weights and cache
     memory_efficiency: float  # of the chips' bandwidth that decoding reaches
     compute_efficiency: float  # of the chips' FLOPs that prefill and large batches reach

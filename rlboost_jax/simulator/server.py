@@ -36,7 +36,7 @@ class Server:
         engine = world.config.engine
         self.engine = Engine(
             world.rates,
-            slots=engine.slots,
+            slots=world.rates.slots,
             dispatch_tokens=engine.dispatch_tokens,
             message_tokens=engine.message_tokens,
         )
@@ -56,7 +56,7 @@ class Server:
             m.Hello(
                 instance=self.name,
                 reserved=self.reserved,
-                slots=config.engine.slots,
+                slots=self._world.rates.slots,
                 slot_tokens=self._world.slot_tokens,
                 price_per_hour=price,
                 zone="",
