@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import json
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -92,30 +92,38 @@ def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     Raises ConfigError.
     """
     values = {key: value for key, value in values.items() if key != "run_id"}
-    record = record_from_dict(values, RunConfig)
+    record = record_from_dict(values, RunConfig, fill=_with_preset)
     check(record)
     return record
 
 
 def record_from_dict(
-    values: Mapping[str, Any], kind: type[Record], *, defaults: str = "configs/base.py"
+    values: Mapping[str, Any],
+    kind: type[Record],
+    *,
+    defaults: str = "configs/base.py",
+    fill: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values,
 ) -> Record:
     """A record and those inside it, of nested dictionaries; every key must be there.
 
     Args:
         defaults: the file that lists all fields, for errors.
+        fill: puts values in place of those that are None, once the keys are known to be right.
 
     Raises ConfigError, a line per key that is wrong or missing.
     """
     mistakes = list(_wrong_keys(values, kind, "", defaults))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    values["algorithm"] = resolved(values["algorithm"])
     try:
-        return msgspec.convert(values, kind)
+        return msgspec.convert(fill(values), kind)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$.")
         raise ConfigError(f"config.{place.rstrip('`')}: {reason[:1].lower()}{reason[1:]}") from None
+
+
+def _with_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**values, "algorithm": resolved(values["algorithm"])}
 
 
 def read_run_config(path: str | Path) -> RunConfig:
