@@ -19,9 +19,8 @@ _DATASHEET_FLOPS = 989e12  # bfloat16, dense, H100 SXM
 
 def _model(dry_run: bool) -> Any:
     """Qwen3-0.6B, or something of its shape."""
-    from rlboost_jax.config.records import ModelConfig
-
-    qwen = ModelConfig(
+    qwen = replace(
+        _settings(dry_run).model,
         vocab_size=151936,
         embed_dim=1024,
         num_layers=28,

@@ -53,11 +53,21 @@ def qwen3(config: ModelConfig, params: Params) -> transformers.Qwen3ForCausalLM:
 
 
 def generate(
-    model: transformers.Qwen3ForCausalLM, prompts: NDArray[np.int64], num_tokens: int
+    model: transformers.PreTrainedModel,
+    prompts: NDArray[np.int64],
+    num_tokens: int,
+    *,
+    cache: bool = True,
 ) -> NDArray[np.int64]:
-    """The greedy continuation of all prompts [B, P] by exactly `num_tokens`: [B, num_tokens]."""
+    """The greedy continuation of all prompts [B, P] by exactly `num_tokens`: [B, num_tokens].
+
+    Args:
+        cache: whether keys and values are kept. With windows, what transformers 5.23 then
+            generates is not always what its own forward pass finds the likeliest.
+    """
     settings = transformers.GenerationConfig(
         do_sample=False,
+        use_cache=cache,
         max_new_tokens=num_tokens,
         min_new_tokens=num_tokens,
         eos_token_id=None,

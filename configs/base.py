@@ -16,6 +16,11 @@ def get_config() -> ConfigDict:
     config.compile_cache_dir = ""  # compiled programs; "" is ~/.cache/rlboost_jax
 
     config.model = ConfigDict()
+    # A checkpoint to begin with: a folder in Hugging Face's format, or a name on the hub such as
+    # "Qwen/Qwen3-0.6B" (with "@revision" if one is meant). The fields that follow, all but dtype,
+    # are then read from its config.json, whatever they are set to here.
+    config.model.source = ""  # "": from scratch
+    config.model.family = "qwen3"  # Hugging Face's model type, under which it is exported
     config.model.vocab_size = 112  # entries; at least the tokenizer's
     config.model.embed_dim = 128  # width of the residual stream
     config.model.num_layers = 2  # transformer blocks
@@ -23,17 +28,74 @@ def get_config() -> ConfigDict:
     config.model.num_key_heads = 2  # divides num_query_heads
     config.model.head_dim = 32  # width of a head; even
     config.model.hidden_dim = 256  # width of the gated feed-forward layer
+    config.model.attention_bias = False  # of query, key and value (Qwen2.5)
+    config.model.output_bias = False  # of attention's output
+    config.model.qk_norm = True  # normalise queries and keys per head (Qwen3, Gemma 3)
+    config.model.query_scalar = 0.0  # scores are divided by its root; 0: head_dim
+    config.model.attention_soft_cap = 0.0  # scores become cap * tanh(score / cap); 0: none
+    config.model.final_soft_cap = 0.0  # the same for logits (both: Gemma 2)
+    config.model.sliding_window = 0  # tokens that a layer "L" sees, its own included
+    # A letter for each layer, repeated until all have one: Gemma 3 has "LLLLLG", Mistral "L".
+    config.model.attention_pattern = "G"  # "G" sees all before, "L" a window of them
     config.model.rope_theta = 10_000.0  # base of the rotary frequencies
+    config.model.local_rope_theta = 0.0  # of layers "L", then unscaled; 0: as the others
+    config.model.rope_scaling = ""  # or "linear" (Gemma 3), "llama3": for longer contexts
+    config.model.rope_factor = 1.0  # frequencies, or low ones, are divided by it
+    config.model.rope_low_frequency_factor = 1.0  # llama3: wavelengths beyond original / low …
+    config.model.rope_high_frequency_factor = 4.0  # … are scaled, below original / high are not
+    config.model.rope_original_positions = 8192  # llama3: context before the scaling, tokens
     config.model.norm_epsilon = 1e-6  # added to the mean square in RMSNorm
+    config.model.norm_offset = False  # norms multiply by 1 + scale (Gemma)
+    config.model.post_norms = False  # norms also after attention and feed-forward layer (Gemma)
+    config.model.activation = "silu"  # of the gate; or "gelu_tanh" (Gemma)
+    config.model.scale_embeddings = False  # multiply by the root of embed_dim (Gemma)
     config.model.tie_embeddings = False  # output head = input embedding
-    config.model.qk_norm = True  # normalise queries and keys per head
+    config.model.num_experts = 0  # feed-forward layers to choose from; 0: a single one, for all
+    config.model.experts_per_token = 0  # the most probable ones
+    config.model.expert_dim = 0  # width of an expert
+    config.model.normalize_experts = True  # weights of a token's experts add up to 1
     config.model.dtype = "float32"  # activations; parameters are float32 in the learner
 
     config.task = ConfigDict()
-    config.task.name = "clock"  # a name of rlboost_jax.data.tasks
+    config.task.name = "clock"  # a name of rlboost_jax.data.tasks; "dataset": that of config.data
     config.task.mean_length = 14.0  # mean problem length, in the task's own unit
     config.task.max_length = 90  # longest problem, same unit
     config.task.num_heldout = 256  # prompts kept apart for evaluation
+
+    config.data = ConfigDict()  # with task.name "dataset"; docs/data.md
+    config.data.preset = ""  # "gsm8k", "math", "openr1_math", "deepscaler", "countdown", or none
+    config.data.source = ""  # file, folder, pattern such as data/*.jsonl, or hub name
+    config.data.format = "auto"  # "jsonl", "parquet", "arrayrecord", "huggingface"; auto: by ending
+    config.data.subset = ""  # configuration of a Hugging Face data set
+    config.data.split = ""  # of a Hugging Face data set; "" is "train"
+    config.data.heldout_source = ""  # rows for evaluation; "": see the next two
+    config.data.heldout_split = ""  # split of the source (or heldout_source) for evaluation
+    config.data.heldout_share = 0.05  # else this share, chosen by a hash of the prompt
+    config.data.prompt_column = ""  # text of the prompt; "" is "prompt" where there is no template
+    config.data.messages_column = ""  # a chat: a list of {"role": …, "content": …}
+    config.data.template = ""  # of the prompt, such as "{question} Answer in \\boxed{{}}."
+    config.data.answer_column = ""  # what rewards get as `answer`
+    config.data.answer_format = ""  # "after_hashes" (#### 42), "boxed"; "": the whole column
+    config.data.reward_columns = ()  # further columns for rewards
+    config.data.filters = ()  # of dictionaries: {"column": "level", "one_of": ("Level 5",)}
+    config.data.bad_rows = "skip"  # and count; or "error": broken line, no value, empty prompt
+    config.data.max_prompt_tokens = 0  # longer ones are left out; 0: engine.max_prompt_tokens
+    config.data.tokenizer = ""  # "bytes", or a folder or hub name; "" is model.source
+    config.data.chat = "auto"  # use the chat template where there is one; or "always", "never"
+    config.data.chat_template = ""  # Jinja, in place of the tokenizer's
+    config.data.system_prompt = ""  # first message of each chat
+    config.data.stop_ids = ()  # besides those of tokenizer and generation configuration
+
+    config.rewards = ConfigDict()  # with task.name "dataset"; docs/rewards.md
+    # Dictionaries: {"name": "math"} or {"name": "my.module:function", "weight": 0.1,
+    # "options": {"limit": 3}, "time_limit_seconds": 2.0}; () takes those of data.preset.
+    config.rewards.functions = ()  # their weighted sum is the reward
+    config.rewards.workers = 2  # processes that functions run in
+    config.rewards.time_limit_seconds = 10.0  # of one function for one response
+    config.rewards.memory_mb = 1024  # MiB that one call may allocate
+    config.rewards.fallback = 0.0  # what a function that failed is taken to have returned
+    config.rewards.tolerated_failures = 0.5  # share of a step's responses; with more the run ends
+    config.rewards.sandbox = "required"  # code runs contained or not at all; or "best_effort"
 
     config.warmup = ConfigDict()  # supervised, before reinforcement learning
     config.warmup.max_updates = 250  # of the skill phase; 0 skips the warm-up
@@ -48,7 +110,7 @@ def get_config() -> ConfigDict:
     # or on the command line takes the place of the preset's; `config.json` in the workdir has what
     # came out of it. docs/algorithms.md says what each choice computes.
     config.algorithm = ConfigDict()
-    config.algorithm.name = "grpo"
+    config.algorithm.name = "grpo"  # or "dapo", "gspo", "ppo", …
     config.algorithm.group_size = placeholder(int)  # responses per prompt
     config.algorithm.advantage = placeholder(str)  # "group_std", "group_mean", "return", …
     config.algorithm.deviation = placeholder(str)  # of group_std: "population" or "sample"
@@ -191,10 +253,26 @@ def get_config() -> ConfigDict:
     config.fleet.chaos.joins_per_minute = 20.0  # return of lost capacity
 
     config.evaluation = ConfigDict()
-    config.evaluation.every_steps = 10  # greedy held-out accuracy; 0: never
+    # Held-out prompts ride on a step whose version they measure, at the fleet and behind its own.
+    config.evaluation.every_steps = 10  # and before the last update and after it; 0: never
     config.evaluation.num_prompts = 128  # of an evaluation; at most task.num_heldout
+    config.evaluation.samples = 1  # responses to each prompt; with k of them mean@k and pass@k
+    config.evaluation.temperature = 0.0  # 0 is greedy
+    config.evaluation.keep_best = False  # True: the checkpoint of the highest accuracy stays
 
     config.observe = ConfigDict()
     config.observe.live = True  # redraw a view when standard output is a terminal
-    config.observe.tensorboard = True  # write TensorBoard events to <workdir>/tensorboard
+    # Beside metrics.jsonl, samples.jsonl and the console: "tensorboard" (<workdir>/tensorboard),
+    # "wandb" (needs the extra of that name; its files are in <workdir>/wandb).
+    config.observe.trackers = ("tensorboard",)  # see above; () for none of them
+    config.observe.wandb = ConfigDict()
+    config.observe.wandb.project = "rlboost-jax"  # made there where it does not exist
+    config.observe.wandb.entity = ""  # team or user; "" is the account's own
+    config.observe.wandb.name = ""  # of the run; "" is the workdir's
+    config.observe.wandb.mode = "online"  # "offline": no network; `wandb sync` uploads later
+    config.observe.samples_every_steps = 10  # prompts and responses to samples.jsonl; 0: never
+    config.observe.samples_prompts = 2  # of such a step, each with its whole group
+    # One step of every process on one time axis, in <workdir>/profile, for ui.perfetto.dev.
+    config.observe.profile_step = 0  # that step; 0: none
+    config.observe.profile_jax = False  # the learner's process by jax.profiler in that step, too
     return config

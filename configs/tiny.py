@@ -39,5 +39,5 @@ def get_config() -> ConfigDict:
     config.fleet.chaos.joins_per_minute = 240.0
     config.evaluation.every_steps = 2
     config.evaluation.num_prompts = 16
-    config.observe.tensorboard = False
+    config.observe.trackers = ()
     return config

@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
 MAX_NOTICE_SECONDS: Final = 86_400.0
+MAX_SPANS: Final = 24  # in a message: 4 kB, which even the smallest engine's frames may have
+MAX_SPAN_ARGS: Final = 8
 SICK_EXIT_CODE: Final = 5  # of a rollout server whose device failed; see `Goodbye`
 
 
@@ -33,6 +35,10 @@ Digest = Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Version = Annotated[int, msgspec.Meta(ge=-1, lt=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # no NaN either
+Number = (
+    Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+    | Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+)
 
 
 # Shared parts -------------------------------------------------------------------------
@@ -172,6 +178,24 @@ class Hint(Message, frozen=True, kw_only=True):
     """The machine may go before long, or pause. Nobody knows when, so nothing changes."""
 
     reason: Reason
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Something that took a while in some process, or a moment worth a mark (0 seconds)."""
+
+    name: Label
+    lane: Label  # thread or subject, within the process
+    start: Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]  # seconds, on the manager's clock
+    seconds: Seconds
+    args: Annotated[dict[Name, Number | Label], msgspec.Meta(max_length=MAX_SPAN_ARGS)]
+
+
+class Spans(Message, frozen=True, kw_only=True):
+    """What this server did for the step that is profiled (`observe.profile_step`)."""
+
+    spans: Annotated[tuple[Span, ...], msgspec.Meta(max_length=MAX_SPANS)]
+    clock_error: Seconds  # by which the starts may be off
+    dropped: Count = 0  # spans since the last message that there was no room for
 
 
 class Goodbye(Message, frozen=True, kw_only=True):
@@ -355,6 +379,7 @@ class StepReport(Message, frozen=True, kw_only=True):
     tokens_prefilled_again: int
     tokens_reserved: int
     tokens_preemptible: int
+    tokens_measured: int  # delivered of another sampling than the step's; in none of the others
     cost_dollars: float  # since the report of the step before: the pause between them included
     window: WindowState
 
@@ -386,7 +411,16 @@ class FleetStatus(Message, frozen=True, kw_only=True):
 
 
 ServerMessage = (
-    Hello | Renew | Ready | WeightsRejected | TokenBatch | Released | Notice | Hint | Goodbye
+    Hello
+    | Renew
+    | Ready
+    | WeightsRejected
+    | TokenBatch
+    | Released
+    | Notice
+    | Hint
+    | Spans
+    | Goodbye
 )
 ToServer = Welcome | Renewed | Announce | Generate | Release | Leave
 TrainerMessage = (

@@ -3,13 +3,15 @@
 config.json       the resolved configuration and the run's id
 metrics.jsonl     a row per step           events.jsonl   a row per fleet event
 checkpoints/      to go on from            snapshots/     policy versions for servers
+data.json         where prompts are read: of which rows, and which were left out
 reference/        where there is a KL term: the parameters that it is taken to
 manager.json      while a manager lives    logs/          of manager and servers
 join/             what a server's host needs to come in    trainer/   the same for the trainer
 authority/        with `fleet.tls`: the run's certificate authority
 servers/          one file per server that the manager started and that runs
 lock, manager.lock   held by the trainer and the manager at work
-report.html, summary.json, tensorboard/
+report.html, summary.json, samples.jsonl
+tensorboard/, wandb/, profile/   where they were asked for
 """
 
 import fcntl

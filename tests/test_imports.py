@@ -19,7 +19,7 @@ PACKAGE = ROOT / "rlboost_jax"
 LAYERS = (
     {"config", "messages", "pytree", "compile_cache"}
     | {"workdir", "processes", "backoff", "credentials", "exits"},
-    {"data", "models", "algorithms", "observe"},
+    {"data", "rewards", "models", "algorithms", "observe"},
     {"engine", "weights", "manager"},
     {"learner", "rollout", "simulator", "fleet"},
 )
@@ -49,6 +49,21 @@ def imported(path: Path) -> Iterator[str]:
             assert node.module is not None
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported_at_once(name: str) -> set[str]:
+    """What importing a module imports by itself, as dotted names: not what its functions do."""
+    found: set[str] = set()
+    ahead: list[ast.AST] = [ast.parse(MODULES[name].read_text(encoding="utf-8"))]
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            ahead.extend(ast.iter_child_nodes(node))
+    return found
 
 
 def own_imports(name: str) -> set[str]:
@@ -146,18 +161,31 @@ def test_kernels_know_nothing_of_us() -> None:
         assert names <= allowed, f"{path}: {names - allowed}"
 
 
+OF_EXTRAS = {
+    "rlboost_jax.observe.wandb",
+    "rlboost_jax.rewards.math_answers",
+}  # modules that only functions import
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_needs_an_extra_is_imported_by_functions_only(name: str) -> None:
+    assert not OF_EXTRAS & set(imported_at_once(name))
+
+
 def test_every_import_is_a_declared_dependency() -> None:
-    """What we import by name is a requirement by name, not only another's requirement."""
+    """What we import by name is a requirement by name, not only another's requirement.
+
+    What an extra asks for is imported by functions, which tell its absence apart.
+    """
     distributions = importlib.metadata.packages_distributions()
-    declared = {
-        re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-")
-        for requirement in _dependencies()
-    }
+    required, extra = _declared(extras=False), _declared(extras=True)
     for name in MODULES:
         for module in foreign_imports(name) - set(sys.stdlib_module_names) - {"configs"}:
             owners = {d.lower().replace("_", "-") for d in distributions.get(module, [module])}
             owners |= {"rlboost-kernels"} if module == "rlboost_kernels" else set()
             owners |= {"jax"} if module == "jaxlib" else set()  # jax names its exact version
+            at_once = module in {target.partition(".")[0] for target in imported_at_once(name)}
+            declared = required if at_once and name not in OF_EXTRAS else required | extra
             assert owners & declared, f"{name} imports {module}, no dependency of ours"
 
 
@@ -171,9 +199,12 @@ def test_every_package_is_in_a_layer() -> None:
     assert packages <= set().union(*LAYERS)
 
 
-def _dependencies() -> list[str]:
+def _declared(*, extras: bool) -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return list(project["dependencies"])
+    requirements = project["dependencies"]
+    if extras:
+        requirements = [r for extra in project["optional-dependencies"].values() for r in extra]
+    return {re.split(r"[^A-Za-z0-9._-]", r)[0].lower().replace("_", "-") for r in requirements}
 
 
 @pytest.mark.parametrize("folder", ["rlboost_jax", "kernels/rlboost_kernels"])

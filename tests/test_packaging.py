@@ -73,7 +73,7 @@ def test_kernels_need_jax_and_numpy_only() -> None:
 
 def test_the_extras_are_these() -> None:
     extras = set(project(ROOT)["optional-dependencies"])
-    assert extras == {"cuda12", "cuda13", "hf", "wandb", "notebooks", "dev"}
+    assert extras == {"cuda12", "cuda13", "hf", "math", "wandb", "notebooks", "dev"}
 
 
 @pytest.mark.parametrize("python", LANES)

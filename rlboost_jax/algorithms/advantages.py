@@ -39,8 +39,8 @@ def group_advantages(
 
 
 def whitened(
-    advantages: Sequence[Float[np.ndarray, " T"]],
-) -> list[Float[np.ndarray, " T"]]:
+    advantages: Sequence[Float[np.ndarray, " _"]],
+) -> list[Float[np.ndarray, " _"]]:
     """Advantages of a batch, shifted and scaled to mean 0 and deviation 1 over all its tokens.
 
     It needs the whole batch: neither the mean nor the deviation of a part will do. Advantages

@@ -91,6 +91,11 @@ def _correction(config: RunConfig) -> Iterator[str]:
             f"algorithm.correction_low is {algorithm.correction_low}; choose less than "
             f"algorithm.correction_high ({algorithm.correction_high})"
         )
+    if algorithm.correction == "reject" and algorithm.loss_aggregation == "constant":
+        yield (
+            "algorithm.correction is 'reject', which takes tokens out of the divisor, but "
+            "algorithm.loss_aggregation 'constant' has the same one always: take 'mask'"
+        )
 
 
 def _overlong(config: RunConfig) -> Iterator[str]:

@@ -7,15 +7,17 @@ imports JAX, so that the manager and tools read configurations too.
 import dataclasses
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+import typing
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.presets import resolved
 from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.sources import source_fields
 from rlboost_jax.config.validate import check, check_files
 
 # What may differ when a run goes on in its workdir: nothing of this reaches a gradient.
@@ -31,6 +33,8 @@ MAY_DIFFER: Final = (
     "learner.tolerated_gap",
     "manager",
     "observe",
+    "rewards.tolerated_failures",
+    "rewards.workers",
     "weights.keep_versions",
     "weights.source",
 )
@@ -39,6 +43,9 @@ MAY_DIFFER: Final = (
 def may_differ(config: RunConfig) -> tuple[str, ...]:
     """What a run in its workdir may change. The length too, unless the schedule depends on it."""
     return (*MAY_DIFFER, "num_steps") if config.learner.schedule == "constant" else MAY_DIFFER
+
+
+Record = TypeVar("Record")
 
 
 class ConfigDictLike(Protocol):
@@ -59,11 +66,18 @@ class Difference(NamedTuple):
 def run_config(config: ConfigDictLike) -> RunConfig:
     """The checked record of a configuration file; also opens the files it names.
 
+    With a `model.source`, the architecture is that of its config.json: the record is complete, and
+    whoever reads it needs no checkpoint.
+
     Raises ConfigError.
     """
     if not hasattr(config, "to_dict"):
         raise ConfigError(f"get_config() returned {config!r}; it must return the ConfigDict")
-    record = run_config_from_dict(config.to_dict())
+    values = config.to_dict()
+    model = values.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("source"), str) and model["source"]:
+        values["model"] = {**model, **source_fields(model["source"])}
+    record = run_config_from_dict(values)
     check_files(record)
     return record
 
@@ -78,17 +92,38 @@ def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     Raises ConfigError.
     """
     values = {key: value for key, value in values.items() if key != "run_id"}
-    mistakes = list(_wrong_keys(values, RunConfig, ""))
+    record = record_from_dict(values, RunConfig, fill=_with_preset)
+    check(record)
+    return record
+
+
+def record_from_dict(
+    values: Mapping[str, Any],
+    kind: type[Record],
+    *,
+    defaults: str = "configs/base.py",
+    fill: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values,
+) -> Record:
+    """A record and those inside it, of nested dictionaries; every key must be there.
+
+    Args:
+        defaults: the file that lists all fields, for errors.
+        fill: puts values in place of those that are None, once the keys are known to be right.
+
+    Raises ConfigError, a line per key that is wrong or missing.
+    """
+    mistakes = list(_wrong_keys(values, kind, "", defaults))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    values["algorithm"] = resolved(values["algorithm"])
     try:
-        record = msgspec.convert(values, RunConfig)
+        return msgspec.convert(fill(values), kind)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$.")
         raise ConfigError(f"config.{place.rstrip('`')}: {reason[:1].lower()}{reason[1:]}") from None
-    check(record)
-    return record
+
+
+def _with_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**values, "algorithm": resolved(values["algorithm"])}
 
 
 def read_run_config(path: str | Path) -> RunConfig:
@@ -146,7 +181,9 @@ def _fields(record: Any, prefix: str) -> Iterator[tuple[str, object]]:
             yield prefix + field.name, value
 
 
-def _wrong_keys(values: Mapping[str, Any], record: Any, prefix: str) -> Iterator[str]:
+def _wrong_keys(
+    values: Mapping[str, Any], record: Any, prefix: str, defaults: str
+) -> Iterator[str]:
     fields = {field.name: field.type for field in dataclasses.fields(record)}
     for key in values:
         if key not in fields:
@@ -158,12 +195,38 @@ def _wrong_keys(values: Mapping[str, Any], record: Any, prefix: str) -> Iterator
             if not any(
                 difflib.get_close_matches(str(k), [name]) for k in values if k not in fields
             ):
-                yield f"config.{prefix}{name} is missing; configs/base.py has its default"
+                yield f"config.{prefix}{name} is missing; {defaults} has its default"
         elif dataclasses.is_dataclass(kind):
             if isinstance(values[name], Mapping):
-                yield from _wrong_keys(values[name], kind, f"{prefix}{name}.")
+                yield from _wrong_keys(values[name], kind, f"{prefix}{name}.", defaults)
             else:
                 yield f"config.{prefix}{name} must be a section, not {values[name]!r}"
+        elif (record := _entry(kind)) is not None and isinstance(values[name], list | tuple):
+            for index, entry in enumerate(values[name]):
+                yield from _wrong_entry(entry, record, f"{prefix}{name}[{index}]")
+
+
+def _entry(kind: Any) -> Any:
+    """The record that a tuple's entries are, if they are records."""
+    first = (*typing.get_args(kind), None)[0]
+    return first if dataclasses.is_dataclass(first) else None
+
+
+def _wrong_entry(entry: Any, record: Any, place: str) -> Iterator[str]:
+    """Fields of an entry have defaults, so that only wrong ones and wanting names are mistakes."""
+    fields = {field.name: field for field in dataclasses.fields(record)}
+    if not isinstance(entry, dict):
+        yield f"config.{place} must be a plain dictionary, not {entry!r}"
+        return
+    for key in entry:
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(fields)}"
+            yield f"config.{place}: {key!r} does not exist; {hint}"
+    for name, field in fields.items():
+        wanted = field.default is field.default_factory is dataclasses.MISSING
+        if wanted and name not in entry:
+            yield f"config.{place}: {name!r} is missing"
 
 
 def _read(path: str | Path) -> dict[str, Any]:

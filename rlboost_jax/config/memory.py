@@ -13,11 +13,14 @@ BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 def num_parameters(model: ModelConfig) -> int:
-    """Parameters of the decoder, tied tensors once."""
+    """Parameters of the decoder, tied tensors once; all experts, used or not."""
     E, D = model.embed_dim, model.head_dim
-    attention = 2 * E * model.num_query_heads * D + 2 * E * model.num_key_heads * D
-    norms = 2 * E + (2 * D if model.qk_norm else 0)
-    layers = model.num_layers * (attention + norms + 3 * E * model.hidden_dim)
+    H, K, X = model.num_query_heads, model.num_key_heads, model.num_experts
+    attention = 2 * E * H * D + 2 * E * K * D
+    biases = (H + 2 * K) * D * model.attention_bias + E * model.output_bias
+    norms = (4 if model.post_norms else 2) * E + (2 * D if model.qk_norm else 0)
+    feed_forward = E * X + X * 3 * E * model.expert_dim if X else 3 * E * model.hidden_dim
+    layers = model.num_layers * (attention + biases + norms + feed_forward)
     return layers + E + model.vocab_size * E * (1 if model.tie_embeddings else 2)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from rlboost_jax.config.memory import (
     learner_bytes,
@@ -12,7 +13,8 @@ from rlboost_jax.config.memory import (
     size_text,
     weight_bytes,
 )
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.presets import PRESETS
+from rlboost_jax.config.records import AlgorithmConfig, RunConfig
 
 
 def engine_bytes(config: RunConfig) -> dict[str, int]:
@@ -46,6 +48,7 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"{num_parameters(model):,} parameters: {model.num_layers} layers, width "
         f"{model.embed_dim}, {model.num_query_heads} query and {model.num_key_heads} key heads",
     )
+    yield "algorithm", _algorithm(config.algorithm)
     devices = math.prod(learner.mesh)
     data, fsdp, tensor = learner.mesh
     yield "processes", f"1 trainer, 1 manager, {_servers(config)}"
@@ -75,6 +78,17 @@ def _on_host(config: RunConfig) -> str:
     if config.learner.moment_memory == "device":
         return ""
     return f"; on the host: optimizer {size_text(moment_bytes(config))}"
+
+
+def _algorithm(algorithm: AlgorithmConfig) -> str:
+    """The preset, and where the configuration goes its own way."""
+    preset = asdict(PRESETS[algorithm.name])
+    own = ", ".join(
+        f"{name} {value} ({preset[name]})"
+        for name, value in asdict(algorithm).items()
+        if value != preset[name]
+    )
+    return f"{algorithm.name}; other than its preset: {own}" if own else algorithm.name
 
 
 def _servers(config: RunConfig) -> str:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from rlboost_jax.config.data_presets import ANSWER_FORMATS, DATA_PRESETS
 from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.config.records import RunConfig
-from rlboost_jax.config.task_sizes import TASK_SIZES
+from rlboost_jax.config.task_sizes import DATASET, TASK_SIZES
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
 
 MAX_LEASE_SECONDS: Final = 2.0
@@ -18,6 +19,8 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 KV_DTYPES: Final = (*DTYPES, "float8_e4m3fn")
 NOTICES: Final = ("auto", "none", "aws", "gcp", "azure")
 NOTICE_SIGNALS: Final = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+FAMILIES: Final = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gemma2", "gemma3_text")
+TRACKERS: Final = ("tensorboard", "wandb")
 ATTENTION: Final = ("auto", "reference", "xla", "cpu", "mosaic_gpu", "triton")
 
 AT_LEAST: Final[Mapping[str, int]] = {
@@ -30,7 +33,20 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "model.num_key_heads": 1,
     "model.head_dim": 2,
     "model.hidden_dim": 1,
+    "model.query_scalar": 0,
+    "model.attention_soft_cap": 0,
+    "model.final_soft_cap": 0,
+    "model.sliding_window": 0,
+    "model.local_rope_theta": 0,
+    "model.num_experts": 0,
+    "model.experts_per_token": 0,
+    "model.expert_dim": 0,
     "task.num_heldout": 1,
+    "data.heldout_share": 0,
+    "data.max_prompt_tokens": 0,
+    "rewards.workers": 1,
+    "rewards.memory_mb": 1,
+    "rewards.tolerated_failures": 0,
     "warmup.max_updates": 0,
     "warmup.target_loss": 0,
     "warmup.habit_updates": 0,
@@ -83,11 +99,21 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "fleet.chaos.joins_per_minute": 0,
     "evaluation.every_steps": 0,
     "evaluation.num_prompts": 1,
+    "evaluation.samples": 1,
+    "evaluation.temperature": 0,
+    "observe.samples_every_steps": 0,
+    "observe.samples_prompts": 1,
+    "observe.profile_step": 0,
 }
 ABOVE_ZERO: Final = (
     "model.rope_theta",
+    "model.rope_factor",
+    "model.rope_low_frequency_factor",
+    "model.rope_high_frequency_factor",
+    "model.rope_original_positions",
     "model.norm_epsilon",
     "task.mean_length",
+    "rewards.time_limit_seconds",
     "warmup.learning_rate",
     "warmup.habit_learning_rate",
     "algorithm.clip_low",
@@ -114,6 +140,8 @@ ABOVE_ZERO: Final = (
 )
 AT_MOST: Final[Mapping[str, float]] = {
     "seed": MAX_SEED,
+    "data.heldout_share": 0.9,
+    "rewards.tolerated_failures": 1,
     "warmup.worked_fraction": 1,
     "warmup.habit_worked_fraction": 1,
     "algorithm.clip_low": 1,
@@ -131,7 +159,16 @@ AT_MOST: Final[Mapping[str, float]] = {
 }
 ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "model.dtype": DTYPES,
-    "task.name": tuple(TASK_SIZES),
+    "model.family": FAMILIES,
+    "model.rope_scaling": ("", "linear", "llama3"),
+    "model.activation": ("silu", "gelu_tanh"),
+    "task.name": (*TASK_SIZES, DATASET),
+    "data.preset": ("", *DATA_PRESETS),
+    "data.format": ("auto", "jsonl", "parquet", "arrayrecord", "huggingface"),
+    "data.answer_format": ANSWER_FORMATS,
+    "data.bad_rows": ("skip", "error"),
+    "data.chat": ("auto", "always", "never"),
+    "rewards.sandbox": ("required", "best_effort"),
     "algorithm.name": tuple(PRESETS),
     "algorithm.advantage": ("group_std", "group_mean", "leave_one_out", "return", "gae"),
     "algorithm.deviation": ("population", "sample"),
@@ -156,7 +193,11 @@ ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "fleet.provider": ("local", "none"),
     "fleet.notices": NOTICES,
     "fleet.notice_signal": NOTICE_SIGNALS,
+    "observe.wandb.mode": ("online", "offline"),
 }
+
+
+FINITE: Final = ("rewards.fallback",)
 
 
 def out_of_range(config: RunConfig) -> Iterator[str]:
@@ -170,6 +211,9 @@ def out_of_range(config: RunConfig) -> Iterator[str]:
     for name, most in AT_MOST.items():
         if not (value := _field(config, name)) <= most:
             yield f"{name} is {value}; choose {most} or less"
+    for name in FINITE:
+        if not math.isfinite(value := _field(config, name)):
+            yield f"{name} is {value}; choose a number"
     for name, choices in ONE_OF.items():
         if (value := _field(config, name)) not in choices:
             near = difflib.get_close_matches(value, choices, n=1)

@@ -4,13 +4,15 @@
 record of their own section and never the whole. No JAX here: the manager reads this too.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A Qwen3-shaped decoder."""
+    """One decoder; which checkpoints are described by what is in `config/huggingface.py`."""
 
+    source: str  # "" from scratch | folder of a checkpoint | name on the Hugging Face hub
+    family: str  # Hugging Face's model type, under which it is exported
     vocab_size: int
     embed_dim: int
     num_layers: int
@@ -18,19 +20,115 @@ class ModelConfig:
     num_key_heads: int
     head_dim: int
     hidden_dim: int
-    rope_theta: float
-    norm_epsilon: float
-    tie_embeddings: bool
+    attention_bias: bool  # of query, key and value
+    output_bias: bool  # of attention's output
     qk_norm: bool
+    query_scalar: float  # scores are divided by its root; 0: head_dim
+    attention_soft_cap: float  # of scores; 0: none
+    final_soft_cap: float  # of logits; 0: none
+    sliding_window: int  # tokens that a layer "L" sees, its own included
+    attention_pattern: str  # "G" sees all before, "L" a window; repeated over the layers
+    rope_theta: float
+    local_rope_theta: float  # of layers "L", which are then not scaled; 0: as the others
+    rope_scaling: str  # "" | "linear" | "llama3"
+    rope_factor: float  # by which positions are divided, where they are
+    rope_low_frequency_factor: float  # llama3
+    rope_high_frequency_factor: float  # llama3
+    rope_original_positions: int  # llama3
+    norm_epsilon: float
+    norm_offset: bool  # norms multiply by 1 + scale
+    post_norms: bool  # also after attention and feed-forward layer
+    activation: str  # "silu" | "gelu_tanh"
+    scale_embeddings: bool  # by the root of embed_dim
+    tie_embeddings: bool
+    num_experts: int  # 0: the feed-forward layer is dense
+    experts_per_token: int
+    expert_dim: int
+    normalize_experts: bool  # the weights of a token's experts add up to 1
     dtype: str  # of activations in learner and engine; parameters are float32 in the learner
+
+    @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """Tokens that each layer sees; 0: all before."""
+        pattern = self.attention_pattern
+        return tuple(
+            self.sliding_window if pattern[i % len(pattern)] == "L" else 0
+            for i in range(self.num_layers)
+        )
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor of the scores."""
+        return float((self.query_scalar or self.head_dim) ** -0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    name: str  # see rlboost_jax/data/tasks
+    name: str  # a generated task, see rlboost_jax/data/tasks; "dataset": see DataConfig
     mean_length: float  # how long the worked problems are, in the task's own unit
     max_length: int  # longest problem, same unit
     num_heldout: int  # prompts kept for evaluation, disjoint from training
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterConfig:
+    """Keeps the rows of which all that is given here is true; see docs/data.md."""
+
+    column: str
+    pattern: str = ""  # regular expression found somewhere in the text of the value
+    one_of: tuple[str | int | float | bool | None, ...] = ()  # the value is one of these
+    at_least: float | None = None
+    at_most: float | None = None
+    exclude: bool = False  # keep the other rows instead
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where prompts come from, with `task.name = "dataset"`; see docs/data.md."""
+
+    preset: str  # "" or a name of config/data_presets.py, which fills fields that are left empty
+    source: str  # file, folder, pattern with *, or a name on the Hugging Face hub
+    format: str  # "auto" | "jsonl" | "parquet" | "arrayrecord" | "huggingface"
+    subset: str  # of a Hugging Face data set
+    split: str  # same; "" takes "train"
+    heldout_source: str  # "" takes `heldout_split` or a share of the rows
+    heldout_split: str
+    heldout_share: float  # of the rows, by a hash of the prompt, where they have no own place
+    prompt_column: str
+    messages_column: str  # of chats, in place of prompt_column
+    template: str  # of the prompt, with columns in braces; "" is prompt_column as it is
+    answer_column: str  # reaches rewards as `answer`; "" if there is none
+    answer_format: str  # "" | "after_hashes" | "boxed": how the answer stands in its column
+    reward_columns: tuple[str, ...]  # reach rewards under their own names
+    filters: tuple[FilterConfig, ...]
+    bad_rows: str  # "skip" | "error": what a row does that cannot be read
+    max_prompt_tokens: int  # longer ones are left out; 0: engine.max_prompt_tokens
+    tokenizer: str  # "bytes", or a folder or hub name; "" is model.source
+    chat: str  # "auto" | "always" | "never": whether prompts go through the chat template
+    chat_template: str  # Jinja; "" takes the tokenizer's
+    system_prompt: str  # first message of each chat
+    stop_ids: tuple[int, ...]  # besides those of tokenizer and generation configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """One term of a response's reward; see docs/rewards.md."""
+
+    name: str  # built in (rlboost_jax/rewards/builtin.py), or "package.module:function"
+    weight: float = 1.0
+    options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    time_limit_seconds: float = 0.0  # 0: rewards.time_limit_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardsConfig:
+    functions: tuple[RewardConfig, ...]  # () takes those of data.preset
+    workers: int  # processes that reward functions run in
+    time_limit_seconds: float  # of one function for one response
+    memory_mb: int  # that one call may allocate
+    fallback: float  # what a function that failed is taken to have returned
+    tolerated_failures: float  # share of a step's responses; with more the run ends
+    sandbox: str  # "required" | "best_effort": whether code runs where it cannot be contained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +196,18 @@ class AlgorithmConfig:
         return self.kl_coefficient > 0
 
     @property
+    def kl_in_reward(self) -> bool:
+        return self.has_reference and self.kl_placement == "reward"
+
+    @property
     def updates_per_batch(self) -> int:
         return self.mini_batches * self.epochs
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether responses are evaluated as they arrive, apart from their gradients: for
+        advantages that rewards alone do not give, or because their update comes later."""
+        return self.whiten or self.kl_in_reward or self.has_critic or self.updates_per_batch > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,12 +323,28 @@ class FleetConfig:
 class EvaluationConfig:
     every_steps: int  # 0: never
     num_prompts: int
+    samples: int  # responses to each prompt: the k of mean@k and pass@k
+    temperature: float  # 0 is greedy
+    keep_best: bool  # the checkpoint with the highest accuracy is never deleted
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+    project: str
+    entity: str  # "" is the account's own
+    name: str  # of the run; "" is the workdir's
+    mode: str  # "online" | "offline"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObserveConfig:
     live: bool  # redraw a live view when standard output is a terminal
-    tensorboard: bool
+    trackers: tuple[str, ...]  # "tensorboard", "wandb"; files and console are always told
+    wandb: WandbConfig
+    samples_every_steps: int  # 0: never
+    samples_prompts: int  # whose responses are kept, each with its whole group
+    profile_step: int  # 0: none; the first step is like no other
+    profile_jax: bool  # also trace the learner's own process with jax.profiler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +357,8 @@ class RunConfig:
     compile_cache_dir: str  # "" uses ~/.cache/rlboost_jax
     model: ModelConfig
     task: TaskConfig
+    data: DataConfig
+    rewards: RewardsConfig
     warmup: WarmupConfig
     algorithm: AlgorithmConfig
     sampling: SamplingConfig

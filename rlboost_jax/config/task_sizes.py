@@ -10,6 +10,8 @@ from typing import Final
 
 from rlboost_jax.config.records import TaskConfig
 
+DATASET: Final = "dataset"  # task.name of a run whose prompts are those of config.data
+
 NUM_SPECIALS: Final = 5  # padding, end, beginning, "=", "#"
 FIRST_COUNTER: Final = 16  # counter values 0, 1, 2, … from here on
 NUM_COUNTERS: Final = 96

@@ -3,6 +3,8 @@
 Each check yields one line per mistake: the value, the limit, the setting to change.
 """
 
+import difflib
+import importlib.util
 import ipaddress
 import math
 from collections.abc import Iterator
@@ -12,16 +14,19 @@ from typing import Final
 from rlboost_jax.config.combinations import of_algorithm
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.memory import pages_per_slot
-from rlboost_jax.config.ranges import MAX_POSITIONS, out_of_range
+from rlboost_jax.config.ranges import MAX_POSITIONS, TRACKERS, out_of_range
 from rlboost_jax.config.records import RunConfig
-from rlboost_jax.config.task_sizes import MIN_LENGTH, NUM_COUNTERS, task_size
+from rlboost_jax.config.task_sizes import DATASET, MIN_LENGTH, NUM_COUNTERS, task_size
 from rlboost_jax.config.traces import read_trace
+from rlboost_jax.config.validate_data import dataset_mistakes, leftovers
 
 ROW_CLASS: Final = 16  # row counts whose matmuls have the same bits are multiples of this
 # A moment decays by 1 - beta each update. Rounded to bfloat16, whose last digit is worth up to
 # 1/128 of a number, one that decays by less than half of that would stay as it is for ever.
 MAX_BETA_ROUNDED: Final = 0.99
 MIN_TOKEN_ROWS: Final = 64  # … and at least this many
+MAX_EVALUATED: Final = 2**19  # responses of one evaluation; half of what a step may have
+OPTIONAL: Final = ("wandb",)  # trackers with an extra of their own
 
 
 def check(config: RunConfig) -> None:
@@ -30,7 +35,7 @@ def check(config: RunConfig) -> None:
     if not mistakes:  # the checks of fields against each other may count on the ranges
         checks = (
             *(_model, _task, _sampling, of_algorithm, _learner),
-            *(_engine, _manager, _fleet, _rest),
+            *(_engine, _manager, _fleet, _observe, _evaluation, _rest),
         )
         mistakes = [mistake for fields in checks for mistake in fields(config)]
     if mistakes:
@@ -38,9 +43,15 @@ def check(config: RunConfig) -> None:
 
 
 def check_files(config: RunConfig) -> None:
-    """Raise ConfigError where a file that the configuration names cannot be used."""
+    """Raise ConfigError where a file or a library that the configuration names cannot be used."""
     if config.fleet.trace not in ("", "synthetic"):
         read_trace(config.fleet.trace)
+    for name in config.observe.trackers:
+        if name in OPTIONAL and importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"observe.trackers has {name!r}, which is not installed; give "
+                f"`pip install rlboost-jax[{name}]` or take it out"
+            )
 
 
 def _model(config: RunConfig) -> Iterator[str]:
@@ -52,10 +63,36 @@ def _model(config: RunConfig) -> Iterator[str]:
         )
     if model.head_dim % 2:
         yield f"model.head_dim is {model.head_dim}; rotary positions need an even number"
+    pattern = model.attention_pattern
+    if not pattern or set(pattern) - set("GL"):
+        yield f'model.attention_pattern is {pattern!r}; write "G" and "L", such as "LLLLLG"'
+    elif ("L" in pattern) != (model.sliding_window > 0):
+        yield (
+            f"model.sliding_window is {model.sliding_window} and model.attention_pattern "
+            f'{pattern!r}; layers "L" need a window of at least 1 token, and there is none without'
+        )
+    low, high = model.rope_low_frequency_factor, model.rope_high_frequency_factor
+    if model.rope_scaling == "llama3" and not low < high:
+        yield (
+            f"model.rope_low_frequency_factor is {low}; choose less than "
+            f"model.rope_high_frequency_factor ({high})"
+        )
+    if model.num_experts:
+        if not 1 <= model.experts_per_token <= model.num_experts:
+            yield (
+                f"model.experts_per_token is {model.experts_per_token}; choose 1 to "
+                f"model.num_experts ({model.num_experts})"
+            )
+        if model.expert_dim < 1:
+            yield f"model.expert_dim is {model.expert_dim}; experts need a width of at least 1"
 
 
 def _task(config: RunConfig) -> Iterator[str]:
     task = config.task
+    if task.name == DATASET:
+        yield from dataset_mistakes(config)
+        return
+    yield from leftovers(config)
     if not MIN_LENGTH <= task.max_length < NUM_COUNTERS:
         yield (
             f"task.max_length is {task.max_length}; problems count from {MIN_LENGTH} "
@@ -207,6 +244,49 @@ def _fleet(config: RunConfig) -> Iterator[str]:
         yield (
             "fleet.trace and fleet.chaos need servers that the run started itself; "
             "set fleet.provider to 'local', or trace to '' and chaos.enabled to False"
+        )
+
+
+def _observe(config: RunConfig) -> Iterator[str]:
+    observe = config.observe
+    for name in observe.trackers:
+        if name not in TRACKERS:
+            near = difflib.get_close_matches(name, TRACKERS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(TRACKERS)}"
+            yield f"observe.trackers has {name!r}, which does not exist; {hint}"
+    if len(set(observe.trackers)) < len(observe.trackers):
+        yield f"observe.trackers is {observe.trackers}; name each of them once"
+    if "wandb" in observe.trackers and not observe.wandb.project:
+        yield "observe.wandb.project is ''; name the project that the run belongs to"
+    if observe.samples_prompts > config.learner.prompts_per_step:
+        yield (
+            f"observe.samples_prompts is {observe.samples_prompts}; choose 1 to "
+            f"learner.prompts_per_step ({config.learner.prompts_per_step})"
+        )
+    if observe.profile_step >= config.num_steps:
+        yield (
+            f"observe.profile_step is {observe.profile_step}; the last step is "
+            f"{config.num_steps - 1} (num_steps - 1), 0 profiles none"
+        )
+
+
+def _evaluation(config: RunConfig) -> Iterator[str]:
+    evaluation = config.evaluation
+    if evaluation.samples > 1 and not evaluation.temperature:
+        yield (
+            f"evaluation.samples is {evaluation.samples} and evaluation.temperature is 0; greedy "
+            "responses to a prompt are all equal: raise the temperature, or take 1 sample"
+        )
+    if evaluation.keep_best and not evaluation.every_steps:
+        yield (
+            "evaluation.keep_best is True and evaluation.every_steps is 0; nothing says which "
+            "checkpoint is the best: choose how often to evaluate, or set it to False"
+        )
+    most = evaluation.num_prompts * evaluation.samples
+    if most > MAX_EVALUATED:
+        yield (
+            f"evaluation.num_prompts x evaluation.samples is {most:,}; the limit is "
+            f"{MAX_EVALUATED:,} responses, lower one of them"
         )
 
 

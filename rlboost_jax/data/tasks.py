@@ -6,22 +6,25 @@ split or to training by a hash of its operands: the splits are disjoint whatever
 
 import hashlib
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, SupportsIndex
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.records import TaskConfig
 from rlboost_jax.config.task_sizes import MIN_LENGTH, TASK_SIZES, task_size
 from rlboost_jax.data import clock, reversal, running_sum, vocabulary
+from rlboost_jax.data.exercises import Prompt, Tokens
 from rlboost_jax.data.vocabulary import ANSWER, BEGIN, END, EQUALS
+from rlboost_jax.rewards.verdict import Verdict, at_once
 
 Split = Literal["train", "heldout"]
-Tokens = NDArray[np.int32]
 
 HELDOUT_SHARE: Final = 8  # one problem in so many is held out
+EPOCH: Final = 2**20  # problems before they come again, in another order
 
 
 class Rules(Protocol):
@@ -48,9 +51,9 @@ class Problem:
 
 
 class Task:
-    """A family of problems. Lengths are MIN_LENGTH + Exp(mean_length), cut at max_length.
+    """A family of problems: `Exercises` that judge at once. `get_task` is the maker.
 
-    `get_task` is the maker.
+    Lengths are MIN_LENGTH + Exp(mean_length), cut at max_length.
     """
 
     def __init__(self, config: TaskConfig) -> None:
@@ -59,10 +62,25 @@ class Task:
         self.vocab_size = size.vocab_size
         self.max_prompt_tokens = size.max_prompt_tokens
         self.max_response_tokens = size.max_response_tokens  # of a worked answer
-        self.stop_ids = (END,)
+        self.stop_ids: tuple[int, ...] = (END,)
+        self.record: Mapping[str, object] | None = None  # nothing is read
         self._rules = RULES[config.name]
         self._mean_length = config.mean_length
         self._max_length = config.max_length
+
+    def train(self, seed: int) -> "Problems":
+        return Problems(self, "train", seed, EPOCH)
+
+    def heldout(self, seed: int, count: int) -> tuple[Prompt, ...]:
+        problems = Problems(self, "heldout", seed, count)
+        return tuple(problems[index] for index in range(count))
+
+    def ask(self, prompt: Prompt, response_tokens: Tokens) -> Future[Verdict]:
+        reward = self.reward(prompt.problem, response_tokens)
+        return at_once(Verdict(reward=reward, accuracy=reward, components={self.name: reward}))
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """The problem with this index: the first of the split among its own draws."""
@@ -98,6 +116,20 @@ class Task:
 
     def _ending(self, problem: Problem) -> list[int]:
         return [ANSWER, *self._rules.answer(problem.operands), END]
+
+
+class Problems:
+    """The prompts of a split, as Grain's random-access source."""
+
+    def __init__(self, task: Task, split: Split, seed: int, count: int) -> None:
+        self._task, self._split, self._seed, self._count = task, split, seed, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: SupportsIndex) -> Prompt:
+        problem = self._task.problem(self._split, self._seed, int(index))
+        return Prompt(tokens=self._task.prompt_tokens(problem), problem=problem)
 
 
 def get_task(config: TaskConfig) -> Task:

@@ -239,9 +239,11 @@ def _layer_bytes(model: ModelConfig, config: EngineConfig, slot_pages: int) -> i
     layer. Not in it: where the compiled kernels are missing, the wider numbers that XLA for CPU
     makes of a whole 8-bit pool, or with jax 0.10 of a bfloat16 one, and back.
     """
-    T, E, F = config.token_rows, model.embed_dim, model.hidden_dim
+    T, E, F = config.token_rows, model.embed_dim, model.expert_dim or model.hidden_dim
     H, K, D = model.num_query_heads, model.num_key_heads, model.head_dim
     activations = T * 3 * (E + F + (H + 2 * K) * D)
+    if model.num_experts:  # one expert's matrices are cut out of the stack, the next one's ahead
+        activations += T * 3 * model.num_experts + 2 * 3 * E * F
     tables = T * 3 * slot_pages
     rows, tokens = _BLOCK[0], max(_BLOCK[1], config.page_size)
     if config.attention == "reference":  # gathers every page of every row

@@ -76,7 +76,8 @@ class EngineParameters:
         def fill(name: str, shape: tuple[int, ...]) -> np.ndarray:
             if name.endswith("scale"):
                 return np.ones(shape, np.float32)
-            return random.standard_normal(shape, np.float32) * shape[-2] ** -0.5
+            size_in = 1 if name.endswith("bias") else shape[-2]
+            return random.standard_normal(shape, np.float32) * size_in**-0.5
 
         return self.leaves or self._put(self._fill(fill))
 

@@ -78,6 +78,7 @@ class Programs:
         self.abstract_params = abstract_params(model)
         self._tree = jax.tree.structure(jax.eval_shape(unstack_layers, self.abstract_params))
         self.mixed = jax.jit(self._mixed, donate_argnums=1)
+        self.logits = jax.jit(self._logits, donate_argnums=1)
         self.decode = jax.jit(self._decode, donate_argnums=1)
         self.copy_pages = jax.jit(_copy_pages, donate_argnums=0)
         self.read_pages = jax.jit(_read_pages)
@@ -130,6 +131,15 @@ class Programs:
         tokens = jnp.where(records[:, metadata.BUDGET] > 0, tokens, -1)
         return pools, _outputs(tokens, logprobs, checksums)[:, None, : self.layout.slots]
 
+    def _logits(
+        self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"]
+    ) -> tuple[Pools, Float[Array, "T V"]]:
+        """The same rows as a mixed step, with the logits after every one of them. For checks."""
+        params = jax.tree.unflatten(self._tree, leaves)
+        rows, _, _ = metadata.unpack_mixed(self.layout, packed)
+        x, pools = self._run_layers(params, pools, rows)
+        return pools, head(self.model, params, x)
+
     def _decode(
         self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"], ends: Int[Array, " N"]
     ) -> tuple[Pools, Int[Array, "3 X R"], Int[Array, " N"]]:
@@ -176,6 +186,7 @@ class Programs:
         self, params: Params, pools: Pools, rows: Rows
     ) -> tuple[Float[Array, "T E"], Pools]:
         written: list[Float[Array, "P L C D"]] = []
+        model = self.model
 
         def attend(
             q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"]
@@ -189,12 +200,17 @@ class Programs:
                 rows.page_table,
                 rows.query_starts,
                 rows.num_sequences,
+                sm_scale=model.attention_scale,
+                soft_cap=model.attention_soft_cap or None,
+                sliding_window=model.layer_windows[len(written) - 1] or None,
                 implementation=self.attention,
             ).astype(q.dtype)
 
-        x = embed(self.model, params, rows.tokens)
-        for layer in params["layers"]:
-            x = apply_layer(self.model, layer, x, rows.positions, attend, by_row=True)
+        x = embed(model, params, rows.tokens)
+        for layer, window in zip(params["layers"], model.layer_windows, strict=True):
+            x, _ = apply_layer(
+                model, layer, x, rows.positions, attend, local=window > 0, by_row=True
+            )
         # The two programs take different rows from here on. Without a barrier the compiler may
         # keep bfloat16 values unrounded up to their next use in one of them and not in the other.
         return jax.lax.optimization_barrier(x), tuple(written)

@@ -15,6 +15,9 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint._src.futures import synchronization
 
+from rlboost_jax.config.errors import Mistake
+from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.weights.snapshots import ORBAX_BEGINS
 
 Tree = TypeVar("Tree")  # a pytree of arrays
@@ -24,7 +27,7 @@ _FIRST_NAME = 10**6  # out of the way of saves that one process makes alone
 _SAVES = itertools.count(1)  # begun by this process; all processes begin the same
 
 
-class CheckpointNotFound(ValueError):
+class CheckpointNotFound(Mistake, ValueError):
     """No complete checkpoint of that step exists."""
 
 
@@ -146,6 +149,53 @@ class Checkpoints:
             if jax.process_count() > 1:
                 ORBAX_BEGINS.release()
         self._on_durable(step)
+
+
+def newest_step(folder: Path) -> int:
+    """Of the complete checkpoints in a folder that may be another process's.
+
+    Raises:
+        CheckpointNotFound: there is none.
+    """
+    with _reading(folder) as manager:
+        newest = manager.latest_step()
+    if newest is None:
+        raise CheckpointNotFound(
+            f"no complete checkpoint is in {folder}; is it a run's, and begun?"
+        )
+    return int(newest)
+
+
+def read_params(folder: Path, step: int, model: ModelConfig) -> Params:
+    """The parameters of a step alone, on the default device; the folder is left as it is.
+
+    Raises:
+        CheckpointNotFound: no complete checkpoint of the step is in the folder.
+    """
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wanted = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        {"params": abstract_params(model)},
+    )
+    arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
+    with _reading(folder) as manager:
+        if step not in manager.all_steps():
+            raise CheckpointNotFound(
+                f"checkpoint {step} is not in {folder}; complete ones: "
+                f"{sorted(manager.all_steps())}"
+            )
+        part = ocp.args.PyTreeRestore(wanted, restore_args=arguments, partial_restore=True)
+        restored = manager.restore(step, args=ocp.args.Composite(state=part))
+    params: Params = restored["state"]["params"]
+    return params
+
+
+def _reading(folder: Path) -> ocp.CheckpointManager:
+    if not folder.is_dir():
+        raise CheckpointNotFound(f"{folder} does not exist; give the workdir of a run")
+    return ocp.CheckpointManager(
+        folder.absolute(), options=ocp.CheckpointManagerOptions(read_only=True)
+    )
 
 
 def _name_alike_on_all_processes() -> None:

@@ -1,14 +1,18 @@
-"""Finished rollouts of one step, each taken once, and the groups they make."""
+"""Finished rollouts of one step, each taken once, judged, and the groups they make."""
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
 from rlboost_jax.learner.trajectory import Group, Trajectory
+from rlboost_jax.rewards.verdict import Verdict
 
-Reward = Callable[[int, NDArray[np.int32]], float]
+Ask = Callable[[int, NDArray[np.int32]], Future[Verdict]]
 Estimate = Callable[[Sequence[Trajectory]], tuple[Trajectory, ...]]
 
 
@@ -17,7 +21,9 @@ class WrongVersion(RuntimeError):
 
 
 class StepCollector:
-    """Invariant: a (prompt, sample) is taken at most once, whatever arrives."""
+    """Invariants: a (prompt, sample) is taken at most once, whatever arrives; a group is finished
+    when all its rollouts are there and judged, and its rewards are those of just these.
+    """
 
     def __init__(
         self,
@@ -26,29 +32,43 @@ class StepCollector:
         version: int,
         prompts: Sequence[NDArray[np.int32]],
         group_size: int,
-        reward: Reward,
+        ask: Ask,
+        wake: Callable[[], None] = lambda: None,
         estimate: Estimate,
     ):
         """Args:
-        reward: (prompt index, response tokens) → reward.
+        ask: (prompt index, response tokens) → what the rewards say, then or later.
+        wake: called, in any thread, when `settle` has something to do.
         estimate: gives the trajectories of a whole group their advantages.
         """
         self.step, self._version = step, version
-        self._prompts, self._group_size, self._reward = prompts, group_size, reward
+        self._prompts, self._group_size, self._ask = list(prompts), group_size, ask
+        self._wake = wake
         self._estimate = estimate
-        self._taken: dict[int, Trajectory] = {}
+        self._taken: dict[int, Trajectory] = {}  # reward and components only once judged
+        self._asked: dict[int, Future[Verdict]] = {}  # those of `_taken` not judged yet
+        self._answered: deque[tuple[int, Future[Verdict]]] = deque()  # filled by other threads
         self.groups: dict[int, Group] = {}  # finished ones, by prompt
+
+    @property
+    def generated(self) -> bool:
+        """Whether every rollout is there; some may not be judged yet."""
+        return len(self._taken) == len(self._prompts) * self._group_size
 
     @property
     def complete(self) -> bool:
         return len(self.groups) == len(self._prompts)
 
+    def extend(self, prompts: Iterable[NDArray[np.int32]]) -> None:
+        """Expect responses to more prompts, numbered on from those before."""
+        self._prompts.extend(prompts)
+
     def trajectories(self) -> tuple[Trajectory, ...]:
         """Those of the finished groups in (prompt, sample) order."""
         return tuple(t for _, group in sorted(self.groups.items()) for t in group.trajectories)
 
-    def add(self, rollout: messages.FinishedRollout) -> Group | None:
-        """Take one rollout; returns its group if that is now finished.
+    def add(self, rollout: messages.FinishedRollout) -> list[Group]:
+        """Take one rollout and have it judged; returns the groups that are now finished.
 
         Rollouts of other steps, repeated ones and unknown samples change nothing.
 
@@ -58,7 +78,7 @@ class StepCollector:
         place = rollout.sample - rollout.prompt * self._group_size
         known = 0 <= rollout.prompt < len(self._prompts) and 0 <= place < self._group_size
         if rollout.step != self.step or not known or rollout.sample in self._taken:
-            return None
+            return []
         if any(version != self._version for version, _ in rollout.versions):
             raise WrongVersion(
                 f"step {self.step}, sample {rollout.sample}: tokens of versions "
@@ -72,22 +92,75 @@ class StepCollector:
             response_tokens=tokens,
             behaviour_logprobs=messages.unpack_logprobs(rollout.logprobs),
             policy_versions=np.full(len(tokens), self._version, np.int32),
-            reward=self._reward(rollout.prompt, tokens),
+            reward=0.0,
             advantage=0.0,
             attempt=rollout.attempt,
         )
-        return self._group_if_finished(rollout.prompt)
+        future = self._ask(rollout.prompt, tokens)
+        self._asked[rollout.sample] = future
+        if future.done():
+            self._answered.append((rollout.sample, future))
+            return self.settle()
+        future.add_done_callback(lambda done: self._hear(rollout.sample, done))
+        return []
+
+    def settle(self) -> list[Group]:
+        """Take the answers that have come; returns the groups that are now finished.
+
+        Raises:
+            Whatever keeps the rewards from being computed at all.
+        """
+        finished = []
+        while self._answered:
+            sample, future = self._answered.popleft()
+            if self._asked.get(sample) is not future:
+                continue  # of a rollout that was rejected meanwhile
+            del self._asked[sample]
+            verdict, taken = future.result(), self._taken[sample]
+            self._taken[sample] = replace(
+                taken,
+                reward=verdict.reward,
+                reward_components=verdict.components,
+                reward_faults=verdict.faults,
+            )
+            group = self._group_if_finished(taken.prompt)
+            if group is not None:
+                finished.append(group)
+        return finished
 
     def reject(self, samples: Iterable[int]) -> None:
-        """Forget rollouts whose tokens are not believed: they will arrive once more."""
+        """Forget rollouts whose tokens are not believed, and what was said of them: they will
+        arrive once more, and be judged again."""
         for sample in samples:
             taken = self._taken.pop(sample, None)
             if taken is not None:
                 self.groups.pop(taken.prompt, None)
+            asked = self._asked.pop(sample, None)
+            if asked is not None:
+                asked.cancel()
+
+    def fault_lines(self) -> list[str]:
+        """For a person: each way in which a reward function failed, how often, and where first."""
+        times: Counter[tuple[str, str]] = Counter()
+        first: dict[tuple[str, str], Trajectory] = {}
+        for trajectory in self.trajectories():
+            for fault in trajectory.reward_faults.items():
+                times[fault] += 1
+                first.setdefault(fault, trajectory)
+        return [
+            f"step {self.step + 1}: reward {name!r} failed for {count} "
+            f"response{'s' * (count > 1)}: {why} (first: prompt {first[name, why].prompt}, sample "
+            f"{first[name, why].sample})"
+            for (name, why), count in times.most_common()
+        ]
+
+    def _hear(self, sample: int, future: Future[Verdict]) -> None:
+        self._answered.append((sample, future))
+        self._wake()
 
     def _group_if_finished(self, prompt: int) -> Group | None:
         samples = range(prompt * self._group_size, (prompt + 1) * self._group_size)
-        if any(sample not in self._taken for sample in samples):
+        if any(sample not in self._taken or sample in self._asked for sample in samples):
             return None
         members = [self._taken[sample] for sample in samples]
         group = Group(prompt=prompt, trajectories=self._estimate(members))

@@ -4,13 +4,14 @@ It is a decoder of the policy's shape with parameters and an optimizer of its ow
 copy of the policy whose head is a vector of zeros: every value is 0 before its first update.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
@@ -18,7 +19,7 @@ from jaxtyping import Array, Float
 from rlboost_jax.algorithms.values import value_losses
 from rlboost_jax.config.records import AlgorithmConfig, LearnerConfig, ModelConfig
 from rlboost_jax.learner.objective import Sums
-from rlboost_jax.learner.packing import PackedBatch
+from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import make_optimizer
 from rlboost_jax.learner.step import combine
 from rlboost_jax.models.forward import head_factors, hidden_states
@@ -96,6 +97,15 @@ class CriticStep:
             self._shapes(),
             self.shardings,
         )
+
+    def compile(self, state: CriticState, *, shapes: Iterable[tuple[int, int]]) -> None:
+        """Compile everything before the first step, as `LearnerStep.compile` does."""
+        for rows, row_tokens in shapes:
+            batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+            self.values(state.params, batch)
+            part = self.gradients(state.params, batch)
+        gradients, _ = self.combine(part, self.gradients(state.params, batch))
+        self.apply.lower(state, gradients, np.float32(1)).compile()
 
     def micro_batch(self, params: Params, batches: Sequence[PackedBatch]) -> tuple[Params, Sums]:
         """Gradients and sums over the packed batches of a micro-batch, in their order."""

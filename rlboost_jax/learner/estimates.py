@@ -42,11 +42,7 @@ class Estimates:
     @property
     def by_rewards_alone(self) -> bool:
         """Whether the rewards of a group are all that its advantages need."""
-        return not (self.kl_in_reward or self.algorithm.has_critic)
-
-    @property
-    def kl_in_reward(self) -> bool:
-        return self.algorithm.has_reference and self.algorithm.kl_placement == "reward"
+        return not (self.algorithm.kl_in_reward or self.algorithm.has_critic)
 
     def of_group(self, members: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
         """The trajectories of one prompt with all that their rewards alone can tell."""
@@ -83,7 +79,7 @@ class Estimates:
 
     def kl_of(self, t: Trajectory, found: Evaluations) -> float:
         """Sum of a response's KL estimates, nats; 0 unless the KL is in the reward."""
-        if not self.kl_in_reward:
+        if not self.algorithm.kl_in_reward:
             return 0.0
         return -float(self._kl_rewards(t, found, coefficient=1.0).sum())
 
@@ -125,7 +121,7 @@ class Estimates:
     def _rewards(self, t: Trajectory, found: Evaluations | None) -> NDArray[np.float64]:
         """By token: what the KL takes from each, and the outcome at the last one."""
         rewards = np.zeros(len(t.response_tokens))
-        if self.kl_in_reward and found is not None:
+        if self.algorithm.kl_in_reward and found is not None:
             rewards += self._kl_rewards(t, found, coefficient=self.algorithm.kl_coefficient)
         rewards[-1] += self.shaped(t)
         return rewards

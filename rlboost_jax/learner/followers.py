@@ -27,6 +27,7 @@ from rlboost_jax.learner.watch import PeerEnded, Watch, loss_behind
 from rlboost_jax.models.params import Params, flatten_params, unflatten_params
 
 Train = Callable[[int, tuple[Group, ...]], list[Doubt]]
+Check = Callable[[tuple[Group, ...]], Sequence[Doubt]]
 
 
 class FollowerLost(PeerEnded):
@@ -60,6 +61,16 @@ class Followers:
             return train(index, groups)
 
         return order_and_train
+
+    def checking(self, check: Check) -> Check:
+        """`check`, on all processes."""
+
+        def order_and_check(groups: tuple[Group, ...]) -> Sequence[Doubt]:
+            if self._channels:
+                self._order(orders.CHECK, orders.groups_to_wire(groups))
+            return check(groups)
+
+        return order_and_check
 
     def finish(self) -> None:
         self._order(orders.FINISH)

@@ -56,9 +56,15 @@ class Leader:
             match order:
                 case [orders.BEGIN, step]:
                     updates = BatchUpdates(
-                        learners, state, step=step, checkpoint=checkpoints.latest
+                        learners,
+                        state,
+                        step=step,
+                        checkpoint=checkpoints.latest,
+                        checked=learners.run.algorithm.dynamic_sampling,
                     )
                     taken = {}
+                case [orders.CHECK, told]:
+                    learners.check(state, orders.groups_from_wire(told))
                 case [orders.TRAIN, index, told]:
                     assert updates is not None
                     groups = orders.groups_from_wire(told)
@@ -68,7 +74,8 @@ class Leader:
                     assert updates is not None
                     everything = [t for members in taken.values() for t in members]
                     everything.sort(key=lambda t: (t.prompt, t.sample))
-                    state, _ = updates.finish(everything, host_params=None)
+                    prompts = sorted({t.prompt for t in everything})
+                    state, _ = updates.finish(everything, prompts=prompts, host_params=None)
                 case [orders.GATHER]:
                     self._send_shards(state)
                 case [orders.SAVE, step, extra]:

@@ -6,7 +6,7 @@ s times, and a run that quietly trains on less than it was told is worse than on
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from rlboost_jax.config.errors import Mistake
@@ -21,6 +21,10 @@ class StepNotWhole(RuntimeError):
     """An update lacks a sample of its step, has one twice or one that is not of it."""
 
 
+class RewardsFailed(Mistake, RuntimeError):
+    """So many responses could not be judged that an update would teach something else."""
+
+
 class NotFinite(Mistake, RuntimeError):
     """An update has a loss or gradient that is not a number; nothing of it was applied."""
 
@@ -30,15 +34,15 @@ class GuardTripped(Mistake, RuntimeError):
 
 
 def check_whole(
-    trajectories: Sequence[Trajectory], *, step: int, num_prompts: int, group_size: int
+    trajectories: Sequence[Trajectory], *, step: int, prompts: Collection[int], group_size: int
 ) -> None:
-    """Raise StepNotWhole unless this is each sample of the step once, all of its version.
+    """Raise StepNotWhole unless this is each sample of these prompts once, all of the version.
 
     Args:
         step: also the version, in synchronous training.
     """
     times = Counter((t.prompt, t.sample) for t in trajectories)
-    wanted = {(sample // group_size, sample) for sample in range(num_prompts * group_size)}
+    wanted = {(p, p * group_size + place) for p in prompts for place in range(group_size)}
     faults = {
         "missing": [sample for _, sample in sorted(wanted - times.keys())],
         "foreign": [sample for _, sample in sorted(times.keys() - wanted)],
@@ -48,8 +52,26 @@ def check_whole(
     found = [f"{fault}: {_samples(samples)}" for fault, samples in faults.items() if samples]
     if found:
         raise StepNotWhole(
-            f"step {step} of {num_prompts} x {group_size} samples cannot be applied: "
+            f"step {step} of {len(prompts)} x {group_size} samples cannot be applied: "
             f"{'; '.join(found)}"
+        )
+
+
+def check_judged(
+    trajectories: Sequence[Trajectory],
+    *,
+    step: int,
+    tolerated: float,
+    checkpoint: Callable[[], int | None],
+) -> None:
+    """Raise RewardsFailed where more than this share of the responses have no proper reward."""
+    failed = [t for t in trajectories if t.reward_faults]
+    if len(failed) > tolerated * len(trajectories):
+        name, why = next(iter(failed[0].reward_faults.items()))
+        raise RewardsFailed(
+            f"step {step}: reward functions failed for {len(failed)} of {len(trajectories)} "
+            f"responses, rewards.tolerated_failures allows {tolerated:g} of them; {name!r} for "
+            f"sample {failed[0].sample}: {why}; {kept(checkpoint())}"
         )
 
 

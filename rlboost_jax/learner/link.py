@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -84,7 +85,7 @@ class ManagerLink:
             worker thread each time the manager is dialled.
         """
         self._thread, self._locate = thread, locate
-        self._inbox: queue.SimpleQueue[messages.ToTrainer | Exception] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[messages.ToTrainer | Exception | None] = queue.SimpleQueue()
         self._outbox: asyncio.Queue[messages.TrainerMessage] = asyncio.Queue()
         self._publish: messages.Publish | None = None
         self._begin: messages.BeginStep | None = None
@@ -107,7 +108,7 @@ class ManagerLink:
             ManagerLost, ManagerRefused, or whatever `locate` raises.
         """
         self._task = self._thread.start(self._run(hello))
-        message = self.receive(timeout=ANSWER_SECONDS)
+        message = self._next(ANSWER_SECONDS)
         if not isinstance(message, messages.TrainerWelcome):
             raise ManagerLost(
                 f"no welcome from the manager in {ANSWER_SECONDS:g} s: {self._trouble}"
@@ -152,7 +153,7 @@ class ManagerLink:
         """
         self._send(trained)
         while True:
-            message = self.receive(timeout=ANSWER_SECONDS)
+            message = self._next(ANSWER_SECONDS)
             if message is None:
                 raise ManagerLost(
                     f"no report of step {trained.step} in {ANSWER_SECONDS:g} s: {self._trouble}"
@@ -161,7 +162,8 @@ class ManagerLink:
                 return message
 
     def receive(self, timeout: float | None = None) -> messages.ToTrainer | None:
-        """The next message other than `FleetStatus`; None when `timeout` seconds passed.
+        """The next message other than `FleetStatus`; None when `timeout` seconds passed, or
+        somebody called `wake`.
 
         Raises:
             ManagerRefused, or whatever else ended the link or was handed to `fail`.
@@ -173,6 +175,19 @@ class ManagerLink:
         if isinstance(message, Exception):
             raise message
         return message
+
+    def _next(self, seconds: float) -> messages.ToTrainer | None:
+        """As `receive`, whoever calls `wake` meanwhile."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            message = self.receive(timeout=left)
+            if message is not None:
+                return message
+        return None
+
+    def wake(self) -> None:
+        """Let a `receive` under way, or the next one, return None; of any thread."""
+        self._inbox.put(None)
 
     def fail(self, error: Exception) -> None:
         """Let the training loop hear of something that ends the run."""

@@ -26,6 +26,7 @@ def sampled_logprobs(
     tokens: Int[Array, " N"],
     sampling: SamplingConfig,
     *,
+    soft_cap: float = 0.0,
     by_row: bool = False,
 ) -> Logprobs:
     """Log-probability of each token and entropy of its distribution, in nats.
@@ -33,16 +34,19 @@ def sampled_logprobs(
     Where rounding leaves a token just outside of what the learner would keep, it is kept.
 
     Args:
+        soft_cap: `final_soft_cap` of the model; 0: none.
         by_row: whether the logits are the engine's own products, see `models/decoder.py`.
     """
     if not sampling.truncated:
-        return whole_logprobs(hidden, unembedding, tokens, sampling, by_row=by_row)
+        return whole_logprobs(
+            hidden, unembedding, tokens, sampling, soft_cap=soft_cap, by_row=by_row
+        )
     N, V = len(tokens), unembedding.shape[1]
     rows = max(_LEAST_ROWS, _BLOCK_LOGITS // V)
 
     @jax.checkpoint
     def block(part: tuple[Array, Array]) -> Logprobs:
-        return _truncated(part[0], unembedding, part[1], sampling, by_row)
+        return _truncated(part[0], unembedding, part[1], sampling, soft_cap, by_row)
 
     if rows >= N:
         return block((hidden, tokens))
@@ -61,6 +65,7 @@ def whole_logprobs(
     tokens: Int[Array, " N"],
     sampling: SamplingConfig,
     *,
+    soft_cap: float = 0.0,
     by_row: bool = False,
 ) -> Logprobs:
     """The same under the whole softmax, whether sampling cuts it or not."""
@@ -69,6 +74,7 @@ def whole_logprobs(
         unembedding,
         tokens,
         temperature=sampling.temperature,
+        soft_cap=soft_cap or None,
         products=None if by_row else "xla",
     )
 
@@ -78,12 +84,15 @@ def _truncated(
     unembedding: Float[Array, "E V"],
     tokens: Int[Array, " N"],
     sampling: SamplingConfig,
+    soft_cap: float,
     by_row: bool,
 ) -> Logprobs:
     if by_row:
         logits = matmul(hidden, unembedding, out_dtype=jnp.float32)
     else:
         logits = jnp.matmul(hidden, unembedding, preferred_element_type=jnp.float32)
+    if soft_cap:
+        logits = soft_cap * jnp.tanh(logits / soft_cap)
     N, V = logits.shape
     fixed = jax.lax.stop_gradient(logits)
     keep = kept_entries(

@@ -1,8 +1,9 @@
 """The training loop: begin a step, train what streams in, update, publish, again.
 
 A version is published at the end of the step that made it, so that servers fetch it while
-the row is written, the checkpoint begun and, now and then, held-out accuracy measured. Only
-then does the next step begin, with the reserved engine ready for its seeding window.
+the row is written and the checkpoint begun. Only then does the next step begin, with the
+reserved engine ready for its seeding window. Now and then held-out prompts are generated with
+it, by the whole fleet.
 
 Invariants:
 - the parameters of step s have been updated by s batches, and every token of step s was
@@ -13,28 +14,37 @@ Invariants:
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rlboost_jax import messages
 from rlboost_jax.config.records import RunConfig
-from rlboost_jax.data.prompts import Prompt, PromptStream, heldout
-from rlboost_jax.data.tasks import Task
+from rlboost_jax.data.exercises import Exercises, Prompt
+from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.critic import CriticStep
+from rlboost_jax.learner.dynamic_sampling import DynamicSampling, dynamic_sampling
+from rlboost_jax.learner.evaluation import Measurement, Score
 from rlboost_jax.learner.followers import Followers
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines
+from rlboost_jax.learner.samples import sample_rows, samples_due
+from rlboost_jax.learner.selection import Everything, Informative
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import stream_step
-from rlboost_jax.learner.trajectory import trajectories_digest
+from rlboost_jax.learner.trajectory import Trajectory, trajectories_digest
 from rlboost_jax.learner.updates import BatchUpdates, learners_of
 from rlboost_jax.models.params import Params, params_digest
+from rlboost_jax.observe.samples import SampleRow
+from rlboost_jax.observe.spans import Recorder, traced
+
+LANE = "learner"  # of this thread in a profile
 
 
 class TrainingLoop:
@@ -44,7 +54,7 @@ class TrainingLoop:
         self,
         run: RunConfig,
         *,
-        task: Task,
+        exercises: Exercises,
         learner: LearnerStep,
         state: TrainState,
         reference: Params | None,
@@ -52,69 +62,115 @@ class TrainingLoop:
         reserved: ReservedEngines,
         publisher: Publisher,
         checkpoints: Checkpoints,
+        prompts_used: int = 0,
         critic: CriticStep | None = None,
         followers: Followers | None = None,
+        note: Callable[[str], None] = lambda line: None,
+        show: Callable[[Sequence[SampleRow]], None] = lambda rows: None,
+        spans: Recorder | None = None,
     ):
-        self._run, self._task = run, task
+        """Args:
+        prompts_used: of the prompt stream, by the steps before.
+        note: shows a line to whoever watches.
+        show: is given the samples of every step that has any to show.
+        spans: of this process.
+        """
+        self._spans = spans or Recorder()
+        self._run, self._exercises, self._note = run, exercises, note
         self.state = state
         self._learners = learners_of(
-            run, policy=learner, critic=critic, reference=reference, stop_ids=task.stop_ids
+            run, policy=learner, critic=critic, reference=reference, stop_ids=exercises.stop_ids
         )
         self._followers = followers or Followers()
         self._link, self._reserved = link, reserved
-        self._publisher, self._checkpoints = publisher, checkpoints
+        self._publisher, self._checkpoints, self._show = publisher, checkpoints, show
         self._prompts = PromptStream(
-            task, seed=run.seed, prompts_per_step=run.learner.prompts_per_step
+            exercises, seed=run.seed, prompts_per_step=run.learner.prompts_per_step
         )
-        self._heldout = heldout(task, run.seed, run.task.num_heldout)[: run.evaluation.num_prompts]
+        self._heldout = exercises.heldout(run.seed, run.evaluation.num_prompts)
         self._sampling = messages.Sampling(
             temperature=run.sampling.temperature,
             top_p=run.sampling.top_p,
             top_k=run.sampling.top_k,
             max_tokens=run.sampling.max_response_tokens,
-            stop_ids=tuple(task.stop_ids),
+            stop_ids=tuple(exercises.stop_ids),
         )
+        self._used = prompts_used
         self._window: messages.WindowState | None = None  # after the last step
         self._publish(int(state.step) // run.algorithm.updates_per_batch)
         self._lap = time.perf_counter()  # when the last step was over
 
+    @traced("step", LANE)
     def step(self, step: int) -> dict[str, Any]:
         """Generate and train one step; returns its row of metrics.
 
-        Its seconds follow on those of the step before, evaluation left out.
+        Its seconds follow on those of the step before.
 
         Raises:
-            StepNotWhole, NotFinite, GuardTripped: `state` is of no more use; the last
-                checkpoint is.
+            StepNotWhole, RewardsFailed, NotFinite, GuardTripped: `state` is of no more use; the
+                last checkpoint is.
         """
-        accuracy, evaluation_seconds = self._evaluate(step)
-        prompts = self._prompts.step(step)
-        # From device to device, unless other processes hold parts of it.
-        params = self._params if self._followers else self.state.params
-        self._reserved.load(params, step, self._digest)
+        prompts = list(self._prompts.slice(self._used, self._run.learner.prompts_per_step))
+        measurement = self._measurement() if self._evaluates(step) else None
+        self._load(step)
         self._begin(step, prompts)
+        for extension in measurement.extensions(step) if measurement else ():
+            self._link.extend_step(extension)
 
         collector = StepCollector(
             step,
             version=step,
             prompts=[prompt.tokens for prompt in prompts],
             group_size=self._run.algorithm.group_size,
-            reward=lambda prompt, tokens: self._task.reward(prompts[prompt].problem, tokens),
+            ask=lambda prompt, tokens: self._exercises.ask(prompts[prompt], tokens),
+            wake=self._link.wake,
             estimate=self._learners.estimates.of_group,
         )
+        sampling = dynamic_sampling(self._run)
+        selection = self._selection(sampling, collector, prompts)
         updates = BatchUpdates(
-            self._learners, self.state, step=step, checkpoint=self._checkpoints.latest
+            self._learners,
+            self.state,
+            step=step,
+            checkpoint=self._checkpoints.latest,
+            checked=sampling is not None,
         )
         self._followers.begin(step)
         train = self._followers.leading(updates.train)
-        times = stream_step(self._link, collector, updates.micro_batches, train)
+        train = self._spans.timed("micro-batch", LANE, train)
+        with self._spans.span("stream", LANE):
+            times = stream_step(
+                self._link,
+                collector,
+                selection,
+                updates.micro_batches,
+                train,
+                beside=measurement,
+            )
+        trajectories = selection.trajectories()
+        for line in collector.fault_lines():
+            self._note(line)
         applying = time.perf_counter()
         self._followers.finish()
-        self.state, figures = updates.finish(
-            collector.trajectories(), host_params=None if self._followers else self._params
-        )
+        with self._spans.span("update", LANE):
+            self.state, figures = updates.finish(
+                trajectories,
+                prompts=sampling.members if sampling else range(len(prompts)),
+                host_params=None if self._followers else self._params,
+            )
+        self._used += sampling.prompts_used if sampling else len(prompts)
         train_seconds = times.training + time.perf_counter() - applying
+        if samples_due(self._run.observe, step):
+            self._show(
+                sample_rows(
+                    step,
+                    trajectories,
+                    task=self._exercises,
+                    num_prompts=self._run.observe.samples_prompts,
+                )
+            )
         publish_seconds = self._publish(step + 1)
+        score = measurement.score() if measurement else None
 
         report = self._link.trained(
             messages.StepTrained(
@@ -125,17 +181,19 @@ class TrainingLoop:
         row = {
             "step": step,
             "version": step,
-            "accuracy": accuracy,
-            **_policy_metrics(collector, figures),
+            "accuracy": score.accuracy if score else None,
+            "pass_at_k": score.best if score and score.samples > 1 else None,
+            "prompts_used": self._used,
+            **_policy_metrics(trajectories, figures),
             "train_seconds": train_seconds,
             "train_wait_seconds": times.waiting,
             "publish_seconds": publish_seconds,
-            **_report_metrics(report),
-            "trajectories_digest": trajectories_digest(collector.trajectories()),
+            **_report_metrics(report, trajectories),
+            "trajectories_digest": trajectories_digest(trajectories),
             "params_digest": self._digest,
         }
         before, self._lap = self._lap, time.perf_counter()
-        return {**row, "step_seconds": self._lap - before - evaluation_seconds}
+        return {**row, "step_seconds": self._lap - before}
 
     def save(self, step: int) -> None:
         """Begin the checkpoint to go on with `step` from, where one is due.
@@ -143,16 +201,39 @@ class TrainingLoop:
         Once it is durable no row of an earlier step is written any more.
         """
         if step % self._run.checkpoint.every_steps == 0 or step == self._run.num_steps:
-            extra = checkpoint_extra(self._window)
+            extra = checkpoint_extra(self._window, self._used)
             self._followers.save(step, extra)
             self._checkpoints.save(step, self.state, extra)
 
-    def final_accuracy(self, version: int) -> float | None:
+    @traced("evaluate", LANE)
+    def final_score(self) -> Score | None:
         """Of the parameters after the last update; None where nothing is evaluated."""
         if not self._run.evaluation.every_steps:
             return None
-        return self._reserved.accuracy(self._params, version, self._task, self._heldout)
+        version = self._run.num_steps
+        measurement = self._measurement(group_size=self._run.evaluation.samples)
+        ((prompts, samples),) = measurement.parts()
+        self._load(version)
+        self._link.begin_step(
+            messages.BeginStep(
+                step=version,
+                version=version,
+                params_digest=self._digest,
+                seed=self._run.seed,
+                group_size=samples,
+                sampling=measurement.sampling,
+                prompts=prompts,
+            )
+        )
+        while not measurement.complete:
+            if isinstance(message := self._link.receive(), messages.FinishedRollout):
+                measurement.take(message)
+        self._link.trained(
+            messages.StepTrained(step=version, train_wait_seconds=0.0, train_seconds=0.0)
+        )
+        return measurement.score()
 
+    @traced("copy parameters", LANE)
     def _publish(self, version: int) -> float:
         """Copy the parameters to the host, where engines and snapshots are made of them.
 
@@ -163,11 +244,18 @@ class TrainingLoop:
         self._params = self._followers.gather(self.state.params)
         seconds = time.perf_counter() - since
         self._digest = params_digest(self._params)
-        if version < self._run.num_steps:  # else no step needs it
+        evaluated = self._run.evaluation.every_steps > 0
+        if version < self._run.num_steps or evaluated:  # else no one needs it
             self._publisher.submit(version, self._params, self._digest)
         return seconds
 
-    def _begin(self, step: int, prompts: tuple[Prompt, ...]) -> None:
+    def _load(self, version: int) -> None:
+        """Give the reserved engines the parameters that were published last."""
+        # From device to device, unless other processes hold parts of it.
+        params = self._params if self._followers else self.state.params
+        self._reserved.load(params, version, self._digest)
+
+    def _begin(self, step: int, prompts: Sequence[Prompt]) -> None:
         self._link.begin_step(
             messages.BeginStep(
                 step=step,
@@ -176,26 +264,61 @@ class TrainingLoop:
                 seed=self._run.seed,
                 group_size=self._run.algorithm.group_size,
                 sampling=self._sampling,
-                prompts=tuple(
-                    messages.PromptRequest(prompt=i, tokens=messages.pack_tokens(prompt.tokens))
-                    for i, prompt in enumerate(prompts)
-                ),
+                prompts=_requests(prompts, 0),
             )
         )
 
-    def _evaluate(self, step: int) -> tuple[float | None, float]:
-        """Accuracy before the step, where it is due, and the seconds that this took."""
+    def _selection(
+        self, sampling: DynamicSampling | None, collector: StepCollector, prompts: list[Prompt]
+    ) -> Everything | Informative:
+        """Args:
+        prompts: of the step so far; more are added as they are asked for.
+        """
+        if sampling is None:
+            return Everything(collector)
+        begun = sampling.ask()
+        assert len(begun) == len(prompts)
+
+        def request(places: range) -> None:
+            more = self._prompts.slice(self._used + places.start, len(places))
+            prompts.extend(more)
+            collector.extend(prompt.tokens for prompt in more)
+            self._link.extend_step(
+                messages.ExtendStep(step=collector.step, prompts=_requests(more, places.start))
+            )
+
+        check = self._followers.checking(partial(self._learners.check, self.state))
+        return Informative(sampling, check=check, request=request)
+
+    def _evaluates(self, step: int) -> bool:
         every = self._run.evaluation.every_steps
-        if not every or (step % every and step != self._run.num_steps - 1):
-            return None, 0.0
-        since = time.perf_counter()
-        accuracy = self._reserved.accuracy(self._params, step, self._task, self._heldout)
-        return accuracy, time.perf_counter() - since
+        return every > 0 and (step % every == 0 or step == self._run.num_steps - 1)
+
+    def _measurement(self, group_size: int | None = None) -> Measurement:
+        return Measurement(
+            self._exercises,
+            self._heldout,
+            self._run.evaluation,
+            max_tokens=self._run.sampling.max_response_tokens,
+            group_size=group_size or self._run.algorithm.group_size,
+        )
 
 
-def checkpoint_extra(window: messages.WindowState | None) -> dict[str, Any]:
-    """What a checkpoint holds besides arrays. The prompt cursor is the step itself."""
+def _requests(prompts: Sequence[Prompt], first: int) -> tuple[messages.PromptRequest, ...]:
+    return tuple(
+        messages.PromptRequest(prompt=place, tokens=messages.pack_tokens(prompt.tokens))
+        for place, prompt in enumerate(prompts, start=first)
+    )
+
+
+def checkpoint_extra(window: messages.WindowState | None, prompts_used: int) -> dict[str, Any]:
+    """What a checkpoint holds besides arrays.
+
+    Args:
+        prompts_used: of the prompt stream, by the steps so far.
+    """
     return {
+        "prompts_used": prompts_used,
         "window": None
         if window is None
         else {
@@ -218,30 +341,37 @@ def window_of(extra: Mapping[str, Any]) -> messages.WindowState | None:
     )
 
 
-def _policy_metrics(collector: StepCollector, figures: Mapping[str, float]) -> dict[str, Any]:
+def _policy_metrics(
+    trajectories: Sequence[Trajectory], figures: Mapping[str, float]
+) -> dict[str, Any]:
     """Args:
     figures: of `BatchUpdates.finish`.
     """
-    trajectories = collector.trajectories()
     rewards = np.array([t.reward for t in trajectories])
     lengths = np.array([len(t.response_tokens) for t in trajectories])
     return {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
+        "reward_failures": sum(bool(t.reward_faults) for t in trajectories),
         "loss": figures["loss"],
         "kl": figures["kl"],
         "entropy": figures["entropy"],
         "clip_fraction": figures["clipped"],
-        "corrected_fraction": figures.get("corrected"),
-        "value_loss": figures.get("value_loss"),
         "max_logprob_gap": figures["max_logprob_gap"],
         "response_tokens": int(lengths.sum()),
         "response_length_mean": float(lengths.mean()),
         "response_length_max": int(lengths.max()),
+        "corrected_fraction": figures.get("corrected"),
+        "value_loss": figures.get("value_loss"),
     }
 
 
-def _report_metrics(report: messages.StepReport) -> dict[str, Any]:
+def _report_metrics(
+    report: messages.StepReport, trajectories: Sequence[Trajectory]
+) -> dict[str, Any]:
+    """What is delivered and not trained on is lost, to the account of this step."""
+    trained = sum(len(t.response_tokens) for t in trajectories)
+    filtered = report.tokens_delivered - trained
     names = (
         "rollout_seconds",
         "remote_wait_seconds",
@@ -251,15 +381,17 @@ def _report_metrics(report: messages.StepReport) -> dict[str, Any]:
         "instances_lost",
         "requests_migrated",
         "tokens_generated",
-        "tokens_delivered",
-        "tokens_lost",
         "tokens_prefilled_again",
         "tokens_reserved",
         "tokens_preemptible",
+        "tokens_measured",
         "cost_dollars",
     )
     cost = report.cost_dollars
     return {
         **{name: getattr(report, name) for name in names},
-        "tokens_per_dollar": report.tokens_delivered / cost if cost > 0 else None,
+        "tokens_delivered": trained,
+        "tokens_lost": report.tokens_lost + filtered,
+        "tokens_filtered": filtered,
+        "tokens_per_dollar": trained / cost if cost > 0 else None,
     }

@@ -3,6 +3,7 @@
 An order is a list: its name, then its arguments.
 
     begin   step                       the updates of a batch
+    check   groups                     compare log-probabilities with what was said
     train   index, groups              take a micro-batch in
     finish                             make the updates
     gather                             send process 0 the parameters that it does not hold
@@ -19,6 +20,7 @@ from jax.sharding import Sharding
 from rlboost_jax.learner.trajectory import Group, Trajectory
 
 BEGIN: Final = "begin"
+CHECK: Final = "check"
 TRAIN: Final = "train"
 FINISH: Final = "finish"
 GATHER: Final = "gather"

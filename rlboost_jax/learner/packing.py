@@ -136,7 +136,7 @@ def update_divisor(
 
 def by_sample(
     batches: Iterable[PackedBatch], values: Iterable[Float[np.ndarray, "R T"]]
-) -> dict[int, Float[np.ndarray, " T"]]:
+) -> dict[int, Float[np.ndarray, " _"]]:
     """What was computed for packed targets, as one array for each response by its sample."""
     found = {}
     for batch, array in zip(batches, values, strict=True):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from rlboost_jax.messages import Manifest
+from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.weights.snapshots import SnapshotStore
 
 
@@ -26,14 +27,16 @@ class Publisher:
         announce: Callable[[Manifest], None],
         in_use: Callable[[], Collection[int]],
         report: Callable[[str], None],
+        spans: Recorder | None = None,
     ):
         """Args:
         announce: called in the writer thread with each version once it is complete on disk.
         in_use: versions that servers hold or fetch now; they are not deleted.
         report: called in the writer thread with what went wrong, in words.
+        spans: of this process.
         """
         self._store, self._announce, self._in_use = store, announce, in_use
-        self._report = report
+        self._report, self._spans = report, spans or Recorder()
         self._changed = threading.Condition()  # of the three below
         self._pending: tuple[int, Any, str] | None = None
         self._closing = False
@@ -71,7 +74,9 @@ class Publisher:
         while (item := self._next()) is not None:
             version, host_params, params_digest = item
             try:
-                manifest = self._store.write(version, host_params, params_digest)
+                near = self._spans.near(version)
+                with self._spans.span("write snapshot", "publisher", when=near, version=version):
+                    manifest = self._store.write(version, host_params, params_digest)
                 self._announce(manifest)
                 self._store.prune({version, *self._in_use()})
             except Exception as error:  # whatever it is, the training loop must hear of it

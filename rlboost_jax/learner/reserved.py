@@ -12,12 +12,11 @@ from jax.sharding import Mesh
 
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.credentials import Endpoint
-from rlboost_jax.data.prompts import Prompt
-from rlboost_jax.data.tasks import Task
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.learner.evaluation import greedy_accuracy
 from rlboost_jax.learner.link import EventLoopThread
 from rlboost_jax.models.params import Params
+from rlboost_jax.observe.clocks import Clock
+from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.rollout.instance import hello_of
 from rlboost_jax.rollout.stream import InstanceClient
 from rlboost_jax.rollout.worker import Worker
@@ -30,7 +29,7 @@ class ReservedEngineLost(RuntimeError):
 
 
 class ReservedEngine:
-    """Generates while the seeding window is open and evaluates between two steps."""
+    """Generates while the seeding window is open."""
 
     def __init__(
         self,
@@ -40,13 +39,18 @@ class ReservedEngine:
         *,
         on_failure: Callable[[Exception], None],
         name: str = NAME,
+        spans: Recorder | None = None,
+        clock: Clock | None = None,
     ):
         """Args:
         on_failure: called in the thread of `thread` with what ended the engine.
+        spans: of this process.
+        clock: of `InstanceClient`.
         """
         self._run, self._engine, self._thread = run, engine, thread
         self._on_failure, self._name = on_failure, name
-        self._worker = Worker(engine)
+        self._clock = clock
+        self._worker = Worker(engine, spans)
         self._client: InstanceClient | None = None
         self._running: Future[None] | None = None
 
@@ -63,7 +67,7 @@ class ReservedEngine:
             price_per_hour=0.0,  # paid for whether it generates or not
             zone="reserved",
         )
-        self._client = InstanceClient(locate, hello, self._worker, puller=None)
+        self._client = InstanceClient(locate, hello, self._worker, puller=None, clock=self._clock)
         self._running = self._thread.start(self._serve(self._client))
 
     async def _serve(self, client: InstanceClient) -> None:
@@ -88,19 +92,6 @@ class ReservedEngine:
         assert self._client is not None
         return self._thread.start(self._client.offer(params, version, params_digest))
 
-    def accuracy(
-        self, params: Params, version: int, task: Task, prompts: Sequence[Prompt]
-    ) -> float:
-        """Greedy held-out accuracy of `params`; the engine has no work meanwhile."""
-
-        def evaluate(engine: Engine) -> float:
-            engine.load(params, version)
-            return greedy_accuracy(
-                engine, task, prompts, max_tokens=self._run.sampling.max_response_tokens
-            )
-
-        return self._worker.call(evaluate).result()
-
     def close(self) -> None:
         if self._running is not None:
             self._running.cancel()
@@ -117,10 +108,14 @@ class ReservedEngines:
         thread: EventLoopThread,
         *,
         on_failure: Callable[[Exception], None],
+        spans: Recorder | None = None,
+        clock: Clock | None = None,
     ):
         names = [f"{NAME}-{i}" for i in range(len(engines))] if len(engines) > 1 else [NAME]
         self._each = [
-            ReservedEngine(run, engine, thread, on_failure=on_failure, name=name)
+            ReservedEngine(
+                run, engine, thread, on_failure=on_failure, name=name, spans=spans, clock=clock
+            )
             for engine, name in zip(engines, names, strict=True)
         ]
 
@@ -134,12 +129,6 @@ class ReservedEngines:
         loading = [engine.begin_to_load(params, version, params_digest) for engine in self._each]
         for load in loading:
             load.result()
-
-    def accuracy(
-        self, params: Params, version: int, task: Task, prompts: Sequence[Prompt]
-    ) -> float:
-        """Greedy held-out accuracy of `params`, by the first; none has work meanwhile."""
-        return self._each[0].accuracy(params, version, task, prompts)
 
     def close(self) -> None:
         for engine in self._each:

@@ -60,7 +60,7 @@ def learning_rate_schedule(
 
 
 def make_optimizer(config: LearnerConfig, num_steps: int) -> optax.GradientTransformation:
-    """AdamW after clipping by the global norm; norms' scales do not decay.
+    """AdamW after clipping by the global norm; norms' scales and biases do not decay.
 
     Source: Loshchilov and Hutter 2017, arXiv:1711.05101, algorithm 2.
     """
@@ -168,15 +168,27 @@ def abstract_state(
 
 
 def init_state(
-    params: Params, optimizer: optax.GradientTransformation, shardings: TrainState
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    shardings: TrainState,
+    *,
+    consume: bool = False,
 ) -> TrainState:
     """State before the first update, laid out as `shardings`.
 
     It holds copies: updates reuse the memory of a state, and the caller may go on using
     `params`, as reference model for one.
+
+    Args:
+        consume: the caller does not go on using them, and their memory becomes the state's.
     """
     params = jax.tree.map(_moved, params, shardings.params)
-    return jax.jit(lambda params: _fresh(params, optimizer), out_shardings=shardings)(params)
+    fresh = jax.jit(
+        lambda params: _fresh(params, optimizer),
+        out_shardings=shardings,
+        donate_argnums=0 if consume else (),
+    )
+    return fresh(params)
 
 
 def _moved(leaf: Any, sharding: NamedSharding) -> Any:
@@ -196,6 +208,6 @@ def _fresh(params: Params, optimizer: optax.GradientTransformation) -> TrainStat
 
 def _decays(params: Params) -> Params:
     def decays(path: tuple[Any, ...], _: Any) -> bool:
-        return path[-1].key != "scale"
+        return path[-1].key not in ("scale", "bias")
 
     return jax.tree_util.tree_map_with_path(decays, params)

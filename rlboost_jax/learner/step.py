@@ -66,6 +66,7 @@ class LearnerStep:
         num_steps: int,
         mesh: Mesh,
     ) -> None:
+        self._algorithm = algorithm
         self.optimizer = make_optimizer(learner, num_steps)
         self.shardings = state_shardings(
             model, self.optimizer, mesh, moment_memory=learner.moment_memory
@@ -113,18 +114,23 @@ class LearnerStep:
         `apply` would consume the state: its program goes to the compilation cache only.
 
         Args:
+            reference: the KL term's, wherever that is placed.
             shapes: rows and tokens of a row of all packed batches there will be.
 
         Returns:
             Bytes that the hungriest program takes on each device besides its arguments and
             results: activations, for the most part.
         """
+        in_loss = None if self._algorithm.kl_in_reward else reference
+        in_reward = reference if self._algorithm.kl_in_reward else None
         programs = []
         for rows, row_tokens in shapes:
             batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
-            part = self.gradients(state.params, reference, batch)
-            programs.append(self.gradients.lower(state.params, reference, batch).compile())
-        gradients, _ = self.combine(part, self.gradients(state.params, reference, batch))
+            if self._algorithm.looks_first:
+                self.evaluate(state.params, in_reward, batch)
+            part = self.gradients(state.params, in_loss, batch)
+            programs.append(self.gradients.lower(state.params, in_loss, batch).compile())
+        gradients, _ = self.combine(part, self.gradients(state.params, in_loss, batch))
         programs.append(self.apply.lower(state, gradients, np.float32(1)).compile())
         return max(map(_working_bytes, programs))
 
@@ -190,7 +196,13 @@ def _gaps(
     def gaps(params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         targets = jnp.ravel(batch.targets)
-        logprobs, _ = sampled_logprobs(*factors_of(params, batch), targets, sampling, by_row=by_row)
+        logprobs, _ = sampled_logprobs(
+            *factors_of(params, batch),
+            targets,
+            sampling,
+            soft_cap=model.final_soft_cap,
+            by_row=by_row,
+        )
         gap = jnp.abs(logprobs.reshape(batch.tokens.shape) - batch.behaviour_logprobs)
         return jnp.where(batch.response_mask, gap, 0.0)
 
@@ -207,9 +219,15 @@ def _evaluate(
     ) -> dict[str, Float[Array, "R T"]]:
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         targets, factors = jnp.ravel(batch.targets), factors_of(params, batch)
-        found = {"policy": sampled_logprobs(*factors, targets, sampling, by_row=by_row)[0]}
+        soft_cap = model.final_soft_cap
+        logprobs, _ = sampled_logprobs(
+            *factors, targets, sampling, soft_cap=soft_cap, by_row=by_row
+        )
+        found = {"policy": logprobs}
         if reference is not None:
-            whole_of = partial(whole_logprobs, tokens=targets, sampling=sampling, by_row=by_row)
+            whole_of = partial(
+                whole_logprobs, tokens=targets, sampling=sampling, soft_cap=soft_cap, by_row=by_row
+            )
             found["reference"], _ = whole_of(*factors_of(reference, batch))
             found["whole"] = whole_of(*factors)[0] if sampling.truncated else found["policy"]
         return {name: values.reshape(batch.tokens.shape) for name, values in found.items()}
@@ -232,11 +250,19 @@ def _gradients(
         targets = jnp.ravel(batch.targets)
         factors = factors_of(params, batch)
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
-        logprobs, entropy = sampled_logprobs(*factors, targets, sampling, by_row=by_row)
+        logprobs, entropy = sampled_logprobs(
+            *factors, targets, sampling, soft_cap=model.final_soft_cap, by_row=by_row
+        )
         whole = frozen = None
         if reference is not None:
             # Of the whole softmax: what one policy's top-p leaves may be nothing of the other's.
-            whole_of = partial(whole_logprobs, tokens=targets, sampling=sampling, by_row=by_row)
+            whole_of = partial(
+                whole_logprobs,
+                tokens=targets,
+                sampling=sampling,
+                soft_cap=model.final_soft_cap,
+                by_row=by_row,
+            )
             frozen, _ = whole_of(*factors_of(reference, batch))
             whole = whole_of(*factors)[0] if sampling.truncated else logprobs
         return objective(

@@ -1,4 +1,6 @@
-"""One step as the learner lives it: wait, receive, train what is ready.
+"""One step as the learner lives it: wait, receive, have judged, train what is ready.
+
+Rewards are computed elsewhere; an answer wakes the learner like a message does.
 
 Rollouts that the learner's own log-probabilities contradict are sent back and generated again;
 no gradient has been taken of them then.
@@ -8,6 +10,7 @@ While the reserved devices are seeding, finished groups pile up; once they have 
 complete, with the rest still being generated elsewhere.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,6 +42,33 @@ class Receiver(Protocol):
     def doubt(self, step: int, doubts: Sequence[Doubt]) -> None: ...
 
 
+Members = list[Group]  # each numbered by its place in the batch
+
+
+@runtime_checkable
+class Selection(Protocol):
+    """Which groups make up the batch: see `selection.py`."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every member of the batch is known."""
+        ...
+
+    def take(self, group: Group, /) -> tuple[Members, Sequence[Doubt]]:
+        """The members that are certain because of a finished group; or what is doubted of it,
+        which then is forgotten here and comes again."""
+        ...
+
+
+@runtime_checkable
+class Beside(Protocol):
+    """Responses that are generated with the step and not trained on: a `Measurement`."""
+
+    @property
+    def complete(self) -> bool: ...
+    def take(self, rollout: messages.FinishedRollout, /) -> bool: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class StreamTimes:
     """Wall seconds of one step's stream, from its begin to the last micro-batch."""
@@ -50,53 +80,74 @@ class StreamTimes:
 def stream_step(
     link: Receiver,
     collector: StepCollector,
+    selection: Selection,
     micro_batches: MicroBatches,
     train: Callable[[int, tuple[Group, ...]], Sequence[Doubt]],
     *,
+    beside: Beside | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StreamTimes:
-    """Receive rollouts until the step is complete and call `train` once per micro-batch.
+    """Receive rollouts until the batch is complete and call `train` once per micro-batch.
 
     Args:
+        selection: of the groups that make up the batch.
+        beside: is waited for as well, in no one's time.
         train: (micro-batch index, its groups) → what it doubts of them. Called in the order of
             completion; where it doubts anything it has kept nothing, and is called again.
 
     Raises:
         ManagerLost, ManagerNotStarted, WrongVersion: from the link and the collector.
+        RewardWorkersLost: responses can no longer be judged.
     """
     ready: deque[MicroBatch] = deque()
     handed_over: float | None = None
     training = 0.0
 
+    def begin(groups: Sequence[Group]) -> None:
+        for group in groups:
+            members, doubts = selection.take(group)
+            reject(doubts)
+            for member in members:
+                ready.extend(micro_batches.add(member))
+
+    def reject(doubts: Sequence[Doubt]) -> None:
+        if doubts:
+            link.doubt(collector.step, doubts)
+            collector.reject(doubt.sample for doubt in doubts)
+
     def take(message: messages.ToTrainer | None) -> None:
         nonlocal handed_over
         match message:
             case messages.FinishedRollout():
-                group = collector.add(message)
-                if group is not None:
-                    ready.extend(micro_batches.add(group))
+                if beside is None or not beside.take(message):
+                    begin(collector.add(message))
             case messages.WindowClosed(step=collector.step) if handed_over is None:
                 handed_over = clock()
 
-    while ready or not collector.complete:
-        free = handed_over is not None or collector.complete
+    def missing() -> bool:
+        return not selection.complete or not (beside is None or beside.complete)
+
+    end = math.nan  # of the last micro-batch
+    while ready or missing():
+        begin(collector.settle())
+        free = handed_over is not None or collector.generated or selection.complete
         if not (ready and free):
-            take(link.receive())
+            if missing():
+                take(link.receive())  # or None, woken by an answer
             continue
         if handed_over is None:
             handed_over = clock()
         since = clock()
         index, groups = ready.popleft()
         doubts = train(index, groups)
-        training += clock() - since
+        end = clock()
+        training += end - since
         if doubts:
-            link.doubt(collector.step, doubts)
-            collector.reject(doubt.sample for doubt in doubts)
+            reject(doubts)
             micro_batches.take_back(index, groups, {doubt.prompt for doubt in doubts})
         while (message := link.receive(timeout=0)) is not None:
             take(message)
 
-    end = clock()
     handed_over = end if handed_over is None else handed_over
     return StreamTimes(
         waiting=max(0.0, end - handed_over - training),

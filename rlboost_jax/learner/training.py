@@ -12,9 +12,13 @@ from jax.sharding import Mesh
 from rlboost_jax import compile_cache
 from rlboost_jax.config.memory import learner_bytes_per_device
 from rlboost_jax.config.records import RunConfig
-from rlboost_jax.data.tasks import Task, get_task
+from rlboost_jax.config.sources import WEIGHTS, source_folder
+from rlboost_jax.data.exercises import Exercises
+from rlboost_jax.data.open import keep_record, open_exercises, record_lines
+from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.critic import CriticStep
+from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.followers import invite
 from rlboost_jax.learner.following import accept
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
@@ -29,13 +33,17 @@ from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.updates import learners_of
 from rlboost_jax.learner.warmup import warm_up
 from rlboost_jax.messages import TrainerHello
+from rlboost_jax.models.checkpoint_files import read_checkpoint
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.observe.console import Console
-from rlboost_jax.observe.metrics import MetricsWriter, read_metrics
+from rlboost_jax.observe.files import FilesTracker
+from rlboost_jax.observe.metrics import read_metrics
+from rlboost_jax.observe.profile import StepProfile
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
-from rlboost_jax.observe.tensorboard import TensorBoardWriter
+from rlboost_jax.observe.tracker import Trackers
+from rlboost_jax.observe.trackers import chosen_trackers
 from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
@@ -62,6 +70,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
 
     Raises:
         WorkdirUnusable, NotEnoughDevices, IdleProcess: before anything is written.
+        ConfigError, DataChanged: the data or the reward functions cannot be used.
         FollowerLost: another process of this trainer ended.
         NotEnoughMemory: learner and engine do not fit the first device together.
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
@@ -78,7 +87,13 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
                 live=run.observe.live,
             )
         )
-        task = get_task(run.task)
+        with console.phase(f"reading the data of task {run.task.name}"):
+            exercises = open_exercises(run)
+        stack.callback(exercises.close)
+        if exercises.record is not None:
+            keep_record(workdir.path, exercises.record)
+            for line in record_lines(exercises.record):
+                console.note(line)
         learner, critic = _programs(run, mesh)
         followers = stack.enter_context(invite(world, workdir.run_id))
         thread = EventLoopThread()
@@ -89,6 +104,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             manager.dismiss()  # it serves the configuration of before
         link = ManagerLink(thread, locate=manager.locate)
         followers.fail_to(link.fail)
+        profile = stack.enter_context(StepProfile(run.observe, workdir.path, note=console.note))
         checkpoints = stack.enter_context(
             Checkpoints(
                 workdir.path / "checkpoints",
@@ -98,6 +114,9 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
         )
         restored = _restore(run, learner, critic, checkpoints)
         first = checkpoints.latest() or 0
+        chosen = chosen_trackers(run, workdir.path, workdir.run_id, step=first, note=console.note)
+        trackers = Trackers([FilesTracker(workdir.path, step=first), console, *chosen])
+        stack.callback(trackers.close)  # after the fleet is sent home: it may take a minute
         stack.enter_context(_sending_home(link, manager))
         stack.enter_context(_showing_fleet(thread, link, console))
         # The fleet starts now, while the learner warms up and compiles.
@@ -111,7 +130,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
         if restored:
             console.note(f"going on with step {first + 1} of {run.num_steps}")
         state, reference, working_bytes = _prepared(
-            run, workdir.path, task, learner, critic, checkpoints, restored, console
+            run, workdir.path, exercises, learner, critic, checkpoints, restored, console
         )
         with console.phase("compiling the engine's programs"):
             taken_bytes = learner_bytes_per_device(run) + working_bytes
@@ -120,7 +139,14 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
                 for device in devices_of_slices(mesh)
             ]
         console.note(str(engines[0].memory))
-        reserved = ReservedEngines(run, engines, thread, on_failure=link.fail)
+        reserved = ReservedEngines(
+            run,
+            engines,
+            thread,
+            on_failure=link.fail,
+            spans=profile.spans,
+            clock=profile.clock,
+        )
         stack.callback(reserved.close)
         reserved.connect(manager.locate)
         publisher = Publisher(
@@ -132,11 +158,12 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             announce=lambda manifest: link.publish(sealed(manifest, manager.server_token())),
             in_use=lambda: link.status.versions_in_use if link.status else (),
             report=console.note,
+            spans=profile.spans,
         )
         stack.callback(publisher.close)
         loop = TrainingLoop(
             run,
-            task=task,
+            exercises=exercises,
             learner=learner,
             state=state,
             reference=reference,
@@ -144,22 +171,21 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             reserved=reserved,
             publisher=publisher,
             checkpoints=checkpoints,
+            prompts_used=restored[1]["prompts_used"] if restored else 0,
             critic=critic,
             followers=followers,
+            note=console.note,
+            show=trackers.samples,
+            spans=profile.spans,
         )
-        metrics = stack.enter_context(MetricsWriter(workdir.path, step=first))
-        board = None
-        if run.observe.tensorboard:
-            board = TensorBoardWriter(workdir.path, step=first)
-            stack.callback(board.close)
         for step in range(first, run.num_steps):
-            row = metrics.write(loop.step(step))
-            console.step(row)
-            if board is not None:
-                board.write(row)
+            profile.at(step)
+            trackers.step(loop.step(step))
             loop.save(step + 1)
-        accuracy = loop.final_accuracy(run.num_steps)
-    return _finish(run, workdir.path, accuracy)
+        summary = _summary(run, workdir.path, loop.final_score())
+        trackers.finish(summary)
+    write_report(path)
+    return summary
 
 
 def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
@@ -173,17 +199,18 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
     learner, critic = _programs(run, mesh)
-    task, path = get_task(run.task), Path(path)
+    path = Path(path)
     with (
+        contextlib.closing(open_exercises(run)) as exercises,
         accept(world, path) as leader,
         Checkpoints(path / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
     ):
         restored = _restore(run, learner, critic, checkpoints)
         state, reference, _ = _prepared(
-            run, path, task, learner, critic, checkpoints, restored, Silence()
+            run, path, exercises, learner, critic, checkpoints, restored, Silence()
         )
         learners = learners_of(
-            run, policy=learner, critic=critic, reference=reference, stop_ids=task.stop_ids
+            run, policy=learner, critic=critic, reference=reference, stop_ids=exercises.stop_ids
         )
         leader.obey(learners, state, checkpoints)
 
@@ -202,7 +229,7 @@ def _programs(run: RunConfig, mesh: Mesh) -> tuple[LearnerStep, CriticStep | Non
 def _prepared(
     run: RunConfig,
     path: Path,
-    task: Task,
+    exercises: Exercises,
     learner: LearnerStep,
     critic: CriticStep | None,
     checkpoints: Checkpoints,
@@ -216,17 +243,20 @@ def _prepared(
     if restored:
         state = restored[0]
     else:
-        state = _start(run, task, learner, console)
+        state = _start(run, exercises, learner, console)
         if critic is not None:
             state = replace(state, critic=critic.init(state.params))
-        checkpoints.save(0, state, checkpoint_extra(None))
+        checkpoints.save(0, state, checkpoint_extra(None, 0))
     reference = _reference(run, path, learner, state)
+    shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
     with console.phase("compiling the learner's programs"):
         working_bytes = learner.compile(
             replace(state, critic=None),
-            reference if run.algorithm.kl_placement == "loss" else None,
-            shapes=batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths),
+            reference,
+            shapes=shapes,
         )
+        if critic is not None:
+            critic.compile(state.critic, shapes=shapes)
     return state, reference, working_bytes
 
 
@@ -288,11 +318,13 @@ def _abstract(run: RunConfig, learner: LearnerStep) -> TrainState:
 
 
 def _start(
-    run: RunConfig, task: Task, learner: LearnerStep, console: Console | Silence
+    run: RunConfig, exercises: Exercises, learner: LearnerStep, console: Console | Silence
 ) -> TrainState:
-    """Fresh parameters, warmed up."""
-    params = init_params(run.model, run.seed, shardings=learner.shardings.params)
+    """Fresh parameters, or those of the checkpoint to begin with, warmed up."""
+    params = _first_params(run, learner.shardings.params, console)
     if run.warmup.max_updates:
+        assert isinstance(exercises, Task), "the configuration was checked for this"
+        task = exercises
         reports: list[tuple[int, float]] = []
         with console.phase(f"warming the model up on the {task.name} task"):
             params = warm_up(
@@ -300,7 +332,15 @@ def _start(
             )
         for updates, loss in reports[-1:]:
             console.note(f"  {updates} supervised updates, loss {loss:.3f} nats per token")
-    return init_state(params, learner.optimizer, learner.shardings)
+    return init_state(params, learner.optimizer, learner.shardings, consume=True)
+
+
+def _first_params(run: RunConfig, shardings: Params, console: Console | Silence) -> Params:
+    source = run.model.source
+    if not source:
+        return init_params(run.model, run.seed, shardings=shardings)
+    with console.phase(f"reading the parameters of {source}"):
+        return read_checkpoint(run.model, source_folder(source, WEIGHTS), shardings=shardings)
 
 
 def _reference(
@@ -316,17 +356,16 @@ def _reference(
         return kept.restore(0, _abstract(run, learner).params)[0]
 
 
-def _finish(run: RunConfig, path: Path, accuracy: float | None) -> Summary:
-    """Write `summary.json` and `report.html` from the rows of the run.
+def _summary(run: RunConfig, path: Path, score: Score | None) -> Summary:
+    """Write `summary.json` from the rows of the run.
 
     Args:
-        accuracy: after the last update; the rows have it of the policies before.
+        score: after the last update; the rows have it of the policies before.
     """
     summary = summarize(
         read_metrics(path), reserved_price_per_hour=run.fleet.reserved_price_per_hour
     )
-    if accuracy is not None:
-        summary = replace(summary, last_accuracy=accuracy)
+    if score is not None:
+        summary = replace(summary, last_accuracy=score.accuracy)
     write_summary(path, summary)
-    write_report(path)
     return summary

@@ -1,8 +1,9 @@
 """Finished rollouts as the learner sees them: host-side records of NumPy arrays."""
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ class Trajectory:
     old_values: NDArray[np.float32] | None = None  # of the critic before the first update
     returns: NDArray[np.float32] | None = None  # what the critic is to expect
     attempt: int = 0  # see `FinishedRollout`; no part of any digest
+    # What each reward function returned, before its weight, and why those that failed did.
+    reward_components: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    reward_faults: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from rlboost_jax.learner.guards import (
     NotFinite,
     check_counted,
     check_guards,
+    check_judged,
     check_whole,
     kept,
 )
@@ -70,7 +71,7 @@ class Learners:
 
     def gradients(self, params: Params, trajectories: Sequence[Trajectory]) -> Part:
         """Of the undivided loss over these trajectories, with its sums."""
-        in_loss = None if self.estimates.kl_in_reward else self.reference
+        in_loss = None if self.run.algorithm.kl_in_reward else self.reference
         return self.policy.micro_batch(params, in_loss, self.pack(trajectories))
 
     def critic_gradients(self, state: TrainState, trajectories: Sequence[Trajectory]) -> Part:
@@ -88,7 +89,7 @@ class Learners:
         """
         everything = [t for group in groups for t in group.trajectories]
         batches = self.pack(everything)
-        in_reward = self.reference if self.estimates.kl_in_reward else None
+        in_reward = self.reference if self.run.algorithm.kl_in_reward else None
         parts = [self.policy.evaluate(state.params, in_reward, batch) for batch in batches]
         found: dict[str, ByToken] = {
             name: by_sample(batches, [np.asarray(part[name]) for part in parts])
@@ -104,6 +105,14 @@ class Learners:
         ]
         kl = math.fsum(self.estimates.kl_of(t, evaluations) for t in everything)
         return tuple(members), float(np.concatenate(gaps).max()), kl
+
+    def check(self, state: TrainState, groups: Sequence[Group]) -> list[Doubt]:
+        """The same as `doubts`, and quick where there are none."""
+        members = [t for group in groups for t in group.trajectories]
+        gaps = [self.policy.gaps(state.params, batch) for batch in self.pack(members)]
+        if float(np.max([np.asarray(gap).max() for gap in gaps])) <= self.tolerated_gap:
+            return []
+        return self.doubts(state, groups)
 
     def doubts(self, state: TrainState, groups: Sequence[Group]) -> list[Doubt]:
         """The responses of a micro-batch that were not sampled as their servers say."""
@@ -161,25 +170,22 @@ class BatchUpdates:
         *,
         step: int,
         checkpoint: Callable[[], int | None],
+        checked: bool = False,
     ) -> None:
         """Args:
+        checked: nothing that comes is doubted any more.
         state: whose parameters sample the batch. The updates consume it.
         checkpoint: tells the last complete one, for messages.
         """
         self._algorithm, learner = learners.run.algorithm, learners.run.learner
         self._learners, self._state = learners, state
-        self._step, self._checkpoint = step, checkpoint
+        self._step, self._checkpoint, self._checked = step, checkpoint, checked
         self.micro_batches = MicroBatches(
             learner.prompts_per_step,
             learner.micro_batch_prompts,
             learners.run.deterministic or self._algorithm.mini_batches > 1,
         )
         self._size = self.micro_batches.num_micro_batches // self._algorithm.mini_batches
-        self._looks = (
-            self._algorithm.whiten
-            or self._algorithm.updates_per_batch > 1
-            or not learners.estimates.by_rewards_alone
-        )
         self._members: dict[int, tuple[Trajectory, ...]] = {}  # by micro-batch
         self._gaps: dict[int, float] = {}
         self._kl: dict[int, float] = {}
@@ -195,12 +201,12 @@ class BatchUpdates:
         """
         learners, part, gap, kl = self._learners, None, math.nan, 0.0
         members = tuple(t for group in groups for t in group.trajectories)
-        if self._looks:
+        if self._algorithm.looks_first:
             members, gap, kl = learners.look(self._state, groups)
         if index < self._size and not self._algorithm.whiten:
             part = learners.gradients(self._state.params, members)
-            gap = gap if self._looks else float(part[1]["max_logprob_gap"])
-        if not gap <= learners.tolerated_gap:  # not a number is no small one
+            gap = gap if self._algorithm.looks_first else float(part[1]["max_logprob_gap"])
+        if not (self._checked or gap <= learners.tolerated_gap):  # not a number is no small one
             doubts = learners.doubts(self._state, groups)
             if doubts:
                 return doubts
@@ -213,12 +219,17 @@ class BatchUpdates:
         return []
 
     def finish(
-        self, trajectories: Sequence[Trajectory], *, host_params: Params | None
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        prompts: Sequence[int],
+        host_params: Params | None,
     ) -> tuple[TrainState, Figures]:
         """Make all updates of the batch.
 
         Args:
-            trajectories: of the step, in (prompt, sample) order.
+            trajectories: of the batch, in (prompt, sample) order.
+            prompts: that it is to be made of.
             host_params: a copy of the parameters that sampled them; None where no process has
                 one that it may use, and so nothing is looked for if a number is not finite.
 
@@ -226,17 +237,23 @@ class BatchUpdates:
             The state after the last one, and figures of the batch.
 
         Raises:
-            StepNotWhole, NotFinite, GuardTripped: the state is of no more use; the last
-                checkpoint is.
+            StepNotWhole, RewardsFailed, NotFinite, GuardTripped: the state is of no more use;
+                the last checkpoint is.
         """
         check_whole(
             trajectories,
             step=self._step,
-            num_prompts=self._learners.run.learner.prompts_per_step,
+            prompts=prompts,
             group_size=self._algorithm.group_size,
         )
+        check_judged(
+            trajectories,
+            step=self._step,
+            tolerated=self._learners.run.rewards.tolerated_failures,
+            checkpoint=self._checkpoint,
+        )
         self._whiten()
-        prompts = sorted({t.prompt for t in trajectories})
+        prompts = sorted(prompts)
         size = len(prompts) // self._algorithm.mini_batches
         made = []
         for update in range(self._algorithm.updates_per_batch):
@@ -277,7 +294,7 @@ class BatchUpdates:
         figures = {name: float(value) for name, value in sums.items()}
         del figures["max_logprob_gap"]  # of this update's own policy: no longer the engine's
         check_counted(expected, figures["tokens"], step=self._step)
-        if learners.estimates.kl_in_reward:  # of the policy that sampled, in every update
+        if self._algorithm.kl_in_reward:  # of the policy that sampled, in every update
             figures["kl"] = self._mean_kl() * figures["tokens"]
         kl = {"kl": figures["kl"] / figures["tokens"]}
         check_guards(learner, kl, step=self._step, checkpoint=self._checkpoint)

@@ -160,7 +160,9 @@ def _update(
         )
         x = hidden_states(model, params, tokens, positions, segments, remat=remat, mesh=mesh)
         targets, weights = jnp.ravel(batch.targets), jnp.ravel(batch.weights)
-        logprobs, _ = selected_logprobs(*head_factors(model, params, x), targets)
+        logprobs, _ = selected_logprobs(
+            *head_factors(model, params, x), targets, soft_cap=model.final_soft_cap or None
+        )
         return -(logprobs * weights).sum() / weights.sum()
 
     def update(

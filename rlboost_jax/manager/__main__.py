@@ -58,6 +58,7 @@ from rlboost_jax.manager.journal_files import Journal
 from rlboost_jax.manager.limits import server_frame_bytes
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state import Manager
+from rlboost_jax.manager.watch import StepWatch
 from rlboost_jax.messages import SICK_EXIT_CODE
 from rlboost_jax.observe.events import EventsWriter
 from rlboost_jax.weights.serve import add_routes
@@ -105,7 +106,11 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         stack.callback(journal.close)
         entries, damages = journal.read()
         manager = Manager(Settings.of(run, run_id), loop.time())
-        driver = Driver(manager, record, journal.append)
+        watch = None
+        if run.observe.profile_step:
+            watch = StepWatch(workdir, run.observe.profile_step)
+            stack.callback(watch.close)
+        driver = Driver(manager, record, journal.append, watch)
         for damage in damages:
             log.error("the journal is damaged: %s; what is missing is generated again", damage)
             record(time.time(), Record("journal", -1, "", {"reason": damage}))

@@ -44,6 +44,9 @@ TRAINER_QUEUE_BYTES = 2 * 2**30  # a resumed step is sent again in one go
 PULSE_SECONDS = 0.25  # from one sign of life of the loop to the next, at most
 STALL_SECONDS = 0.25  # a timer as late as this was late because the whole process was
 
+# (event, what was done about it, when that began and ended on the manager's clock)
+Watch = Callable[[Event, Sequence[Action], float, float], None]
+
 log = logging.getLogger(__name__)
 
 
@@ -65,6 +68,7 @@ class Driver:
     Args:
         record: writes a line of events.jsonl; called with the time in seconds since the epoch.
         keep: writes entries to the journal; returns "" or why that failed.
+        watch: is shown every event with what came of it; must not raise.
     """
 
     def __init__(
@@ -72,9 +76,10 @@ class Driver:
         manager: Manager,
         record: Callable[[float, Record], None],
         keep: Callable[[Sequence[Entry]], str] = lambda entries: "",
+        watch: Watch | None = None,
     ) -> None:
         self.manager = manager
-        self._keep = keep
+        self._keep, self._watch = keep, watch
         self.finished: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()  # set by the first step
         self.provider: Provider | None = None
@@ -172,8 +177,11 @@ class Driver:
         await asyncio.gather(*starting, *others, return_exceptions=True)
 
     def _handle(self, event: Event, now: float) -> None:
-        for action in self.manager.handle(event, now):
+        actions = self.manager.handle(event, now)
+        for action in actions:
             self._perform(action)
+        if self._watch is not None:
+            self._watch(event, actions, now, self.now())
 
     async def _follow(self, market: AsyncIterator[MachineAdded | MachineRemoved]) -> None:
         async for event in market:

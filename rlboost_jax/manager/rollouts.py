@@ -68,6 +68,11 @@ class Rollout:
         return self.asked_at < math.inf
 
     @property
+    def measures(self) -> bool:
+        """Whether it is there to see how good the policy is, and is not trained on."""
+        return self.sampling != self.step.begin.sampling
+
+    @property
     def complete(self) -> bool:
         """Whether its last token ends it."""
         if self.num_tokens == self.sampling.max_tokens:
@@ -167,7 +172,6 @@ class Step:
         self.cancelled = False
         self.num_finished = 0
         self.books = Books()
-        self.measures = False  # something is sampled in another way, to see how good the policy is
         self.rollouts: list[Rollout] = []
         self._by_sample: dict[int, Rollout] = {}
         self._queue: list[tuple[bool, int, Rollout]] = []
@@ -179,8 +183,13 @@ class Step:
         return self.num_finished == len(self.rollouts)
 
     @property
-    def tokens_delivered(self) -> int:
-        return sum(r.num_tokens for r in self.rollouts if r.result is not None)
+    def measures(self) -> bool:
+        """Whether it was extended by anything that measures the policy."""
+        return any(rollout.measures for rollout in self.rollouts)
+
+    def delivered(self, *, measuring: bool) -> list[Rollout]:
+        """Finished responses that are trained on, or those that measure the policy."""
+        return [r for r in self.rollouts if r.result is not None and r.measures == measuring]
 
     def add(
         self,
@@ -200,9 +209,7 @@ class Step:
                     self._by_sample[sample] = rollout
                     self.rollouts.append(rollout)
                     self.wait(rollout)
-        added = len(self.rollouts) > before
-        self.measures |= added and sampling is not None
-        return added
+        return len(self.rollouts) > before
 
     def drop_unfinished(self) -> list[Rollout]:
         """Give up what is not finished; it belongs to a cancelled step from now on."""

@@ -29,6 +29,7 @@ from rlboost_jax.messages import (
     Renew,
     Renewed,
     ServerMessage,
+    Spans,
     TokenBatch,
     WeightsRejected,
     Welcome,
@@ -91,6 +92,8 @@ class Servers:
                 return False
             case Ready():
                 self._ready(instance, message)
+            case Spans():
+                return False  # of interest to whoever watches the driver
             case WeightsRejected():
                 self._outbox.record(
                     "rejected", instance.name, version=message.version, reason=message.reason
@@ -166,9 +169,8 @@ class Servers:
         self._outbox.close(instance.stream, reason)
         self._outbox.record(kind, instance.name, reason=reason, count=count, tokens_lost=in_flight)
         server = self._fleet.server_of(instance.hello)
-        if server is not None and not any(
-            self._fleet.server_of(other.hello) is server for other in self._roster
-        ):  # else it has dialled again before this stream was given up
+        if server is not None and not self._roster.speaks(server.name, self._fleet.is_(server)):
+            # else it has dialled again before this stream was given up
             server.absent_since = self._roster.now
         if not instance.reserved and kind != "rejected":
             self._roster.lost += 1

@@ -305,7 +305,10 @@ class Trainer:
         self.learnt = True
 
     def _report(self, step: Step, rollout: float, instances: float, now: float) -> StepReport:
-        books = step.books
+        books, delivered = step.books, step.delivered(measuring=False)
+        measured = [part for r in step.delivered(measuring=True) for part in r.parts]
+        own = sum(count for name, count in measured if name in self._roster.own)
+        others = sum(count for _, count in measured) - own
         return StepReport(
             step=step.begin.step,
             rollout_seconds=rollout,
@@ -315,12 +318,13 @@ class Trainer:
             instances_joined=books.joined,
             instances_lost=books.gone,
             requests_migrated=books.migrated,
-            tokens_generated=books.generated,
-            tokens_delivered=step.tokens_delivered,
+            tokens_generated=books.generated - own - others,
+            tokens_delivered=sum(rollout.num_tokens for rollout in delivered),
             tokens_lost=books.lost,
             tokens_prefilled_again=books.prefilled_again,
-            tokens_reserved=books.reserved,
-            tokens_preemptible=books.preemptible,
+            tokens_reserved=books.reserved - own,
+            tokens_preemptible=books.preemptible - others,
+            tokens_measured=own + others,
             cost_dollars=self._cost_since_last(step.begin.step, now),
             window=self.window,
         )

@@ -4,47 +4,82 @@ Two ways, equal up to rounding. `dense` is one masked matrix product. `paged` co
 same values with the engine's own kernel, block by block in the engine's order, so that the
 learner's log-probabilities are those the engine sampled from, to the last rounding; its
 gradient is that of `dense`.
+
+Layers that see all before them and layers that see a window may take turns, and the learner scans
+over them with one program, so that the choice is an array: `dense` masks by it, `paged` branches.
 """
 
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 from rlboost_kernels import ragged_paged_attention
 
-from rlboost_jax.models.decoder import Attend
+from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.models.decoder import Attend, Local
 
 MOST_PAGED_TOKENS: Final = 4096  # per batch; beyond it the kernel's own bookkeeping costs more
 _MASKED = -1e30  # a score that weighs exactly 0 after the softmax and never makes a NaN
 
 
-def row_attention(segments: Int[Array, "B T"], how: str) -> Attend:
-    """An attention function for tokens that see their own segment up to their own place.
+class Form(NamedTuple):
+    """What all layers of a model have in common."""
+
+    scale: float  # of the scores
+    soft_cap: float | None
+    window: int  # of layers that have one
+
+
+def row_attention(
+    config: ModelConfig, segments: Int[Array, "B T"], how: str
+) -> Callable[[Local], Attend]:
+    """For each kind of layer, an attention function for tokens of packed rows.
+
+    A token sees those of its own segment up to its own place and, in a local layer, no more than
+    `config.sliding_window` of them.
 
     Args:
         segments: which sequence each token of a row belongs to; those of one sequence are
             neighbours.
         how: "dense" or "paged".
     """
+    form = Form(config.attention_scale, config.attention_soft_cap or None, config.sliding_window)
     attend = _attend_paged if how == "paged" else _attend_dense
-    return lambda q, k, v: attend(q, k, v, segments)
+
+    def of_layer(local: Local) -> Attend:
+        if not isinstance(local, bool):
+            return lambda q, k, v: attend(form, q, k, v, segments, local)
+        of_one_kind = form if local else form._replace(window=0)
+        return lambda q, k, v: attend(of_one_kind, q, k, v, segments, None)
+
+    return of_layer
 
 
 def _attend_dense(
+    form: Form,
     q: Float[Array, "N H D"],
     k: Float[Array, "N K D"],
     v: Float[Array, "N K D"],
     segments: Int[Array, "B T"],
+    local: Bool[Array, ""] | None,
 ) -> Float[Array, "N H D"]:
-    """With float32 scores."""
+    """With float32 scores. Without `local`, a window of `form` is for this layer."""
     (N, H, D), K, (B, T) = q.shape, k.shape[1], segments.shape
     q_BKGTD = q.reshape(B, T, K, H // K, D).transpose(0, 2, 3, 1, 4)
     k_BKSD = k.reshape(B, T, K, D).transpose(0, 2, 1, 3)
     v_BKSD = v.reshape(B, T, K, D).transpose(0, 2, 1, 3)
     scores = jnp.einsum("bkgtd,bksd->bkgts", q_BKGTD, k_BKSD, preferred_element_type=jnp.float32)
+    scores *= form.scale
+    if form.soft_cap is not None:
+        scores = form.soft_cap * jnp.tanh(scores / form.soft_cap)
     visible_BTS = _visible(segments)
-    scores = jnp.where(visible_BTS[:, None, None], scores * D**-0.5, _MASKED)
+    if form.window:
+        beyond = jnp.tril(jnp.ones((1, T, T), bool), -form.window)
+        visible_BTS &= ~(beyond if local is None else beyond & local)
+    scores = jnp.where(visible_BTS[:, None, None], scores, _MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     out_BKGTD = jnp.einsum("bkgts,bksd->bkgtd", weights, v_BKSD)
     return out_BKGTD.transpose(0, 3, 1, 2, 4).reshape(N, H, D)
@@ -57,12 +92,14 @@ def _visible(segments: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
     return causal & (segments[:, :, None] == segments[:, None, :])
 
 
-@jax.custom_vjp
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend_paged(
+    form: Form,
     q: Float[Array, "N H D"],
     k: Float[Array, "N K D"],
     v: Float[Array, "N K D"],
     segments: Int[Array, "B T"],
+    local: Bool[Array, ""] | None,
 ) -> Float[Array, "N H D"]:
     """Every token as a sequence of its own that reads its segment from pages of one token."""
     (N, _, D), (B, T) = q.shape, segments.shape
@@ -71,24 +108,37 @@ def _attend_paged(
     start_BT = jax.lax.cummax(jnp.where(begins, place_T[None], 0), axis=1)
     first_N = (jnp.arange(B, dtype=jnp.int32)[:, None] * T + start_BT).reshape(N)
     kv_pages = jnp.stack([k, v], axis=2).reshape(N, 1, -1, D)
-    return ragged_paged_attention(
-        q,
-        kv_pages,
-        (place_T[None] - start_BT + 1).reshape(N),
-        jnp.minimum(first_N[:, None] + place_T[None], N - 1),
-        jnp.arange(N + 1, dtype=jnp.int32),
-        jnp.full((1,), N, jnp.int32),
-    )
+
+    def attend(window: int) -> Float[Array, "N H D"]:
+        return ragged_paged_attention(
+            q,
+            kv_pages,
+            (place_T[None] - start_BT + 1).reshape(N),
+            jnp.minimum(first_N[:, None] + place_T[None], N - 1),
+            jnp.arange(N + 1, dtype=jnp.int32),
+            jnp.full((1,), N, jnp.int32),
+            sm_scale=form.scale,
+            soft_cap=form.soft_cap,
+            sliding_window=window or None,
+        )
+
+    if local is None:
+        return attend(form.window)
+    return jax.lax.cond(local, lambda: attend(form.window), lambda: attend(0))
 
 
-def _forward(q: Array, k: Array, v: Array, segments: Array) -> tuple[Array, tuple[Array, ...]]:
-    return _attend_paged(q, k, v, segments), (q, k, v, segments)
+def _forward(
+    form: Form, q: Array, k: Array, v: Array, segments: Array, local: Array | None
+) -> tuple[Array, tuple[Any, ...]]:
+    return _attend_paged(form, q, k, v, segments, local), (q, k, v, segments, local)
 
 
-def _backward(kept: tuple[Array, ...], cotangent: Array) -> tuple[Array, Array, Array, None]:
-    q, k, v, segments = kept
-    _, pull_back = jax.vjp(lambda q, k, v: _attend_dense(q, k, v, segments), q, k, v)
-    return (*pull_back(cotangent), None)
+def _backward(
+    form: Form, kept: tuple[Any, ...], cotangent: Array
+) -> tuple[Array, Array, Array, None, None]:
+    q, k, v, segments, local = kept
+    _, pull_back = jax.vjp(lambda q, k, v: _attend_dense(form, q, k, v, segments, local), q, k, v)
+    return (*pull_back(cotangent), None, None)
 
 
 _attend_paged.defvjp(_forward, _backward)

@@ -1,51 +1,61 @@
-"""A Qwen3-shaped decoder: the modules that the learner and the engine both run.
+"""The decoder: the modules that the learner and the engine both run.
+
+One decoder, described by its configuration, is Qwen, Llama, Mistral or Gemma;
+`config/huggingface.py` says which checkpoint is which.
 
 Activations are flat, [N, E] over N tokens, whatever sequences the tokens belong to: dense
 layers on [N, E] are twice as fast on CPU as on [B, T, E], and the engine has no sequences
 to speak of. What a token may look at is the caller's business: attention arrives as a
 function of queries, keys and values.
 
-Products with matrices and sums over a row are XLA's own or, with `by_row`, those of
-`rlboost_kernels.matmul`, which give a row the same bits in any company and number: what the
-engine needs, and a learner that wants to agree with it.
-
-Matrices are stored [in, out] and nothing has a bias. Each parameter that starts random says
-its standard deviation as metadata (`std`), from which `params.py` draws it.
+Products and sums over a row come in two forms, see `products.py`. Each parameter that starts
+random says its standard deviation as metadata (`std`), from which `params.py` draws it; others
+say what they start at (`start`).
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
 from rlboost_kernels import matmul
 
 from rlboost_jax.config.records import ModelConfig
-from rlboost_jax.models.rope import rotate
+from rlboost_jax.models.experts import Activation, RoutedMLP
+from rlboost_jax.models.products import linear, normal, row_mean
+from rlboost_jax.models.rope import cos_sin, ropes, turn
 
 Attend = Callable[
     [Float[Array, "N H D"], Float[Array, "N K D"], Float[Array, "N K D"]], Float[Array, "N H D"]
 ]
+Local = (
+    bool | Bool[Array, ""]
+)  # whether a layer sees a window only; an array where layers are scanned
 
 
 class RMSNorm(nnx.Module):
     """Scale the last axis to a root mean square of 1, in float32 whatever the input's dtype.
 
-    Source: Zhang and Sennrich 2019, arXiv:1910.07467, equation 4.
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467, equation 4; with `offset` the factor is
+    1 + scale, as in Gemma.
     """
 
-    def __init__(self, width: int, epsilon: float, by_row: bool = False) -> None:
-        self.scale = nnx.Param(jnp.ones(width))
-        self.epsilon, self.by_row = epsilon, by_row
+    def __init__(
+        self, width: int, epsilon: float, by_row: bool = False, offset: bool = False
+    ) -> None:
+        start = 0.0 if offset else 1.0
+        self.scale = nnx.Param(jnp.full(width, start), start=start)
+        self.epsilon, self.by_row, self.offset = epsilon, by_row, offset
 
     def __call__(self, x: Float[Array, "*rows E"]) -> Float[Array, "*rows E"]:
         x_f32 = x.astype(jnp.float32)
-        mean = _mean_by_row if self.by_row else _mean
-        mean_square = mean(jnp.square(x_f32))
+        mean_square = row_mean(jnp.square(x_f32), by_row=self.by_row)
         scale = jnp.expand_dims(self.scale[...].astype(jnp.float32), tuple(range(x.ndim - 1)))
+        if self.offset:
+            scale = 1 + scale
         return (x_f32 * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(x.dtype)
 
 
@@ -53,23 +63,24 @@ class Attention(nnx.Module):
     """Grouped-query attention with rotary positions and, optionally, normalised heads.
 
     Source: Ainslie et al. 2023, arXiv:2305.13245 (grouped queries); Qwen3 technical report
-    2025, arXiv:2505.09388, section 2 (q/k norm).
+    2025, arXiv:2505.09388, section 2 (q/k norm); Gemma 3 technical report 2025, arXiv:2503.19786,
+    section 2 (layers with a window and rotary frequencies of their own).
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool) -> None:
-        E, D = config.embed_dim, config.head_dim
-        linear = partial(_linear, config, rngs=rngs, by_row=by_row)
-        self.query = linear(E, config.num_query_heads * D)
-        self.key = linear(E, config.num_key_heads * D)
-        self.value = linear(E, config.num_key_heads * D)
-        self.output = linear(config.num_query_heads * D, E)
+        E, D, bias = config.embed_dim, config.head_dim, config.attention_bias
+        product = partial(linear, config, rngs=rngs, by_row=by_row)
+        self.query = product(E, config.num_query_heads * D, bias=bias)
+        self.key = product(E, config.num_key_heads * D, bias=bias)
+        self.value = product(E, config.num_key_heads * D, bias=bias)
+        self.output = product(config.num_query_heads * D, E, bias=config.output_bias)
         if config.qk_norm:
-            self.query_norm = RMSNorm(D, config.norm_epsilon, by_row)
-            self.key_norm = RMSNorm(D, config.norm_epsilon, by_row)
+            self.query_norm = _norm(config, D, by_row)
+            self.key_norm = _norm(config, D, by_row)
         self.config = config
 
     def __call__(
-        self, x: Float[Array, "N E"], positions: Int[Array, " N"], attend: Attend
+        self, x: Float[Array, "N E"], positions: Int[Array, " N"], attend: Attend, local: Local
     ) -> Float[Array, "N E"]:
         N, D = x.shape[0], self.config.head_dim
         q = self.query(x).reshape(N, self.config.num_query_heads, D)
@@ -77,38 +88,72 @@ class Attention(nnx.Module):
         v = self.value(x).reshape(N, self.config.num_key_heads, D)
         if self.config.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
-        q = rotate(q, positions, theta=self.config.rope_theta)
-        k = rotate(k, positions, theta=self.config.rope_theta)
+        cos, sin = self._rotation(positions, local)
+        q, k = turn(q, cos, sin), turn(k, cos, sin)
         return self.output(attend(q, k, v).reshape(N, self.config.num_query_heads * D))
+
+    def _rotation(
+        self, positions: Int[Array, " N"], local: Local
+    ) -> tuple[Float[Array, "N half"], Float[Array, "N half"]]:
+        far, near = ropes(self.config)
+        cos, sin = cos_sin(positions, self.config.head_dim, far)
+        if near == far:
+            return cos, sin
+        near_cos, near_sin = cos_sin(positions, self.config.head_dim, near)
+        return jnp.where(local, near_cos, cos), jnp.where(local, near_sin, sin)
 
 
 class GatedMLP(nnx.Module):
-    """SwiGLU. Source: Shazeer 2020, arXiv:2002.05202, equation 6."""
+    """SwiGLU or GeGLU. Source: Shazeer 2020, arXiv:2002.05202, equation 6."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool) -> None:
-        linear = partial(_linear, config, rngs=rngs, by_row=by_row)
-        self.gate = linear(config.embed_dim, config.hidden_dim)
-        self.up = linear(config.embed_dim, config.hidden_dim)
-        self.down = linear(config.hidden_dim, config.embed_dim)
+        product = partial(linear, config, rngs=rngs, by_row=by_row)
+        self.gate = product(config.embed_dim, config.hidden_dim)
+        self.up = product(config.embed_dim, config.hidden_dim)
+        self.down = product(config.hidden_dim, config.embed_dim)
+        self.activation = _activation(config)
 
     def __call__(self, x: Float[Array, "N E"]) -> Float[Array, "N E"]:
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
 class DecoderLayer(nnx.Module):
-    """Attention, then the gated layer, each on a normalised copy of the residual stream."""
+    """Attention, then the feed-forward layer, each on a normalised copy of the residual stream.
+
+    With `post_norms` what they add to it is normalised, too.
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, by_row: bool = False) -> None:
-        self.attention_norm = RMSNorm(config.embed_dim, config.norm_epsilon, by_row)
+        self.attention_norm = _norm(config, config.embed_dim, by_row)
         self.attention = Attention(config, rngs, by_row)
-        self.mlp_norm = RMSNorm(config.embed_dim, config.norm_epsilon, by_row)
-        self.mlp = GatedMLP(config, rngs, by_row)
+        self.mlp_norm = _norm(config, config.embed_dim, by_row)
+        self.mlp: GatedMLP | RoutedMLP = (
+            RoutedMLP(config, rngs, by_row, _activation(config))
+            if config.num_experts
+            else GatedMLP(config, rngs, by_row)
+        )
+        if config.post_norms:
+            self.attention_post_norm = _norm(config, config.embed_dim, by_row)
+            self.mlp_post_norm = _norm(config, config.embed_dim, by_row)
+        self.config = config
 
     def __call__(
-        self, x: Float[Array, "N E"], positions: Int[Array, " N"], attend: Attend
-    ) -> Float[Array, "N E"]:
-        x = x + self.attention(self.attention_norm(x), positions, attend)
-        return x + self.mlp(self.mlp_norm(x))
+        self,
+        x: Float[Array, "N E"],
+        positions: Int[Array, " N"],
+        attend: Attend,
+        local: Local,
+        experts: Int[Array, "N A"] | None,
+        mesh: Mesh | None,
+    ) -> tuple[Float[Array, "N E"], Int[Array, "N A"] | None]:
+        """See `forward.apply_layer`."""
+        added = self.attention(self.attention_norm(x), positions, attend, local)
+        x = x + (self.attention_post_norm(added) if self.config.post_norms else added)
+        if isinstance(self.mlp, RoutedMLP):
+            added, experts = self.mlp(self.mlp_norm(x), experts, mesh)
+        else:
+            added = self.mlp(self.mlp_norm(x))
+        return x + (self.mlp_post_norm(added) if self.config.post_norms else added), experts
 
 
 class Embedding(nnx.Module):
@@ -116,11 +161,13 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.embed_dim)
-        self.table = _normal(shape, 0.5, rngs)
+        self.table = normal(shape, 0.5, rngs)
         self.dtype = config.dtype
+        self.factor = config.embed_dim**0.5 if config.scale_embeddings else None
 
     def __call__(self, tokens: Int[Array, " N"]) -> Float[Array, "N E"]:
-        return self.table[...][tokens].astype(self.dtype)
+        x = self.table[...][tokens].astype(self.dtype)
+        return x if self.factor is None else x * jnp.asarray(self.factor, self.dtype)
 
 
 class Head(nnx.Module):
@@ -130,21 +177,23 @@ class Head(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, by_row: bool = False) -> None:
-        self.norm = RMSNorm(config.embed_dim, config.norm_epsilon, by_row)
-        self.tied = config.tie_embeddings
+        self.norm = _norm(config, config.embed_dim, by_row)
+        self.tied, self.soft_cap = config.tie_embeddings, config.final_soft_cap
         if not self.tied:  # small, so that a fresh model's next token is close to uniform
             shape = (config.embed_dim, config.vocab_size)
-            self.kernel = _normal(shape, 0.02, rngs)
+            self.kernel = normal(shape, 0.02, rngs)
 
     def __call__(self, x: Float[Array, "N E"], table: Float[Array, "V E"]) -> Float[Array, "N V"]:
         """With the product by row."""
         kernel = table if self.tied else self.kernel[...]
         x = self.norm(x)
-        return matmul(x, kernel.astype(x.dtype), transposed=self.tied, out_dtype=jnp.float32)
+        logits = matmul(x, kernel.astype(x.dtype), transposed=self.tied, out_dtype=jnp.float32)
+        return self.soft_cap * jnp.tanh(logits / self.soft_cap) if self.soft_cap else logits
 
     def factors(
         self, x: Float[Array, "N E"], table: Float[Array, "V E"]
     ) -> tuple[Float[Array, "N E"], Float[Array, "E V"]]:
+        """Whose product the logits are before the soft cap."""
         x = self.norm(x)
         kernel = table.T if self.tied else self.kernel[...]
         return x, kernel.astype(x.dtype)
@@ -171,58 +220,14 @@ def _stacked_layers(config: ModelConfig, rngs: nnx.Rngs) -> DecoderLayer:
     return build(rngs)
 
 
-def _normal(shape: tuple[int, ...], std: float, rngs: nnx.Rngs) -> nnx.Param:
-    return nnx.Param(std * jax.random.normal(rngs.params(), shape), std=std)
+def _norm(config: ModelConfig, width: int, by_row: bool) -> RMSNorm:
+    return RMSNorm(width, config.norm_epsilon, by_row, config.norm_offset)
 
 
-def _linear(
-    config: ModelConfig, size_in: int, size_out: int, *, rngs: nnx.Rngs, by_row: bool
-) -> nnx.Linear:
-    std = size_in**-0.5
-    return nnx.Linear(
-        size_in,
-        size_out,
-        use_bias=False,
-        dtype=jnp.dtype(config.dtype),
-        dot_general=_product_by_row if by_row else jax.lax.dot_general,
-        kernel_init=nnx.initializers.normal(std),
-        kernel_metadata={"std": std},
-        rngs=rngs,
-    )
+def _activation(config: ModelConfig) -> Activation:
+    """Source of GELU's approximation by tanh: Hendrycks and Gimpel 2016, arXiv:1606.08415."""
+    return jax.nn.silu if config.activation == "silu" else _gelu_tanh
 
 
-def _mean(x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
-    return jnp.mean(x, axis=-1, keepdims=True)
-
-
-@jax.custom_vjp
-def _mean_by_row(x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
-    """XLA on CPU adds up a row in an order that depends on how many rows there are."""
-
-    def product(x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
-        E = x.shape[-1]
-        return matmul(x.reshape(-1, E), jnp.full((E, 1), 1 / E)).reshape(*x.shape[:-1], 1)
-
-    return jax.lax.platform_dependent(x, cpu=product, default=_mean)
-
-
-def _mean_forward(
-    x: Float[Array, "*rows E"],
-) -> tuple[Float[Array, "*rows 1"], Float[Array, "*rows E"]]:
-    return _mean_by_row(x), x
-
-
-def _mean_backward(
-    x: Float[Array, "*rows E"], gradient: Float[Array, "*rows 1"]
-) -> tuple[Float[Array, "*rows E"]]:
-    return (jnp.broadcast_to(gradient / x.shape[-1], x.shape),)
-
-
-_mean_by_row.defvjp(_mean_forward, _mean_backward)
-
-
-def _product_by_row(
-    x: Float[Array, "N I"], kernel: Float[Array, "I O"], *_: Any, **__: Any
-) -> Float[Array, "N O"]:
-    """What `nnx.Linear` asks of a `dot_general`: activations are flat, so the axes are known."""
-    return matmul(x, kernel)
+def _gelu_tanh(x: Array) -> Array:
+    return jax.nn.gelu(x, approximate=True)

@@ -10,13 +10,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.attention import row_attention
-from rlboost_jax.models.decoder import Attend, DecoderLayer, Embedding, Head
+from rlboost_jax.models.decoder import Attend, DecoderLayer, Embedding, Head, Local
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding
 
@@ -40,8 +42,11 @@ def apply_layer(
     positions: Int[Array, " N"],
     attend: Attend,
     *,
+    local: Local = False,
     by_row: bool = False,
-) -> Float[Array, "N E"]:
+    experts: Int[Array, "N A"] | None = None,
+    mesh: Mesh | None = None,
+) -> tuple[Float[Array, "N E"], Int[Array, "N A"] | None]:
     """One layer over N tokens.
 
     Args:
@@ -49,10 +54,18 @@ def apply_layer(
         positions: absolute position of each token in its own sequence.
         attend: called once, with rotated and normalised queries [N, H, D] and keys
             [N, K, D] and the values [N, K, D]; returns [N, H, D].
-        by_row: whether a token's products depend on that token alone, see `decoder.py`.
+        local: whether this is a layer with a window, which may have its own rotary frequencies.
+        by_row: whether a token's products depend on that token alone, see `products.py`.
+        experts: the A experts that each token is to go to, such as those it went to when it was
+            sampled; None lets the router choose.
+        mesh: over which tokens are split; needed by experts only.
+
+    Returns:
+        The residual stream, and the experts that each token went to, the most probable first;
+        None in a model without.
     """
     graph = _graph(DecoderLayer, config, by_row=by_row)
-    return nnx.merge(graph, layer_params)(x, positions, attend)
+    return nnx.merge(graph, layer_params)(x, positions, attend, local, experts, mesh)
 
 
 def head(config: ModelConfig, params: Params, x: Float[Array, "N E"]) -> Float[Array, "N V"]:
@@ -64,7 +77,10 @@ def head(config: ModelConfig, params: Params, x: Float[Array, "N E"]) -> Float[A
 def head_factors(
     config: ModelConfig, params: Params, x: Float[Array, "N E"], *, by_row: bool = False
 ) -> tuple[Float[Array, "N E"], Float[Array, "E V"]]:
-    """The two factors whose product `head` is, for who needs no logits all at once."""
+    """The two factors whose product `head` is, for who needs no logits all at once.
+
+    A model with `final_soft_cap` has logits of cap · tanh(product / cap).
+    """
     graph = _graph(Head, config, by_row=by_row)
     return nnx.merge(graph, params["head"]).factors(x, params["embedding"]["table"])
 
@@ -79,7 +95,34 @@ def hidden_states(
     remat: str,
     mesh: Mesh | None = None,
     attention: str = "dense",
+    experts: Int[Array, "L B*T A"] | None = None,
 ) -> Float[Array, "B*T E"]:
+    """The first result of `hidden_states_and_experts`."""
+    return hidden_states_and_experts(
+        config,
+        params,
+        tokens,
+        positions,
+        segments,
+        remat=remat,
+        mesh=mesh,
+        attention=attention,
+        experts=experts,
+    )[0]
+
+
+def hidden_states_and_experts(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    segments: Int[Array, "B T"],
+    *,
+    remat: str,
+    mesh: Mesh | None = None,
+    attention: str = "dense",
+    experts: Int[Array, "L B*T A"] | None = None,
+) -> tuple[Float[Array, "B*T E"], Int[Array, "L B*T A"] | None]:
     """The residual stream after the last layer, before its norm, for packed rows.
 
     A token sees the tokens of its own segment at or before its own place in the row.
@@ -92,25 +135,46 @@ def hidden_states(
         mesh: where to keep the rows split; None leaves the layout alone.
         attention: "dense" or "paged", see `attention.py`; with "paged", products are by row, so
             that all is computed in the engine's order.
+        experts: that each of the L layers is to send each token to; None asks the routers.
+
+    Returns:
+        The residual stream and, of a model with experts, those that were taken.
     """
 
     def keep_split(x: Float[Array, "N E"]) -> Float[Array, "N E"]:
         return x if mesh is None else jax.lax.with_sharding_constraint(x, batch_sharding(mesh))
 
-    attend = row_attention(segments, attention)
+    attend = row_attention(config, segments, attention)
+    locals_L = np.array([window > 0 for window in config.layer_windows])
+    one_kind, mixed = bool(locals_L[0]), locals_L.any() and not locals_L.all()
 
-    def layer(x: Float[Array, "N E"], layer_params: Params) -> tuple[Float[Array, "N E"], None]:
-        at = positions.reshape(-1)
-        by_row = attention == "paged"
-        return keep_split(apply_layer(config, layer_params, x, at, attend, by_row=by_row)), None
+    def layer(
+        x: Float[Array, "N E"], scanned: tuple[Params, Array | None, Array | None]
+    ) -> tuple[Float[Array, "N E"], Int[Array, "N A"] | None]:
+        layer_params, local, experts = scanned
+        kind: Local = one_kind if local is None else local
+        x, chosen = apply_layer(
+            config,
+            layer_params,
+            x,
+            positions.reshape(-1),
+            attend(kind),
+            local=kind,
+            by_row=attention == "paged",
+            experts=experts,
+            mesh=mesh,
+        )
+        return keep_split(x), chosen
 
     x = keep_split(embed(config, _gathered_rows(params, mesh), tokens.reshape(-1)))
     unroll = config.num_layers <= _UNROLLED_LAYERS
     # Only what is unrolled could be merged with the forward pass again, and so kept after all.
-    x, _ = jax.lax.scan(
-        _rematerialised(layer, remat, prevent_cse=unroll), x, params["layers"], unroll=unroll
+    return jax.lax.scan(
+        _rematerialised(layer, remat, prevent_cse=unroll),
+        x,
+        (params["layers"], jnp.asarray(locals_L) if mixed else None, experts),
+        unroll=unroll,
     )
-    return x
 
 
 def _gathered_rows(params: Params, mesh: Mesh | None) -> Params:

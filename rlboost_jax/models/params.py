@@ -31,9 +31,10 @@ def init_params(config: ModelConfig, seed: int, *, shardings: Params | None = No
     """
 
     def draw(name: str, declared: nnx.Variable) -> np.ndarray:
-        std = declared.get_metadata().get("std")
-        if std is None:  # a norm's scale
-            return np.ones(declared.shape, np.float32)
+        metadata = declared.get_metadata()
+        std = metadata.get("std")
+        if std is None:
+            return np.full(declared.shape, metadata["start"], np.float32)
         rng = np.random.default_rng([seed, *name.encode()])
         return np.float32(std) * rng.standard_normal(declared.shape, np.float32)
 

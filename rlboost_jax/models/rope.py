@@ -8,6 +8,7 @@ the table's bits come through untouched.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,35 +16,65 @@ from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
 from rlboost_jax.config.ranges import MAX_POSITIONS
+from rlboost_jax.config.records import ModelConfig
 
 FINE = 1024  # positions in the fine table
 COARSE = MAX_POSITIONS // FINE  # multiples of FINE in the coarse table
 
 
-def rotate(
-    x: Float[Array, "N H D"], positions: Int[Array, " N"], *, theta: float
-) -> Float[Array, "N H D"]:
-    """Turn the pair (i, i + D/2) of every head by position · theta^(-2i/D), in float32.
+class Rope(NamedTuple):
+    """Which frequencies there are; the fields are those of `ModelConfig` that begin with rope_."""
+
+    theta: float
+    scaling: str = ""
+    factor: float = 1.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_positions: int = 8192
+
+
+def ropes(config: ModelConfig) -> tuple[Rope, Rope]:
+    """Of layers that see all before, and of layers that see a window."""
+    everywhere = Rope(
+        theta=config.rope_theta,
+        scaling=config.rope_scaling,
+        factor=config.rope_factor,
+        low_frequency_factor=config.rope_low_frequency_factor,
+        high_frequency_factor=config.rope_high_frequency_factor,
+        original_positions=config.rope_original_positions,
+    )
+    return everywhere, Rope(config.local_rope_theta) if config.local_rope_theta else everywhere
+
+
+def frequencies(rope: Rope, head_dim: int) -> NDArray[np.float64]:
+    """Radians per position of each pair, [head_dim / 2].
+
+    Sources: Su et al. 2021, arXiv:2104.09864, section 3.2.2; "linear" is Chen et al. 2023,
+    arXiv:2306.15595, equation 4; "llama3" as in Meta's release of Llama 3.1: low frequencies are
+    divided by the factor, high ones are not, and those in between are interpolated.
+    """
+    plain = rope.theta ** (-np.arange(head_dim // 2, dtype=np.float64) * 2 / head_dim)
+    if rope.scaling == "linear":
+        return np.asarray(plain / rope.factor)
+    if rope.scaling == "llama3":
+        low, high = rope.low_frequency_factor, rope.high_frequency_factor
+        turns = rope.original_positions * plain / (2 * np.pi)  # within the original context
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        return np.asarray(kept * plain + (1 - kept) * plain / rope.factor)
+    return np.asarray(plain)
+
+
+def cos_sin(
+    positions: Int[Array, " N"], head_dim: int, rope: Rope
+) -> tuple[Float[Array, "N half"], Float[Array, "N half"]]:
+    """Of position · frequency, for every pair.
 
     Args:
         positions: absolute, in [0, MAX_POSITIONS).
-
-    Source: Su et al. 2021, arXiv:2104.09864, equation 34, with the halves of a head paired
-    as in GPT-NeoX, Llama and Qwen.
     """
-    cos, sin = _cos_sin(positions, x.shape[-1], theta)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    turned = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
-
-
-def _cos_sin(
-    positions: Int[Array, " N"], head_dim: int, theta: float
-) -> tuple[Float[Array, "N half"], Float[Array, "N half"]]:
-    fine_cos, fine_sin = (table[positions % FINE] for table in _tables(head_dim, theta, 1, FINE))
+    fine_cos, fine_sin = (table[positions % FINE] for table in _tables(head_dim, rope, 1, FINE))
     coarse_cos, coarse_sin = (
-        table[positions // FINE] for table in _tables(head_dim, theta, FINE, COARSE)
+        table[positions // FINE] for table in _tables(head_dim, rope, FINE, COARSE)
     )
     return (
         fine_cos * coarse_cos - fine_sin * coarse_sin,
@@ -51,15 +82,28 @@ def _cos_sin(
     )
 
 
-def _tables(head_dim: int, theta: float, stride: int, count: int) -> tuple[Array, Array]:
-    cos, sin = _host_tables(head_dim, theta, stride, count)
+def turn(
+    x: Float[Array, "N H D"], cos: Float[Array, "N half"], sin: Float[Array, "N half"]
+) -> Float[Array, "N H D"]:
+    """Turn the pair (i, i + D/2) of every head, in float32.
+
+    Source: Su et al. 2021, arXiv:2104.09864, equation 34, with the halves of a head paired
+    as in GPT-NeoX, Llama and Qwen.
+    """
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def _tables(head_dim: int, rope: Rope, stride: int, count: int) -> tuple[Array, Array]:
+    cos, sin = _host_tables(head_dim, rope, stride, count)
     return jnp.asarray(cos), jnp.asarray(sin)
 
 
 @functools.lru_cache
 def _host_tables(
-    head_dim: int, theta: float, stride: int, count: int
+    head_dim: int, rope: Rope, stride: int, count: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    frequencies = theta ** (-np.arange(head_dim // 2, dtype=np.float64) * 2 / head_dim)
-    angles = np.arange(count, dtype=np.float64)[:, None] * stride * frequencies[None, :]
+    angles = np.arange(count, dtype=np.float64)[:, None] * stride * frequencies(rope, head_dim)
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

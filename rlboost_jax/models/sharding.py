@@ -1,7 +1,7 @@
 """Which axis of which parameter lies on which axis of the device mesh.
 
 Mesh axes: `data` replicates the parameters and splits the batch, `fsdp` splits both,
-`tensor` splits heads, hidden width and vocabulary. An axis of an array that the mesh axis
+`tensor` splits heads, hidden width, experts and vocabulary. An axis of an array that the mesh axis
 does not divide stays whole, so that any model runs on any mesh.
 """
 
@@ -25,7 +25,7 @@ AXES: Final = ("data", "fsdp", "tensor")
 BATCH: Final = ("data", "fsdp")  # mesh axes that share out the rows of a batch
 
 # End of the parameter's name → mesh axes of its last axes. Others (norms) are replicated.
-RULES: Final = {
+RULES: Final[dict[str, tuple[str | None, ...]]] = {
     "embedding.table": ("tensor", "fsdp"),
     "attention.query.kernel": ("fsdp", "tensor"),
     "attention.key.kernel": ("fsdp", "tensor"),
@@ -34,6 +34,13 @@ RULES: Final = {
     "mlp.gate.kernel": ("fsdp", "tensor"),
     "mlp.up.kernel": ("fsdp", "tensor"),
     "mlp.down.kernel": ("tensor", "fsdp"),
+    "attention.query.bias": ("tensor",),
+    "attention.key.bias": ("tensor",),
+    "attention.value.bias": ("tensor",),
+    "mlp.router.kernel": ("fsdp", None),
+    "mlp.experts.gate": ("tensor", "fsdp", None),  # whole experts on a device, see `experts.py`
+    "mlp.experts.up": ("tensor", "fsdp", None),
+    "mlp.experts.down": ("tensor", None, "fsdp"),
     "head.kernel": ("fsdp", "tensor"),
 }
 
@@ -117,7 +124,7 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Parti
     axes = next((axes for end, axes in RULES.items() if name.endswith(end)), ())
     stacked = len(shape) - len(axes)  # leading axes that no rule speaks of: the layers
     divided = [
-        axis if size % mesh.shape[axis] == 0 else None
+        axis if axis and size % mesh.shape[axis] == 0 else None
         for size, axis in zip(shape[stacked:], axes, strict=True)
     ]
     return PartitionSpec(*[None] * stacked, *divided)

@@ -6,7 +6,7 @@ Anywhere else (a file, a pipe, `observe.live = False`) each step and each phase 
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -20,10 +20,13 @@ from rich.text import Text
 
 from rlboost_jax.messages import FleetStatus
 from rlboost_jax.observe.cost import reserved_only_dollars, total
+from rlboost_jax.observe.samples import SampleRow
+from rlboost_jax.observe.summary import Summary
 
 STATE_STYLES = {"ready": "green", "pulling": "cyan", "joining": "yellow", "leaving": "red"}
 BARS = "▁▂▃▄▅▆▇█"
 HISTORY = 48  # steps in the sparkline
+SAMPLE_LETTERS = 70  # of a prompt and of a response
 
 
 class Console:
@@ -66,8 +69,15 @@ class Console:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The view stays as it is; lines may follow."""
         if self._live:
             self._live.stop()
+
+    def finish(self, summary: Summary) -> None:
+        """What the run came to is said by whoever started it."""
 
     @contextmanager
     def phase(self, text: str) -> Iterator[None]:
@@ -85,6 +95,12 @@ class Console:
     def note(self, text: str) -> None:
         """A line of its own, above the view where there is one."""
         self._console.print(Text(text))
+
+    def samples(self, rows: Sequence[SampleRow]) -> None:
+        """The first of them, as far as it fits a line."""
+        for row in rows[:1]:
+            prompt, response = _one_line(row.prompt_text), _one_line(row.response_text)
+            self.note(f"  sample: {prompt} → {response}  (reward {row.reward:.3g})")
 
     def step(self, row: Mapping[str, Any]) -> None:
         """A step is done; `row` is its row of metrics."""
@@ -209,6 +225,15 @@ def _split(row: Mapping[str, Any]) -> str:
     return (
         f"{_rate(row, 'tokens_reserved')} reserved + {_rate(row, 'tokens_preemptible')} preemptible"
     )
+
+
+def _one_line(text: str) -> str:
+    """Its beginning, with nothing that a terminal would take for more than text."""
+    plain = "".join(
+        letter if letter.isprintable() else " " for letter in text[: 4 * SAMPLE_LETTERS]
+    )
+    line = " ".join(plain.split())
+    return line if len(line) <= SAMPLE_LETTERS else line[: SAMPLE_LETTERS - 1] + "…"
 
 
 def _clock(seconds: float) -> str:

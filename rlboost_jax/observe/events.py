@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
-from rlboost_jax.observe.metrics import read_lines
+from rlboost_jax.observe.lines import read_lines
 
 FILE: Final = "events.jsonl"
 

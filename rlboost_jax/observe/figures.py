@@ -15,6 +15,7 @@ Rows = Sequence[Mapping[str, Any]]
 INK, QUIET, GRID = "#1c2330", "#7a8496", "#e8ebf0"
 BLUE, TEAL, AMBER, RED, VIOLET = "#2f6fed", "#0e9f84", "#e39b1f", "#d63b3b", "#7c5cd6"
 PALE = "#c9d6f5"
+REWARD_PREFIX = "reward/"
 
 
 def learning(rows: Rows) -> go.Figure:
@@ -43,6 +44,24 @@ def learning(rows: Rows) -> go.Figure:
         showgrid=False,
         secondary_y=True,
     )
+    return _styled(figure, x="update")
+
+
+def reward_parts(rows: Rows) -> list[str]:
+    """Keys `reward/NAME` of the rows, in order of first appearance."""
+    return list(dict.fromkeys(key for row in rows for key in row if key.startswith(REWARD_PREFIX)))
+
+
+def rewards(rows: Rows) -> go.Figure:
+    """The parts that the reward is made of."""
+    figure = go.Figure()
+    steps = _column(rows, "step")
+    colours = (BLUE, TEAL, AMBER, VIOLET, RED)
+    for place, key in enumerate(reward_parts(rows)):
+        values = [row.get(key) for row in rows]
+        name = key.removeprefix(REWARD_PREFIX)
+        figure.add_trace(_line(steps, values, name, colours[place % len(colours)]))
+    figure.update_yaxes(title_text="mean of the responses")
     return _styled(figure, x="update")
 
 

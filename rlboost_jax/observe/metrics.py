@@ -1,30 +1,34 @@
-"""`metrics.jsonl`: one object per step, always with the same keys in the same order."""
+"""`metrics.jsonl`: one object per step, always with the same keys in the same order.
 
-import json
-import math
-from collections.abc import Iterator, Mapping
+Numbers that only some runs have (the parts of a reward, say) follow these, named `group/name`.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import Any, Final, Self
+
+from rlboost_jax.observe.lines import Scalar, StepLines, read_lines, scalar
 
 FILE: Final = "metrics.jsonl"
 
 KEYS: Final = (
     "step",
     "version",  # of the policy that sampled the step
+    "prompts_used",  # of the prompt stream, by this step and those before
     "reward_mean",
     "reward_std",
-    "accuracy",  # greedy, on held-out prompts; null where not evaluated
+    "reward_failures",  # responses for which a reward function failed and the fallback counts
+    "accuracy",  # mean over responses to held-out prompts; null where not evaluated
+    "pass_at_k",  # mean of the best response to each; null with one response per prompt
     "loss",
     "kl",  # to the reference, nats per token
     "entropy",  # nats per token
     "clip_fraction",
-    "corrected_fraction",  # tokens whose weight a correction's bound changed; null without one
-    "value_loss",  # of the critic, per token; null without one
     "response_tokens",
     "response_length_mean",
     "response_length_max",
-    "step_seconds",  # from the end of the step before; evaluation left out
+    "step_seconds",  # from the end of the step before
     "rollout_seconds",
     "train_seconds",
     "publish_seconds",  # copying the updated parameters to the host
@@ -38,53 +42,39 @@ KEYS: Final = (
     "tokens_generated",
     "tokens_delivered",
     "tokens_lost",
+    "tokens_filtered",  # of these, whole responses to prompts that dynamic sampling passed over
     "tokens_prefilled_again",
     "tokens_reserved",
     "tokens_preemptible",
+    "tokens_measured",  # of evaluation, in none of the others
     "cost_dollars",
     "tokens_per_dollar",
     "max_logprob_gap",  # nats
     "trajectories_digest",
     "params_digest",  # after the step
+    "corrected_fraction",  # tokens whose weight a correction's bound changed; null without one
+    "value_loss",  # of the critic, per token; null without one
 )
-
-Value = str | int | float | bool | None
 
 
 class MetricsWriter:
     """Appends a row per step; each is on disk when `write` returns.
 
     Args:
-        step: the first step to come. Rows of this step and later ones, left by a run that
-            died after its last checkpoint, are taken out, and so is half a last line.
+        step: the first step to come; rows from there on, of a run that died, are taken out.
     """
 
     def __init__(self, workdir: str | Path, *, step: int = 0) -> None:
-        path = Path(workdir) / FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [row for row in read_metrics(workdir) if row["step"] < step]
-        part = path.with_suffix(".part")
-        part.write_text("".join(_line(row) for row in kept))
-        part.replace(path)
-        self._file: IO[str] = open(path, "a")  # noqa: SIM115  (open until `close`)
+        self._lines = StepLines(Path(workdir) / FILE, step=step)
 
-    def write(self, row: Mapping[str, Any]) -> dict[str, Value]:
-        """Append a row and return it as written: all keys, null where `row` has none or a
-        number that is not finite.
-
-        Raises ValueError for a key that no row has, or a row without its step.
-        """
-        if unknown := row.keys() - set(KEYS):
-            raise ValueError(f"unknown metrics {sorted(unknown)}; the keys are in {__name__}.KEYS")
-        if row.get("step") is None:
-            raise ValueError("a row needs its step")
-        values = {key: _plain(row.get(key)) for key in KEYS}
-        self._file.write(_line(values))
-        self._file.flush()
+    def write(self, row: Mapping[str, Any]) -> dict[str, Scalar]:
+        """Append a row and return it as written; raises as `metrics_row` does."""
+        values = metrics_row(row)
+        self._lines.write([values])
         return values
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
     def __enter__(self) -> Self:
         return self
@@ -98,33 +88,22 @@ class MetricsWriter:
         self.close()
 
 
+def metrics_row(row: Mapping[str, Any]) -> dict[str, Scalar]:
+    """A row with all keys, null where `row` has none or a number that is not finite.
+
+    Raises ValueError for a key that no row has and that is of no group, or a row without its
+    step.
+    """
+    more = [key for key in row if key not in KEYS]
+    if unknown := sorted(key for key in more if "/" not in key):
+        raise ValueError(
+            f"unknown metrics {unknown}; the keys are in {__name__}.KEYS, others are group/name"
+        )
+    if row.get("step") is None:
+        raise ValueError("a row needs its step")
+    return {key: scalar(row.get(key)) for key in (*KEYS, *more)}
+
+
 def read_metrics(workdir: str | Path) -> list[dict[str, Any]]:
     """The rows written so far, in order; none where there is no file."""
     return list(read_lines(Path(workdir) / FILE))
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file. Lines cut off by a kill are passed over."""
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(value, dict):
-            yield value
-
-
-def _plain(value: Any) -> Value:
-    """A JSON scalar; array scalars become Python's."""
-    if value is not None and not isinstance(value, str | int | float | bool):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    plain: Value = value
-    return plain
-
-
-def _line(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, allow_nan=False) + "\n"

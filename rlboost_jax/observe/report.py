@@ -1,7 +1,7 @@
 """`report.html`: a run for a person, in one file that needs no network.
 
-Drawn from `metrics.jsonl`, `events.jsonl`, `config.json` and, once the run is over,
-`summary.json` alone, so it can be made again from a finished workdir, or from one whose run
+Drawn from `metrics.jsonl`, `samples.jsonl`, `events.jsonl`, `config.json` and, once the run is
+over, `summary.json` alone, so it can be made again from a finished workdir, or from one whose run
 is still going on.
 """
 
@@ -21,7 +21,10 @@ from rlboost_jax.config.plan import plan_text
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.observe import figures
 from rlboost_jax.observe.events import read_events
+from rlboost_jax.observe.figures import reward_parts
 from rlboost_jax.observe.metrics import read_metrics
+from rlboost_jax.observe.sample_table import sample_section
+from rlboost_jax.observe.samples import read_samples
 from rlboost_jax.observe.summary import Summary, duration, headline, read_summary, summarize
 from rlboost_jax.observe.timeline import lives
 
@@ -46,7 +49,9 @@ def write_report(workdir: str | Path) -> Path:
     if summary is None or summary.steps != len(rows):  # the run goes, or went, further
         price = config.fleet.reserved_price_per_hour
         summary = summarize(rows, reserved_price_per_hour=price)
-    page = report_page(config, summary, rows, read_events(workdir), name=workdir.name)
+    page = report_page(
+        config, summary, rows, read_events(workdir), read_samples(workdir), name=workdir.name
+    )
     part = workdir / (FILE + ".part")
     part.write_text(page, encoding="utf-8")
     return part.replace(workdir / FILE)
@@ -57,10 +62,11 @@ def report_page(
     summary: Summary,
     rows: Sequence[Mapping[str, Any]],
     events: Sequence[Mapping[str, Any]],
+    samples: Sequence[Mapping[str, Any]],
     *,
     name: str,
 ) -> str:
-    """The whole page. With no rows or no events the figures that need them are left out."""
+    """The whole page. What needs rows, events or samples is left out where there are none."""
     template = Template(
         resources.files(__package__).joinpath("report_template.html").read_text("utf-8")
     )
@@ -69,6 +75,7 @@ def report_page(
         headline=html.escape(headline(summary)),
         tiles="\n".join(_tile(*tile) for tile in _tiles(summary)),
         sections="\n".join(map(_section, _sections(config, rows, events))),
+        samples=sample_section(samples),
         plan=html.escape(plan_text(config)),
         plotly=get_plotlyjs(),
     )
@@ -108,6 +115,12 @@ def _sections(
             figure=figures.learning(rows),
             caption="Every token of an update was sampled from the weights being updated, "
             "whatever became of the server that sampled it.",
+        )
+    if reward_parts(rows):
+        yield _Section(
+            title="What the reward is made of",
+            figure=figures.rewards(rows),
+            caption="The mean of each part over the responses of a step.",
         )
     if everyone := lives(events):
         yield _Section(

@@ -1,10 +1,15 @@
-"""The numbers of `metrics.jsonl` as TensorBoard events in `<workdir>/tensorboard`."""
+"""Numbers and samples of a run as TensorBoard events in `<workdir>/tensorboard`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tensorboardX import SummaryWriter
+
+from rlboost_jax.observe.samples import SampleRow, shortened
+from rlboost_jax.observe.summary import Summary
+
+SAMPLE_LETTERS: Final = 4_000  # of a prompt and of a response
 
 GROUPS = {
     "reward_mean": "reward",
@@ -14,6 +19,8 @@ GROUPS = {
     "kl": "policy",
     "entropy": "policy",
     "clip_fraction": "policy",
+    "corrected_fraction": "policy",
+    "value_loss": "policy",
     "max_logprob_gap": "policy",
     "cost_dollars": "cost",
     "tokens_per_dollar": "cost",
@@ -21,7 +28,7 @@ GROUPS = {
 PREFIXES = ("response", "instances", "tokens")
 
 
-class TensorBoardWriter:
+class TensorBoardTracker:
     """Args:
     step: the first step to come; TensorBoard then hides what a dead run wrote from here on.
     """
@@ -29,15 +36,48 @@ class TensorBoardWriter:
     def __init__(self, workdir: str | Path, *, step: int = 0) -> None:
         self._writer = SummaryWriter(str(Path(workdir) / "tensorboard"), purge_step=step or None)
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def samples(self, rows: Sequence[SampleRow]) -> None:
+        """A page of text for each prompt; the n-th prompt of every step has the same name."""
+        prompts = list(dict.fromkeys(row.prompt for row in rows))
+        for place, prompt in enumerate(prompts):
+            group = [row for row in rows if row.prompt == prompt]
+            self._writer.add_text(f"samples/{place}", _page(group), group[0].step)
+
+    def step(self, row: Mapping[str, Any]) -> None:
         """Add a row of metrics; digests and numbers not measured are left out."""
         for key, value in row.items():
             if key != "step" and isinstance(value, int | float):
-                self._writer.add_scalar(f"{_group(key)}/{key}", value, row["step"])
+                self._writer.add_scalar(_tag(key), value, row["step"])
         self._writer.flush()
+
+    def finish(self, summary: Summary) -> None:
+        """The last accuracy is of no step's row."""
+        if summary.last_accuracy is not None:
+            self._writer.add_scalar("reward/accuracy", summary.last_accuracy, summary.steps)
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _page(group: Sequence[SampleRow]) -> str:
+    """Markdown. What model and data set wrote is indented, and so never taken for markup."""
+    parts = [_quoted(group[0].prompt_text)]
+    for row in group:
+        end = ", cut off" if row.cut_off else ""
+        parts.append(
+            f"**reward {row.reward:.3g}**, advantage {row.advantage:+.3g}, {row.tokens} tokens{end}"
+        )
+        parts.append(_quoted(row.response_text))
+    return "\n\n".join(parts)
+
+
+def _quoted(text: str) -> str:
+    lines = shortened(text, SAMPLE_LETTERS).splitlines() or [""]
+    return "\n".join("    " + line for line in lines)
+
+
+def _tag(key: str) -> str:
+    return key if "/" in key else f"{_group(key)}/{key}"
 
 
 def _group(key: str) -> str:

@@ -36,6 +36,7 @@ from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.messages import MAX_NOTICE_SECONDS, SICK_EXIT_CODE, decode_server, encode
+from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.rollout.instance import engine_of, hello_of
 from rlboost_jax.rollout.notices.metadata import ADDRESS, Told
 from rlboost_jax.rollout.notices.watch import watch_machine
@@ -154,7 +155,7 @@ async def _serve(
     client = InstanceClient(
         lambda: manager,
         hello,
-        Worker(engine),
+        Worker(engine, Recorder(config.observe.profile_step)),
         puller,
         orphan_seconds=config.fleet.orphan_seconds,
         compiled=lambda: num_compiles() - before,

@@ -22,6 +22,7 @@ from rlboost_jax.credentials import COPY_AGAIN, Endpoint, explain
 from rlboost_jax.messages import (
     MAX_FRAME_BYTES,
     MAX_REASON,
+    MAX_SPANS,
     Announce,
     Generate,
     Goodbye,
@@ -34,8 +35,10 @@ from rlboost_jax.messages import (
     Renew,
     Renewed,
     ServerMessage,
+    Spans,
     Welcome,
 )
+from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.rollout.weight_updates import PullerLike, WeightUpdates
 from rlboost_jax.rollout.worker import Worker
 
@@ -61,10 +64,12 @@ class InstanceClient:
             exception of it ends `run`.
         hello: first message of every stream. A `reserved` instance belongs to a trainer: it
             looks for a manager as long as it takes, and none can send it home.
-        worker: not yet started.
+        worker: not yet started. Its spans are sent to the manager; of a `reserved` instance the
+            trainer has its own use for them.
         puller: None for the trainer's own engine, which is given its parameters by `offer`.
         orphan_seconds: how long to look for a manager; a `Welcome` replaces it.
         compiled: how many programs were compiled since the engine was warm.
+        clock: the manager's; what its answers say of it is put in here.
     """
 
     def __init__(
@@ -76,10 +81,13 @@ class InstanceClient:
         *,
         orphan_seconds: float = 10.0,
         compiled: Callable[[], int] = lambda: 0,
+        clock: Clock | None = None,
     ):
         self._locate, self._hello, self._worker, self._puller = locate, hello, worker, puller
         self._orphan_seconds = math.inf if hello.reserved else orphan_seconds
         self._compiled = compiled
+        self._spans = worker.spans
+        self._clock = clock or Clock()
         self._outbox: asyncio.Queue[ServerMessage] = asyncio.Queue()
         self._updates: WeightUpdates | None = None
         self._offered: Ready | None = None  # what to say of the parameters offered
@@ -113,6 +121,7 @@ class InstanceClient:
                 self._worker,
                 say=lambda message: self._outbox.put_nowait(message),
                 fail=self._broken.set_exception,
+                spans=self._spans,
             )
         if self._leaving is None:
             self._leaving = loop.create_future()
@@ -222,6 +231,9 @@ class InstanceClient:
             heartbeat=PING_SECONDS,
             timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
         ) as stream:
+            loop = asyncio.get_running_loop()
+            self._clock.restart()
+            self._clock.asked(loop.time())
             await stream.send_bytes(messages.encode(self._hello))
             answer = await _receive(stream, ANSWER_SECONDS)
             if isinstance(answer, Leave):
@@ -230,8 +242,8 @@ class InstanceClient:
                 return
             if not self._hello.reserved:
                 self._orphan_seconds = answer.orphan_seconds
-            loop = asyncio.get_running_loop()
             welcomed_at = loop.time()
+            self._clock.answered(answer.stamp, welcomed_at)
             try:
                 self._welcomed.set()
                 self._stamp = answer.stamp
@@ -280,6 +292,7 @@ class InstanceClient:
     ) -> None:
         """What the current dispatch yields, then Goodbye. Cut short, nothing was promised."""
         await asyncio.wrap_future(self._worker.stop())
+        self._say_spans()
         self._outbox.put_nowait(Goodbye(reason=reason[:MAX_REASON]))
         await asyncio.wait({sending})
         await stream.close()
@@ -301,6 +314,8 @@ class InstanceClient:
         """Everything in the outbox, up to and including a Goodbye."""
         while True:
             message = await self._outbox.get()
+            if isinstance(message, Renew):
+                self._clock.asked(asyncio.get_running_loop().time())
             await stream.send_bytes(messages.encode(message))
             if isinstance(message, Goodbye):
                 return
@@ -311,15 +326,33 @@ class InstanceClient:
             await asyncio.sleep(0)  # after a stall: hear first what came meanwhile
             renew = Renew(programs_compiled=self._compiled(), echo=self._stamp)
             self._outbox.put_nowait(renew)
+            self._say_spans()
+
+    def _say_spans(self) -> None:
+        """What was recorded since the last time, on the manager's clock."""
+        if self._hello.reserved:
+            return
+        spans, dropped = self._spans.take()
+        for first in range(0, len(spans), MAX_SPANS):
+            self._outbox.put_nowait(
+                Spans(
+                    spans=tuple(self._clock.moved(spans[first : first + MAX_SPANS])),
+                    clock_error=self._clock.error,
+                    dropped=dropped if first == 0 else 0,
+                )
+            )
 
     async def _obey(self, stream: aiohttp.ClientWebSocketResponse) -> None:
         """Everything the manager asks, until it hangs up or says Leave."""
         while True:
             match await _receive(stream):
                 case Generate(requests=requests, params_digest=params_digest):
+                    if requests and not self._hello.reserved:  # a trainer knows its step
+                        self._spans.at(requests[0].step)
                     self._worker.submit(requests, params_digest)
                 case Renewed(stamp=stamp):
                     self._stamp = stamp
+                    self._clock.answered(stamp, asyncio.get_running_loop().time())
                 case Release(request_ids=request_ids):
                     self._worker.release(messages.unpack_ids(request_ids).tolist())
                 case Announce(manifest=manifest) if self._updates is not None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.messages import MAX_REASON, Manifest, Ready, WeightsRejected
+from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.weights.names import WeightsError
 
@@ -29,6 +30,7 @@ class WeightUpdates:
     Args:
         say: sends a message on the stream of the moment.
         fail: is given the exception that only a mistake of this side can raise.
+        spans: of this process.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class WeightUpdates:
         *,
         say: Callable[[Ready | WeightsRejected], None],
         fail: Callable[[BaseException], None],
+        spans: Recorder | None = None,
     ) -> None:
+        self._spans = spans or Recorder()
         self._puller, self._worker, self._say, self._fail = puller, worker, say, fail
         self._one = asyncio.Lock()  # held by whoever pulls, until all that it began has ended
         self._newest: asyncio.Task[None] | None = None
@@ -70,10 +74,12 @@ class WeightUpdates:
         """Pull a version, as often as it takes, and make it the engine's."""
         async with self._one:
             version, params_digest = manifest.version, manifest.params_digest
+            near = self._spans.near(version)
             fetched_bytes, attempt = 0, 0
             while self._loaded != (version, params_digest):
                 try:
-                    pulled = await self._puller.pull(manifest)
+                    with self._spans.span("pull", "weights", when=near, version=version):
+                        pulled = await self._puller.pull(manifest)
                 except WeightsError as error:
                     self._say(WeightsRejected(version=version, reason=str(error)[:MAX_REASON]))
                     await asyncio.sleep(
@@ -84,7 +90,10 @@ class WeightUpdates:
                     attempt += 1
                     continue
                 self._loaded = None  # whatever happens to this coroutine, not what it was
-                await asyncio.wrap_future(self._worker.load(pulled.params, version, params_digest))
+                with self._spans.span("load", "weights", when=near, version=version):
+                    await asyncio.wrap_future(
+                        self._worker.load(pulled.params, version, params_digest)
+                    )
                 self._loaded = (version, params_digest)
                 fetched_bytes = pulled.fetched_bytes
             seconds = asyncio.get_running_loop().time() - announced

@@ -11,6 +11,7 @@ result of `failure`. Every question is answered, after the end with an exception
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
@@ -27,6 +28,7 @@ from rlboost_jax.messages import (
     pack_logprobs,
     pack_tokens,
 )
+from rlboost_jax.observe.spans import Recorder
 
 T = TypeVar("T")
 
@@ -74,8 +76,9 @@ class WorkerStopped(RuntimeError):
 class Worker:
     """Runs an engine in a thread. All methods may be called from any thread."""
 
-    def __init__(self, engine: EngineLike):
+    def __init__(self, engine: EngineLike, spans: Recorder | None = None):
         self._engine = engine
+        self.spans = spans or Recorder()  # of this process
         self._emit: Emit = lambda message: None
         self._commands: queue.SimpleQueue[tuple[Command, Future[Any] | None]] = queue.SimpleQueue()
         self._end: BaseException | None = None  # why nothing is carried out any more
@@ -166,6 +169,7 @@ class Worker:
             self._obey(wait=idle)
             if self._stopping:
                 return
+            began = time.monotonic()
             more = self._engine.begin()
             idle = more == 0
             if idle:
@@ -174,6 +178,24 @@ class Worker:
                 more = self._engine.follow() if self._commands.empty() else 0
                 self._send()
                 self._unsent = self._engine.finish()
+                began = self._finished(self._unsent, began)
+
+    def _finished(self, dispatch: DispatchLike, began: float) -> float:
+        """Record a dispatch that is over; the device has been at the next one since then."""
+        ended = time.monotonic()
+        if self.spans.on:
+            self.spans.add(
+                "dispatch",
+                "engine",
+                began,
+                ended,
+                sequence=self._sequence,  # that its tokens will be sent with
+                tokens=len(dispatch.tokens),
+                rollouts=len(dispatch.request_ids),
+                running=self._engine.running,
+                waiting=self._engine.waiting,
+            )
+        return ended
 
     def _obey(self, *, wait: bool) -> None:
         """Carry out all commands there are; if `wait`, until there was at least one."""

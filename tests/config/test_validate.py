@@ -9,8 +9,8 @@ from rlboost_kernels import available_implementations
 
 from configs import base, quickstart, tiny
 from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import run_config, run_config_from_dict
-from rlboost_jax.config.ranges import ATTENTION
+from rlboost_jax.config.load import run_config, run_config_from_dict, to_dict
+from rlboost_jax.config.ranges import ATTENTION, FINITE
 
 
 def changed(changes: dict[str, object]) -> ConfigDict:
@@ -91,6 +91,16 @@ WRONG = [
         "paged",
         ["learner.attention", "learner.mesh"],
     ),
+    ({"observe.trackers": ("tensorbord",)}, "did you mean 'tensorboard'", ["observe.trackers"]),
+    ({"observe.trackers": ("tensorboard",) * 2}, "once", ["observe.trackers"]),
+    (
+        {"observe.trackers": ("wandb",), "observe.wandb.project": ""},
+        "''",
+        ["observe.wandb.project"],
+    ),
+    ({"observe.wandb.mode": "on"}, "'on'", ["observe.wandb.mode"]),
+    ({"observe.samples_prompts": 25}, "25", ["observe.samples_prompts", "prompts_per_step"]),
+    ({"observe.profile_step": 100}, "100", ["observe.profile_step", "num_steps"]),
     ({"fleet.trace": "/no/such/trace.csv"}, "/no/such/trace.csv", ["fleet.trace"]),
 ]
 
@@ -133,7 +143,7 @@ def test_every_mistake_is_told_at_once() -> None:
 
 
 def numbers(section: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, type]]:
-    """Dotted names, and types, of all fields of the base configuration that hold a number."""
+    """Dotted names, and types, of all numbers of the base configuration, presets filled in."""
     for name, value in section.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{prefix}{name}.")
@@ -142,15 +152,16 @@ def numbers(section: Mapping[str, object], prefix: str = "") -> Iterator[tuple[s
 
 
 def impossible_numbers() -> Iterator[tuple[str, float]]:
-    for name, kind in numbers(base.get_config().to_dict()):
-        yield name, -1
+    for name, kind in numbers(to_dict(run_config(base.get_config()))):
+        if name not in FINITE:
+            yield name, -1
         if kind is float:
             yield from ((name, math.nan), (name, math.inf))
 
 
 @pytest.mark.parametrize(("name", "value"), list(impossible_numbers()))
 def test_no_number_may_be_negative_or_endless(name: str, value: float) -> None:
-    config = base.get_config().to_dict()
+    config = to_dict(run_config(base.get_config()))
     *sections, field = name.split(".")
     section = functools.reduce(dict.__getitem__, sections, config)
     section[field] = type(section[field])(value)
@@ -175,6 +186,12 @@ POSITIVE_NUMBERS = [
     "warmup.habit_learning_rate",
     "algorithm.clip_low",
     "algorithm.clip_high",
+    "algorithm.discount",
+    "algorithm.sapo_temperature_positive",
+    "algorithm.sapo_temperature_negative",
+    "algorithm.correction_high",
+    "algorithm.overlong_band",
+    "algorithm.critic_learning_rate",
     "sampling.temperature",
     "sampling.top_p",
     "sampling.max_response_tokens",
@@ -205,6 +222,7 @@ NAMES = [
     "task.name",
     "algorithm.name",
     "algorithm.loss_aggregation",
+    "algorithm.advantage",
     "learner.schedule",
     "learner.attention",
     "engine.attention",
@@ -299,3 +317,14 @@ def test_a_budget_of_tokens_gives_each_device_whole_rows() -> None:
     values.learner.pack_tokens = 0
     values.learner.pack_rows = 6
     assert run_config(values).pack_rows == 6
+
+
+def test_a_tracker_that_is_not_installed_is_a_mistake_on_the_trainers_host_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    changes = {"observe.trackers": ("wandb",)}
+    with pytest.raises(ConfigError, match=r"wandb.*pip install rlboost-jax\[wandb\]"):
+        run_config(changed(changes))
+    server = run_config_from_dict(changed(changes).to_dict())
+    assert server.observe.trackers == ("wandb",)

@@ -5,8 +5,8 @@ import pytest
 
 from configs import base
 from rlboost_jax.config.load import run_config
-from rlboost_jax.data.prompts import EPOCH, PromptStream, heldout
-from rlboost_jax.data.tasks import Task, get_task, split_of
+from rlboost_jax.data.prompts import PromptStream
+from rlboost_jax.data.tasks import EPOCH, Task, get_task, split_of
 
 
 @pytest.fixture
@@ -55,5 +55,5 @@ def test_an_epoch_comes_again_in_another_order(task: Task) -> None:
 
 
 def test_heldout_prompts_never_change_within_a_seed(task: Task) -> None:
-    assert tokens(heldout(task, 0, 16)) == tokens(heldout(task, 0, 32))[:16]
-    assert all(split_of(prompt.problem) == "heldout" for prompt in heldout(task, 0, 64))
+    assert tokens(task.heldout(0, 16)) == tokens(task.heldout(0, 32))[:16]
+    assert all(split_of(prompt.problem) == "heldout" for prompt in task.heldout(0, 64))

@@ -9,12 +9,15 @@ import jax
 import numpy as np
 import pytest
 
+from configs import base
+from rlboost_jax.config.load import run_config
 from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
 from rlboost_jax.models.params import init_params
 
-MODEL = ModelConfig(
+MODEL = replace(
+    run_config(base.get_config()).model,
     vocab_size=37,
     embed_dim=16,
     num_layers=2,

@@ -32,6 +32,15 @@ SERVER: Final[dict[str, m.ServerMessage]] = {
     "renew_echo": m.Renew(echo=12.5),
     "notice": m.Notice(seconds=30.0, reason="aws: terminate"),
     "hint": m.Hint(reason="aws: rebalance"),
+    "spans": m.Spans(
+        spans=(
+            m.Span(name="dispatch", lane="engine", start=12.5, seconds=0.01, args={"tokens": 8}),
+            m.Span(name="pull", lane="weights", start=-3.0, seconds=0.0, args={"of": "v1"}),
+        ),
+        clock_error=0.0005,
+        dropped=1,
+    ),
+    "spans_none": m.Spans(spans=(), clock_error=0.0),
     "goodbye": m.Goodbye(reason="SIGTERM"),
     "goodbye_sick": m.Goodbye(reason="sick: out of memory", sick=True),
 }

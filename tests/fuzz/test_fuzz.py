@@ -76,7 +76,7 @@ def test_it_would_find_a_ledger_that_takes_tokens_of_strangers(
 
     monkeypatch.setattr(Ledger, "receive", gullible)
     with pytest.raises(AssertionError):
-        for seed in (5, 3, 2, 1, 4):  # some find it after 5,000 frames, some not in 60,000
+        for seed in (3, 1, 5, 2, 4):  # some find it after 5,000 frames, some not in 60,000
             in_process.fuzz(30_000, seed=seed)
 
 

@@ -112,6 +112,19 @@ def test_no_welcome_names_what_was_in_the_way(link, script, monkeypatch):
         link.connect(HELLO)
 
 
+def test_a_reward_that_arrives_wakes_who_waits_for_rollouts_and_nobody_else(link, script):
+    link.wake()
+    link.connect(HELLO)
+    link.wake()
+    assert link.receive(PATIENCE_SECONDS) is None
+    names = messages.StepReport.__struct_fields__
+    report = messages.StepReport(**{**dict.fromkeys(names, 0), "step": 7, "window": WINDOW})
+    script.answers[messages.StepTrained] = report
+    link.wake()
+    trained = messages.StepTrained(step=7, train_wait_seconds=0.0, train_seconds=0.0)
+    assert link.trained(trained).step == 7
+
+
 def test_no_report_names_what_was_in_the_way(link, script, monkeypatch):
     link.connect(HELLO)
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)

@@ -15,8 +15,10 @@ from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.models.params import init_params, params_digest
+from rlboost_jax.observe import trackers
 from rlboost_jax.observe.metrics import KEYS, read_metrics
 from rlboost_jax.observe.summary import headline
+from rlboost_jax.observe.tensorboard import TensorBoardTracker
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.endpoints import endpoint
 
@@ -106,7 +108,7 @@ def run(config, monkeypatch):
         config,
         num_steps=STEPS,
         warmup=dataclasses.replace(config.warmup, max_updates=0),
-        observe=dataclasses.replace(config.observe, live=False, tensorboard=False),
+        observe=dataclasses.replace(config.observe, live=False, trackers=()),
     )
 
 
@@ -191,6 +193,41 @@ def test_a_last_version_that_cannot_be_written_is_told_and_the_run_is_complete(
     assert training.run_training(run, tmp_path).steps == STEPS
     assert (tmp_path / "report.html").exists()
     assert "version 3 could not be published: no space left" in capsys.readouterr().out
+
+
+def test_a_tracker_that_fails_is_told_of_once_and_the_run_is_complete(
+    run, tmp_path, monkeypatch, capsys
+):
+    def step(self, row):
+        raise OSError("no room for events")
+
+    monkeypatch.setattr(TensorBoardTracker, "step", step)
+    observe = dataclasses.replace(run.observe, trackers=("tensorboard",))
+    assert training.run_training(dataclasses.replace(run, observe=observe), tmp_path).steps == STEPS
+    assert steps(tmp_path) == [0, 1, 2]
+    assert capsys.readouterr().out.count("no room for events") == 1
+
+
+def test_trackers_hear_of_the_summary_once_the_run_is_complete(run, tmp_path, monkeypatch):
+    told = []
+    board = SimpleNamespace(
+        step=lambda row: told.append("step"),
+        finish=lambda summary: told.append("finish"),
+        close=lambda: told.append("close"),
+    )
+    monkeypatch.setattr(trackers, "_tensorboard", lambda *_: lambda: board)
+    observe = dataclasses.replace(run.observe, trackers=("tensorboard",))
+    training.run_training(dataclasses.replace(run, observe=observe), tmp_path)
+    assert told == ["step"] * STEPS + ["finish", "close"]
+
+    def save(self, step):
+        raise KeyboardInterrupt
+
+    told.clear()
+    monkeypatch.setattr(Loop, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        training.run_training(dataclasses.replace(run, observe=observe), tmp_path / "another")
+    assert told == ["step", "close"]
 
 
 def test_the_reference_is_the_starting_parameters_and_nothing_else(config, learner_step, tmp_path):

@@ -49,6 +49,13 @@ def test_some_responses_with_another_sampling() -> None:
     assert requests[0].sampling.temperature == 1.0
     desk.tokens(A, [*requests, request])
     assert finished(desk) == [0, 1, 2, 3, 10]
+    own = {r.sample: len(r.tokens) // 4 for r in desk.sent(m.FinishedRollout)}
+    measured = own.pop(10)
+    desk.trainer(trained(0))
+    (report,) = desk.sent(m.StepReport)
+    assert report.tokens_measured == measured
+    assert report.tokens_delivered == report.tokens_generated == sum(own.values())
+    assert report.tokens_preemptible == sum(own.values()) and report.tokens_reserved == 0
 
 
 def test_each_response_ends_by_its_own_limit() -> None:

@@ -57,6 +57,28 @@ def test_the_callers_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(callers._buckets) == 3
 
 
+def dispatch() -> m.Span:
+    """The longest that an honest server sends."""
+    big = 2**31 - 1
+    args = dict.fromkeys(("sequence", "tokens", "rollouts", "running", "waiting"), big)
+    return m.Span(name="dispatch", lane="engine", start=1e7 + 1e-6, seconds=0.123456, args=args)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"start": float("nan")}, {"start": 1e300}, {"seconds": -1.0}, {"name": "n" * 201},
+        {"lane": "a\nb"}, {"args": {"a b": 1}}, {"args": {"a": 2**60}}, {"args": {"a": "\x1b"}},
+        {"args": {"a": float("inf")}}, {"args": {str(i): i for i in range(9)}},
+    ],
+)  # fmt: skip
+def test_a_span_that_no_trace_wants(changes: dict[str, object]) -> None:
+    span = m.msgspec.structs.replace(dispatch(), **changes)
+    for spans in ((span,), (dispatch(),) * (m.MAX_SPANS + 1)):
+        with pytest.raises(m.msgspec.ValidationError):
+            m.decode_server(m.encode(m.Spans(spans=spans, clock_error=0.0)))
+
+
 @pytest.mark.parametrize(
     ("slots", "slot_tokens", "max_pending"), [(1, 2, 0), (64, 208, 8), (256, 8192, 64)]
 )
@@ -68,6 +90,7 @@ def test_the_largest_honest_frames_pass(slots: int, slot_tokens: int, max_pendin
         batch(2**52, 2**52, [(i, row) for i in ids[:slots]], in_flight=2**30, running=slots),
         m.WeightsRejected(version=1, reason="ü" * m.MAX_REASON),
         m.Goodbye(reason="ü" * m.MAX_REASON),
+        m.Spans(spans=(dispatch(),) * m.MAX_SPANS, clock_error=1e-3, dropped=2**31 - 1),
         hello(instance="i" * 100, zone="z" * 200, host="h" * 200, device="d" * 200),
     ]
     bound = server_frame_bytes(slots=slots, slot_tokens=slot_tokens, max_pending=max_pending)
@@ -148,9 +171,8 @@ def test_an_honest_pace_of_failures_goes_on_for_ever() -> None:
         assert desk.records("rejected")
 
 
-def test_a_fleet_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlboost_jax.manager.instances.MAX_INSTANCES", 2)
-    roster = Roster(settings(), 0.0)
+def test_a_fleet_has_a_size() -> None:
+    roster = Roster(settings(max_servers=2), 0.0)
     for stream in (A, B):
         assert not roster.objection(hello())
         roster.join(stream, hello(), 0.0)

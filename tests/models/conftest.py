@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from rlboost_jax.config.records import ModelConfig
+from configs import base
+from rlboost_jax.config.load import run_config
 
 
 @pytest.fixture
@@ -10,7 +11,8 @@ def small_model():
     """A factory of small model configurations: `small_model(num_layers=5)`."""
 
     def build(**changes):
-        config = ModelConfig(
+        config = replace(
+            run_config(base.get_config()).model,
             vocab_size=24,
             embed_dim=16,
             num_layers=2,

@@ -1,16 +1,23 @@
 """Both ways of attending over packed rows, against a loop in NumPy float64."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import base
+from rlboost_jax.config.load import run_config
 from rlboost_jax.models.attention import row_attention
 
 B, T, H, K, D = 2, 24, 4, 2, 8
 SEGMENTS = np.array(
     [[1] * 9 + [2] * 4 + [3] * 8 + [0] * 3, [1] * 20 + [2] * 4], np.int32
 )  # of uneven lengths, with padding
+PLAIN = replace(run_config(base.get_config()).model, head_dim=D)
+WINDOW = replace(PLAIN, sliding_window=5, attention_pattern="LG")
+CAPPED = replace(WINDOW, attention_soft_cap=2.0, query_scalar=20.0)
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +29,16 @@ def heads() -> tuple[jax.Array, jax.Array, jax.Array]:
     return 3.0 * q, k, v
 
 
-def by_hand(q, k, v) -> np.ndarray:
+def by_hand(q, k, v, *, window=T, scalar=D, cap=0.0) -> np.ndarray:
     q, k, v = (np.asarray(x, np.float64).reshape(B, T, -1, D) for x in (q, k, v))
     out = np.zeros((B, T, H, D))
     for b, t, h in np.ndindex(B, T, H):
-        seen = [s for s in range(t + 1) if SEGMENTS[b, s] == SEGMENTS[b, t]]
+        nearest = range(max(0, t - window + 1), t + 1)
+        seen = [s for s in nearest if SEGMENTS[b, s] == SEGMENTS[b, t]]
         key_head = h // (H // K)
-        scores = np.array([q[b, t, h] @ k[b, s, key_head] for s in seen]) / np.sqrt(D)
+        scores = np.array([q[b, t, h] @ k[b, s, key_head] for s in seen]) / np.sqrt(scalar)
+        if cap:
+            scores = cap * np.tanh(scores / cap)
         weights = np.exp(scores - scores.max())
         out[b, t, h] = weights @ v[b, seen, key_head] / weights.sum()
     return out.reshape(B * T, H, D)
@@ -36,15 +46,30 @@ def by_hand(q, k, v) -> np.ndarray:
 
 @pytest.mark.parametrize("how", ["dense", "paged"])
 def test_a_token_sees_its_own_segment_up_to_itself(heads, how):
-    out = jax.jit(row_attention(jnp.asarray(SEGMENTS), how))(*heads)
+    out = jax.jit(row_attention(PLAIN, jnp.asarray(SEGMENTS), how)(False))(*heads)
     np.testing.assert_allclose(out, by_hand(*heads), atol=2e-6)
 
 
-def test_the_gradient_is_that_of_the_dense_form(heads):
+@pytest.mark.parametrize("how", ["dense", "paged"])
+@pytest.mark.parametrize("config", [WINDOW, CAPPED], ids=["window", "capped"])
+def test_a_window_a_cap_and_a_scale(heads, how, config):
+    """A layer knows its kind as it is traced, or is told by an array where layers are scanned."""
+    attend = row_attention(config, jnp.asarray(SEGMENTS), how)
+    told = jax.jit(lambda local, *heads: attend(local)(*heads))
+    options = {"scalar": config.query_scalar or D, "cap": config.attention_soft_cap}
+    for local, window in ((True, 5), (False, T)):
+        expected = by_hand(*heads, window=window, **options)
+        np.testing.assert_allclose(jax.jit(attend(local))(*heads), expected, atol=2e-6)
+        np.testing.assert_allclose(told(jnp.asarray(local), *heads), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("config", [PLAIN, CAPPED], ids=["plain", "capped"])
+@pytest.mark.parametrize("local", [True, False])
+def test_the_gradient_is_that_of_the_dense_form(heads, config, local):
     upstream = jax.random.normal(jax.random.key(1), (B * T, H, D))
 
     def gradients(how):
-        attend = row_attention(jnp.asarray(SEGMENTS), how)
+        attend = row_attention(config, jnp.asarray(SEGMENTS), how)(jnp.asarray(local))
         return jax.grad(lambda args: (attend(*args) * upstream).sum())(heads)
 
     for paged, dense in zip(gradients("paged"), gradients("dense"), strict=True):
@@ -53,9 +78,12 @@ def test_the_gradient_is_that_of_the_dense_form(heads):
 
 def test_the_place_in_a_row_does_not_change_a_bit(heads):
     """As in the engine: only the token's own sequence and its position in it count."""
-    attend = jax.jit(row_attention(jnp.asarray(SEGMENTS), "paged"))
     moved = np.array([[7] * 4 + [8] * 20, SEGMENTS[0]], np.int32)
     swap = np.concatenate([np.r_[T + 20 : 2 * T], np.r_[T : T + 20], np.r_[:T]])
-    before = attend(*heads)
-    after = jax.jit(row_attention(jnp.asarray(moved), "paged"))(*(x[swap] for x in heads))
-    np.testing.assert_array_equal(np.asarray(after), np.asarray(before)[swap])
+    before, after = (
+        jax.jit(row_attention(PLAIN, jnp.asarray(segments), "paged")(False))
+        for segments in (SEGMENTS, moved)
+    )
+    np.testing.assert_array_equal(
+        np.asarray(after(*(x[swap] for x in heads))), np.asarray(before(*heads))[swap]
+    )

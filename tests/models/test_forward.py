@@ -48,7 +48,7 @@ def test_no_gradient_reaches_the_future(small_model):
 
     def outputs(x):
         for layer in layers:
-            x = apply_layer(config, layer, x, positions[0], attend)
+            x, _ = apply_layer(config, layer, x, positions[0], attend)
         return x
 
     def attend(q, k, v):
@@ -97,7 +97,7 @@ def test_layer_by_layer_equals_all_layers_at_once(small_model, changes):
     x = embed(config, unstacked, tokens[0])
     for layer in unstacked["layers"]:
         attend = functools.partial(attend_by_loops, length=T)
-        x = apply_layer(config, layer, x, positions[0], attend)
+        x, _ = apply_layer(config, layer, x, positions[0], attend)
     np.testing.assert_allclose(head(config, unstacked, x), together[0], atol=1e-5)
 
 
@@ -120,7 +120,7 @@ def test_remat_and_depth_change_nothing_but_the_program(small_model):
     x = embed(config, params, rows(config)[0][0])
     for layer in unstack_layers(params)["layers"]:
         attend = functools.partial(attend_by_loops, length=T)
-        x = apply_layer(config, layer, x, jnp.arange(T), attend)
+        x, _ = apply_layer(config, layer, x, jnp.arange(T), attend)
     expected = logits(config, params, *rows(config))[0]
     np.testing.assert_allclose(head(config, params, x), expected, atol=1e-5)
 

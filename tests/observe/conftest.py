@@ -1,6 +1,7 @@
 """A run that never was: rows and events of the kinds that the real writers write."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from configs import base
 from rlboost_jax.config.load import run_config, write_run_config
 from rlboost_jax.observe.events import EventsWriter
 from rlboost_jax.observe.metrics import MetricsWriter
+from rlboost_jax.observe.samples import SampleRow
 
 EPOCH = 1_750_000_000.0
 
@@ -54,6 +56,22 @@ def row(step: int, **changes: object) -> dict[str, object]:
         "params_digest": f"{step + 1:064x}",
     }
     return {**values, **changes}
+
+
+def sample(**changes: Any) -> SampleRow:
+    """A right answer of step 20."""
+    values: dict[str, Any] = {
+        "step": 20,
+        "prompt": 0,
+        "sample": 0,
+        "prompt_text": "<begin> 5 2 [10] =",
+        "response_text": "# 5 <end>",
+        "tokens": 3,
+        "cut_off": False,
+        "reward": 1.0,
+        "advantage": 0.5,
+    }
+    return SampleRow(**values | changes)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from rich.console import Console as RichConsole
 from rlboost_jax.messages import FleetStatus, InstanceStatus
 from rlboost_jax.observe.console import Console, spark
 from rlboost_jax.observe.metrics import KEYS
+from tests.observe.conftest import sample
 
 
 class Terminal(io.StringIO):
@@ -175,3 +176,12 @@ def drawn(view: Console) -> str:
 
 def test_bars_follow_the_values() -> None:
     assert spark([0.0, 0.5, 1.0, -3.0, 7.0]) == "▁▅█▁█"
+
+
+def test_a_sample_is_one_line_whatever_the_model_wrote() -> None:
+    file = io.StringIO()
+    response = "\x1b[2J so\n\tthen\u2028" + "9" * 200
+    console(file).samples([sample(response_text=response), sample(response_text="second")])
+    (line,) = file.getvalue().splitlines()
+    assert "<begin> 5 2 [10] = → [2J so then 999" in line and "second" not in line
+    assert line.endswith("…  (reward 1)") and "\x1b" not in line

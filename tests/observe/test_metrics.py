@@ -9,12 +9,14 @@ import pytest
 from rlboost_jax.observe.metrics import KEYS, MetricsWriter, read_metrics
 
 # As the design fixes them; other tools read these files.
-DESIGNED = """step, version, reward_mean, reward_std, accuracy, loss, kl, entropy, clip_fraction,
-response_tokens, response_length_mean, response_length_max, step_seconds, rollout_seconds,
-train_seconds, publish_seconds, train_wait_seconds, remote_wait_seconds, seeding_window_seconds,
-instances_mean, instances_joined, instances_lost, requests_migrated, tokens_generated,
-tokens_delivered, tokens_lost, tokens_prefilled_again, tokens_reserved, tokens_preemptible,
-cost_dollars, tokens_per_dollar, max_logprob_gap, trajectories_digest, params_digest"""
+DESIGNED = """step, version, prompts_used, reward_mean, reward_std, reward_failures, accuracy,
+pass_at_k, loss, kl, entropy, clip_fraction, response_tokens, response_length_mean,
+response_length_max, step_seconds, rollout_seconds, train_seconds, publish_seconds,
+train_wait_seconds, remote_wait_seconds, seeding_window_seconds, instances_mean,
+instances_joined, instances_lost, requests_migrated, tokens_generated, tokens_delivered,
+tokens_lost, tokens_filtered, tokens_prefilled_again, tokens_reserved, tokens_preemptible,
+tokens_measured, cost_dollars, tokens_per_dollar, max_logprob_gap, trajectories_digest,
+params_digest, corrected_fraction, value_loss"""
 
 
 def test_the_keys_are_stable() -> None:
@@ -57,6 +59,15 @@ def test_a_key_of_no_row_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="step"):
             writer.write({"loss": 1.0})
     assert read_metrics(tmp_path) == []
+
+
+def test_numbers_of_a_group_follow_the_stable_keys(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        writer.write({"reward/format": np.float32(0.5), "step": 0, "reward/length": math.nan})
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert list(json.loads(line)) == [*KEYS, "reward/format", "reward/length"]
+    (row,) = read_metrics(tmp_path)
+    assert (row["reward/format"], row["reward/length"]) == (0.5, None)
 
 
 def test_a_resumed_run_takes_out_what_it_does_again(tmp_path: Path) -> None:

@@ -1,25 +1,37 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
 from rlboost_jax.observe.metrics import KEYS
-from rlboost_jax.observe.tensorboard import TensorBoardWriter
+from rlboost_jax.observe.summary import summarize
+from rlboost_jax.observe.tensorboard import TensorBoardTracker
+from tests.observe.conftest import sample
 
 
-def scalars(folder: Path) -> dict[tuple[str, int], float]:
-    """(tag, step) → value, read as TensorBoard does: length, checksum, record, checksum."""
-    found = {}
+def events(folder: Path) -> list[Event]:
+    """As TensorBoard reads them: length, checksum, record, checksum."""
+    found = []
     for path in sorted(folder.iterdir()):
         data, at = path.read_bytes(), 0
         while at < len(data):
             size = int.from_bytes(data[at : at + 8], "little")
             assert data[at + 8 : at + 12] == masked_crc32c(data[at : at + 8]).to_bytes(4, "little")
-            event = Event.FromString(data[at + 12 : at + 12 + size])
-            found.update({(v.tag, event.step): v.simple_value for v in event.summary.value})
+            found.append(Event.FromString(data[at + 12 : at + 12 + size]))
             at += size + 16
     return found
+
+
+def scalars(folder: Path) -> dict[tuple[str, int], float]:
+    """(tag, step) → value"""
+    return {
+        (value.tag, event.step): value.simple_value
+        for event in events(folder)
+        for value in event.summary.value
+        if not value.metadata.plugin_data.plugin_name
+    }
 
 
 def test_numbers_are_scalars_in_groups(tmp_path: Path) -> None:
@@ -31,8 +43,8 @@ def test_numbers_are_scalars_in_groups(tmp_path: Path) -> None:
         "params_digest": "ff",
         "version": 4,
     }
-    writer = TensorBoardWriter(tmp_path)
-    writer.write(row)
+    writer = TensorBoardTracker(tmp_path)
+    writer.step(row)
     writer.close()
     assert scalars(tmp_path / "tensorboard") == {
         ("reward/reward_mean", 4): 0.5,
@@ -40,3 +52,53 @@ def test_numbers_are_scalars_in_groups(tmp_path: Path) -> None:
         ("tokens/tokens_lost", 4): 3.0,
         ("run/version", 4): 4.0,
     }
+
+
+def test_a_key_with_a_group_keeps_it(tmp_path: Path) -> None:
+    writer = TensorBoardTracker(tmp_path)
+    writer.step(dict.fromkeys(KEYS) | {"step": 1, "reward/format": 0.25, "kl": None})
+    writer.close()
+    assert scalars(tmp_path / "tensorboard") == {("reward/format", 1): 0.25}
+
+
+def test_samples_are_pages_of_text_and_what_a_model_writes_is_no_markup(tmp_path: Path) -> None:
+    rows = [
+        sample(sample=0, response_text="<b>5</b>\n# 1"),
+        sample(sample=1, reward=0.0, cut_off=True),
+        sample(prompt=1, sample=2, prompt_text="other"),
+    ]
+    writer = TensorBoardTracker(tmp_path)
+    writer.samples(rows)
+    writer.close()
+    pages = {
+        (value.tag.removesuffix("/text_summary"), event.step): value.tensor.string_val[0].decode()
+        for event in events(tmp_path / "tensorboard")
+        for value in event.summary.value
+    }
+    assert set(pages) == {("samples/0", 20), ("samples/1", 20)}
+    page = pages["samples/0", 20]
+    assert "\n    <b>5</b>\n    # 1" in page, "indented: shown as it is"
+    assert "**reward 0**, advantage +0.5, 3 tokens, cut off" in page
+    assert pages["samples/1", 20].startswith("    other")
+    for line in page.splitlines():
+        assert line.startswith(("    ", "**reward ")) or not line
+
+
+def test_the_last_accuracy_is_that_after_the_last_step(tmp_path: Path) -> None:
+    writer = TensorBoardTracker(tmp_path)
+    writer.finish(replace(summarize([], reserved_price_per_hour=1.0), steps=3, last_accuracy=0.75))
+    writer.close()
+    assert scalars(tmp_path / "tensorboard") == {("reward/accuracy", 3): 0.75}
+
+
+def test_what_a_dead_run_wrote_of_steps_done_again_is_hidden(tmp_path: Path) -> None:
+    for first in (0, 2):
+        writer = TensorBoardTracker(tmp_path, step=first)
+        writer.step(dict.fromkeys(KEYS) | {"step": 2, "loss": 0.5})
+        writer.close()
+    starts = [
+        event.step
+        for event in events(tmp_path / "tensorboard")
+        if event.session_log.status == SessionLog.START
+    ]
+    assert starts == [2], "TensorBoard purges from there: event files are read by time"

@@ -217,10 +217,12 @@ def hello(reserved: bool = False) -> Hello:
     )
 
 
-def request(i: int, *, tokens: int, version: int = 1, done: int = 0) -> GenerateRequest:
+def request(
+    i: int, *, tokens: int, version: int = 1, done: int = 0, step: int = 0
+) -> GenerateRequest:
     return GenerateRequest(
         request_id=i,
-        step=0,
+        step=step,
         prompt=0,
         sample=i,
         version=version,
@@ -255,12 +257,16 @@ class FakeWeights:
 
 
 @asynccontextmanager
-async def serving(engine, puller, *, token="secret", **options):
+async def serving(engine, puller, *, token="secret", spans=None, **options):
     """(manager, client, the task of `client.run`)."""
     async with manager_at_work() as manager:
         greeting = hello(reserved=puller is None)
         client = InstanceClient(
-            lambda: endpoint(manager.address, token), greeting, Worker(engine), puller, **options
+            lambda: endpoint(manager.address, token),
+            greeting,
+            Worker(engine, spans),
+            puller,
+            **options,
         )
         running = asyncio.create_task(client.run())
         try:

@@ -149,6 +149,7 @@ class Trainer:
         self.results: dict[int, m.FinishedRollout] = {}
         self._sizes: dict[int, int] = {}  # tokens of what was delivered, believed or not
         self.prompts_known = self.prompts
+        self._measuring = (self.prompts + 2) * self.group_size  # sample of what measures the policy
         self.needed = set(range(self.prompts * self.group_size))
         begin, delay = self.begin, self.world.random.uniform
         snapshot = manifest(begin.version, begin.params_digest)
@@ -241,6 +242,8 @@ class Trainer:
             return  # asked for again on a new stream
         assert report.step == self.step
         if not self.world.forgetful:
+            measured = self._sizes.pop(self._measuring, 0)
+            assert report.tokens_measured == measured
             assert report.tokens_delivered == sum(self._sizes.values())
         assert report.tokens_generated == report.tokens_delivered + report.tokens_lost
         assert report.tokens_generated == report.tokens_reserved + report.tokens_preemptible

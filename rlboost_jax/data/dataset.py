@@ -1,0 +1,180 @@
+"""Exercises that are read: a data set's questions, judged by the run's reward functions."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlboost_jax.config.data_presets import resolved
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.records import DataConfig, RunConfig
+from rlboost_jax.data.exercises import Prompt, Tokens
+from rlboost_jax.data.questions import (
+    ANSWER,
+    Question,
+    messages_of,
+    needed_columns,
+    prompt_text,
+    reward_columns,
+    uses_chat,
+)
+from rlboost_jax.data.rows import Rows, open_rows
+from rlboost_jax.data.selection import (
+    ALSO_HELD_OUT,
+    Selection,
+    Skipped,
+    by_hash,
+    indices,
+    select,
+    selection_digest,
+    split,
+    without,
+)
+from rlboost_jax.data.tokenizers import Tokenizer, open_tokenizer
+from rlboost_jax.rewards.judge import Judge
+from rlboost_jax.rewards.verdict import Answered, Verdict
+
+
+class Dataset:
+    """`Exercises` of `config.data`. Making one reads every row once.
+
+    Raises:
+        ConfigError: whatever is wrong with data, tokenizer or reward functions.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        data, functions = resolved(run)
+        self.name = data.preset or data.source
+        self._data = data
+        self.tokenizer = open_tokenizer(data)
+        self.stop_ids = self.tokenizer.stop_ids
+        _check_vocabulary(run, data.tokenizer, self.tokenizer)
+        limit = data.max_prompt_tokens or run.engine.max_prompt_tokens
+
+        self._rows = _open(data, source=data.source, split=data.split)
+        selection = select(self._rows, data, self.tokenizer, max_prompt_tokens=limit)
+        own_place = bool(data.heldout_source or data.heldout_split)
+        if own_place:
+            source, part = data.heldout_source or data.source, data.heldout_split
+            self._heldout_rows = _open(data, source=source, split=part)
+            aside = select(self._heldout_rows, data, self.tokenizer, max_prompt_tokens=limit)
+            heldout = by_hash(aside.usable)
+            train, overlap = without(selection.usable, heldout)
+            if overlap:
+                selection.skipped[ALSO_HELD_OUT] = Skipped(rows=overlap)
+        else:
+            self._heldout_rows, aside = self._rows, Selection(usable=())
+            train, heldout = split(selection.usable, data.heldout_share)
+        _check_rows(data, run, self._rows, selection, len(train), len(heldout))
+        self._train, self._heldout = indices(train), indices(heldout)
+        self.record: Mapping[str, Any] | None = {
+            "source": data.source,
+            "rows": len(self._rows),
+            "train": len(train),
+            "heldout": len(heldout),
+            "left_out": _left_out(selection),
+            "heldout_left_out": _left_out(aside),
+            "prompt_tokens_max": max((e.num_tokens for e in (*train, *heldout)), default=0),
+            "stop_ids": list(self.stop_ids),
+            "digest": selection_digest(train, heldout),
+        }
+        columns = [*data.reward_columns, *([ANSWER] if data.answer_column else [])]
+        self._judge = Judge(functions, run.rewards, columns=columns, seed=run.seed)
+
+    def train(self, seed: int) -> "Questions":
+        return Questions(self._rows, self._train, self._data, self.tokenizer)
+
+    def heldout(self, seed: int, count: int) -> tuple[Prompt, ...]:
+        chosen = self._heldout[:count]
+        questions = Questions(self._heldout_rows, chosen, self._data, self.tokenizer)
+        return tuple(questions[index] for index in range(len(chosen)))
+
+    def ask(self, prompt: Prompt, response_tokens: Tokens) -> Future[Verdict]:
+        question: Question = prompt.problem
+        ids = tuple(np.asarray(response_tokens).tolist())
+        return self._judge.ask(
+            Answered(
+                prompt=question.prompt,
+                completion=self.tokenizer.decode(response_tokens),
+                completion_ids=ids,
+                finished=bool(ids) and ids[-1] in self.stop_ids,
+                columns=question.columns,
+            )
+        )
+
+    def text(self, tokens: ArrayLike) -> str:
+        return self.tokenizer.text(tokens)
+
+    def close(self) -> None:
+        self._judge.close()
+
+
+class Questions:
+    """Chosen rows as prompts: Grain's random-access source."""
+
+    def __init__(
+        self, rows: Rows, chosen: NDArray[np.int64], data: DataConfig, tokenizer: Tokenizer
+    ) -> None:
+        self._rows, self._chosen = rows, chosen
+        self._data, self._tokenizer = data, tokenizer
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: SupportsIndex) -> Prompt:
+        row_index = int(self._chosen[int(index)])
+        row, data = self._rows[row_index], self._data
+        text = prompt_text(messages_of(row, data), data, self._tokenizer)
+        (ids,) = self._tokenizer.encode([text], chat=uses_chat(data, self._tokenizer))
+        return Prompt(
+            tokens=np.asarray(ids, np.int32),
+            problem=Question(row=row_index, prompt=text, columns=reward_columns(row, data)),
+        )
+
+
+def _open(data: DataConfig, *, source: str, split: str) -> Rows:
+    return open_rows(
+        source, data.format, subset=data.subset, split=split, columns=needed_columns(data)
+    )
+
+
+def _left_out(selection: Selection) -> dict[str, dict[str, Any]]:
+    return {
+        reason: {"rows": skipped.rows, "first": skipped.example}
+        for reason, skipped in sorted(selection.skipped.items())
+    }
+
+
+def _check_vocabulary(run: RunConfig, name: str, tokenizer: Tokenizer) -> None:
+    if tokenizer.vocab_size > run.model.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size is {run.model.vocab_size}, the tokenizer {name!r} has "
+            f"{tokenizer.vocab_size} tokens; raise model.vocab_size"
+        )
+    if tokenizer.stop_ids[-1] >= run.model.vocab_size:
+        raise ConfigError(
+            f"the end token {tokenizer.stop_ids[-1]} of {name!r} is not below "
+            f"model.vocab_size ({run.model.vocab_size}); raise it"
+        )
+
+
+def _check_rows(
+    data: DataConfig, run: RunConfig, rows: Rows, selection: Selection, train: int, heldout: int
+) -> None:
+    """Raise ConfigError where there is nothing to train on, or to evaluate on."""
+    reasons = "; ".join(
+        f"{skipped.rows} {reason} (first: {skipped.example})" if skipped.example else reason
+        for reason, skipped in selection.skipped.items()
+    )
+    if not train:
+        raise ConfigError(
+            f"data.source {data.source!r}: no row of {len(rows)} is left to train on"
+            + (f": {reasons}" if reasons else "")
+        )
+    if not heldout and run.evaluation.every_steps:
+        raise ConfigError(
+            f"data.source {data.source!r}: no row of {len(rows)} is held out; raise "
+            "data.heldout_share, or set evaluation.every_steps to 0"
+        )

@@ -1,0 +1,63 @@
+"""What a run trains on, whether it is generated or read: prompts, and who judges the responses.
+
+The learner knows this protocol only. `data/tasks.py` generates its exercises and judges them at
+once; `data/dataset.py` reads them and asks the reward functions of the run.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlboost_jax.rewards.verdict import Verdict
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    tokens: Tokens
+    problem: Any  # what its exercises judge a response by
+
+
+@runtime_checkable
+class Prompts(Protocol):
+    """Prompts by random access: entry i is always the same one."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Prompt: ...
+
+
+@runtime_checkable
+class Exercises(Protocol):
+    """A response is judged by `ask`; everything else is a function of configuration and seed."""
+
+    name: str
+    stop_ids: tuple[int, ...]  # any of these ends a response
+    record: Mapping[str, Any] | None  # of what was read and left out, for the run's folder
+
+    def train(self, seed: int) -> Prompts:
+        """One epoch in its own order; `PromptStream` shuffles it."""
+        ...
+
+    def heldout(self, seed: int, count: int) -> tuple[Prompt, ...]:
+        """At most `count` prompts for evaluation; none of them ever appears in training."""
+        ...
+
+    def ask(self, prompt: Prompt, response_tokens: Tokens) -> Future[Verdict]:
+        """Have a response judged. The future may be done already, and is done from any thread.
+
+        An exception in it is no fault of the response: the run cannot go on.
+        """
+        ...
+
+    def text(self, tokens: ArrayLike) -> str:
+        """Tokens for a person."""
+        ...
+
+    def close(self) -> None:
+        """End the processes that judge; what is still asked is cancelled."""
+        ...

@@ -1,0 +1,58 @@
+"""The exercises of a run, and what is written down about data that was read."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rlboost_jax.config.errors import Mistake
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.task_sizes import DATASET
+from rlboost_jax.data.dataset import Dataset
+from rlboost_jax.data.exercises import Exercises
+from rlboost_jax.data.tasks import get_task
+
+FILE: Final = "data.json"
+
+
+class DataChanged(Mistake, RuntimeError):
+    """The data of a run is not what it was when the run began."""
+
+
+def open_exercises(run: RunConfig) -> Exercises:
+    """Raises ConfigError where the data cannot be used; close what comes back."""
+    return Dataset(run) if run.task.name == DATASET else get_task(run.task)
+
+
+def keep_record(workdir: Path, record: Mapping[str, Any]) -> None:
+    """Write `data.json`, or compare with the one that is there: prompts follow from the data.
+
+    Raises DataChanged.
+    """
+    path = workdir / FILE
+    if path.exists():
+        before = json.loads(path.read_text())
+        if before["digest"] != record["digest"]:
+            raise DataChanged(
+                f"{record['source']}: {record['train']} rows to train on and {record['heldout']} "
+                f"held out are not the {before['train']} and {before['heldout']} that the run in "
+                f"{workdir} began with; bring the data and its tokenizer back, or choose another "
+                "--workdir"
+            )
+        return
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(record, indent=2) + "\n")
+    part.replace(path)
+
+
+def record_lines(record: Mapping[str, Any]) -> Iterator[str]:
+    """The record for a person: what was read, and each reason why a row was left out."""
+    yield (
+        f"{record['rows']:,} rows of {record['source']}: {record['train']:,} to train on, "
+        f"{record['heldout']:,} held out, prompts of up to {record['prompt_tokens_max']} tokens"
+    )
+    for name, place in (("left_out", ""), ("heldout_left_out", " of those to hold out")):
+        for reason, left_out in record[name].items():
+            first = f" (first: {left_out['first']})" if left_out["first"] else ""
+            count = left_out["rows"]
+            yield f"  {count:,} row{'s' * (count != 1)}{place} left out, {reason}{first}"

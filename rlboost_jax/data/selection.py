@@ -1,0 +1,149 @@
+"""Which rows are trained on, which are held out, and which are left out and why.
+
+Everything is decided before the first step, by one pass over all rows, so that prompt i is a
+function of the configuration and the seed and nothing has to be saved. Held out is a share of
+the rows by a hash of the question: the same question is on the same side in every run, however
+often it is there, in whatever order and whichever rows come to it.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.records import DataConfig
+from rlboost_jax.data.questions import (
+    identity,
+    kept,
+    messages_of,
+    prompt_text,
+    reward_columns,
+    uses_chat,
+)
+from rlboost_jax.data.rows import BrokenRow, Rows
+from rlboost_jax.data.tokenizers import Tokenizer
+
+BAD: Final = "unusable"  # cannot be read, lacks a value, has no prompt
+FILTERED: Final = "filtered"
+TOO_LONG: Final = "too long"
+ALSO_HELD_OUT: Final = "also held out"
+
+_BATCH: Final = 1024  # prompts tokenized together
+
+
+@dataclass(kw_only=True)
+class Skipped:
+    """Rows left out for one reason, with the first as an example."""
+
+    rows: int = 0
+    example: str = ""
+
+    def add(self, example: str) -> None:
+        self.rows += 1
+        self.example = self.example or example
+
+
+class Usable(NamedTuple):
+    row: int
+    key: int  # 64 bits of the question's hash
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Of one source of rows."""
+
+    usable: tuple[Usable, ...]  # in the order of the rows
+    skipped: dict[str, Skipped] = field(default_factory=dict)
+
+    def skip(self, reason: str, example: str) -> None:
+        self.skipped.setdefault(reason, Skipped()).add(example)
+
+
+def select(
+    rows: Rows, data: DataConfig, tokenizer: Tokenizer, *, max_prompt_tokens: int
+) -> Selection:
+    """All rows that can be asked about.
+
+    Raises:
+        ConfigError: a bad row, where `data.bad_rows` is "error".
+    """
+    skipped: dict[str, Skipped] = {}
+    usable: list[Usable] = []
+
+    def skip(row: int, reason: str, why: str = "") -> None:
+        example = rows.place(row) + (f": {why}" if why else "")
+        if reason == BAD and data.bad_rows == "error":
+            raise ConfigError(f"data.source, {example}; mend it, or set data.bad_rows to 'skip'")
+        skipped.setdefault(reason, Skipped()).add(example)
+
+    chat = uses_chat(data, tokenizer)
+    for batch in _batches(range(len(rows)), _BATCH):
+        texts: list[str] = []
+        keys: list[tuple[int, int]] = []
+        for index in batch:
+            try:
+                row = rows[index]
+                if not kept(row, data.filters):
+                    skip(index, FILTERED)
+                    continue
+                messages = messages_of(row, data)
+                reward_columns(row, data)  # are there
+                texts.append(prompt_text(messages, data, tokenizer))
+                keys.append((index, _hash(identity(messages))))
+            except BrokenRow as error:
+                skip(index, BAD, str(error))
+        for (index, key), ids in zip(keys, tokenizer.encode(texts, chat=chat), strict=True):
+            if not ids:
+                skip(index, BAD, "empty prompt")
+            elif len(ids) > max_prompt_tokens:
+                skip(index, TOO_LONG, f"{len(ids)} tokens, {max_prompt_tokens} allowed")
+            else:
+                usable.append(Usable(index, key, len(ids)))
+    return Selection(usable=tuple(usable), skipped=skipped)
+
+
+def split(usable: Sequence[Usable], share: float) -> tuple[list[Usable], list[Usable]]:
+    """(train, held out), by the hash of each question alone."""
+    bound = int(share * 2**64)
+    train = [entry for entry in usable if entry.key >= bound]
+    return train, by_hash(entry for entry in usable if entry.key < bound)
+
+
+def without(usable: Sequence[Usable], heldout: Iterable[Usable]) -> tuple[list[Usable], int]:
+    """Rows whose question is not held out, and how many are."""
+    keys = {entry.key for entry in heldout}
+    train = [entry for entry in usable if entry.key not in keys]
+    return train, len(usable) - len(train)
+
+
+def by_hash(usable: Iterable[Usable]) -> list[Usable]:
+    """In an order that says nothing, of which a beginning is a fair sample."""
+    return sorted(usable, key=lambda entry: (entry.key, entry.row))
+
+
+def indices(entries: Sequence[Usable]) -> NDArray[np.int64]:
+    return np.array([entry.row for entry in entries], np.int64)
+
+
+def selection_digest(train: Sequence[Usable], heldout: Sequence[Usable]) -> str:
+    """SHA-256 of which questions are prompts, in which order and of which lengths."""
+    digest = hashlib.sha256()
+    for entries in (train, heldout):
+        digest.update(f"{len(entries)}\n".encode())
+        for entry in entries:
+            digest.update(f"{entry.row} {entry.key} {entry.num_tokens}\n".encode())
+    return digest.hexdigest()
+
+
+def _hash(question: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(question, digest_size=8).digest(), "little")
+
+
+def _batches(values: range, size: int) -> Iterator[range]:
+    for first in range(0, len(values), size):
+        yield values[first : first + size]

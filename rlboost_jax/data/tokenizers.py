@@ -1,0 +1,202 @@
+"""Text to token ids and back: bytes without any dependency, or a Hugging Face tokenizer."""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.records import DataConfig
+from rlboost_jax.config.sources import CONFIG, TOKENIZER, source_folder
+
+BYTES: Final = "bytes"
+Message = Mapping[str, str]  # role and content
+
+
+class ChatRefused(ValueError):
+    """A chat template does not take these messages; it says why."""
+
+
+class Tokenizer(Protocol):
+    vocab_size: int  # ids are below this
+    stop_ids: tuple[int, ...]
+    has_chat: bool  # whether `chat` has a template
+
+    def chat(self, messages: Sequence[Message]) -> str:
+        """The text of a conversation up to where the policy speaks.
+
+        Raises:
+            ChatRefused, or ConfigError where there is no template.
+        """
+        ...
+
+    def encode(self, texts: Sequence[str], *, chat: bool) -> list[list[int]]:
+        """Token ids of prompts.
+
+        Args:
+            chat: the text is from `chat` and has its special tokens in it.
+        """
+        ...
+
+    def decode(self, tokens: ArrayLike) -> str:
+        """Without special tokens, as rewards read it."""
+        ...
+
+    def text(self, tokens: ArrayLike) -> str:
+        """With them, for a person."""
+        ...
+
+
+def open_tokenizer(data: DataConfig) -> Tokenizer:
+    """Raises ConfigError."""
+    if data.tokenizer == BYTES:
+        return ByteTokenizer(data)
+    return HuggingFaceTokenizer(data)
+
+
+class ByteTokenizer:
+    """The bytes of UTF-8 are tokens 0 to 255; a beginning mark starts each prompt."""
+
+    BEGIN: Final = 256
+    END: Final = 257
+    MARKS: Final = {BEGIN: "<begin>", END: "<end>"}
+
+    def __init__(self, data: DataConfig) -> None:
+        self.vocab_size = 258
+        self.stop_ids = tuple(sorted({self.END, *data.stop_ids}))
+        self._template = data.chat_template
+        self.has_chat = bool(data.chat_template)
+
+    def chat(self, messages: Sequence[Message]) -> str:
+        if not self._template:
+            raise ConfigError(
+                "data.messages_column or data.system_prompt needs a chat template, and the "
+                "tokenizer 'bytes' has none; set data.chat_template"
+            )
+        return _rendered(self._template, messages)
+
+    def encode(self, texts: Sequence[str], *, chat: bool) -> list[list[int]]:
+        return [[self.BEGIN, *text.encode()] for text in texts]
+
+    def decode(self, tokens: ArrayLike) -> str:
+        values = np.asarray(tokens).tolist()
+        return bytes(v for v in values if 0 <= v < 256).decode(errors="replace")
+
+    def text(self, tokens: ArrayLike) -> str:
+        values = np.asarray(tokens).tolist()
+        parts = [
+            bytes([v]) if 0 <= v < 256 else self.MARKS.get(v, f"<{v}>").encode() for v in values
+        ]
+        return b"".join(parts).decode(errors="replace")
+
+
+@functools.cache
+def _template(text: str) -> Any:
+    """Compiled as transformers does: sandboxed, since a template comes with somebody's model."""
+    try:
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        raise ConfigError("data.chat_template needs Jinja; install rlboost-jax[hf]") from None
+    try:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        return environment.from_string(text)
+    except TemplateError as error:
+        raise ConfigError(f"data.chat_template: {error}") from None
+
+
+def _rendered(template: str, messages: Sequence[Message]) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return str(_template(template).render(messages=messages, add_generation_prompt=True))
+    except TemplateError as error:
+        raise ChatRefused(str(error)) from None
+
+
+class HuggingFaceTokenizer:
+    """A folder with `tokenizer.json`, or a name on the hub, as AutoTokenizer takes them."""
+
+    def __init__(self, data: DataConfig) -> None:
+        try:
+            import transformers
+        except ImportError:
+            raise ConfigError(
+                f"data.tokenizer {data.tokenizer!r} needs transformers; install rlboost-jax[hf], "
+                "or take 'bytes'"
+            ) from None
+        folder = _folder(data.tokenizer)
+        try:
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        except Exception as error:  # OSError, ValueError or whatever a broken file leads to
+            line = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"data.tokenizer {data.tokenizer!r} cannot be loaded: {line}"
+            ) from None
+        self.vocab_size = len(self._tokenizer)
+        found = {*data.stop_ids, *_generation_stops(folder)}
+        if self._tokenizer.eos_token_id is not None:
+            found.add(int(self._tokenizer.eos_token_id))
+        if not found:
+            raise ConfigError(
+                f"data.tokenizer {data.tokenizer!r} has no end token, so every response would run "
+                "to its limit; set data.stop_ids"
+            )
+        self.stop_ids = tuple(sorted(found))
+        self._chat_template = data.chat_template or None
+        self.has_chat = bool(data.chat_template or self._tokenizer.chat_template)
+
+    def chat(self, messages: Sequence[Message]) -> str:
+        if not self.has_chat:
+            raise ConfigError(
+                "the tokenizer has no chat template; set data.chat_template, or set "
+                "data.chat to 'never'"
+            )
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    chat_template=self._chat_template,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+            )
+        except Exception as error:  # templates raise what they like
+            raise ChatRefused(str(error)) from None
+
+    def encode(self, texts: Sequence[str], *, chat: bool) -> list[list[int]]:
+        if not texts:
+            return []
+        ids = self._tokenizer(list(texts), add_special_tokens=not chat)["input_ids"]
+        end = self._tokenizer.eos_token_id  # which some put after every text
+        return [i[:-1] if not chat and len(i) > 1 and i[-1] == end else list(i) for i in ids]
+
+    def decode(self, tokens: ArrayLike) -> str:
+        return str(self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True))
+
+    def text(self, tokens: ArrayLike) -> str:
+        return str(self._tokenizer.decode(np.asarray(tokens).tolist()))
+
+
+def _folder(name: str) -> Path:
+    """Where the tokenizer's files are, fetched if need be; raises ConfigError."""
+    try:
+        return source_folder(name, (*TOKENIZER, CONFIG))
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("config.model.source", "data.tokenizer", 1)) from None
+
+
+def _generation_stops(folder: Path) -> set[int]:
+    """The end ids of `generation_config.json`; none where there is no such file."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return set()
+    try:
+        ends = json.loads(path.read_text()).get("eos_token_id")
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"data.tokenizer: {path} is no configuration: {error}") from None
+    return {ends} if isinstance(ends, int) else set(ends or ())

@@ -1,0 +1,114 @@
+"""Write a run's model as a checkpoint in Hugging Face's format.
+
+    python -m rlboost_jax.export --workdir=RUN --to=FOLDER [--step=N] [--dtype=bfloat16]
+
+FOLDER then has config.json, safetensors files of at most 5 GB, and the tokenizer's files if the
+model that the run began with had some; transformers loads it. A model from scratch becomes a Qwen3.
+Works beside a run that is alive, and on the CPU.
+"""
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rlboost_jax import exits
+from rlboost_jax.config.errors import ConfigError, Mistake
+from rlboost_jax.config.huggingface import from_huggingface, to_huggingface
+from rlboost_jax.config.load import read_run_config
+from rlboost_jax.config.ranges import DTYPES
+from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.config.sources import CONFIG, TOKENIZER, source_config, source_folder
+
+
+def export(
+    workdir: str | Path, folder: str | Path, *, step: int | None = None, dtype: str = "bfloat16"
+) -> list[str]:
+    """Write the parameters after `step` updates, the newest checkpoint's if None.
+
+    The folder appears under its name when it is whole.
+
+    Returns:
+        Lines for a person: what was written, and what could not be found.
+
+    Raises:
+        ConfigError, CheckpointNotFound: one line that says what to change.
+    """
+    from rlboost_jax.learner.checkpoints import newest_step, read_params
+    from rlboost_jax.models.checkpoint_files import write_checkpoint
+
+    workdir, folder = Path(workdir), Path(folder).absolute()
+    model = read_run_config(workdir).model
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--to={folder} exists; name a new folder")
+    checkpoints = workdir / "checkpoints"
+    step = newest_step(checkpoints) if step is None else step
+    params = read_params(checkpoints, step, model)
+
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    files = write_checkpoint(model, params, partial, dtype=dtype)
+    values, notes = _config(model, dtype)
+    (partial / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+    if model.source:
+        notes += _copy_tokenizer(model.source, partial)
+    partial.replace(folder)
+    return [
+        f"{folder}: {values['architectures'][0]} after {step} updates, {dtype}, {len(files)} "
+        f"file{'s' * (len(files) > 1)} of weights",
+        *notes,
+    ]
+
+
+def _config(model: ModelConfig, dtype: str) -> tuple[dict[str, Any], list[str]]:
+    """config.json: the source's own where it still says the same, with what only it knows."""
+    values = to_huggingface(model)
+    notes: list[str] = []
+    if model.source:
+        try:
+            theirs = source_config(model.source)
+            fields = from_huggingface(theirs, CONFIG)
+        except ConfigError as error:
+            notes.append(f"config.json is made from the run's own record: {error}")
+        else:
+            same = all(getattr(model, name) == value for name, value in fields.items())
+            if same and theirs["model_type"] == model.family:
+                values = theirs
+    values = {k: v for k, v in values.items() if k not in ("torch_dtype", "dtype")}
+    return {**values, "torch_dtype": dtype}, notes
+
+
+def _copy_tokenizer(source: str, folder: Path) -> list[str]:
+    try:
+        place = source_folder(source, TOKENIZER)
+    except ConfigError as error:
+        return [f"the tokenizer's files are missing: {error}"]
+    found = sorted({path for pattern in TOKENIZER for path in place.glob(pattern)})
+    for path in found:
+        if path.is_file():
+            shutil.copyfile(path, folder / path.name)
+    return [] if found else [f"{place} has no tokenizer, so there is none here"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="rlboost_jax.export", description=__doc__)
+    parser.add_argument("--workdir", required=True, help="folder of a run, finished or not")
+    parser.add_argument("--to", required=True, help="folder to write; must not exist")
+    parser.add_argument("--step", type=int, help="updates made; the newest checkpoint if not given")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    arguments = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # accelerators are a run's that may be alive
+    try:
+        lines = export(arguments.workdir, arguments.to, step=arguments.step, dtype=arguments.dtype)
+    except (Mistake, ValueError, OSError) as error:
+        if not (isinstance(error, OSError) or type(error).__module__.startswith("rlboost_")):
+            raise
+        exits.leave(f"error: {error}", exits.MISTAKE)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Which responses of a step a person is shown, and how they read."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, runtime_checkable
+
+from numpy.typing import ArrayLike
+
+from rlboost_jax.config.records import ObserveConfig
+from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.observe.samples import SampleRow
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """What is needed of `rlboost_jax.data.tasks.Task`."""
+
+    @property
+    def stop_ids(self) -> Sequence[int]: ...
+
+    def text(self, tokens: ArrayLike, /) -> str: ...
+
+
+def samples_due(observe: ObserveConfig, step: int) -> bool:
+    every = observe.samples_every_steps
+    return every > 0 and step % every == 0
+
+
+def sample_rows(
+    step: int, trajectories: Iterable[Trajectory], *, task: Reader, num_prompts: int
+) -> tuple[SampleRow, ...]:
+    """The whole groups of the step's first prompts.
+
+    Prompts come shuffled by the run's seed, so the first are as good as any, and the same
+    whatever the fleet did.
+
+    Args:
+        trajectories: of the step, in (prompt, sample) order.
+    """
+    everyone = tuple(trajectories)
+    shown = list(dict.fromkeys(t.prompt for t in everyone))[:num_prompts]
+    return tuple(
+        SampleRow(
+            step=step,
+            prompt=t.prompt,
+            sample=t.sample,
+            prompt_text=task.text(t.prompt_tokens),
+            response_text=task.text(t.response_tokens),
+            tokens=len(t.response_tokens),
+            cut_off=not len(t.response_tokens) or t.response_tokens[-1] not in task.stop_ids,
+            reward=t.reward,
+            advantage=t.advantage,
+        )
+        for t in everyone
+        if t.prompt in shown
+    )

@@ -1,0 +1,96 @@
+"""Products with matrices and sums over a row, in the two forms that the modules know.
+
+They are XLA's own or, `by_row`, those of `rlboost_kernels.matmul`, which give a row the same
+bits in any company and number: what the engine needs, and a learner that wants to agree with it.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+from rlboost_kernels import matmul
+
+from rlboost_jax.config.records import ModelConfig
+
+
+def normal(shape: tuple[int, ...], std: float, rngs: nnx.Rngs) -> nnx.Param:
+    """A parameter that starts random; `params.py` draws it anew from its `std`."""
+    return nnx.Param(std * jax.random.normal(rngs.params(), shape), std=std)
+
+
+def linear(
+    config: ModelConfig,
+    size_in: int,
+    size_out: int,
+    *,
+    rngs: nnx.Rngs,
+    by_row: bool,
+    bias: bool = False,
+) -> nnx.Linear:
+    """A matrix stored [in, out] and, where there is one, a bias that starts at 0."""
+    std = size_in**-0.5
+    return nnx.Linear(
+        size_in,
+        size_out,
+        use_bias=bias,
+        dtype=jnp.dtype(config.dtype),
+        dot_general=_product_by_row if by_row else jax.lax.dot_general,
+        kernel_init=nnx.initializers.normal(std),
+        kernel_metadata={"std": std},
+        bias_metadata={"start": 0.0},
+        rngs=rngs,
+    )
+
+
+def float32_product(
+    x: Float[Array, "N I"], kernel: Float[Array, "I O"], *, by_row: bool
+) -> Float[Array, "N O"]:
+    """Of rows with a matrix, which is cast to their dtype first."""
+    kernel = kernel.astype(x.dtype)
+    if by_row:
+        return matmul(x, kernel, out_dtype=jnp.float32)
+    return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
+
+
+def row_mean(x: Float[Array, "*rows E"], *, by_row: bool) -> Float[Array, "*rows 1"]:
+    """The mean of every row."""
+    return _mean_by_row(x) if by_row else _mean(x)
+
+
+def _mean(x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
+    return jnp.mean(x, axis=-1, keepdims=True)
+
+
+@jax.custom_vjp
+def _mean_by_row(x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
+    """XLA on CPU adds up a row in an order that depends on how many rows there are."""
+
+    def product(x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
+        E = x.shape[-1]
+        return matmul(x.reshape(-1, E), jnp.full((E, 1), 1 / E)).reshape(*x.shape[:-1], 1)
+
+    return jax.lax.platform_dependent(x, cpu=product, default=_mean)
+
+
+def _mean_forward(
+    x: Float[Array, "*rows E"],
+) -> tuple[Float[Array, "*rows 1"], Float[Array, "*rows E"]]:
+    return _mean_by_row(x), x
+
+
+def _mean_backward(
+    x: Float[Array, "*rows E"], gradient: Float[Array, "*rows 1"]
+) -> tuple[Float[Array, "*rows E"]]:
+    return (jnp.broadcast_to(gradient / x.shape[-1], x.shape),)
+
+
+_mean_by_row.defvjp(_mean_forward, _mean_backward)
+
+
+def _product_by_row(
+    x: Float[Array, "N I"], kernel: Float[Array, "I O"], *_: Any, **__: Any
+) -> Float[Array, "N O"]:
+    """What `nnx.Linear` asks of a `dot_general`: activations are flat, so the axes are known."""
+    return matmul(x, kernel)

@@ -1,0 +1,73 @@
+"""What the leaves of the parameter tree are called in a Hugging Face checkpoint.
+
+A leaf of `layers` holds a tensor of every layer (and every expert), stacked; matrices are stored
+[in, out] here and [out, in] there.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from rlboost_jax.config.records import ModelConfig
+
+_ATTENTION: Final = {
+    f"attention.{ours}.{end}": f"self_attn.{theirs}.{their_end}"
+    for ours, theirs in {
+        "query": "q_proj",
+        "key": "k_proj",
+        "value": "v_proj",
+        "output": "o_proj",
+    }.items()
+    for end, their_end in {"kernel": "weight", "bias": "bias"}.items()
+}
+_LAYER: Final = {
+    **_ATTENTION,
+    "attention_norm.scale": "input_layernorm.weight",
+    "attention.query_norm.scale": "self_attn.q_norm.weight",
+    "attention.key_norm.scale": "self_attn.k_norm.weight",
+    "mlp.gate.kernel": "mlp.gate_proj.weight",
+    "mlp.up.kernel": "mlp.up_proj.weight",
+    "mlp.down.kernel": "mlp.down_proj.weight",
+    "mlp.router.kernel": "mlp.gate.weight",
+    "mlp.experts.gate": "mlp.experts.{expert}.gate_proj.weight",
+    "mlp.experts.up": "mlp.experts.{expert}.up_proj.weight",
+    "mlp.experts.down": "mlp.experts.{expert}.down_proj.weight",
+}
+_NORMS: Final = {"mlp_norm.scale": "post_attention_layernorm.weight"}
+_NORMS_WITH_POST: Final = {
+    "attention_post_norm.scale": "post_attention_layernorm.weight",
+    "mlp_norm.scale": "pre_feedforward_layernorm.weight",
+    "mlp_post_norm.scale": "post_feedforward_layernorm.weight",
+}
+_REST: Final = {
+    "embedding.table": "embed_tokens.weight",
+    "head.norm.scale": "norm.weight",
+}
+HEAD: Final = "lm_head.weight"
+PREFIX: Final = "model."
+
+
+class Stored(NamedTuple):
+    """How a leaf is stored."""
+
+    tensors: dict[tuple[int, ...], str]  # name of the tensor at each index of the stacked axes
+    transposed: bool
+
+
+def stored(model: ModelConfig, leaf: str, shape: tuple[int, ...], prefix: str = PREFIX) -> Stored:
+    """How the leaf of that dotted name and shape is stored.
+
+    Args:
+        prefix: of all tensors but the head's.
+    """
+    if leaf == "head.kernel":
+        return Stored({(): HEAD}, transposed=True)
+    if not leaf.startswith("layers."):
+        return Stored({(): prefix + _REST[leaf]}, transposed=False)
+    inner = leaf.removeprefix("layers.")
+    norms = _NORMS_WITH_POST if model.post_norms else _NORMS
+    template = f"{prefix}layers.{{layer}}.{ {**_LAYER, **norms}[inner] }"
+    axes = 2 if "{expert}" in template else 1
+    indices: Iterator[tuple[int, ...]] = itertools.product(*map(range, shape[:axes]))
+    tensors = {i: template.format(layer=i[0], expert=i[-1]) for i in indices}
+    return Stored(tensors, transposed=len(shape) - axes == 2)

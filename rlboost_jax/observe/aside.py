@@ -1,0 +1,89 @@
+"""A tracker that cannot harm the run: it lives in a thread of its own, and may fail there."""
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from rlboost_jax.observe.samples import SampleRow
+from rlboost_jax.observe.summary import Summary
+from rlboost_jax.observe.tracker import Tracker
+
+MAX_WAITING: Final = 1_000  # calls; a tracker this far behind is given up
+CLOSE_SECONDS: Final = 60.0  # for what still waits, at the end of a run
+REASON_LETTERS: Final = 300
+
+Call = Callable[[Tracker], None]
+
+
+class Aside:
+    """A tracker behind a queue. Nothing here blocks or raises.
+
+    Whatever it raises, from being made to being closed, is said once; it is closed, then, and
+    told nothing more.
+
+    Args:
+        make: makes the tracker, in its thread.
+        note: shows a person a line; called from any thread.
+        close_seconds: how long `close` waits for it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Tracker],
+        *,
+        note: Callable[[str], None],
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
+        self._name, self._note, self._close_seconds = name, note, close_seconds
+        self._calls: queue.Queue[Call | None] = queue.Queue(MAX_WAITING)
+        self._given_up = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=[make], name=name, daemon=True)
+        self._thread.start()
+
+    def samples(self, rows: Sequence[SampleRow]) -> None:
+        self._put(lambda tracker: tracker.samples(rows))
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        self._put(lambda tracker: tracker.step(row))
+
+    def finish(self, summary: Summary) -> None:
+        self._put(lambda tracker: tracker.finish(summary))
+
+    def close(self) -> None:
+        """Returns when all that it was told has been dealt with, or `close_seconds` later."""
+        self._put(None)
+        if not self._given_up.is_set():
+            self._thread.join(self._close_seconds)
+            if self._thread.is_alive():
+                self._give_up(f"it was not done {self._close_seconds:g} s after the end")
+
+    def _put(self, call: Call | None) -> None:
+        if self._given_up.is_set():
+            return
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            self._give_up(f"it is {MAX_WAITING} calls behind")
+
+    def _run(self, make: Callable[[], Tracker]) -> None:
+        try:
+            tracker = make()
+            try:
+                while (call := self._calls.get()) is not None and not self._given_up.is_set():
+                    call(tracker)
+            except BaseException as error:
+                self._fail(error)  # said before it is closed, which may take its time
+            tracker.close()
+        except BaseException as error:  # another's code: of whatever kind, the run goes on
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._give_up(f"{type(error).__name__}: {error}")
+
+    def _give_up(self, reason: str) -> None:
+        if not self._given_up.is_set():
+            self._given_up.set()
+            line = " ".join(reason.split())[:REASON_LETTERS]
+            self._note(f"{self._name} is left out from here on, the run goes on: {line}")

@@ -1,0 +1,73 @@
+"""Files of one JSON object a line: read in spite of kills, written once per step."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+Scalar = str | int | float | bool | None
+
+
+class StepLines:
+    """Appends objects that carry their `step`; what is written is on disk when `write` returns.
+
+    Args:
+        step: the first step to come. Lines of this step and later ones, left by a run that
+            died after its last checkpoint, are taken out, and so is half a last line.
+    """
+
+    def __init__(self, path: Path, *, step: int = 0) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [values for values in read_lines(path) if values["step"] < step]
+        part = path.with_suffix(".part")
+        part.write_text("".join(map(_line, kept)), encoding="utf-8")
+        part.replace(path)
+        self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115  (until `close`)
+
+    def write(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        self._file.write("".join(map(_line, objects)))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file; none where there is no file. Lines cut off by a kill are
+    passed over."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def scalar(value: Any) -> Scalar:
+    """As JSON has it: array scalars become Python's, and what is not finite becomes null."""
+    if value is not None and not isinstance(value, str | int | float | bool):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    plain: Scalar = value
+    return plain
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, allow_nan=False) + "\n"

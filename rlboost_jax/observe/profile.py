@@ -1,0 +1,121 @@
+"""The profile of one step: all processes on one time axis, in `<workdir>/profile`.
+
+Every process records its own spans: the manager writes down its own and what servers send it,
+the trainer keeps what it did itself, and puts it all together once the step after is over, when
+the last of the others have come in.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from rlboost_jax.config.records import ObserveConfig
+from rlboost_jax.observe.clocks import Clock
+from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.observe.trace import (
+    FOLDER,
+    Doubtful,
+    Placed,
+    read_spans,
+    spans_path,
+    trace_path,
+    write_trace,
+)
+
+JAX_FOLDER: Final = "jax"
+
+
+class StepProfile:
+    """Context manager around the steps of a run; does nothing unless a step is asked for.
+
+    Args:
+        note: shows a person a line.
+    """
+
+    def __init__(
+        self, observe: ObserveConfig, workdir: Path, *, note: Callable[[str], None]
+    ) -> None:
+        self._step, self._jax = observe.profile_step, observe.profile_jax
+        self._workdir, self._note = workdir, note
+        self.spans = Recorder(self._step)  # of this process
+        self.clock = Clock()  # the manager's, seen from here; whoever talks to it sets it
+        self._unwritten = False  # the step has begun
+        self._tracing = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def at(self, step: int) -> None:
+        """Before each step."""
+        self.spans.at(step)
+        if self._step and step == self._step:
+            spans_path(self._workdir, step).unlink(missing_ok=True)  # of a run that died in it
+            self._unwritten = True
+            if self._jax:
+                self._start_jax()
+            return
+        self._stop_jax()
+        if self._unwritten and step > self._step + 1:
+            self._write()
+
+    def close(self) -> None:
+        """After the last step, once the manager has written all that it will."""
+        self._stop_jax()
+        if self._unwritten:
+            self._write()
+
+    def _write(self) -> None:
+        self._unwritten = False
+        own, dropped = self.spans.take()
+        spans, doubts = read_spans(spans_path(self._workdir, self._step))
+        spans += [
+            Placed(
+                process="trainer",
+                lane=span.lane,
+                name=span.name,
+                start=span.start,
+                seconds=span.seconds,
+                args=span.args,
+            )
+            for span in self.clock.moved(own)
+        ]
+        doubts["trainer"] = Doubtful(clock_error=self.clock.error, dropped=dropped)
+        path = trace_path(self._workdir, self._step)
+        try:
+            write_trace(path, spans, doubts, step=self._step)
+        except OSError as error:
+            self._note(f"step {self._step} was profiled in vain: {error}")
+        else:
+            self._note(f"the profile of step {self._step} is {path}; ui.perfetto.dev opens it")
+
+    def _start_jax(self) -> None:
+        import jax
+
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # at a span for each call the whole process stands still
+        folder = self._workdir / FOLDER / JAX_FOLDER
+        try:
+            jax.profiler.start_trace(folder, profiler_options=options)
+        except Exception as error:  # its own, of many kinds; another trace may be under way
+            self._note(f"jax.profiler traces nothing: {error}")
+        else:
+            self._tracing = True
+
+    def _stop_jax(self) -> None:
+        if self._tracing:
+            import jax
+
+            self._tracing = False
+            try:
+                jax.profiler.stop_trace()
+            except Exception as error:  # as above; the run goes on
+                self._note(f"jax.profiler left no trace: {error}")

@@ -1,0 +1,80 @@
+"""`samples.jsonl`: what the policy answered, in words, every so many steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from rlboost_jax.observe.lines import StepLines, read_lines, scalar
+
+FILE: Final = "samples.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRow:
+    """One response of a step, as a person reads it. All of a prompt's group are kept together."""
+
+    step: int
+    prompt: int  # index of the prompt within the step
+    sample: int  # index of the response within the step
+    prompt_text: str
+    response_text: str
+    tokens: int  # of the response
+    cut_off: bool  # it ran into sampling.max_response_tokens
+    reward: float
+    advantage: float
+    rewards: Mapping[str, float] = field(default_factory=dict)  # parts of `reward`, by name
+
+
+class SamplesWriter:
+    """Appends rows; they are on disk when `write` returns.
+
+    Args:
+        step: the first step to come; rows from there on, of a run that died, are taken out.
+    """
+
+    def __init__(self, workdir: str | Path, *, step: int = 0) -> None:
+        self._lines = StepLines(Path(workdir) / FILE, step=step)
+
+    def write(self, rows: Sequence[SampleRow]) -> None:
+        self._lines.write(map(_values, rows))
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_samples(workdir: str | Path) -> list[dict[str, Any]]:
+    """The rows written so far, in order; none where there is no file."""
+    return list(read_lines(Path(workdir) / FILE))
+
+
+def part_names(rows: Sequence[SampleRow]) -> list[str]:
+    """Of the rewards' parts, in order of first appearance."""
+    return list(dict.fromkeys(name for row in rows for name in row.rewards))
+
+
+def shortened(text: str, letters: int) -> str:
+    """At most about so many letters of a text: its beginning and, being what counts, its end."""
+    if len(text) <= letters:
+        return text
+    tail = letters // 2
+    head = letters - tail
+    return f"{text[:head]}\n… {len(text) - letters:,} letters left out …\n{text[-tail:]}"
+
+
+def _values(row: SampleRow) -> dict[str, Any]:
+    values = asdict(row)
+    values["rewards"] = {name: scalar(value) for name, value in row.rewards.items()}
+    return {key: value if key == "rewards" else scalar(value) for key, value in values.items()}

@@ -1,0 +1,55 @@
+"""The trackers of `observe.trackers`. A library is imported where it was asked for only.
+
+That happens in the caller's thread: to import in one thread what makes syntax trees while JAX
+traces in another fails at times in Python 3.11.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.observe.aside import Aside
+from rlboost_jax.observe.tracker import Tracker
+
+
+def chosen_trackers(
+    run: RunConfig,
+    workdir: Path,
+    run_id: str,
+    *,
+    step: int,
+    note: Callable[[str], None],
+) -> list[Tracker]:
+    """Each in a thread of its own, where it can fail.
+
+    Args:
+        run_id: of the workdir: the same run goes on wherever it was told of before.
+        step: the first step to come.
+        note: shows a person a line.
+    """
+
+    makers = {
+        "tensorboard": lambda: _tensorboard(workdir, step),
+        "wandb": lambda: _wandb(run, workdir, run_id, note),
+    }
+    trackers: list[Tracker] = []
+    for name in run.observe.trackers:
+        try:
+            trackers.append(Aside(name, makers[name](), note=note))
+        except Exception as error:  # a broken installation, in whatever way
+            note(f"{name} is left out, the run goes on: {type(error).__name__}: {error}")
+    return trackers
+
+
+def _tensorboard(workdir: Path, step: int) -> Callable[[], Tracker]:
+    from rlboost_jax.observe.tensorboard import TensorBoardTracker
+
+    return lambda: TensorBoardTracker(workdir, step=step)
+
+
+def _wandb(
+    run: RunConfig, workdir: Path, run_id: str, note: Callable[[str], None]
+) -> Callable[[], Tracker]:
+    from rlboost_jax.observe.wandb import WandbTracker
+
+    return lambda: WandbTracker(run, workdir, run_id, note=note)

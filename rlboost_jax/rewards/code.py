@@ -1,0 +1,107 @@
+"""Programs that the policy writes, judged by tests in a sandbox."""
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rlboost_jax.rewards.sandbox import is_required, run_contained
+
+_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+def code(
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    *,
+    tests: Sequence[Any],
+    seconds: float = 6.0,
+    memory_mb: int = 512,
+    partial: bool = False,
+) -> list[float]:
+    """1 where the program in the completion (its last ```python block) passes all tests.
+
+    A program that raises, hangs, exits or takes too much fails the test it does so in.
+
+    Args:
+        tests: per response, one of: Python that raises where the program is wrong, such as
+            asserts (a text, or a list of texts that are a test each); a list of
+            {"input": …, "output": …} for standard input and output; {"inputs": […],
+            "outputs": […]}; or one of these as JSON.
+        seconds: for all tests of a response together.
+        partial: the share of tests passed, in place of all or nothing.
+    """
+    return [
+        _judged(completion, cases(given), seconds=seconds, memory_mb=memory_mb, partial=partial)
+        for completion, given in zip(completions, tests, strict=True)
+    ]
+
+
+def program_in(completion: str) -> str:
+    blocks = _BLOCK.findall(completion)
+    return str(blocks[-1]) if blocks else completion
+
+
+def cases(tests: Any) -> list[str | tuple[str, str]]:
+    """Each a Python text to run after the program, or (standard input, standard output).
+
+    Raises ValueError.
+    """
+    if isinstance(tests, str):
+        try:
+            parsed = json.loads(tests)
+        except ValueError:
+            return [tests]
+        return cases(parsed) if isinstance(parsed, list | dict) else [tests]
+    if isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys():
+        pairs = zip(tests["inputs"], tests["outputs"], strict=True)
+        tests = [{"input": i, "output": o} for i, o in pairs]
+    if not isinstance(tests, list) or not tests:
+        raise ValueError(f"tests are {str(tests)[:40]!r}; see docs/rewards.md for their forms")
+    return [_case(test) for test in tests]
+
+
+def _case(test: Any) -> str | tuple[str, str]:
+    if isinstance(test, str):
+        return test
+    if isinstance(test, dict) and {"input", "output"} <= test.keys():
+        return str(test["input"]), str(test["output"])
+    raise ValueError(f"a test is {str(test)[:40]!r}; see docs/rewards.md for their forms")
+
+
+def _judged(
+    completion: str,
+    tests: Sequence[str | tuple[str, str]],
+    *,
+    seconds: float,
+    memory_mb: int,
+    partial: bool,
+) -> float:
+    program, passed = program_in(completion), 0
+    end = time.monotonic() + seconds
+    for test in tests:
+        left = end - time.monotonic()
+        if left <= 0:
+            break
+        if _passes(program, test, seconds=left, memory_mb=memory_mb):
+            passed += 1
+        elif not partial:
+            return 0.0
+    return passed / len(tests) if partial else float(passed == len(tests))
+
+
+def _passes(program: str, test: str | tuple[str, str], *, seconds: float, memory_mb: int) -> bool:
+    source, stdin = (f"{program}\n{test}\n", "") if isinstance(test, str) else (program, test[0])
+    ran = run_contained(
+        source, stdin=stdin, seconds=seconds, memory_mb=memory_mb, required=is_required()
+    )
+    if isinstance(test, str) or not ran.completed:
+        return ran.completed
+    return [line.split() for line in ran.output.split("\n") if line.strip()] == [
+        line.split() for line in test[1].split("\n") if line.strip()
+    ]
+
+
+# A host where programs cannot be contained is found out before the first response.
+run_contained("", seconds=20.0, memory_mb=512, required=is_required())

@@ -1,0 +1,237 @@
+"""Run a program that nobody has read, inside what Linux offers to contain it.
+
+A script of its own, of the standard library only, started by `sandbox.py` as
+`python -I -B contained.py HEADER_BYTES`. Standard input begins with so many bytes of JSON (the
+limits and the program); what follows is the program's own input. Before the first line of the
+program runs, this process has given up for good:
+
+- network: no socket can be made (seccomp), and where the kernel allows, there is no interface
+  either (a network namespace of its own), nor may TCP connect or bind (Landlock);
+- processes: none can be started, signalled, traced or looked into (seccomp);
+- files: only the interpreter and system libraries can be read, nothing can be written
+  (Landlock); standard output is a file of limited length;
+- memory, processor time, open files, core dumps: limited (setrlimit).
+
+It then tries each of the first three, and ends with `NOT_CONTAINED` where one is still open and
+containment is required. What is not contained: the processor's side channels, and faults of the
+kernel that the remaining system calls reach.
+"""
+
+import ctypes
+import importlib.abc
+import importlib.util
+import json
+import os
+import platform
+import resource
+import signal
+import socket
+import struct
+import sys
+
+NOT_CONTAINED = 97  # exit code
+STARTED = b"\nstarted\n"  # written to standard error before the program's first line
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_NO_NEW_PRIVS, _SET_SECCOMP, _SET_PDEATHSIG = 38, 22, 1
+_SECCOMP_FILTER = 2
+_NEW_USER, _NEW_NET, _NEW_IPC = 0x10000000, 0x40000000, 0x08000000
+_THREAD = 0x00010000  # flag of clone: not a process
+_EPERM, _ENOSYS = 1, 38
+
+# Denied system calls by name, with their numbers on x86_64 and aarch64; None where there is none.
+DENIED = {
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "io_uring_setup": (425, 425),
+    "fork": (57, None),
+    "vfork": (58, None),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_open": (434, 434),
+    "pidfd_send_signal": (424, 424),
+    "pidfd_getfd": (438, 438),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_by_handle_at": (304, 265),
+    "setrlimit": (160, 164),
+    "prlimit64": (302, 261),
+    "memfd_create": (319, 279),
+    "userfaultfd": (323, 282),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+}
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
+_CLONE, _CLONE3 = (56, 220), (435, 435)
+_X32 = 0x40000000  # numbers from here on are the x32 interface's
+
+
+def contain(limits: dict[str, int]) -> None:
+    """Give everything up that can be given up; what could not is for `gaps` to say."""
+    _LIBC.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if _LIBC.unshare(_NEW_USER | _NEW_NET | _NEW_IPC):
+        _LIBC.unshare(_NEW_NET | _NEW_IPC)  # root, where user namespaces are switched off
+    _LIBC.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _landlock([sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", "/dev/null", "/dev/urandom"])
+    for name, value in (
+        ("RLIMIT_AS", limits["memory_bytes"]),
+        ("RLIMIT_CPU", limits["cpu_seconds"]),
+        ("RLIMIT_FSIZE", limits["output_bytes"]),
+        ("RLIMIT_NOFILE", 64),
+        ("RLIMIT_CORE", 0),
+    ):
+        resource.setrlimit(getattr(resource, name), (value, value))
+    _seccomp()
+
+
+def gaps() -> list[str]:
+    """What this process can still do, found out by trying."""
+
+    def read_root() -> None:
+        os.listdir("/")
+
+    def start_process() -> None:
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+
+    def signal_parent() -> None:
+        os.kill(os.getppid(), 0)
+
+    attempts = (
+        ("network", socket.socket),
+        ("processes", start_process),
+        ("processes", signal_parent),
+        ("files", read_root),
+    )
+    found: dict[str, None] = {}
+    for name, attempt in attempts:
+        try:
+            attempt()
+        except OSError:
+            continue
+        found[name] = None
+    return list(found)
+
+
+class Program(importlib.abc.InspectLoader):
+    """The program as the module `__main__`, without a file."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def get_source(self, fullname: str) -> str:
+        return self._source
+
+
+def _landlock(readable: list[str]) -> None:
+    """Leave reading and executing below these places, and nothing else; see landlock(7)."""
+    create, add, restrict = 444, 445, 446  # the same numbers on every machine
+    version = _LIBC.syscall(create, None, 0, 1)
+    if version < 1:
+        return
+    files = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1  # all rights of that version
+    network = 0b11 if version >= 4 else 0  # bind and connect
+    scoped = 0b11 if version >= 6 else 0  # abstract sockets and signals
+    rules = struct.pack("<QQQ", files, network, scoped)[
+        : 8 if version < 4 else 16 if version < 6 else 24
+    ]
+    ruleset = _LIBC.syscall(create, rules, len(rules), 0)
+    if ruleset < 0:
+        return
+    execute, read_file, read_dir = 1 << 0, 1 << 2, 1 << 3
+    for path in readable:
+        try:
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        rights = execute | read_file | (read_dir if os.path.isdir(path) else 0)
+        beneath = struct.pack("<Qi", rights, place)
+        _LIBC.syscall(add, ruleset, 1, beneath, 0)
+        os.close(place)
+    _LIBC.syscall(restrict, ruleset, 0)
+    os.close(ruleset)
+
+
+def _seccomp() -> None:
+    """Answer EPERM to everything in DENIED, and to clone unless it makes a thread."""
+    if platform.machine() not in _MACHINES:
+        return
+    column, architecture = _MACHINES[platform.machine()]
+    load, jump_equal, jump_set, jump_least, give = 0x20, 0x15, 0x45, 0x35, 0x06
+    allow, kill = 0x7FFF0000, 0x80000000
+
+    def errno(number: int) -> int:
+        return 0x00050000 | number
+
+    denied = [row[column] for row in DENIED.values() if row[column] is not None]
+    steps = [
+        (load, 0, 0, 4),  # the architecture
+        (jump_equal, 1, 0, architecture),
+        (give, 0, 0, kill),
+        (load, 0, 0, 0),  # the number of the call
+        (jump_least, 0, 1, _X32),
+        (give, 0, 0, errno(_ENOSYS)),
+        (jump_equal, 0, 1, _CLONE3[column]),
+        (give, 0, 0, errno(_ENOSYS)),  # its flags are in memory: callers fall back to clone
+        *(step for n in denied for step in ((jump_equal, 0, 1, n), (give, 0, 0, errno(_EPERM)))),
+        (jump_equal, 0, 3, _CLONE[column]),
+        (load, 0, 0, 16),  # low half of the first argument, the flags
+        (jump_set, 1, 0, _THREAD),
+        (give, 0, 0, errno(_EPERM)),
+        (give, 0, 0, allow),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))
+    program = struct.pack("@HxxxxxxP", len(steps), ctypes.addressof(code))
+    _LIBC.prctl(_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0)
+
+
+def main() -> None:
+    left = int(sys.argv[1])
+    data = b""
+    while len(data) < left:
+        data += os.read(0, left - len(data))
+    header = json.loads(data)
+    contain(header["limits"])
+    open_still = gaps()
+    if open_still:
+        os.write(2, ", ".join(open_still).encode())
+        if header["required"]:
+            os._exit(NOT_CONTAINED)
+    os.write(2, STARTED)
+    sys.argv = ["program"]
+    sys.setrecursionlimit(10_000)
+    loader = Program(header["program"])
+    spec = importlib.util.spec_from_loader("__main__", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["__main__"] = module
+    loader.exec_module(module)
+    if header["token"]:
+        print(header["token"], flush=True)
+
+
+if __name__ == "__main__":
+    main()

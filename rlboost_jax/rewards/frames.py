@@ -1,0 +1,123 @@
+"""What the trainer and its reward workers say to each other: records with a length in front."""
+
+import os
+import select
+import struct
+import time
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from rlboost_jax.config.records import RewardConfig
+
+MAX_FRAME_BYTES: Final = 64 * 2**20
+_LENGTH: Final = struct.Struct("<I")
+Record = TypeVar("Record")
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """The first frame: everything that a worker needs to know of the run."""
+
+    functions: tuple[RewardConfig, ...]  # with their time limits
+    columns: tuple[str, ...]  # that every job has
+    memory_mb: int
+    sandbox_required: bool
+    seed: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `Setup`."""
+
+    mistake: str = ""  # why the functions cannot be used
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    prompt: str
+    completion: str
+    completion_ids: tuple[int, ...]
+    finished: bool
+    columns: dict[str, Any]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one function for one response: a value, None for "says nothing", a fault."""
+
+    value: float | None = None
+    fault: str = ""
+
+
+class Outcomes(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `Job`, in the order of the functions."""
+
+    outcomes: tuple[Outcome, ...]
+
+
+class FrameTooLong(ValueError):
+    """More than a peer can have reason to send."""
+
+
+def send(file: int, record: msgspec.Struct, *, timeout: float | None = None) -> None:
+    """Write a whole frame to a pipe.
+
+    Raises:
+        TimeoutError: nobody has read it in `timeout` seconds.
+        FrameTooLong
+    """
+    data = msgspec.msgpack.encode(record, enc_hook=_plain)
+    if len(data) > MAX_FRAME_BYTES:
+        raise FrameTooLong(f"a frame of {len(data)} bytes, {MAX_FRAME_BYTES} allowed")
+    end = None if timeout is None else time.monotonic() + timeout
+    view = memoryview(_LENGTH.pack(len(data)) + data)
+    while view:
+        _wait(file, select.POLLOUT, end)
+        view = view[os.write(file, view[: select.PIPE_BUF]) :]
+
+
+def receive(
+    file: int,
+    kind: type[Record],
+    *,
+    timeout: float | None = None,
+    max_bytes: int = MAX_FRAME_BYTES,
+) -> Record | None:
+    """The next frame; None where the other side has closed.
+
+    Raises:
+        TimeoutError: it was not whole in `timeout` seconds.
+        FrameTooLong, msgspec.ValidationError, msgspec.DecodeError: it is none of ours.
+    """
+    end = None if timeout is None else time.monotonic() + timeout
+    header = _exactly(file, _LENGTH.size, end)
+    if header is None:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    if length > max_bytes:
+        raise FrameTooLong(f"a frame of {length} bytes, {max_bytes} allowed")
+    data = _exactly(file, length, end)
+    return None if data is None else msgspec.msgpack.decode(data, type=kind)
+
+
+def _exactly(file: int, count: int, end: float | None) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        _wait(file, select.POLLIN, end)
+        part = os.read(file, min(count - len(data), 2**16))
+        if not part:
+            return None
+        data += part
+    return bytes(data)
+
+
+def _wait(file: int, event: int, end: float | None) -> None:
+    """Until the pipe can be read, or takes PIPE_BUF bytes; TimeoutError after `end`."""
+    poll = select.poll()
+    poll.register(file, event)
+    if not poll.poll(None if end is None else max(0.0, end - time.monotonic()) * 1000):
+        raise TimeoutError
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and their scalars, as data sets hold them."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a column holds {type(value).__name__}, which rewards cannot be given")

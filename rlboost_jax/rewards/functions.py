@@ -1,0 +1,101 @@
+"""Reward functions by name, and one call of one of them."""
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+from rlboost_jax.config.records import RewardConfig
+from rlboost_jax.rewards.builtin import BUILT_IN
+from rlboost_jax.rewards.frames import Job, Outcome
+
+Call = Callable[[Job], Outcome]
+
+GIVEN: Final = ("completion_ids", "finished")  # besides prompts, completions and columns
+_SHOWN: Final = 200  # characters of an exception
+
+
+class Unusable(ValueError):
+    """A function cannot be used as it is configured; the message says why."""
+
+
+def load(reward: RewardConfig, columns: Collection[str]) -> Call:
+    """The function as one that takes a job and never raises an Exception.
+
+    Args:
+        columns: of the data set, that every job has.
+
+    Raises:
+        Unusable
+    """
+    path = BUILT_IN.get(reward.name, reward.name)
+    module, _, name = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except Exception as error:  # a module of the user's raises anything
+        hint = "; install rlboost-jax[math]" if reward.name == "math" else ""
+        raise Unusable(f"cannot be imported: {type(error).__name__}: {error}{hint}") from error
+    wanted = _wanted(function, reward.options, columns)
+
+    def call(job: Job) -> Outcome:
+        given = {"completion_ids": list(job.completion_ids), "finished": job.finished}
+        listed = {key: [value] for key, value in {**job.columns, **given}.items() if key in wanted}
+        try:
+            result = function([job.prompt], [job.completion], **listed | reward.options)
+            return _outcome(result)
+        except MemoryError:
+            return Outcome(fault="MemoryError: more than rewards.memory_mb")
+        except Exception as error:  # the user's code: whatever it is costs this response only
+            return Outcome(fault=f"{type(error).__name__}: {error}"[:_SHOWN])
+
+    return call
+
+
+def _wanted(
+    function: Callable[..., Any], options: Mapping[str, Any], columns: Collection[str]
+) -> frozenset[str]:
+    """The names that a function takes of those there are."""
+    if not callable(function):
+        raise Unusable("is no function")
+    available = {*columns, *GIVEN}
+    parameters = dict(inspect.signature(function).parameters)
+    positional = [
+        name
+        for name, p in parameters.items()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ][:2]
+    variable = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {
+        n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    named -= set(positional)
+    unknown = sorted(set(options) - named)
+    if unknown and not variable:
+        raise Unusable(f"takes no option {unknown[0]!r}; it takes {', '.join(sorted(named))}")
+    for name in sorted(named - available - set(options)):
+        if parameters[name].default is inspect.Parameter.empty:
+            raise Unusable(
+                f"needs {name!r}, which is no option and no column; set it in the function's "
+                "options, in data.reward_columns, or data.answer_column for 'answer'"
+            )
+    return frozenset((available if variable else named & available) - set(options))
+
+
+def _outcome(result: Any) -> Outcome:
+    if isinstance(result, str) or not isinstance(result, Sequence):
+        result = result.tolist() if hasattr(result, "tolist") else result
+    if not isinstance(result, list | tuple):
+        return Outcome(fault=f"returned {_short(result)}, no list")
+    if len(result) != 1:
+        return Outcome(fault=f"returned {len(result)} values for 1 completion")
+    if result[0] is None:
+        return Outcome()
+    value = float(result[0])
+    if not math.isfinite(value):
+        return Outcome(fault=f"returned {value}")
+    return Outcome(value=value)
+
+
+def _short(value: Any) -> str:
+    return f"{type(value).__name__} {str(value)[:40]!r}"

@@ -1,0 +1,129 @@
+"""Ask all reward functions of a run about a response, and add up what they say."""
+
+import functools
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
+from types import MappingProxyType
+
+from rlboost_jax.config.records import RewardConfig, RewardsConfig
+from rlboost_jax.rewards.frames import Job, Outcome, Setup
+from rlboost_jax.rewards.pool import RewardPool
+from rlboost_jax.rewards.service import RewardService
+from rlboost_jax.rewards.verdict import Answered, Verdict
+
+HTTP = "http"
+
+
+class Judge:
+    """Raises ConfigError, when made, for functions that cannot be used."""
+
+    def __init__(
+        self,
+        functions: Sequence[RewardConfig],
+        settings: RewardsConfig,
+        *,
+        columns: Collection[str],
+        seed: int,
+    ) -> None:
+        """Args:
+        columns: that every response comes with.
+        seed: of functions that draw random numbers.
+        """
+        self._functions = tuple(
+            replace(f, time_limit_seconds=f.time_limit_seconds or settings.time_limit_seconds)
+            for f in functions
+        )
+        self._fallback = settings.fallback
+        self._service_places = [i for i, f in enumerate(self._functions) if f.name == HTTP]
+        self._pool_places = [i for i, f in enumerate(self._functions) if f.name != HTTP]
+        self._services = [RewardService(self._functions[i]) for i in self._service_places]
+        self._pool: RewardPool | None = None
+        if self._pool_places:
+            setup = Setup(
+                functions=tuple(self._functions[i] for i in self._pool_places),
+                columns=tuple(columns),
+                memory_mb=settings.memory_mb,
+                sandbox_required=settings.sandbox == "required",
+                seed=seed,
+            )
+            try:
+                self._pool = RewardPool(setup, workers=settings.workers)
+            except BaseException:
+                self.close()
+                raise
+
+    def ask(self, answered: Answered) -> Future[Verdict]:
+        """Never blocks. An exception in the future says that nobody can be asked any more."""
+        job = Job(
+            prompt=answered.prompt,
+            completion=answered.completion,
+            completion_ids=answered.completion_ids,
+            finished=answered.finished,
+            columns=dict(answered.columns),
+        )
+        asked: list[tuple[list[int], Future[tuple[Outcome, ...]]]] = []
+        if self._pool is not None:
+            asked.append((self._pool_places, self._pool.ask(job)))
+        for place, service in zip(self._service_places, self._services, strict=True):
+            asked.append(([place], service.ask(job)))
+        return _when_all(asked, self._verdict)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+        for service in self._services:
+            service.close()
+
+    def _verdict(self, outcomes: Mapping[int, Outcome]) -> Verdict:
+        """In the order of the configuration, so that the sum has the same bits every time."""
+        components: dict[str, float] = {}
+        faults: dict[str, str] = {}
+        total = 0.0
+        for place, function in enumerate(self._functions):
+            outcome = outcomes[place]
+            value = outcome.value
+            if outcome.fault:
+                faults[function.name] = outcome.fault
+                value = self._fallback
+            if value is not None:
+                components[function.name] = value
+                total += function.weight * value
+        return Verdict(
+            reward=total,
+            accuracy=components.get(self._functions[0].name, 0.0),
+            components=MappingProxyType(components),
+            faults=MappingProxyType(faults),
+        )
+
+
+def _when_all(
+    asked: Sequence[tuple[Sequence[int], Future[tuple[Outcome, ...]]]],
+    verdict: Callable[[Mapping[int, Outcome]], Verdict],
+) -> Future[Verdict]:
+    """Done when the last of `asked` is; whichever thread that happens in."""
+    result: Future[Verdict] = Future()
+    outcomes: dict[int, Outcome] = {}
+    lock, left = threading.Lock(), len(asked)
+
+    def arrived(places: Sequence[int], future: Future[tuple[Outcome, ...]]) -> None:
+        nonlocal left
+        try:
+            found = future.result()
+        except (Exception, CancelledError) as error:
+            with lock:
+                left = -1  # whatever else comes
+                if not result.done():
+                    result.set_exception(error)
+            return
+        with lock:
+            outcomes.update(zip(places, found, strict=True))
+            left -= 1
+            last = left == 0
+        if last:
+            result.set_result(verdict(outcomes))
+
+    for places, future in asked:
+        future.add_done_callback(functools.partial(arrived, places))
+    return result

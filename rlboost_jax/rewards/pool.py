@@ -1,0 +1,205 @@
+"""Reward workers of the trainer: a few processes, each asked one response at a time.
+
+A thread per worker waits for it, so the learner's own thread never does. Whatever happens to a
+worker, each job's future is done exactly once: with outcomes, or with an exception where the
+workers themselves cannot be kept up.
+"""
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from typing import Final
+
+import msgspec
+
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.rewards.frames import (
+    FrameTooLong,
+    Job,
+    Outcome,
+    Outcomes,
+    Ready,
+    Setup,
+    receive,
+    send,
+)
+
+START_SECONDS: Final = 120.0  # imports of a user's module, on a busy host
+GRACE_SECONDS: Final = 10.0  # a worker ends a late call itself; beyond this it is stuck
+END_SECONDS: Final = 5.0  # for a worker to take its children along
+ATTEMPTS: Final = 2  # a worker that is gone may have been taken by somebody else
+
+Answer = Future[tuple[Outcome, ...]]
+
+
+class RewardWorkersLost(RuntimeError):
+    """Workers end as soon as they are started; the run cannot go on."""
+
+
+class RewardPool:
+    """Raises ConfigError, when made, for functions that a worker cannot use."""
+
+    def __init__(self, setup: Setup, *, workers: int) -> None:
+        self._setup, self._num_workers = setup, workers
+        self._jobs: queue.SimpleQueue[tuple[Job, Answer] | None] = queue.SimpleQueue()
+        self._closing = False
+        first = Worker(setup)  # alone, so that a mistake is told of once
+        self._workers = [first]
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(
+                target=self._serve, args=(first if i == 0 else None,), name=f"rewards-{i}"
+            )
+            for i in range(workers)
+        ]
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+
+    def ask(self, job: Job) -> Answer:
+        """An outcome for each function, in order; of any thread."""
+        answer: Answer = Future()
+        self._jobs.put((job, answer))
+        return answer
+
+    def close(self) -> None:
+        """End the workers; what was not answered is cancelled."""
+        self._closing = True
+        with self._lock:
+            for worker in self._workers:
+                worker.end()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        for worker in self._workers:
+            worker.close()
+
+    def _serve(self, worker: "Worker | None") -> None:
+        while (entry := self._jobs.get()) is not None:
+            job, answer = entry
+            if self._closing:
+                answer.cancel()
+            elif answer.set_running_or_notify_cancel():
+                try:
+                    worker, outcomes = self._judged(worker, job)
+                except Exception as error:  # whoever waits for the answer hears of it
+                    worker = None
+                    answer.set_exception(error)
+                else:
+                    answer.set_result(outcomes)
+
+    def _judged(
+        self, worker: "Worker | None", job: Job
+    ) -> "tuple[Worker | None, tuple[Outcome, ...]]":
+        fault = ""
+        for _ in range(ATTEMPTS):
+            if self._closing:
+                raise RewardWorkersLost("the reward workers were told to end")
+            worker = worker or self._started()
+            try:
+                return worker, worker.judge(job)
+            except WorkerGone as error:
+                fault = str(error)
+                self._forget(worker)
+                worker = None
+        return None, (Outcome(fault=fault),) * len(self._setup.functions)
+
+    def _started(self) -> "Worker":
+        try:
+            worker = Worker(self._setup)
+        except (ConfigError, OSError) as error:
+            raise RewardWorkersLost(f"a reward worker cannot be started again: {error}") from error
+        with self._lock:
+            if self._closing:
+                worker.end()
+            self._workers.append(worker)
+        return worker
+
+    def _forget(self, worker: "Worker") -> None:
+        worker.end()
+        with self._lock:
+            if not self._closing:
+                self._workers.remove(worker)
+                worker.close()
+
+
+class WorkerGone(RuntimeError):
+    """A worker itself, not what it runs, has ended or is stuck."""
+
+
+class Worker:
+    """One process; asked by one thread at a time, ended by any.
+
+    Raises:
+        ConfigError: it cannot use the functions.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._limit = sum(f.time_limit_seconds for f in setup.functions) + GRACE_SECONDS
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rlboost_jax.rewards.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={
+                "OMP_NUM_THREADS": "1",
+                **os.environ,
+                "PYTHONHASHSEED": "0",  # sets are in the same order in every worker
+                "JAX_PLATFORMS": "cpu",  # the accelerator is the trainer's
+            },
+            start_new_session=True,  # an interrupt of the trainer is not for them
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        try:
+            send(self._stdin.fileno(), setup, timeout=START_SECONDS)
+            ready = receive(self._stdout.fileno(), Ready, timeout=START_SECONDS)
+        except TimeoutError:
+            self.end()
+            raise ConfigError(
+                f"rewards.functions: importing {', '.join(f.name for f in setup.functions)} took "
+                f"longer than {START_SECONDS:g} s; import less at the top of the module"
+            ) from None
+        except OSError:
+            ready = None
+        if ready is None or ready.mistake:
+            self.end()
+            raise ConfigError(
+                ready.mistake
+                if ready is not None
+                else "rewards.functions: the process that imports them ended with code "
+                f"{self._process.returncode}; its own output says why"
+            )
+
+    def judge(self, job: Job) -> tuple[Outcome, ...]:
+        """Raises WorkerGone."""
+        try:
+            send(self._stdin.fileno(), job, timeout=GRACE_SECONDS)
+            answer = receive(self._stdout.fileno(), Outcomes, timeout=self._limit)
+        except TimeoutError:
+            raise WorkerGone("the reward worker did not answer") from None
+        except FrameTooLong:
+            raise
+        except (OSError, ValueError, msgspec.MsgspecError):
+            answer = None
+        if answer is None:
+            raise WorkerGone("the reward worker ended")
+        return answer.outcomes
+
+    def end(self) -> None:
+        """Let it end what it runs and itself, or kill it where it does not."""
+        self._process.terminate()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        """Its pipes, once it has ended and no thread waits for it."""
+        self._stdin.close()
+        self._stdout.close()

@@ -1,0 +1,127 @@
+"""Programs of the policy, run in a process that can do nothing but compute.
+
+What contains them is in `contained.py`, which also finds out whether it does.
+"""
+
+import json
+import os
+import resource
+import secrets
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rlboost_jax.rewards import contained
+
+OUTPUT_BYTES: Final = 256 * 2**10  # most that a program may print
+_TROUBLE_BYTES: Final = 4096  # of standard error that are looked at
+_SCRIPT: Final = Path(contained.__file__)
+_NAMES: Final = {
+    "network": "the network",
+    "processes": "other processes",
+    "files": "the host's files",
+}
+
+
+class NotContained(RuntimeError):
+    """A program could do more than compute; it was not run."""
+
+
+class NotStarted(RuntimeError):
+    """The process of a program ended or stood still before it came to the program."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    completed: bool  # came to its end in time, without an exception or an exit of its own
+    output: str
+
+
+def run_contained(
+    program: str, *, stdin: str = "", seconds: float, memory_mb: int, required: bool
+) -> Ran:
+    """Run Python source; whatever it does, it is over after `seconds`.
+
+    `completed` follows a secret that this process is given and prints last. A program that only
+    exits, crashes or prints does not complete; one made to search its own interpreter for the
+    secret could pretend to.
+
+    Args:
+        required: do not run it where something of `contained.py` does not hold here.
+
+    Raises:
+        NotContained
+        NotStarted: nothing is known of the program, since not a line of it ran.
+    """
+    _check_memory(memory_mb)
+    token = secrets.token_hex(16)
+    header = json.dumps(
+        {
+            "limits": {
+                "memory_bytes": memory_mb * 2**20,
+                "cpu_seconds": max(1, int(seconds) + 1),
+                "output_bytes": OUTPUT_BYTES,
+            },
+            "required": required,
+            "program": program,
+            "token": token,
+        }
+    ).encode()
+    with (
+        tempfile.TemporaryFile() as source,
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as trouble,
+    ):
+        source.write(header + stdin.encode(errors="surrogatepass"))
+        source.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-B", str(_SCRIPT), str(len(header))],
+            stdin=source,
+            stdout=output,
+            stderr=trouble,
+            env={"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+            cwd="/",
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        text = output.read(OUTPUT_BYTES).decode(errors="replace")
+        trouble.seek(0)
+        said = trouble.read(_TROUBLE_BYTES)
+        if code == contained.NOT_CONTAINED:
+            names = said.decode(errors="replace").split(", ")
+            raise NotContained(
+                f"a program would reach {' and '.join(_NAMES.get(n, n) for n in names)} "
+                "on this host; run on Linux 5.13 or later, x86_64 or aarch64, with Landlock and "
+                "seccomp, or set rewards.sandbox to 'best_effort'"
+            )
+        if contained.STARTED not in said:
+            last = said.decode(errors="replace").strip().rpartition("\n")[2]
+            why = f"no start in {seconds:g} s" if code is None else f"exit code {code}, {last!r}"
+            raise NotStarted(f"a program's process did not come to run it: {why}")
+    ending = token + "\n"
+    completed = code == 0 and text.endswith(ending)
+    return Ran(completed=completed, output=text.removesuffix(ending) if completed else text)
+
+
+def _check_memory(memory_mb: int) -> None:
+    """Raise NotStarted where the caller's own limit is lower, which a child cannot raise."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    if most != resource.RLIM_INFINITY and memory_mb * 2**20 > most:
+        raise NotStarted(
+            f"a program may take {memory_mb} MiB (memory_mb), its caller {most // 2**20} "
+            "(rewards.memory_mb and its modules); lower the first or raise the second"
+        )
+
+
+def is_required() -> bool:
+    """As the run's worker has it; without a worker, yes."""
+    return os.environ.get("RLBOOST_SANDBOX", "required") != "best_effort"

@@ -1,0 +1,175 @@
+"""A reward that a service computes: POST a response, get its number.
+
+Request:   {"prompts": [text], "completions": [text], "columns": {name: [value]}}
+Response:  {"rewards": [number or null]}
+
+A request that fails in a way that may pass (no connection, 408, 429, 5xx, no answer in time) is
+made again with growing pauses. What fails for good costs its own response only.
+"""
+
+import asyncio
+import json
+import math
+import os
+import threading
+from concurrent.futures import Future
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from rlboost_jax.backoff import backoff_seconds
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.records import RewardConfig
+from rlboost_jax.rewards.frames import Job, Outcome
+
+OPTIONS: Final = {
+    "url": "",
+    "token_env": "",  # environment variable with the bearer token, which no file ever holds
+    "retries": 4,
+    "first_pause_seconds": 0.5,  # doubles with every retry
+    "max_concurrent": 32,  # requests under way
+    "max_bytes": 2**20,  # of a request, and of an answer
+}
+PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+
+
+class RewardService:
+    """Asks one service, from a thread of its own; `time_limit_seconds` is of each attempt."""
+
+    def __init__(self, reward: RewardConfig) -> None:
+        """Raises ConfigError."""
+        options = _options(reward)
+        self._url = str(options["url"])
+        self._retries = int(options["retries"])
+        self._first_pause = float(options["first_pause_seconds"])
+        self._max_bytes = int(options["max_bytes"])
+        self._limit = reward.time_limit_seconds
+        self._headers = _headers(self._url, str(options["token_env"]))
+        self._max_concurrent = int(options["max_concurrent"])
+        self._session: aiohttp.ClientSession | None = None
+        self._loop = asyncio.new_event_loop()
+        self._room = asyncio.Semaphore(self._max_concurrent)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="reward-service")
+        self._thread.daemon = True
+        self._thread.start()
+
+    def ask(self, job: Job) -> Future[tuple[Outcome, ...]]:
+        return asyncio.run_coroutine_threadsafe(self._judged(job), self._loop)
+
+    def close(self) -> None:
+        """Give up what is under way; its futures are cancelled."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def _judged(self, job: Job) -> tuple[Outcome, ...]:
+        columns = {name: [value] for name, value in job.columns.items()}
+        columns["completion_ids"] = [list(job.completion_ids)]
+        columns["finished"] = [job.finished]
+        body = json.dumps(
+            {"prompts": [job.prompt], "completions": [job.completion], "columns": columns},
+            default=str,
+        ).encode()
+        if len(body) > self._max_bytes:
+            return (Outcome(fault=f"a request of {len(body)} bytes, max_bytes {self._max_bytes}"),)
+        fault = ""
+        for attempt in range(self._retries + 1):
+            if attempt:
+                await asyncio.sleep(backoff_seconds(attempt - 1, first=self._first_pause))
+            try:
+                async with self._room, asyncio.timeout(self._limit):
+                    return (await self._post(body),)
+            except Passing as error:
+                fault = str(error)
+            except TimeoutError:
+                fault = f"no answer in {self._limit:g} s"
+            except aiohttp.ClientError as error:
+                fault = f"{type(error).__name__}: {error}"
+        return (Outcome(fault=f"{fault}; given up after {self._retries + 1} attempts"),)
+
+    async def _post(self, body: bytes) -> Outcome:
+        """Raises Passing, or what aiohttp does."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers={**self._headers, "Content-Type": "application/json"},
+                connector=aiohttp.TCPConnector(limit=self._max_concurrent),
+                timeout=aiohttp.ClientTimeout(total=None),  # the run's own limit holds
+            )
+        # A redirect would take the token along to wherever it points.
+        async with self._session.post(self._url, data=body, allow_redirects=False) as response:
+            if response.status in PASSING:
+                raise Passing(f"status {response.status}")
+            if response.status != 200:
+                return Outcome(fault=f"status {response.status}")
+            data = await response.content.read(self._max_bytes + 1)
+            while len(data) <= self._max_bytes and not response.content.at_eof():
+                data += await response.content.read(self._max_bytes + 1 - len(data))
+            if len(data) > self._max_bytes:
+                return Outcome(fault=f"an answer of more than {self._max_bytes} bytes (max_bytes)")
+            return _outcome(data)
+
+
+class Passing(RuntimeError):
+    """The service says that it is worth asking again."""
+
+
+def _outcome(data: bytes) -> Outcome:
+    try:
+        (value,) = json.loads(data)["rewards"]
+        if value is None:
+            return Outcome()
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError
+        value = float(value)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return Outcome(fault=f'answered {data[:60]!r}, not {{"rewards": [number]}}')
+    if not math.isfinite(value):
+        return Outcome(fault=f"answered {value}")
+    return Outcome(value=value)
+
+
+def _options(reward: RewardConfig) -> dict[str, Any]:
+    place = f"rewards.functions {reward.name!r}"
+    for name in reward.options:
+        if name not in OPTIONS:
+            raise ConfigError(f"{place} takes no option {name!r}; it takes {', '.join(OPTIONS)}")
+    options: dict[str, Any] = {**OPTIONS, **reward.options}
+    parts = urlsplit(str(options["url"]))
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{place}: url is {options['url']!r}; give it as https://host/path")
+    for name, least in (("retries", 0), ("max_concurrent", 1), ("max_bytes", 1)):
+        if not isinstance(options[name], int) or options[name] < least:
+            raise ConfigError(f"{place}: {name} is {options[name]!r}; choose {least} or more")
+    if not 0 <= float(options["first_pause_seconds"]) < math.inf:
+        raise ConfigError(f"{place}: first_pause_seconds is {options['first_pause_seconds']!r}")
+    return options
+
+
+def _headers(url: str, token_env: str) -> dict[str, str]:
+    if not token_env:
+        return {}
+    token = os.environ.get(token_env, "")
+    if not token:
+        raise ConfigError(
+            f"rewards.functions 'http': the environment has no {token_env} (token_env); set it to "
+            "the service's token"
+        )
+    parts = urlsplit(url)
+    if parts.scheme != "https" and parts.hostname not in _LOOPBACK:
+        raise ConfigError(
+            f"rewards.functions 'http': the token would cross the network for anyone to read; "
+            f"use https for {parts.hostname}"
+        )
+    return {"Authorization": f"Bearer {token}"}

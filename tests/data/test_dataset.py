@@ -1,0 +1,305 @@
+"""What a run trains on when it is read: which rows, in which order, judged by what."""
+
+import collections
+import dataclasses
+import json
+import random
+
+import numpy as np
+import pytest
+
+from configs import base
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.load import run_config
+from rlboost_jax.data.dataset import Dataset
+from rlboost_jax.data.open import DataChanged, keep_record, open_exercises, record_lines
+from rlboost_jax.data.prompts import PromptStream
+from tests.data.conftest import GSM8K
+
+PLAIN = {"prompt_column": "question", "answer_column": "answer"}
+
+
+@pytest.fixture
+def dataset(build):
+    """`dataset(path, …)`: as `build`, opened; closed when the test is over."""
+    opened = []
+
+    def made(*args, **options):
+        opened.append(Dataset(build(*args, **options)))
+        return opened[-1]
+
+    yield made
+    for data in opened:
+        data.close()
+
+
+def questions(prompts):
+    return [prompt.problem.prompt for prompt in prompts]
+
+
+def all_of(dataset):
+    train = dataset.train(0)
+    return questions(train[i] for i in range(len(train)))
+
+
+def test_a_prompt_is_its_text_and_what_rewards_need(dataset, write_lines):
+    data = dataset(
+        write_lines(GSM8K),
+        template="Q: {question} {{short}}",
+        answer_column="answer",
+        answer_format="after_hashes",
+        reward_columns=("question",),
+    )
+    prompt = data.train(0)[0]
+    (row,) = [row for row in GSM8K if row["question"] in prompt.problem.prompt]
+    text = f"Q: {row['question']} {{short}}"
+    assert prompt.tokens.dtype == np.int32
+    assert prompt.tokens.tolist() == [256, *text.encode()]
+    number = row["answer"].split()[-1].replace(",", "")
+    assert prompt.problem.columns == {"question": row["question"], "answer": number}
+
+
+def test_any_step_at_any_time(dataset, write_lines):
+    """The order is a function of the seed; a cursor gives the same prompts as steps do."""
+    data = dataset(write_lines(GSM8K), **PLAIN)
+    through = PromptStream(data, seed=3, prompts_per_step=5)
+    steps = [questions(through.step(step)) for step in range(100)]
+    again = PromptStream(dataset(write_lines(GSM8K), **PLAIN), seed=3, prompts_per_step=5)
+    assert [questions(again.step(step)) for step in (70, 7, 0)] == [steps[s] for s in (70, 7, 0)]
+    in_a_row = [question for step in steps for question in step]
+    assert questions(again.slice(12, 11)) == in_a_row[12:23]
+    assert again.prompt(12).problem.prompt == in_a_row[12]
+    other = PromptStream(data, seed=4, prompts_per_step=5)
+    assert questions(other.step(0)) != steps[0]
+
+
+def test_each_epoch_has_every_prompt_once_in_another_order(dataset, write_lines):
+    data = dataset(write_lines(GSM8K), **PLAIN)
+    stream = PromptStream(data, seed=0, prompts_per_step=1)
+    size = len(data.train(0))
+    first, second = (questions(stream.slice(epoch * size, size)) for epoch in (0, 1))
+    assert collections.Counter(first) == collections.Counter(second)
+    assert set(collections.Counter(first).values()) == {1}
+    assert first != second
+
+
+def test_the_split_is_of_questions_and_never_moves(dataset, write_lines):
+    """Not with the order of the rows, nor with rows that come or go, nor with the template."""
+    whole = dataset(write_lines(GSM8K), heldout_share=0.2, **PLAIN)
+    shuffled = [*GSM8K[::2], *GSM8K[:7]]
+    random.Random(0).shuffle(shuffled)
+    part = dataset(
+        write_lines(shuffled, "part.jsonl"),
+        heldout_share=0.2,
+        template="{question}",
+        answer_column="answer",
+    )
+    assert set(all_of(part)) <= set(all_of(whole))
+    aside = set(questions(whole.heldout(0, 1000)))
+    assert set(questions(part.heldout(0, 1000))) <= aside
+    assert not aside & set(all_of(whole))
+    assert len(aside) + len(all_of(whole)) == len(GSM8K)
+    assert 0.1 < len(aside) / len(GSM8K) < 0.3
+    assert questions(whole.heldout(0, 5)) == questions(whole.heldout(9, 20))[:5]
+
+
+def test_a_place_of_their_own_for_heldout_rows(dataset, write_lines):
+    """What is asked there is not trained on, even if it stands among the training rows, too."""
+    path = write_lines(GSM8K)
+    data = dataset(
+        path, heldout_source=str(write_lines(GSM8K[:20], "test.jsonl")), evaluate=1, **PLAIN
+    )
+    aside = {row["question"] for row in GSM8K[:20]}
+    assert set(questions(data.heldout(0, 100))) == aside
+    assert set(all_of(data)) == {row["question"] for row in GSM8K[20:]}
+    assert data.record["left_out"]["also held out"]["rows"] == 20
+
+
+BAD = [
+    {"question": "What is 1 + 1?", "answer": "2"},
+    '{"question": "cut off',
+    {"question": "no answer"},
+    {"question": None, "answer": "2"},
+    {"question": "  \n", "answer": "2"},
+    {"question": ["no", "text"], "answer": "2"},
+    {"question": "What is 2 + 2? " * 40, "answer": "4"},
+    {"question": "What is 3 + 3?", "answer": "6"},
+]
+
+
+def test_what_cannot_be_used_is_left_out_and_counted(dataset, write_lines, tmp_path):
+    data = dataset(write_lines(BAD), heldout_share=0.0, **PLAIN)
+    assert all_of(data) == ["What is 1 + 1?", "What is 3 + 3?"]
+    left_out = data.record["left_out"]
+    assert left_out["unusable"]["rows"] == 5
+    assert left_out["unusable"]["first"].startswith("rows.jsonl, line 2: no JSON")
+    assert left_out["too long"]["rows"] == 1
+    assert left_out["too long"]["first"] == "rows.jsonl, line 7: 601 tokens, 256 allowed"
+    lines = list(record_lines(data.record))
+    assert "8 rows of" in lines[0] and "2 to train on, 0 held out" in lines[0]
+    assert any(
+        line.startswith("  5 rows left out, unusable (first: rows.jsonl, line 2") for line in lines
+    )
+
+
+@pytest.mark.parametrize("index", [1, 2, 3, 4, 5])
+def test_or_ends_the_run_before_it_begins(index, dataset, write_lines):
+    with pytest.raises(ConfigError, match=r"rows.jsonl, line 2: .*data.bad_rows"):
+        dataset(write_lines([BAD[0], BAD[index]]), bad_rows="error", **PLAIN)
+
+
+def test_a_column_that_is_nowhere_is_an_error_that_names_those_there_are(dataset, write_lines):
+    with pytest.raises(ConfigError, match=r"no row of 240 .* no column 'text' among 'answer', "):
+        dataset(write_lines(GSM8K), prompt_column="text")
+
+
+@pytest.mark.parametrize(
+    ("row_filter", "kept"),
+    [
+        ({"column": "level", "one_of": ("Level 1", "Level 2")}, "ab"),
+        ({"column": "level", "one_of": ("Level 1",), "exclude": True}, "bcd"),
+        ({"column": "level", "pattern": r"[23]$"}, "bc"),
+        ({"column": "score", "at_least": 2}, "bc"),
+        ({"column": "score", "at_least": 2, "at_most": 2.5}, "b"),
+        ({"column": "score", "one_of": (None,)}, "d"),
+        ({"column": "absent", "one_of": (None,), "exclude": True}, ""),
+    ],
+)
+def test_filters(row_filter, kept, dataset, write_lines):
+    rows = [
+        {"question": "a", "level": "Level 1", "score": 1},
+        {"question": "b", "level": "Level 2", "score": 2},
+        {"question": "c", "level": "Level 3", "score": 3.5},
+        {"question": "d", "level": "", "score": None},
+    ]
+    options = {"rewards": [{"name": "format"}], "heldout_share": 0.0}
+    if not kept:
+        with pytest.raises(ConfigError, match="no row of 4 is left to train on"):
+            dataset(write_lines(rows), prompt_column="question", filters=(row_filter,), **options)
+        return
+    data = dataset(write_lines(rows), prompt_column="question", filters=(row_filter,), **options)
+    assert all_of(data) == list(kept)
+    assert data.record["left_out"]["filtered"]["rows"] == 4 - len(kept)
+
+
+def test_messages_end_where_the_policy_speaks(dataset, write_lines):
+    pytest.importorskip("jinja2")
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "Hello?"},
+                {"role": "assistant", "content": "Yes?"},
+                {"role": "user", "content": "What is 2 + 2?"},
+                {"role": "assistant", "content": "4, the solution"},
+            ]
+        },
+        {"messages": [{"role": "assistant", "content": "nothing was asked"}]},
+        {"messages": [{"role": "user"}]},
+        {"messages": "What is 1 + 1?"},
+    ]
+    data = dataset(
+        write_lines(rows),
+        messages_column="messages",
+        chat_template="{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+        "[assistant] ",
+        system_prompt="Be brief.",
+        rewards=[{"name": "format"}],
+        heldout_share=0.0,
+    )
+    assert all_of(data) == [
+        "[system] Be brief.\n[user] Hello?\n[assistant] Yes?\n[user] What is 2 + 2?\n[assistant] "
+    ]
+    assert data.record["left_out"]["unusable"]["rows"] == 3
+
+
+def test_a_chat_needs_a_template(dataset, write_lines):
+    rows = [{"messages": [{"role": "user", "content": "Hello?"}]}]
+    with pytest.raises(ConfigError, match=r"'bytes' has none; set data.chat_template"):
+        dataset(write_lines(rows), messages_column="messages", rewards=[{"name": "format"}])
+
+
+def test_what_was_read_must_be_the_same_when_the_run_goes_on(dataset, write_lines, tmp_path):
+    record = dataset(write_lines(GSM8K), **PLAIN).record
+    keep_record(tmp_path, record)
+    assert json.loads((tmp_path / "data.json").read_text()) == record
+    keep_record(tmp_path, dataset(write_lines(GSM8K), **PLAIN).record)
+    for other in (GSM8K[1:], [{**GSM8K[0], "question": "Another?"}, *GSM8K[1:]]):
+        with pytest.raises(DataChanged, match="began with"):
+            keep_record(tmp_path, dataset(write_lines(other, "rows.jsonl"), **PLAIN).record)
+
+
+def test_a_response_is_judged_as_text(dataset, write_lines):
+    data = dataset(
+        write_lines(GSM8K),
+        answer_format="after_hashes",
+        rewards=[
+            {"name": "exact", "options": {"extract": "boxed"}},
+            {"name": "regex", "weight": 0.5, "options": {"pattern": "so"}},
+        ],
+        **PLAIN,
+    )
+    prompt = data.train(0)[0]
+    answer = prompt.problem.columns["answer"]
+
+    def judged(text):
+        return data.ask(prompt, np.array([*text.encode(), 257], np.int32)).result(60)
+
+    right = judged(f"so \\boxed{{{answer}}}")
+    assert (right.reward, right.accuracy) == (1.5, 1.0)
+    assert dict(right.components) == {"exact": 1.0, "regex": 1.0}
+    wrong = judged(f"\\boxed{{{answer}0}}")
+    assert (wrong.reward, wrong.accuracy, dict(wrong.faults)) == (0.0, 0.0, {})
+
+
+def test_the_vocabulary_must_hold_the_tokenizer(build, write_lines):
+    run = build(write_lines(GSM8K), **PLAIN)
+    small = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=257))
+    with pytest.raises(ConfigError, match=r"model.vocab_size is 257, .* 258 tokens"):
+        open_exercises(small)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"data.source": ""}, ["data.source"]),
+        ({"data.tokenizer": ""}, ["data.tokenizer"]),
+        ({"warmup.max_updates": 5}, ["warmup.max_updates", "5"]),
+        ({"data.heldout_share": 0.0}, ["data.heldout_share", "evaluation.every_steps"]),
+        ({"data.heldout_share": 0.95}, ["data.heldout_share", "0.95"]),
+        ({"data.max_prompt_tokens": 999}, ["999", "engine.max_prompt_tokens"]),
+        ({"data.stop_ids": (300,)}, ["data.stop_ids", "model.vocab_size"]),
+        ({"data.template": "{question"}, ["data.template"]),
+        ({"data.template": "no column"}, ["data.template", "no column"]),
+        ({"data.template": "{question.x}"}, ["data.template", "question.x"]),
+        ({"data.template": "{a}", "data.messages_column": "m"}, ["data.messages_column"]),
+        ({"data.preset": "gsm9k"}, ["data.preset", "gsm8k"]),
+        ({"data.answer_format": "boxed"}, ["data.answer_format", "data.answer_column"]),
+        ({"data.chat": "always"}, ["data.chat_template"]),
+        ({"data.system_prompt": "x", "data.chat": "never"}, ["data.system_prompt"]),
+        ({"data.filters": ({"column": "a", "pattern": "("},)}, ["data.filters[0]", "'('"]),
+        ({"data.filters": ({"column": "a"},)}, ["data.filters[0]", "keeps every row"]),
+        ({"data.filters": ({"pattern": "a"},)}, ["data.filters[0]", "'column' is missing"]),
+        ({"data.filters": ({"column": "a", "patern": "a"},)}, ["did you mean pattern?"]),
+        ({"rewards.functions": ()}, ["rewards.functions"]),
+        ({"rewards.functions": ({"name": "maths"},)}, ["'maths'", "math,"]),
+        ({"rewards.functions": ({"name": "exact"}, {"name": "exact"})}, ["twice"]),
+        ({"rewards.functions": ({"name": "exact", "weight": float("nan")},)}, ["weight is nan"]),
+        ({"rewards.functions": ({"name": "exact", "time_limit_seconds": -1.0},)}, ["-1.0"]),
+        ({"task.name": "clock", "engine.max_prompt_tokens": 8}, ["data.source", "'clock'"]),
+    ],
+)
+def test_a_mistake_is_a_line_that_names_it(changes, names):
+    config = base.get_config()
+    config.task.name = "dataset"
+    config.warmup.max_updates = 0
+    config.data.source = "rows.jsonl"
+    config.data.tokenizer = "bytes"
+    config.rewards.functions = ({"name": "exact"},)
+    run_config(config)
+    for name, value in changes.items():
+        section, field = name.split(".")
+        config[section][field] = value
+    with pytest.raises(ConfigError) as caught:
+        run_config(config)
+    first = str(caught.value).splitlines()[0]
+    assert all(name in first for name in names), first

@@ -1,0 +1,144 @@
+"""Text to tokens, stop ids and chats; Hugging Face's side built here, offline."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs import base
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.load import run_config
+from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused, open_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}"
+    "{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "two + two?"}]
+CHAT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\ntwo + two?<|im_end|>\n" + (
+    "<|im_start|>assistant\n"
+)
+
+
+def data(**changes):
+    config = base.get_config()
+    config.data.update({"tokenizer": "bytes", **changes})
+    return run_config(config).data
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A checkpoint's folder with tokenizer.json, a chat template and generation_config.json."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.train_from_iterator(
+        ["two plus two is four", "one plus one is two"] * 4,
+        tokenizers.trainers.BpeTrainer(
+            vocab_size=300,
+            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    path = tmp_path_factory.mktemp("checkpoint")
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(path)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
+    return path
+
+
+@given(st.text())
+def test_bytes_there_and_back(text):
+    tokenizer = open_tokenizer(data())
+    ((begin, *ids),) = tokenizer.encode([text], chat=False)
+    assert begin == ByteTokenizer.BEGIN and all(0 <= i < 256 for i in ids)
+    assert tokenizer.decode([*ids, *tokenizer.stop_ids]) == text
+    assert tokenizer.text([begin, *ids, ByteTokenizer.END]) == f"<begin>{text}<end>"
+
+
+def test_any_token_of_the_policy_is_some_text():
+    tokenizer = open_tokenizer(data())
+    assert tokenizer.decode([0xE2, 0x98, 300, 257, 0x83, 0xFF]) == "☃\N{REPLACEMENT CHARACTER}"
+    assert tokenizer.text([97, 300, 257]) == "a<300><end>"
+
+
+def test_bytes_take_a_template_of_the_run():
+    pytest.importorskip("jinja2")
+    tokenizer = open_tokenizer(data(chat_template=TEMPLATE))
+    assert tokenizer.has_chat and tokenizer.chat(MESSAGES) == CHAT
+    with pytest.raises(ConfigError, match=r"data.chat_template: "):
+        open_tokenizer(data(chat_template="{% for %}")).chat(MESSAGES)
+
+
+def test_a_hugging_face_folder(folder):
+    tokenizer = open_tokenizer(data(tokenizer=str(folder)))
+    assert tokenizer.stop_ids == (0, 2), "of the tokenizer and of generation_config.json"
+    assert tokenizer.chat(MESSAGES) == CHAT
+    (ids,) = tokenizer.encode([CHAT], chat=True)
+    assert tokenizer.text(ids) == CHAT and ids[0] == 1 and max(ids) < tokenizer.vocab_size
+    assert tokenizer.decode([*ids[-1:], 2, 0]) == tokenizer.text(ids[-1:])
+    assert tokenizer.encode([], chat=True) == []
+
+
+def test_marks_that_a_tokenizer_adds_stand_where_they_belong(folder, tmp_path):
+    """A beginning before plain text only, since a template writes its own; no end before the
+    policy has spoken."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    made = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|endoftext|> $A <|im_end|>",
+        special_tokens=[("<|endoftext|>", 0), ("<|im_end|>", 2)],
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<|im_end|>"
+    ).save_pretrained(tmp_path)
+    tokenizer = open_tokenizer(data(tokenizer=str(tmp_path)))
+    (plain,), (chat,) = (tokenizer.encode(["two"], chat=chat) for chat in (False, True))
+    assert tokenizer.text(plain) == "<|endoftext|>two"
+    assert tokenizer.text(chat) == "two"
+    assert not tokenizer.has_chat
+
+
+def test_it_is_what_transformers_makes_of_the_messages(folder):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = open_tokenizer(data(tokenizer=str(folder)))
+    ids = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    assert tokenizer.encode([tokenizer.chat(MESSAGES)], chat=True) == [ids]
+    assert tokenizer.encode(["two plus two", "four"], chat=False) == [
+        theirs("two plus two")["input_ids"],
+        theirs("four")["input_ids"],
+    ]
+
+
+def test_the_configuration_has_the_last_word(folder):
+    tokenizer = open_tokenizer(
+        data(
+            tokenizer=str(folder),
+            chat_template="{% for m in messages %}{{ m.content }};{% endfor %}",
+            stop_ids=(7,),
+        )
+    )
+    assert tokenizer.chat(MESSAGES) == "Be brief.;two + two?;"
+    assert tokenizer.stop_ids == (0, 2, 7)
+
+
+def test_a_template_may_refuse(folder):
+    tool = [{"role": "tool", "content": "4"}]
+    with pytest.raises(ChatRefused, match="no tools here"):
+        open_tokenizer(data(tokenizer=str(folder))).chat(tool)
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path):
+    pytest.importorskip("transformers")
+    with pytest.raises(ConfigError, match=r"data.tokenizer '.*' cannot be loaded"):
+        open_tokenizer(data(tokenizer=str(tmp_path)))

@@ -1,0 +1,110 @@
+"""Whatever the order of arrival and however many prompts are asked for: the same batch."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlboost_jax.config.presets import PRESETS
+from rlboost_jax.learner.dynamic_sampling import DynamicSampling, dynamic_sampling, informative
+
+patterns = st.lists(st.booleans(), min_size=1, max_size=40)
+
+
+def run(sampling, pattern, order, ahead):
+    """Let groups finish in an order drawn from `order` until the batch is whole.
+
+    Returns what was handed on, and how many prompts were asked for.
+    """
+    outstanding, handed = [], []
+    while not sampling.complete:
+        outstanding += sampling.ask(ahead=ahead())
+        prompt = outstanding.pop(order.randrange(len(outstanding)))
+        handed += sampling.add(prompt, pattern[prompt])
+    assert not sampling.ask(ahead=9), "a full batch asks for nothing"
+    return handed
+
+
+@given(patterns, st.integers(1, 12), st.randoms(use_true_random=False), st.data())
+def test_any_order_and_any_number_too_many_give_the_same_batch(pattern, wanted, order, data):
+    wanted = min(wanted, len(pattern))
+    sampling = DynamicSampling(num_groups=wanted, most_prompts=len(pattern))
+    handed = run(sampling, pattern, order, lambda: data.draw(st.integers(0, 5)))
+
+    good = [prompt for prompt, is_good in enumerate(pattern) if is_good]
+    poor = [prompt for prompt, is_good in enumerate(pattern) if not is_good]
+    expected = (good + poor)[:wanted] if len(good) < wanted else good[:wanted]
+    assert list(sampling.members) == expected
+    assert handed == list(enumerate(expected)), "each once, in the order of ranks"
+    assert sampling.num_informative == min(wanted, len(good))
+    used = len(pattern) if len(good) < wanted else good[wanted - 1] + 1
+    assert sampling.prompts_used == used
+
+
+@given(patterns, st.integers(1, 12), st.randoms(use_true_random=False))
+def test_no_more_is_asked_for_than_could_be_needed(pattern, wanted, order):
+    """Until the last answer, one prompt fewer could not have filled the batch."""
+    pattern = pattern + [True] * wanted
+    sampling = DynamicSampling(num_groups=wanted, most_prompts=len(pattern))
+    asked, outstanding, found = 0, [], 0
+    while not sampling.complete:
+        new = sampling.ask()
+        asked, outstanding = asked + len(new), outstanding + list(new)
+        assert found + len(outstanding) >= wanted
+        assert not new or found + len(outstanding) == wanted
+        prompt = outstanding.pop(order.randrange(len(outstanding)))
+        found += pattern[prompt]
+        sampling.add(prompt, pattern[prompt])
+
+
+def test_the_trap_of_short_responses_first_the_batch_is_not_what_arrived_first():
+    """Prompt 0 takes longest; 1 and 2 are there long before it, and only one of them is in."""
+    sampling = DynamicSampling(num_groups=2, most_prompts=8)
+    assert list(sampling.ask(ahead=1)) == [0, 1, 2]
+    assert sampling.add(2, True) == []
+    assert sampling.add(1, True) == []
+    assert sampling.add(0, True) == [(0, 0), (1, 1)]
+    assert sampling.complete and sampling.prompts_used == 2
+
+
+def test_steps_follow_on_each_other():
+    """Prompts beyond the last member were not used up: they come again."""
+    pattern = [False, True, True, False, True, True, True, False, True]
+    cursor, batches = 0, []
+    for _ in range(2):
+        sampling = DynamicSampling(num_groups=2, most_prompts=5)
+        run(sampling, pattern[cursor:], random.Random(0), lambda: 2)
+        batches.append([cursor + prompt for prompt in sampling.members])
+        cursor += sampling.prompts_used
+    assert (batches, cursor) == ([[1, 2], [4, 5]], 6)
+
+
+@pytest.mark.parametrize(("prompt", "state"), [(0, "was added before"), (2, "was not asked for")])
+def test_a_group_of_which_nothing_is_known_is_a_mistake(prompt, state):
+    sampling = DynamicSampling(num_groups=2, most_prompts=4)
+    sampling.ask()
+    sampling.add(0, False)
+    with pytest.raises(ValueError, match=f"prompt {prompt} of 2 {state}"):
+        sampling.add(prompt, True)
+
+
+def test_it_has_used_nothing_before_it_is_whole():
+    with pytest.raises(ValueError, match="0 of 2 groups are there"):
+        DynamicSampling(num_groups=2, most_prompts=4).prompts_used  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"), [([1.0, 1.0], False), ([0.0, 0.0], False), ([0.0, 1.0], True)]
+)
+def test_rewards_that_differ_are_informative(rewards, expected):
+    assert informative(rewards) == expected
+
+
+def test_a_run_has_it_if_its_algorithm_does(config):
+    assert dynamic_sampling(config) is None
+    run = replace(config, algorithm=PRESETS["dapo"])
+    sampling = dynamic_sampling(run)
+    assert sampling is not None
+    assert sampling.num_groups == run.learner.prompts_per_step == sampling.most_prompts // 4

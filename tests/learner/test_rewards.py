@@ -1,0 +1,259 @@
+"""Responses that are judged later, in any order, while others are trained and rejected."""
+
+import itertools
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from rlboost_jax import messages as m
+from rlboost_jax.config.presets import PRESETS
+from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.estimates import Estimates
+from rlboost_jax.learner.guards import RewardsFailed, check_judged
+from rlboost_jax.learner.micro_batches import MicroBatches
+from rlboost_jax.learner.selection import Everything
+from rlboost_jax.learner.streaming import Doubt, stream_step
+from rlboost_jax.rewards.verdict import Verdict
+
+GROUP, PROMPTS = 2, 3
+
+
+def verdict(reward: float, **faults: str) -> Verdict:
+    return Verdict(reward=reward, accuracy=reward, components={"own": reward}, faults=faults)
+
+
+def rollout(sample: int, *, attempt: int = 0) -> m.FinishedRollout:
+    return m.FinishedRollout(
+        step=0,
+        prompt=sample // GROUP,
+        sample=sample,
+        tokens=m.pack_tokens([sample, attempt]),
+        logprobs=m.pack_logprobs([-1.0, -2.0]),
+        versions=((0, 2),),
+        instances=("a",),
+        attempt=attempt,
+    )
+
+
+class Desk:
+    """Holds what was asked until the test answers."""
+
+    def __init__(self) -> None:
+        self.asked: dict[tuple[int, int], Future[Verdict]] = {}
+        self.woken = 0
+
+    def ask(self, prompt: int, tokens: np.ndarray) -> Future[Verdict]:
+        sample, attempt = tokens.tolist()
+        assert prompt == sample // GROUP
+        self.asked[sample, attempt] = Future()
+        return self.asked[sample, attempt]
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def collector(self, prompts: int = PROMPTS) -> StepCollector:
+        return StepCollector(
+            0,
+            version=0,
+            prompts=[np.array([1, p], np.int32) for p in range(prompts)],
+            group_size=GROUP,
+            ask=self.ask,
+            wake=self.wake,
+            estimate=Estimates(
+                algorithm=PRESETS["dr_grpo"], max_response_tokens=2, stop_ids=()
+            ).of_group,
+        )
+
+
+def test_a_group_is_finished_when_all_of_it_is_judged():
+    desk = Desk()
+    collector = desk.collector(prompts=1)
+    assert collector.add(rollout(0)) == collector.add(rollout(1)) == []
+    assert collector.generated and not collector.complete
+    desk.asked[1, 0].set_result(verdict(1.0))
+    assert (desk.woken, collector.settle()) == (1, [])
+    desk.asked[0, 0].set_result(verdict(0.0))
+    assert desk.woken == 2 and not collector.complete, "before `settle`"
+    (group,) = collector.settle()
+    assert collector.complete
+    assert [t.reward for t in group.trajectories] == [0.0, 1.0]
+    assert [t.advantage for t in group.trajectories] == [-0.5, 0.5]
+    assert [t.reward_components for t in group.trajectories] == [{"own": 0.0}, {"own": 1.0}]
+    assert collector.settle() == []
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_the_order_of_answers_leaves_no_trace(order):
+    desk = Desk()
+    collector = desk.collector(prompts=2)
+    for sample in range(4):
+        collector.add(rollout(sample))
+    finished = []
+    for sample in order:
+        desk.asked[sample, 0].set_result(verdict(float(sample == 2)))
+        finished += collector.settle()
+    assert sorted(group.prompt for group in finished) == [0, 1]
+    assert [t.reward for t in collector.trajectories()] == [0.0, 0.0, 1.0, 0.0]
+    assert [t.advantage for t in collector.trajectories()] == [0.0, 0.0, 0.5, -0.5]
+
+
+def test_what_was_said_of_a_rejected_attempt_is_forgotten():
+    """Its answer comes late, after the next attempt has been asked about, or never."""
+    desk = Desk()
+    collector = desk.collector(prompts=1)
+    collector.add(rollout(0))
+    collector.add(rollout(1))
+    desk.asked[0, 0].set_running_or_notify_cancel()  # a worker has it: it cannot be cancelled
+    collector.reject([0, 1])
+    assert desk.asked[1, 0].cancelled()
+    assert not collector.generated
+    collector.add(rollout(0, attempt=1))
+    collector.add(rollout(1, attempt=1))
+    desk.asked[0, 0].set_result(verdict(100.0))
+    assert collector.settle() == []
+    desk.asked[1, 1].set_result(verdict(1.0))
+    desk.asked[0, 1].set_result(verdict(0.0))
+    (group,) = collector.settle()
+    assert [t.reward for t in group.trajectories] == [0.0, 1.0]
+    assert [t.attempt for t in group.trajectories] == [1, 1]
+
+
+def test_a_finished_group_that_is_rejected_in_part_is_judged_in_part():
+    desk = Desk()
+    collector = desk.collector(prompts=1)
+    for sample in range(2):
+        collector.add(rollout(sample))
+        desk.asked[sample, 0].set_result(verdict(1.0))
+    collector.settle()
+    collector.reject([1])
+    assert not collector.complete
+    collector.add(rollout(1, attempt=1))
+    assert set(desk.asked) == {(0, 0), (1, 0), (1, 1)}
+    desk.asked[1, 1].set_result(verdict(0.0))
+    (group,) = collector.settle()
+    assert [t.reward for t in group.trajectories] == [1.0, 0.0]
+
+
+def test_when_nobody_can_be_asked_any_more_the_run_ends():
+    desk = Desk()
+    collector = desk.collector()
+    collector.add(rollout(0))
+    desk.asked[0, 0].set_exception(RuntimeError("no workers"))
+    with pytest.raises(RuntimeError, match="no workers"):
+        collector.settle()
+
+
+def test_failures_are_told_of_once_a_kind():
+    desk = Desk()
+    collector = desk.collector()
+    for sample in range(6):
+        collector.add(rollout(sample))
+        fault = {4: {"own": "returned nan"}, 0: {}}.get(sample, {"own": "took longer than 1 s"})
+        desk.asked[sample, 0].set_result(verdict(0.0, **fault))
+    collector.settle()
+    assert collector.fault_lines() == [
+        "step 1: reward 'own' failed for 4 responses: took longer than 1 s (first: prompt 0, "
+        "sample 1)",
+        "step 1: reward 'own' failed for 1 response: returned nan (first: prompt 2, sample 4)",
+    ]
+    trajectories = collector.trajectories()
+    check_judged(trajectories, step=0, tolerated=0.9, checkpoint=lambda: 3)
+    with pytest.raises(RewardsFailed, match=r"failed for 5 of 6 .* allows 0.5 .* sample 1: took"):
+        check_judged(trajectories, step=0, tolerated=0.5, checkpoint=lambda: 3)
+    sound = [replace(t, reward_faults={}) for t in trajectories]
+    check_judged(sound, step=0, tolerated=0.0, checkpoint=lambda: 3)
+
+
+class Link:
+    """Messages of a script; after each, the desk gives some answers from another thread."""
+
+    def __init__(self, desk: Desk, script: list[object]) -> None:
+        self.desk, self.script = desk, script
+        self.doubts: list[list[Doubt]] = []
+
+    def receive(self, timeout: float | None = None) -> m.ToTrainer | None:
+        if timeout == 0:
+            return None
+        entry = self.script.pop(0)
+        if isinstance(entry, m.FinishedRollout | m.WindowClosed):
+            return entry
+        woken = self.desk.woken
+        answers = threading.Thread(target=self._answer, args=(entry,))
+        answers.start()
+        answers.join()
+        assert self.desk.woken == woken + len(entry)
+        return None  # as `wake` makes it
+
+    def _answer(self, rewards: dict[tuple[int, int], float]) -> None:
+        for asked, reward in rewards.items():
+            self.desk.asked[asked].set_result(verdict(reward))
+
+    def doubt(self, step: int, doubts: list[Doubt]) -> None:
+        self.doubts.append(doubts)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_groups_are_trained_as_they_are_judged(deterministic):
+    """Prompt 2 is judged first; a lie in prompt 0 is found, and its second attempt judged anew."""
+    desk = Desk()
+    closed = m.WindowClosed(step=0, seconds=1.0, reason="over")
+    script = [
+        closed,
+        *(rollout(sample) for sample in range(6)),
+        {(4, 0): 1.0, (5, 0): 0.0},
+        {(0, 0): 100.0, (1, 0): 0.0},
+        {(2, 0): 0.0, (3, 0): 1.0},
+        rollout(0, attempt=1),
+        {(0, 1): 0.5},
+    ]
+    link = Link(desk, script)
+    trained = []
+
+    def train(index, groups):
+        liars = [t for g in groups for t in g.trajectories if t.reward == 100.0]
+        if not liars:
+            trained.extend(group.prompt for group in groups)
+        return [
+            Doubt(prompt=t.prompt, sample=t.sample, attempt=t.attempt, position=0, gap=9.0)
+            for t in liars
+        ]
+
+    collector = desk.collector()
+    stream_step(
+        link, collector, Everything(collector), MicroBatches(PROMPTS, 1, deterministic), train
+    )
+    assert trained == [2, 1, 0]
+    assert [[d.sample for d in doubts] for doubts in link.doubts] == [[0]]
+    rewards = [t.reward for t in collector.trajectories()]
+    assert rewards == [0.5, 0.0, 0.0, 1.0, 1.0, 0.0]
+    assert not script
+
+
+def test_the_window_of_a_step_without_servers_ends_with_its_last_rollout():
+    """The devices are free then, though nothing is judged yet."""
+    desk = Desk()
+    everything = {(sample, 0): float(sample % 2) for sample in range(6)}
+    first = {key: everything.pop(key) for key in [(0, 0), (1, 0)]}
+    link = Link(desk, [*(rollout(sample) for sample in range(6)), first, everything])
+    trained = []
+
+    def train(index, groups):
+        trained.append((index, len(link.script)))
+        return []
+
+    collector = desk.collector()
+    stream_step(link, collector, Everything(collector), MicroBatches(PROMPTS, 1, True), train)
+    assert trained == [(0, 1), (1, 0), (2, 0)], "prompt 0 while the others are being judged"
+
+
+def test_a_rollout_that_comes_twice_is_asked_about_once():
+    desk = Desk()
+    collector = desk.collector()
+    collector.add(rollout(0))
+    first = desk.asked[0, 0]
+    collector.add(msgspec.structs.replace(rollout(0)))
+    assert desk.asked[0, 0] is first

@@ -1,0 +1,58 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlboost_jax.learner.samples import sample_rows, samples_due
+
+STOP = 1
+
+
+class Words:
+    """Reads token 7 as "7"."""
+
+    stop_ids = (STOP,)
+
+    def text(self, tokens):
+        return " ".join(map(str, np.asarray(tokens).tolist()))
+
+
+@pytest.fixture
+def trajectories(groups):
+    return [t for group in groups for t in group.trajectories]
+
+
+def test_whole_groups_of_the_first_prompts(trajectories):
+    rows = sample_rows(3, trajectories, task=Words(), num_prompts=2)
+    places = [(row.prompt, row.sample) for row in rows]
+    assert places == [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (1, 5)]
+    for row, t in zip(rows, trajectories, strict=False):
+        assert row.step == 3
+        assert row.prompt_text == " ".join(map(str, t.prompt_tokens))
+        assert row.response_text == " ".join(map(str, t.response_tokens))
+        assert (row.tokens, row.reward, row.advantage) == (
+            len(t.response_tokens),
+            t.reward,
+            t.advantage,
+        )
+
+
+def test_prompts_need_not_begin_with_0_nor_be_without_gaps(trajectories):
+    members = [t for t in trajectories if t.prompt in (2, 5)]
+    rows = sample_rows(0, members, task=Words(), num_prompts=3)
+    assert {row.prompt for row in rows} == {2, 5}
+
+
+def test_cut_off_is_what_did_not_end_by_itself(trajectories):
+    tokens = {0: [5, STOP], 1: [STOP, 5], 2: [STOP]}
+    members = [
+        replace(t, response_tokens=np.array(tokens[t.sample], np.int32)) for t in trajectories[:3]
+    ]
+    rows = sample_rows(0, members, task=Words(), num_prompts=1)
+    assert [row.cut_off for row in rows] == [False, True, False]
+
+
+def test_steps_that_are_shown(config):
+    every, never = (replace(config.observe, samples_every_steps=n) for n in (10, 0))
+    assert [step for step in range(25) if samples_due(every, step)] == [0, 10, 20]
+    assert not any(samples_due(never, step) for step in range(25))

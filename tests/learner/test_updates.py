@@ -1,0 +1,273 @@
+"""The updates of a batch against an optimizer that is given the whole of it each time."""
+
+import itertools
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from rlboost_jax.config.presets import PRESETS
+from rlboost_jax.learner.critic import CriticStep
+from rlboost_jax.learner.estimates import Estimates
+from rlboost_jax.learner.guards import GuardTripped, NotFinite
+from rlboost_jax.learner.state import init_state
+from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.streaming import Doubt
+from rlboost_jax.learner.trajectory import Group
+from rlboost_jax.learner.updates import BatchUpdates, Learners
+from rlboost_jax.models.params import init_params, params_digest
+from rlboost_jax.models.sharding import make_mesh
+
+PROMPTS, GROUP, STEP = 4, 3, 3
+CHOICES = {"group_size": GROUP, "clip_high": 0.25, "critic_learning_rate": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def build(config):
+    """`build("ppo", epochs=2)`: learners of a small run; equal ones are made once."""
+
+    @cache
+    def made(name, prompts=PROMPTS, **choices):
+        algorithm = replace(PRESETS[name], **{**CHOICES, **choices})
+        run = replace(
+            config,
+            algorithm=algorithm,
+            learner=replace(
+                config.learner,
+                prompts_per_step=prompts,
+                micro_batch_prompts=1,
+                pack_rows=2,
+                learning_rate=1e-3,
+            ),
+        )
+        mesh = make_mesh((1, 1, 1))
+        options = {"num_steps": 40, "mesh": mesh}
+        policy = LearnerStep(run.model, run.learner, algorithm, run.sampling, **options)
+        critic = None
+        if algorithm.has_critic:
+            critic = CriticStep(run.model, run.learner, algorithm, **options)
+        return Learners(
+            run=run,
+            policy=policy,
+            critic=critic,
+            reference=init_params(config.model, 1) if algorithm.has_reference else None,
+            estimates=Estimates(
+                algorithm=algorithm,
+                max_response_tokens=run.sampling.max_response_tokens,
+                stop_ids=(),
+            ),
+            tolerated_gap=100.0,
+        )
+
+    return made
+
+
+def fresh(learners):
+    policy = learners.policy
+    state = init_state(init_params(learners.run.model, 0), policy.optimizer, policy.shardings)
+    if learners.critic is not None:
+        state = replace(state, critic=learners.critic.init(state.params))
+    return state
+
+
+def batch_of(learners, groups):
+    """The first prompts, of the step's version and with advantages as the collector gives them."""
+    return [
+        Group(
+            prompt=group.prompt,
+            trajectories=learners.estimates.of_group(
+                [
+                    replace(t, policy_versions=np.full_like(t.policy_versions, STEP))
+                    for t in group.trajectories
+                ]
+            ),
+        )
+        for group in groups[: learners.run.learner.prompts_per_step]
+    ]
+
+
+def updated(learners, groups, order=None, checkpoint=lambda: 7):
+    state = fresh(learners)
+    host_params = jax.device_get(state.params)
+    updates = BatchUpdates(learners, state, step=STEP, checkpoint=checkpoint)
+    by_prompt = {group.prompt: group for group in batch_of(learners, groups)}
+    for prompt in order or range(len(by_prompt)):
+        for index, ready in updates.micro_batches.add(by_prompt[prompt]):
+            assert updates.train(index, ready) == []
+    trajectories = [t for _, group in sorted(by_prompt.items()) for t in group.trajectories]
+    return updates.finish(trajectories, host_params=host_params)
+
+
+def by_hand(learners, groups):
+    """Each update from one packed sum over its whole mini-batch, by optax alone."""
+    algorithm, state = learners.run.algorithm, fresh(learners)
+    batch = batch_of(learners, groups)
+    members = [t for group in batch for t in group.trajectories]
+    if algorithm.looks_first:
+        members, _, _ = learners.look(state, batch)
+    members = learners.estimates.of_batch(members)
+    params, opt_state = state.params, state.opt_state
+    critic = state.critic
+    size = PROMPTS // algorithm.mini_batches
+    for _, mini_batch in itertools.product(range(algorithm.epochs), range(algorithm.mini_batches)):
+        own = [t for t in members if t.prompt // size == mini_batch]
+        tokens = sum(len(t.response_tokens) for t in own)
+        gradients, _ = learners.gradients(params, own)
+        divisor = tokens if algorithm.loss_aggregation == "token_mean" else len(own)
+        gradients = jax.tree.map(lambda g, d=divisor: g / d, gradients)
+        moves, opt_state = learners.policy.optimizer.update(gradients, opt_state, params)
+        params = optax.apply_updates(params, moves)
+        if critic is not None:
+            state_now = replace(state, critic=critic)
+            gradients, _ = learners.critic_gradients(state_now, own)
+            gradients = jax.tree.map(lambda g, d=tokens: g / d, gradients)
+            moves, opt = learners.critic.optimizer.update(
+                gradients, critic.opt_state, critic.params
+            )
+            critic = replace(
+                critic, params=optax.apply_updates(critic.params, moves), opt_state=opt
+            )
+    return params, critic
+
+
+CASES = [
+    ("grpo", {}),
+    ("grpo", {"mini_batches": 2, "epochs": 2, "old_policy": "recomputed"}),
+    ("reinforce_pp", {}),
+    ("ppo", {"mini_batches": 2, "epochs": 2, "whiten": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "choices"), CASES)
+def test_a_batch_makes_the_updates_of_its_mini_batches(build, groups, name, choices):
+    learners = build(name, **choices)
+    state, figures = updated(learners, groups)
+    params, critic = by_hand(learners, groups)
+    assert int(state.step) == learners.run.algorithm.updates_per_batch
+    for left, right in ((state.params, params), (state.critic, critic)):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), left, right)
+    assert figures.keys() >= {"loss", "kl", "entropy", "clipped", "max_logprob_gap"}
+    assert ("value_loss" in figures) == (critic is not None)
+
+
+@pytest.mark.parametrize(("name", "choices"), CASES[1:])
+def test_the_trap_of_arrival_any_order_gives_the_same_bits(build, groups, name, choices):
+    learners = build(name, **choices)
+    expected, told = updated(learners, groups)
+    for order in ([3, 1, 0, 2], [2, 3, 1, 0]):
+        state, figures = updated(learners, groups, order)
+        assert params_digest(state.params) == params_digest(expected.params)
+        assert figures == told
+        if state.critic is not None:
+            assert params_digest(state.critic.params) == params_digest(expected.critic.params)
+
+
+def test_the_trap_of_old_log_probabilities_later_updates_keep_those_of_before_the_first(
+    build, groups
+):
+    """Recomputed or recorded by an engine without a gap: the same old policy, the same updates.
+    Taken from the parameters of each update they would make every ratio 1, and clip nothing."""
+    choices = {"mini_batches": 2, "epochs": 2, "clip_low": 1e-3, "clip_high": 1e-3}
+    recorded, recomputed = (
+        build("grpo", **choices),
+        build("grpo", old_policy="recomputed", **choices),
+    )
+    looked, _, _ = recorded.look(fresh(recorded), batch_of(recorded, groups))
+    exact = [
+        Group(
+            prompt=prompt,
+            trajectories=tuple(
+                replace(t, behaviour_logprobs=t.old_logprobs, advantage=5.0 * t.advantage)
+                for t in looked
+                if t.prompt == prompt
+            ),
+        )
+        for prompt in range(PROMPTS)
+    ]
+    (first, told), (second, also_told) = (
+        updated(learners, exact) for learners in (recorded, recomputed)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), first.params, second.params
+    )
+    assert told["clipped"] == pytest.approx(also_told["clipped"], abs=1e-3)
+    assert told["clipped"] > 0
+    assert told["max_logprob_gap"] < 1e-5, "of engine and learner, not of two updates"
+
+
+def test_nothing_is_applied_before_the_batch_is_whole(build, groups):
+    learners = build("grpo", mini_batches=2, epochs=2, old_policy="recomputed")
+    state = fresh(learners)
+    before = params_digest(state.params)
+    updates = BatchUpdates(learners, state, step=STEP, checkpoint=lambda: None)
+    for group in batch_of(learners, groups):
+        for index, ready in updates.micro_batches.add(group):
+            updates.train(index, ready)
+    assert params_digest(state.params) == before
+
+
+@pytest.mark.parametrize("name", ["grpo", "reinforce_pp"])
+def test_what_is_doubted_leaves_no_trace(build, groups, name):
+    """Whether responses are looked at first or with their gradients."""
+    learners = build(name)
+    updates = BatchUpdates(
+        replace(learners, tolerated_gap=2.0), fresh(learners), step=STEP, checkpoint=lambda: None
+    )
+    batch = batch_of(learners, groups)
+    lying, *others = batch[0].trajectories
+    told = lying.behaviour_logprobs.copy()
+    told[-1] = -0.001
+    lie = replace(lying, behaviour_logprobs=told)
+    doubts = updates.train(0, (Group(prompt=0, trajectories=(lie, *others)),))
+    assert [(d.sample, d.position) for d in doubts] == [(lying.sample, len(told) - 1)]
+    assert isinstance(doubts[0], Doubt) and doubts[0].gap > 4
+    assert updates.train(0, (batch[0],)) == [], "the truth is taken in its place"
+
+
+def test_a_rejected_token_counts_in_no_divisor(build, groups):
+    """Behaviour and old policy differ by up to half a nat; of what is left, w is within 1.1."""
+    learners = build(
+        "grpo",
+        old_policy="recomputed",
+        correction="reject",
+        correction_low=0.9,
+        correction_high=1.1,
+        loss_aggregation="token_mean",
+    )
+    _, figures = updated(learners, groups)
+    assert 0 < figures["corrected"] < 1
+    looked, _, _ = learners.look(fresh(learners), batch_of(learners, groups))
+    loss, kept, tokens = 0.0, 0, 0
+    for t in looked:
+        for old, behaviour in zip(t.old_logprobs, t.behaviour_logprobs, strict=True):
+            weight = np.exp(np.float64(old) - behaviour)
+            tokens += 1
+            if 0.9 <= weight <= 1.1:
+                kept, loss = kept + 1, loss - weight * t.advantage
+    np.testing.assert_allclose(figures["loss"], loss / kept, rtol=1e-4)
+    np.testing.assert_allclose(figures["corrected"], 1 - kept / tokens, rtol=1e-4)
+
+
+def test_a_reward_that_is_no_number_names_its_update(build, groups):
+    learners = build("grpo", **CASES[1][1])
+    spoilt = [
+        replace(g, trajectories=tuple(replace(t, reward=float("nan")) for t in g.trajectories))
+        if g.prompt == 3
+        else g
+        for g in groups
+    ]
+    with pytest.raises(NotFinite, match=r"step 3, update 2 of its batch: .*reward is not finite"):
+        updated(learners, spoilt)
+
+
+def test_a_guard_is_of_every_update(build, groups):
+    learners = build("grpo", **CASES[1][1])
+    guarded = replace(
+        learners,
+        run=replace(learners.run, learner=replace(learners.run.learner, guard_gradient_norm=1e-9)),
+    )
+    with pytest.raises(GuardTripped, match="checkpoint 7 is sound"):
+        updated(guarded, groups)

@@ -1,0 +1,123 @@
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlboost_jax.observe import aside as aside_module
+from rlboost_jax.observe.aside import Aside
+from rlboost_jax.observe.summary import summarize
+from rlboost_jax.observe.tracker import Tracker, Trackers
+from tests.observe.conftest import sample
+
+PATIENCE_SECONDS = 30
+SUMMARY = summarize([], reserved_price_per_hour=1.0)
+
+
+class Told:
+    """Writes down what it is told, and in which thread."""
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+        self.threads: set[str] = set()
+
+    def _add(self, what: Any) -> None:
+        self.log.append(what)
+        self.threads.add(threading.current_thread().name)
+
+    def samples(self, rows: Any) -> None:
+        self._add(("samples", len(rows)))
+
+    def step(self, row: Any) -> None:
+        self._add(("step", row["step"]))
+
+    def finish(self, summary: Any) -> None:
+        self._add("finish")
+
+    def close(self) -> None:
+        self._add("close")
+
+
+def tell(tracker: Tracker | Trackers) -> None:
+    tracker.samples([sample()])
+    tracker.step({"step": 20})
+    tracker.finish(SUMMARY)
+    tracker.close()
+
+
+def test_it_is_told_everything_in_order_in_one_thread_of_its_own() -> None:
+    told, notes = Told(), list[str]()
+    tell(Aside("board", lambda: told, note=notes.append))
+    assert told.log == [("samples", 1), ("step", 20), "finish", "close"]
+    assert told.threads == {"board"} and not notes
+
+
+def test_each_tracker_hears_of_each_step_once() -> None:
+    one, other = Told(), Told()
+    tell(Trackers([one, other]))
+    assert one.log == other.log == [("samples", 1), ("step", 20), "finish", "close"]
+
+
+@pytest.mark.parametrize("where", ["make", "samples", "step", "finish", "close"])
+@pytest.mark.parametrize("error", [OSError("no room\nat all"), SystemExit(3)])
+def test_a_failure_is_said_once_and_it_is_closed_and_told_nothing_more(
+    where: str, error: BaseException
+) -> None:
+    told, notes = Told(), list[str]()
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    if where != "make":
+        setattr(told, where, fail)
+    tracker = Aside("board", fail if where == "make" else lambda: told, note=notes.append)
+    tell(tracker)
+    tell(tracker)
+    reason = " ".join(str(error).split())
+    assert notes == [
+        "board is left out from here on, the run goes on: " + f"{type(error).__name__}: {reason}"
+    ]
+    tracker._thread.join(PATIENCE_SECONDS)
+    before = [("samples", 1), ("step", 20), "finish"]
+    order = ["make", "samples", "step", "finish", "close"]
+    closed = ["close"] if where in ("samples", "step", "finish") else []
+    assert told.log == before[: max(0, order.index(where) - 1)] + closed
+
+
+def hanging(told: Told) -> tuple[Callable[[], Tracker], threading.Event]:
+    """Makes a tracker that does not come back from its first step until the event is set."""
+    released = threading.Event()
+
+    def step(row: Any) -> None:
+        if not released.is_set():
+            released.wait(PATIENCE_SECONDS)
+        else:
+            told.log.append(row)
+
+    told.step = step  # type: ignore[method-assign]
+    return lambda: told, released
+
+
+def test_one_that_hangs_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside_module, "MAX_WAITING", 5)
+    told, notes = Told(), list[str]()
+    make, released = hanging(told)
+    tracker = Aside("board", make, note=notes.append)
+    for step in range(20):
+        tracker.step({"step": step})
+    assert notes == ["board is left out from here on, the run goes on: it is 5 calls behind"]
+    tracker.close()
+    released.set()
+    tracker._thread.join(PATIENCE_SECONDS)
+    assert told.log == ["close"], "what waited is thrown away"
+
+
+def test_the_end_of_the_run_waits_for_it_for_so_long_only() -> None:
+    told, notes = Told(), list[str]()
+    make, released = hanging(told)
+    tracker = Aside("board", make, note=notes.append, close_seconds=0.01)
+    tracker.step({"step": 0})
+    tracker.close()
+    assert len(notes) == 1 and "it was not done 0.01 s after the end" in notes[0]
+    released.set()
+    tracker._thread.join(PATIENCE_SECONDS)

@@ -1,0 +1,69 @@
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from rlboost_jax.observe.sample_table import sample_section
+from rlboost_jax.observe.samples import SamplesWriter, part_names, read_samples, shortened
+from tests.observe.conftest import sample
+
+
+def test_rows_come_back(tmp_path: Path) -> None:
+    rows = [sample(rewards={"format": 0.5}), sample(sample=1, response_text="\u2028 … \x1b[2J")]
+    with SamplesWriter(tmp_path) as writer:
+        writer.write(rows)
+        assert read_samples(tmp_path) == list(map(asdict, rows))
+    assert len((tmp_path / "samples.jsonl").read_text().split("\n")) == 3, "a line each"
+
+
+def test_what_is_no_number_is_null(tmp_path: Path) -> None:
+    with SamplesWriter(tmp_path) as writer:
+        writer.write([sample(reward=np.float32(0.25), rewards={"judge": math.nan})])
+    (row,) = read_samples(tmp_path)
+    assert (row["reward"], row["rewards"]) == (0.25, {"judge": None})
+
+
+def test_a_resumed_run_takes_out_what_it_does_again(tmp_path: Path) -> None:
+    with SamplesWriter(tmp_path) as writer:
+        for step in (0, 10, 20):
+            writer.write([sample(step=step, response_text="before")])
+    with SamplesWriter(tmp_path, step=12) as writer:
+        writer.write([sample(step=20, response_text="again")])
+    assert [(row["step"], row["response_text"]) for row in read_samples(tmp_path)] == [
+        (0, "before"),
+        (10, "before"),
+        (20, "again"),
+    ]
+
+
+def test_shortened_keeps_both_ends() -> None:
+    text = "".join(chr(ord("a") + i % 26) for i in range(1000))
+    short = shortened(text, 100)
+    assert short == f"{text[:50]}\n… 900 letters left out …\n{text[-50:]}"
+    assert shortened(text, 1000) == text
+
+
+def test_parts_are_named_once_in_order() -> None:
+    rows = [sample(), sample(rewards={"b": 1.0}), sample(rewards={"a": 1.0, "b": 0.0})]
+    assert part_names(rows) == ["b", "a"]
+
+
+def test_the_table_has_the_first_and_the_newest_step_and_escapes_what_models_write() -> None:
+    rows = [
+        json.loads(json.dumps(asdict(sample(step=step, response_text=text, rewards=parts))))
+        for step, text, parts in (
+            (0, "at the start", {}),
+            (10, "halfway", {}),
+            (20, "<script>alert(1)</script>", {"format": 0.5}),
+            (20, "x" * 7_000, {"judge": -1.0}),
+        )
+    ]
+    section = sample_section(rows)
+    assert "at the start" in section and "halfway" not in section
+    assert "<script>" not in section and "&lt;script&gt;" in section
+    assert "1,000 letters left out" in section
+    assert section.count("<th>format</th>") == section.count("<th>judge</th>") == 1
+    assert section.count("<td class='value'>–</td>") == 2, "parts that a row does not have"
+    assert sample_section([]) == ""

@@ -1,0 +1,126 @@
+"""Reward functions that do what a user's might."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+CALLS = []
+
+
+def good(prompts, completions, **columns):
+    return [float(len(completion)) for completion in completions]
+
+
+def plain(prompts, completions):
+    return [0.25]
+
+
+def columns_of(prompts, completions, answer, *, scale=1.0, finished):
+    return [scale * float(answer[0]) + finished[0]]
+
+
+def raises(prompts, completions):
+    raise KeyError("no such thing")
+
+
+def hangs(prompts, completions):
+    while True:
+        time.sleep(3600)
+
+
+def hangs_with_children(prompts, completions):
+    for command in (["sleep", "3600"], ["setsid", "sleep", "3600"]):
+        subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        pass
+
+
+def allocates(prompts, completions):
+    kept = []
+    while True:
+        kept.append(bytearray(2**24))
+
+
+def takes(prompts, completions, *, megabytes):
+    return [float(len(bytearray(megabytes * 2**20)) > 0)]
+
+
+def crashes(prompts, completions):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leaves(prompts, completions):
+    raise SystemExit(0)
+
+
+def ends(prompts, completions):
+    os._exit(0)
+
+
+def not_a_number(prompts, completions):
+    return [float("nan")]
+
+
+def endless(prompts, completions):
+    return [float("inf")]
+
+
+def too_many(prompts, completions):
+    return [1.0, 2.0]
+
+
+def none_at_all(prompts, completions):
+    return []
+
+
+def no_list(prompts, completions):
+    return 1.0
+
+
+def text(prompts, completions):
+    return "1"
+
+
+def words(prompts, completions):
+    return ["one"]
+
+
+def says_nothing(prompts, completions):
+    return [None]
+
+
+def array(prompts, completions):
+    import numpy
+
+    return numpy.array([0.5], numpy.float32)
+
+
+def draws(prompts, completions):
+    return [random.random()]
+
+
+def remembers(prompts, completions):
+    """What a call can see of the calls before it."""
+    CALLS.append(completions[0])
+    return [float(len(CALLS))]
+
+
+def talks(prompts, completions):
+    print("to standard output " * 10_000, flush=True)
+    try:
+        input()
+    except EOFError:
+        return [1.0]
+    return [0.0]
+
+
+def picky(prompts, completions):
+    """Fails in its own way for each of these completions."""
+    failures = {"raise": raises, "nan": not_a_number, "crash": crashes, "many": too_many}
+    return failures.get(completions[0], plain)(prompts, completions)
+
+
+not_callable = 7

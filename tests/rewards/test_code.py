@@ -1,0 +1,222 @@
+"""Programs of the policy: what they can and cannot do, and how they are judged."""
+
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlboost_jax.rewards import contained, sandbox
+from rlboost_jax.rewards.sandbox import NotContained, NotStarted, run_contained
+
+try:
+    from rlboost_jax.rewards import code as code_module
+except NotContained as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+SECONDS = 30.0  # for what ends by itself
+
+
+def ran(program, *, stdin="", seconds=SECONDS, memory_mb=400):
+    return run_contained(program, stdin=stdin, seconds=seconds, memory_mb=memory_mb, required=True)
+
+
+def test_it_computes_reads_and_prints():
+    done = ran("import math, sys\nprint(math.comb(5, 2), input(), sys.stdin.read())", stdin="a\nb")
+    assert (done.completed, done.output) == (True, "10 a b\n")
+
+
+def test_threads_are_no_processes():
+    program = (
+        "import threading\nt = threading.Thread(target=print, args=('x',))\nt.start()\nt.join()"
+    )
+    assert ran(program).output == "x\n"
+
+
+FORBIDDEN = {
+    "a socket": "import socket; socket.socket()",
+    "a pair of sockets": "import socket; socket.socketpair()",
+    "a local socket": "import socket; socket.socket(socket.AF_UNIX)",
+    "fork": "import os; os.fork()",
+    "a program": "import subprocess; subprocess.run(['/bin/true'], check=True)",
+    "exec": "import os; os.execv('/bin/true', ['true'])",
+    "a signal to its parent": "import os; os.kill(os.getppid(), 0)",
+    "the host's files": "open('/etc/hostname').read()",
+    "a listing": "import os; os.listdir('/')",
+    "the parent's environment": "import os; open(f'/proc/{os.getppid()}/environ').read()",
+    "a new file": "open('/tmp/made-by-a-program', 'w')",
+    "a higher limit": "import resource as r; r.setrlimit(r.RLIMIT_CPU, (99, 99))",
+    "a namespace": "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0",
+    "a trace": "import ctypes; assert ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0",
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_it_can_do_nothing_else(what):
+    errors = "(OSError, ValueError, AssertionError)"
+    program = f"try:\n    {FORBIDDEN[what]}\nexcept {errors}:\n    print('refused')"
+    assert ran(program).output == "refused\n"
+
+
+OPEN_FILES = """
+import os
+for file in range(64):
+    try:
+        os.fstat(file)
+        print(file, end=" ")
+    except OSError:
+        pass
+"""
+
+
+def test_no_environment_and_no_files_of_ours_are_open(monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    assert "TOKEN" not in ran("import os\nprint(sorted(os.environ))").output
+    held = os.open("/etc/hostname", os.O_RDONLY)
+    os.set_inheritable(held, True)
+    try:
+        assert ran(OPEN_FILES).output == "0 1 2 "
+    finally:
+        os.close(held)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "raise ValueError",
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "x = bytearray(2**30)",
+        "x = [0]\nwhile True: x += x",
+        "def f(): f()\nf()",
+        "import ctypes; ctypes.string_at(0)",
+        "print('y' * 10**7)",
+        "syntax error",
+        "import os; os.close(1)",
+    ],
+)
+def test_what_does_not_come_to_its_end_has_failed(program):
+    done = ran(program)
+    assert not done.completed
+    assert len(done.output) <= sandbox.OUTPUT_BYTES
+
+
+@pytest.mark.parametrize("program", ["while True: pass", "import time\ntime.sleep(3600)"])
+def test_a_hang_is_over_in_time(program):
+    assert not ran(program, seconds=0.7).completed
+
+
+def test_a_service_on_this_host_is_out_of_reach():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        reached = threading.Event()
+        program = f"import socket\nsocket.create_connection({address!r}, 1)\nprint('reached')"
+        assert ran(program).output == ""
+        server.settimeout(0.0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+        assert not reached.is_set()
+
+
+def test_where_it_cannot_be_contained_it_does_not_run(monkeypatch, tmp_path):
+    """The very script, on a host whose kernel has none of it."""
+    source = Path(contained.__file__).read_text()
+    weak = tmp_path / "contained.py"
+    weak.write_text(source.replace("def main()", "contain = lambda limits: None\n\ndef main()"))
+    monkeypatch.setattr(sandbox, "_SCRIPT", weak)
+    with pytest.raises(NotContained, match=r"the network and other processes and the host's files"):
+        ran("print('ran')")
+    done = run_contained("print('ran')", seconds=SECONDS, memory_mb=400, required=False)
+    assert (done.completed, done.output) == (True, "ran\n")
+
+
+@pytest.mark.parametrize("name", ["kill", "socket", "clone"])
+def test_the_filter_of_system_calls_does_not_lean_on_landlock(name, monkeypatch, tmp_path):
+    """Whose older versions know nothing of signals and sockets."""
+    source = Path(contained.__file__).read_text()
+    source = source.replace("    _landlock(", "    (lambda places: None)(")
+    weak = tmp_path / "contained.py"
+    monkeypatch.setattr(sandbox, "_SCRIPT", weak)
+    weak.write_text(source)
+    with pytest.raises(NotContained, match=r"would reach the host's files on this host"):
+        ran("pass")
+    holes = {
+        "kill": ('    "kill": (62, 129),\n', ""),
+        "socket": ('    "socket": (41, 198),\n', ""),
+        "clone": ("(jump_equal, 0, 3, _CLONE[column])", "(jump_equal, 0, 3, 9999)"),
+    }
+    assert holes[name][0] in source
+    weak.write_text(source.replace(*holes[name]))
+    with pytest.raises(NotContained, match=r"(the network|other processes) and the host's files"):
+        ran("pass")
+
+
+def test_each_guard_stands_alone(monkeypatch, tmp_path):
+    """With the filter of system calls alone, or Landlock alone, the rest is told of."""
+    source = Path(contained.__file__).read_text()
+    weak = tmp_path / "contained.py"
+    monkeypatch.setattr(sandbox, "_SCRIPT", weak)
+    weak.write_text(source.replace("    _landlock(", "    (lambda places: None)("))
+    with pytest.raises(NotContained, match=r"would reach the host's files on this host"):
+        ran("pass")
+    weak.write_text(source.replace("    _seccomp()\n\n\ndef gaps", "\n\ndef gaps"))
+    with pytest.raises(NotContained, match=r"would reach the network and other processes on"):
+        ran("pass")
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "why"),
+    [("raise OSError('x')", SECONDS, r"exit code 1, .*OSError: x"), ("", 0.0, "no start in 0 s")],
+)
+def test_a_process_that_does_not_come_to_run_it_says_nothing_of_the_program(
+    script, seconds, why, monkeypatch, tmp_path
+):
+    """It is the host's fault or the configuration's, and must not be taken for a wrong answer."""
+    if script:
+        (tmp_path / "contained.py").write_text(script)
+        monkeypatch.setattr(sandbox, "_SCRIPT", tmp_path / "contained.py")
+    with pytest.raises(NotStarted, match=f"did not come to run it: {why}"):
+        ran("pass", seconds=seconds)
+
+
+def test_a_program_cannot_have_more_memory_than_who_judges_it(monkeypatch):
+    monkeypatch.setattr(sandbox.resource, "getrlimit", lambda which: (2**28, 2**28))
+    with pytest.raises(NotStarted, match=r"400 MiB \(memory_mb\), its caller 256"):
+        ran("pass")
+
+
+DOUBLE = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```\nDone."
+ECHO = "```python\nfor line in open(0):\n    print(int(line) * 2)\n```"
+
+
+@pytest.mark.parametrize(
+    ("completion", "tests", "reward"),
+    [
+        (DOUBLE, "assert double(2) == 4", 1.0),
+        (DOUBLE, "assert double(2) == 5", 0.0),
+        (DOUBLE, ["assert double(2) == 4", "assert double('a') == 'aa'"], 1.0),
+        (DOUBLE, json.dumps(["assert double(2) == 4"]), 1.0),
+        ("def double(x): return 2 * x", "assert double(2) == 4", 1.0),
+        ("```python\nx = 1\n```\nno:\n" + DOUBLE, "assert double(2) == 4", 1.0),
+        ("I cannot.", "assert double(2) == 4", 0.0),
+        (ECHO, [{"input": "1\n2\n", "output": "2\n4"}], 1.0),
+        (ECHO, {"inputs": ["1\n", "5\n"], "outputs": ["2\n", "11\n"]}, 0.0),
+        ("```python\nimport os; os._exit(0)\n```", "assert False", 0.0),
+    ],
+)
+def test_the_reward_is_for_passing_all_tests(completion, tests, reward):
+    assert code_module.code(["p"], [completion], tests=[tests], seconds=SECONDS) == [reward]
+
+
+def test_or_for_a_share_of_them():
+    tests = ["assert double(2) == 4", "assert double(3) == 7", "while True: pass", "assert True"]
+    got = code_module.code(["p"], [DOUBLE], tests=[tests[:2]], seconds=SECONDS, partial=True)
+    assert got == [0.5]
+
+
+@pytest.mark.parametrize("tests", [[], 7, [7], {"inputs": []}, [{"input": "1"}]])
+def test_tests_in_no_known_form_are_a_fault(tests):
+    with pytest.raises(ValueError, match=r"docs/rewards.md"):
+        code_module.cases(tests)

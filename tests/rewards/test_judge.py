@@ -1,0 +1,214 @@
+"""Whatever a reward function does costs the response that it did it for, visibly."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.records import RewardConfig, RewardsConfig
+from rlboost_jax.rewards.judge import Judge
+from rlboost_jax.rewards.verdict import Answered
+
+MODULE = "tests.rewards.functions_for_tests"
+WAIT = 120.0  # for what comes sooner or not at all
+
+
+def settings(**changes):
+    values = {
+        "functions": (),
+        "workers": 1,
+        "time_limit_seconds": 20.0,
+        "memory_mb": 200,
+        "fallback": -0.5,
+        "tolerated_failures": 0.5,
+        "sandbox": "required",
+    }
+    return RewardsConfig(**values | changes)
+
+
+def own(name, **options):
+    return RewardConfig(name=f"{MODULE}:{name}", **options)
+
+
+def answered(completion="four", **columns):
+    return Answered(
+        prompt="2 + 2?",
+        completion=completion,
+        completion_ids=(1, 2, 3),
+        finished=True,
+        columns=columns,
+    )
+
+
+@pytest.fixture
+def judge():
+    """`judge(own("good"), …, workers=2)`"""
+    made = []
+
+    def build(*functions, columns=(), seed=0, **changes):
+        made.append(Judge(functions, settings(**changes), columns=columns, seed=seed))
+        return made[-1]
+
+    yield build
+    for each in made:
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def every():
+    """All functions that fail at once, with one before, between and after that do not."""
+    names = [
+        *("good", "raises", "crashes", "leaves", "ends", "plain", "not_a_number", "endless"),
+        *("too_many", "none_at_all", "no_list", "text", "words", "allocates", "array"),
+    ]
+    functions = [own(name, weight=2.0 if name == "good" else 1.0) for name in names]
+    judge = Judge(functions, settings(), columns=(), seed=0)
+    yield judge.ask(answered()).result(WAIT)
+    judge.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("raises", "KeyError: 'no such thing'"),
+        ("crashes", "was ended by SIGSEGV"),
+        ("leaves", "ended its process"),
+        ("ends", "ended its process"),
+        ("not_a_number", "returned nan"),
+        ("endless", "returned inf"),
+        ("too_many", "returned 2 values for 1 completion"),
+        ("none_at_all", "returned 0 values for 1 completion"),
+        ("no_list", "returned float '1.0', no list"),
+        ("text", "returned str '1', no list"),
+        ("words", "ValueError: could not convert string to float: 'one'"),
+        ("allocates", "MemoryError: more than rewards.memory_mb"),
+    ],
+)
+def test_each_failure_is_named_and_counts_as_the_fallback(every, name, fault):
+    assert every.faults[f"{MODULE}:{name}"] == fault
+    assert every.components[f"{MODULE}:{name}"] == -0.5
+
+
+def test_the_others_are_not_touched(every):
+    sound = {name: every.components[f"{MODULE}:{name}"] for name in ("good", "plain", "array")}
+    assert sound == {"good": 4.0, "plain": 0.25, "array": 0.5}
+    assert len(every.faults) == 12 and not every.faults.keys() & {f"{MODULE}:{n}" for n in sound}
+    assert every.reward == 2 * 4.0 + 0.25 + 0.5 - 12 * 0.5
+    assert every.accuracy == 4.0, "of the first function, without its weight"
+
+
+def alive(pids):
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def sleepers():
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes() == b"sleep\x003600\x00":
+                found.add(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_a_hang_ends_after_its_own_limit_with_all_it_started(judge):
+    before = sleepers()
+    functions = (
+        own("hangs", time_limit_seconds=0.3),
+        own("hangs_with_children", time_limit_seconds=1.0),
+        own("good"),
+    )
+    verdict = judge(*functions).ask(answered()).result(WAIT)
+    assert dict(verdict.faults) == {
+        f"{MODULE}:hangs": "took longer than 0.3 s",
+        f"{MODULE}:hangs_with_children": "took longer than 1 s",
+    }
+    assert verdict.components[f"{MODULE}:good"] == 4.0
+    assert sleepers() <= before
+
+
+@pytest.mark.parametrize(("memory_mb", "enough"), [(80, False), (120, True)])
+def test_memory_is_what_a_call_takes_besides_its_modules(memory_mb, enough, judge):
+    asked = judge(own("takes", options={"megabytes": 100}), memory_mb=memory_mb)
+    assert bool(asked.ask(answered()).result(WAIT).faults) is not enough
+
+
+def test_a_failure_is_of_one_response_only(judge):
+    asked = judge(own("picky"), workers=2)
+    completions = ["raise", "fine", "nan", "crash", "fine", "many", "fine"]
+    verdicts = [f.result(WAIT) for f in [asked.ask(answered(c)) for c in completions]]
+    assert [bool(v.faults) for v in verdicts] == [c != "fine" for c in completions]
+    assert [v.reward for v in verdicts] == [0.25 if c == "fine" else -0.5 for c in completions]
+
+
+def test_nothing_depends_on_the_order_or_the_number_of_workers(judge):
+    """Random numbers are the response's own; no call sees what another left behind."""
+    completions = [f"response {n}" for n in range(12)]
+    functions = (own("draws"), own("remembers"))
+
+    def rewards(order, **options):
+        asked = judge(*functions, **options)
+        futures = {c: asked.ask(answered(c)) for c in order}
+        return {c: futures[c].result(WAIT).components for c in completions}
+
+    first = rewards(completions)
+    assert rewards(completions[::-1], workers=3) == first
+    assert len({c[f"{MODULE}:draws"] for c in first.values()}) == 12
+    assert {c[f"{MODULE}:remembers"] for c in first.values()} == {1.0}
+    assert rewards(completions, seed=1) != first
+
+
+def test_columns_and_options_go_by_name(judge):
+    asked = judge(own("columns_of", options={"scale": 2.0}), columns=("answer", "other"))
+    verdict = asked.ask(answered(answer="21", other=[1])).result(WAIT)
+    assert (verdict.reward, dict(verdict.faults)) == (43.0, {})
+
+
+def test_none_says_nothing_about_a_response(judge):
+    verdict = judge(own("says_nothing"), own("plain")).ask(answered()).result(WAIT)
+    assert dict(verdict.components) == {f"{MODULE}:plain": 0.25}
+    assert (verdict.reward, dict(verdict.faults)) == (0.25, {})
+
+
+def test_what_a_function_prints_and_reads_is_nobodys(judge):
+    assert judge(own("talks")).ask(answered()).result(WAIT).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (RewardConfig(name="no.such.module:x"), r"'no.such.module:x' cannot be imported: Module"),
+        (own("missing"), r"missing' cannot be imported: AttributeError"),
+        (own("not_callable"), r"not_callable' is no function"),
+        (own("columns_of"), r"columns_of' needs 'answer', which is no option and no column"),
+        (own("plain", options={"scale": 1}), r"plain' takes no option 'scale'"),
+        (RewardConfig(name="regex"), r"'regex' needs 'pattern'"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_known_before_the_first_response(judge, reward, message):
+    with pytest.raises(ConfigError, match=message):
+        judge(reward)
+
+
+def test_a_worker_that_is_killed_is_replaced(judge):
+    asked = judge(own("good"))
+    for signal_number in (signal.SIGKILL, signal.SIGTERM):
+        (worker,) = asked._pool._workers
+        os.kill(worker._process.pid, signal_number)
+        assert asked.ask(answered()).result(WAIT).reward == 4.0
+
+
+def test_nobody_is_left_behind(judge):
+    before = sleepers()
+    asked = judge(own("hangs_with_children", time_limit_seconds=600.0), own("good"), workers=2)
+    pending = [asked.ask(answered()) for _ in range(4)]
+    while len(sleepers() - before) < 4:  # two workers, two children each
+        assert not any(future.done() for future in pending)
+    pids = [worker._process.pid for worker in asked._pool._workers]
+    asked.close()
+    assert all(future.done() for future in pending)
+    assert not alive(pids)
+    assert sleepers() <= before

@@ -1,0 +1,58 @@
+"""One step of a real run, seen from every process on one time axis."""
+
+import pytest
+
+from tests.observe.traces import Trace, load
+from tests.system.harness import SHORT, Run
+
+pytestmark = pytest.mark.system
+
+STEP = 7
+
+
+def test_a_step_of_all_processes_on_one_time_axis(short_and_calm, tmp_path):
+    profiled = (f"observe.profile_step={STEP}", f"num_steps={STEP + 2}")
+    run = Run(tmp_path / "run", *SHORT, *profiled).run()
+    calm = short_and_calm.digests()
+    assert run.digests()[: len(calm)] == calm, "to be watched changes no bit"
+
+    trace = Trace(load(run.workdir / "profile" / f"step_{STEP}.trace.json.gz"))
+    assert set(trace.other["dropped_spans"].values()) == {0}
+    (step,) = trace.spans("trainer", "learner", "step")
+    (managed,) = trace.spans("manager", "step", f"step {STEP}")
+    assert inside(managed, step, trace.error("trainer"))
+    for name in ("stream", "update", "copy parameters"):
+        (part,) = trace.spans("trainer", "learner", name)
+        assert inside(part, step, 0.01)
+    assert len(trace.spans("trainer", "learner", "micro-batch")) == 4
+    versions = [s["args"]["version"] for s in trace.spans("trainer", "publisher", "write snapshot")]
+    assert STEP + 1 in versions
+    assert trace.spans("manager", "seeding window") and trace.spans("manager", "placement")
+
+    servers = {process for process, lane in trace.lanes if lane == "engine"} - {"trainer"}
+    assert servers, "no server took part, so nothing was shown"
+    for server in servers:
+        assert_between(trace, server, server)
+        assert STEP + 1 in [s["args"]["version"] for s in trace.spans(server, "weights", "pull")]
+    if trace.spans("trainer", "engine", "dispatch"):
+        assert_between(trace, "trainer", "reserved")
+
+
+def inside(span, around, error):
+    """Whether a span lies in another, as far as their clocks are known."""
+    begins = around["ts"] - error <= span["ts"]
+    return begins and span["ts"] + span["dur"] <= around["ts"] + around["dur"] + error
+
+
+def assert_between(trace, process, instance):
+    """Each dispatch lies between the manager's sending of work and the receipt of its tokens."""
+    error = trace.error(process)
+    work = trace.spans("manager", instance, "work")
+    received = {s["args"]["sequence"]: s for s in trace.spans("manager", instance, "tokens")}
+    dispatches = trace.spans(process, "engine", "dispatch")
+    assert dispatches
+    for dispatch in dispatches:
+        assert work[0]["ts"] <= dispatch["ts"] + error
+        receipt = received[dispatch["args"]["sequence"]]
+        assert receipt["args"]["tokens"] == dispatch["args"]["tokens"]
+        assert dispatch["ts"] + dispatch["dur"] <= receipt["ts"] + receipt["dur"] + error
