@@ -37,6 +37,7 @@ def overrides(start):
         "num_steps=4",
         "learner.prompts_per_step=8",
         "learner.micro_batch_prompts=4",
+        "learner.learning_rate=1e-4",  # so that something is left of what it was taught
         "evaluation.every_steps=4",
         "rewards.workers=1",
     )
