@@ -1,6 +1,7 @@
 # Everything from a bare machine with make and Python 3.11 or later:
 #
 #   make quickstart            train a small model while its servers are killed; about 5 minutes
+#   make hf-tiny               the same from a tiny Hugging Face checkpoint, made here (Python 3.11)
 #   make test                  lint, types and all tests; PYTHON=python3.12 for another lane
 #   make soak                  the long fault tests
 #   make lint                  lint and types only
@@ -16,10 +17,16 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install -c 
 METADATA := pyproject.toml kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
-.PHONY: quickstart test soak lint lock clean
+.PHONY: quickstart hf-tiny test soak lint lock clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m rlboost_jax.main --config=configs/quickstart.py --workdir=$(WORKDIR)
+
+hf-tiny: runs/hf_tiny_start/train.jsonl
+	$(VENV)/bin/python -m rlboost_jax.main --config=configs/hf_tiny.py --workdir=runs/hf_tiny
+
+runs/hf_tiny_start/train.jsonl: tools/make_hf_tiny.py | $(VENV)/.installed-dev
+	$(VENV)/bin/python $< --to=$(@D)
 
 test: lint
 	$(VENV)/bin/python -m pytest -q -m "not soak and not system" -n auto --maxprocesses=4 --dist=loadfile

@@ -80,7 +80,7 @@ def get_config() -> ConfigDict:
     config.data.filters = ()  # of dictionaries: {"column": "level", "one_of": ("Level 5",)}
     config.data.bad_rows = "skip"  # and count; or "error": broken line, no value, empty prompt
     config.data.max_prompt_tokens = 0  # longer ones are left out; 0: engine.max_prompt_tokens
-    config.data.tokenizer = ""  # "bytes", or a folder or hub name with a tokenizer
+    config.data.tokenizer = ""  # "bytes", or a folder or hub name; "" is model.source
     config.data.chat = "auto"  # use the chat template where there is one; or "always", "never"
     config.data.chat_template = ""  # Jinja, in place of the tokenizer's
     config.data.system_prompt = ""  # first message of each chat

@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--to", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--updates", type=int, default=600, help="supervised; 0: random weights")
+    parser.add_argument("--updates", type=int, default=800, help="supervised; 0: random weights")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     torch.manual_seed(options.seed)

@@ -30,7 +30,7 @@ def _preset(rewards: tuple[RewardConfig, ...], **data: Any) -> Mapping[str, Any]
     return MappingProxyType({**data, "rewards": rewards})
 
 
-_MATH: Final = (RewardConfig(name="math"),)
+_MATH: Final = (RewardConfig(name="math", options={"boxed_only": True}),)
 
 DATA_PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     # Cobbe et al. 2021, arXiv:2110.14168. question; answer: a solution that ends in "#### 42".
@@ -88,12 +88,13 @@ DATA_PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def resolved(run: RunConfig) -> tuple[DataConfig, tuple[RewardConfig, ...]]:
-    """The data and reward functions of a run, its preset taken into account.
+    """The data and reward functions of a run, its preset and model taken into account.
 
     Where a run names its own `source`, the preset's place of it (subset, splits) does not apply.
     """
-    if not run.data.preset:
-        return run.data, run.rewards.functions
+    data = dataclasses.replace(run.data, tokenizer=run.data.tokenizer or run.model.source)
+    if not data.preset:
+        return data, run.rewards.functions
     preset = dict(DATA_PRESETS[run.data.preset])
     rewards = run.rewards.functions or preset.pop("rewards")
     preset.pop("rewards", None)
@@ -103,4 +104,4 @@ def resolved(run: RunConfig) -> tuple[DataConfig, tuple[RewardConfig, ...]]:
     if run.data.prompt_column or run.data.messages_column:
         preset.pop("template", None)
     empty = {name: value for name, value in preset.items() if not getattr(run.data, name)}
-    return dataclasses.replace(run.data, **empty), rewards
+    return dataclasses.replace(data, **empty), rewards

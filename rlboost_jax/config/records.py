@@ -103,7 +103,7 @@ class DataConfig:
     filters: tuple[FilterConfig, ...]
     bad_rows: str  # "skip" | "error": what a row does that cannot be read
     max_prompt_tokens: int  # longer ones are left out; 0: engine.max_prompt_tokens
-    tokenizer: str  # "bytes", or a folder or hub name
+    tokenizer: str  # "bytes", or a folder or hub name; "" is model.source
     chat: str  # "auto" | "always" | "never": whether prompts go through the chat template
     chat_template: str  # Jinja; "" takes the tokenizer's
     system_prompt: str  # first message of each chat

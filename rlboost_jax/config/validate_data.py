@@ -15,7 +15,10 @@ def dataset_mistakes(config: RunConfig) -> Iterator[str]:
     if not data.source:
         yield "data.source is ''; name a file, a folder, a hub data set, or a data.preset"
     if not data.tokenizer:
-        yield "data.tokenizer is ''; name the folder or hub name of the model's, or 'bytes'"
+        yield (
+            "data.tokenizer is '', and so is model.source, which would have one; name a folder or "
+            "hub name, or 'bytes'"
+        )
     if config.warmup.max_updates:
         yield (
             f"warmup.max_updates is {config.warmup.max_updates}; a data set has no worked answers "

@@ -50,7 +50,7 @@ class Dataset:
         self._data = data
         self.tokenizer = open_tokenizer(data)
         self.stop_ids = self.tokenizer.stop_ids
-        _check_vocabulary(run, self.tokenizer)
+        _check_vocabulary(run, data.tokenizer, self.tokenizer)
         limit = data.max_prompt_tokens or run.engine.max_prompt_tokens
 
         self._rows = _open(data, source=data.source, split=data.split)
@@ -147,15 +147,15 @@ def _left_out(selection: Selection) -> dict[str, dict[str, Any]]:
     }
 
 
-def _check_vocabulary(run: RunConfig, tokenizer: Tokenizer) -> None:
+def _check_vocabulary(run: RunConfig, name: str, tokenizer: Tokenizer) -> None:
     if tokenizer.vocab_size > run.model.vocab_size:
         raise ConfigError(
-            f"model.vocab_size is {run.model.vocab_size}, the tokenizer {run.data.tokenizer!r} has "
+            f"model.vocab_size is {run.model.vocab_size}, the tokenizer {name!r} has "
             f"{tokenizer.vocab_size} tokens; raise model.vocab_size"
         )
     if tokenizer.stop_ids[-1] >= run.model.vocab_size:
         raise ConfigError(
-            f"the end token {tokenizer.stop_ids[-1]} of {run.data.tokenizer!r} is not below "
+            f"the end token {tokenizer.stop_ids[-1]} of {name!r} is not below "
             f"model.vocab_size ({run.model.vocab_size}); raise it"
         )
 

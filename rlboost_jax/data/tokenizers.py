@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.records import DataConfig
+from rlboost_jax.config.sources import CONFIG, TOKENIZER, source_folder
 
 BYTES: Final = "bytes"
 Message = Mapping[str, str]  # role and content
@@ -128,15 +129,16 @@ class HuggingFaceTokenizer:
                 f"data.tokenizer {data.tokenizer!r} needs transformers; install rlboost-jax[hf], "
                 "or take 'bytes'"
             ) from None
+        folder = _folder(data.tokenizer)
         try:
-            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(data.tokenizer)
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
         except Exception as error:  # OSError, ValueError or whatever a broken file leads to
             line = str(error).partition("\n")[0]
             raise ConfigError(
                 f"data.tokenizer {data.tokenizer!r} cannot be loaded: {line}"
             ) from None
         self.vocab_size = len(self._tokenizer)
-        found = {*data.stop_ids, *_generation_stops(data.tokenizer)}
+        found = {*data.stop_ids, *_generation_stops(folder)}
         if self._tokenizer.eos_token_id is not None:
             found.add(int(self._tokenizer.eos_token_id))
         if not found:
@@ -180,21 +182,21 @@ class HuggingFaceTokenizer:
         return str(self._tokenizer.decode(np.asarray(tokens).tolist()))
 
 
-def _generation_stops(name: str) -> set[int]:
-    """The end ids of `generation_config.json`; none where there is no such file."""
-    if Path(name).is_dir():
-        path = Path(name) / "generation_config.json"
-        if not path.exists():
-            return set()
-        try:
-            ends = json.loads(path.read_text()).get("eos_token_id")
-        except ValueError as error:
-            raise ConfigError(f"data.tokenizer: {path} is no JSON: {error}") from None
-    else:
-        import transformers
+def _folder(name: str) -> Path:
+    """Where the tokenizer's files are, fetched if need be; raises ConfigError."""
+    try:
+        return source_folder(name, (*TOKENIZER, CONFIG))
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("config.model.source", "data.tokenizer", 1)) from None
 
-        try:
-            ends = transformers.GenerationConfig.from_pretrained(name).eos_token_id
-        except OSError:  # the repository has none
-            return set()
+
+def _generation_stops(folder: Path) -> set[int]:
+    """The end ids of `generation_config.json`; none where there is no such file."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return set()
+    try:
+        ends = json.loads(path.read_text()).get("eos_token_id")
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"data.tokenizer: {path} is no configuration: {error}") from None
     return {ends} if isinstance(ends, int) else set(ends or ())

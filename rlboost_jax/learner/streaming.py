@@ -45,6 +45,7 @@ class Receiver(Protocol):
 Members = list[Group]  # each numbered by its place in the batch
 
 
+@runtime_checkable
 class Selection(Protocol):
     """Which groups make up the batch: see `selection.py`."""
 
@@ -59,6 +60,7 @@ class Selection(Protocol):
         ...
 
 
+@runtime_checkable
 class Beside(Protocol):
     """Responses that are generated with the step and not trained on: a `Measurement`."""
 

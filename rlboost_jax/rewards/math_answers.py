@@ -5,14 +5,19 @@ signals, and whoever calls this limits the time anyway.
 """
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
+from rlboost_jax.rewards.answers import boxed
+
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the limits switched off
 
+_BOX = re.compile(r"\\(?:boxed|fbox)\b")
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
 _ANYWHERE = (LatexExtractionConfig(), ExprExtractionConfig())
 _BOXED = (LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False),)
 
@@ -34,9 +39,20 @@ def math(
         ValueError: the reference is no mathematics.
     """
     return [
-        float(_equal(_reference(str(wanted)), completion, _BOXED if boxed_only else _ANYWHERE))
+        float(_judged(completion, str(wanted), boxed_only))
         for completion, wanted in zip(completions, answer, strict=True)
     ]
+
+
+def _judged(completion: str, wanted: str, boxed_only: bool) -> bool:
+    """What is plain to see is seen at once: most answers, and a hundred times faster."""
+    if boxed_only and len(_BOX.findall(completion)) == 1:
+        given, wanted = boxed(completion) or "", wanted.strip()
+        if given and given == wanted:
+            return True
+        if _INTEGER.fullmatch(given) and _INTEGER.fullmatch(wanted):
+            return int(given) == int(wanted)
+    return _equal(_reference(wanted), completion, _BOXED if boxed_only else _ANYWHERE)
 
 
 def _reference(answer: str) -> Any:

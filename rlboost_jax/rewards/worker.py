@@ -7,6 +7,7 @@ on neither the order nor the number of workers. It has no thread of its own.
 """
 
 import ctypes
+import gc
 import hashlib
 import os
 import random
@@ -54,6 +55,8 @@ def main() -> None:
         except Unusable as error:
             send(replies, Ready(mistake=f"rewards.functions {reward.name!r} {error}"))
             return
+    gc.collect()
+    gc.freeze()  # else the first collection of every child copies all that was imported
     send(replies, Ready())
     while (job := receive(requests, Job)) is not None:
         send(replies, Outcomes(outcomes=judged(setup, calls, job)))

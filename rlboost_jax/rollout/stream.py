@@ -347,8 +347,8 @@ class InstanceClient:
         while True:
             match await _receive(stream):
                 case Generate(requests=requests, params_digest=params_digest):
-                    for request in requests[:1]:
-                        self._spans.at(request.step)
+                    if requests and not self._hello.reserved:  # a trainer knows its step
+                        self._spans.at(requests[0].step)
                     self._worker.submit(requests, params_digest)
                 case Renewed(stamp=stamp):
                     self._stamp = stamp

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from configs import hf_tiny
+from rlboost_jax.config.load import run_config
 from rlboost_jax.data.dataset import Dataset
 
 TOOL = Path(__file__).resolve().parent.parent.parent / "tools" / "make_hf_tiny.py"
@@ -31,22 +33,18 @@ def make():
     return made
 
 
-def test_a_run_reads_it_asks_and_judges(make, build, tmp_path):
+def test_a_run_reads_it_asks_and_judges(make, tmp_path):
+    """As `configs/hf_tiny.py` says."""
+    pytest.importorskip("math_verify")
     folder = make(tmp_path / "hf")
-    assert json.loads((folder / "checkpoint" / "config.json").read_text())["model_type"] == "qwen3"
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    aside = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
-    assert (len(rows), len(aside)) == (450, 50)
-    data = Dataset(
-        build(
-            folder / "train.jsonl",
-            heldout_source=str(folder / "test.jsonl"),
-            tokenizer=str(folder / "checkpoint"),
-            prompt_column="question",
-            answer_column="answer",
-            rewards=[{"name": "exact", "options": {"extract": "boxed"}}],
-        )
-    )
+    config = hf_tiny.get_config()
+    config.model.source = str(folder / "checkpoint")
+    config.data.source = str(folder / "train.jsonl")
+    config.data.heldout_source = str(folder / "test.jsonl")
+    run = run_config(config)
+    assert (run.model.family, run.model.vocab_size, run.model.num_layers) == ("qwen3", 384, 2)
+    data = Dataset(run)
     try:
         assert (data.record["train"], data.record["heldout"]) == (450, 50)
         assert data.record["left_out"] == data.record["heldout_left_out"] == {}

@@ -74,7 +74,7 @@ def test_a_value_is_of_the_tokens_before_its_own(config, critic, trajectories):
             model,
             decoder,
             *map(jnp.asarray, (tokens, positions, np.ones_like(tokens))),
-            remat=False,
+            remat="none",
         )
         x, _ = head_factors(model, decoder, x)
         expected = np.asarray(x, np.float64) @ np.asarray(state.params["value"]["kernel"])

@@ -1,64 +1,103 @@
-"""Greedy accuracy on an engine that knows what to say."""
+"""What is asked for, and what becomes of the answers, whatever their order."""
 
-from types import SimpleNamespace
+import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.data.tasks import get_task
-from rlboost_jax.engine.engine import Engine
-from rlboost_jax.learner.evaluation import greedy_accuracy
+from rlboost_jax.data.tasks import Task, get_task
+from rlboost_jax.learner.evaluation import FIRST_PROMPT, Measurement
 
 
-class Reciter(Engine):
-    """Says `answers[prompt]`, some tokens of each at every dispatch, the last prompt first."""
-
-    version = 7
-
-    def __init__(self, answers, tokens_per_dispatch):
-        self.left = dict(enumerate(answers))
-        self.each, self.requests = tokens_per_dispatch, ()
-
-    def submit(self, requests):
-        self.requests = requests
-
-    def begin(self):
-        return self.each * sum(1 for tokens in self.left.values() if len(tokens))
-
-    def follow(self):
-        return 0
-
-    def finish(self):
-        rows = {index: tokens[: self.each] for index, tokens in self.left.items() if len(tokens)}
-        self.left = {index: tokens[self.each :] for index, tokens in self.left.items()}
-        ids = sorted(rows, reverse=True)
-        return SimpleNamespace(
-            request_ids=np.array(ids, np.uint32),
-            counts=np.array([len(rows[i]) for i in ids], np.uint16),
-            tokens=np.concatenate([rows[i] for i in ids]).astype(np.int32),
-        )
+@pytest.fixture
+def task(config) -> Task:
+    return get_task(config.task)
 
 
-@pytest.mark.parametrize("tokens_per_dispatch", [1, 3, 100])
-def test_it_is_the_share_of_right_answers(config, tokens_per_dispatch):
-    task = get_task(config.task)
-    prompts = task.heldout(seed=0, count=8)
-    answers = [task.worked_answer(prompt.problem) for prompt in prompts]
-    for wrong in (1, 2, 6):
-        answers[wrong] = answers[wrong][:-1]  # it does not come to an end
-    engine = Reciter(answers, tokens_per_dispatch)
-    assert greedy_accuracy(engine, task, prompts, max_tokens=24) == 5 / 8
-    for index, (request, prompt) in enumerate(zip(engine.requests, prompts, strict=True)):
-        assert (request.request_id, request.version) == (index, 7)
-        assert m.unpack_tokens(request.prompt_tokens).tolist() == prompt.tokens.tolist()
-        assert request.sampling == m.Sampling(
-            temperature=0.0, top_p=1.0, top_k=0, max_tokens=24, stop_ids=task.stop_ids
-        )
+def measure(config, task, *, prompts: int, samples: int, group_size: int) -> Measurement:
+    settings = replace(config.evaluation, samples=samples, temperature=0.5 if samples > 1 else 0.0)
+    heldout = task.heldout(seed=0, count=prompts)
+    return Measurement(task, heldout, settings, max_tokens=24, group_size=group_size)
 
 
-def test_it_needs_parameters(config):
-    engine = Reciter([], 1)
-    engine.version = None
-    with pytest.raises(ValueError, match="call load first"):
-        greedy_accuracy(engine, get_task(config.task), [], max_tokens=24)
+def finished(measurement: Measurement, group_size: int) -> list[tuple[int, int]]:
+    """(prompt, sample) of all that it asks for, as the manager numbers them."""
+    return [
+        (prompt.prompt, prompt.prompt * group_size + place)
+        for prompts, samples in measurement.parts()
+        for prompt in prompts
+        for place in range(samples)
+    ]
+
+
+def rollout(prompt: int, sample: int, tokens) -> m.FinishedRollout:
+    return m.FinishedRollout(
+        step=3, prompt=prompt, sample=sample, tokens=m.pack_tokens(tokens), logprobs=b"",
+        versions=((3, len(tokens)),), instances=("a",),
+    )  # fmt: skip
+
+
+def test_one_greedy_response_to_each(config, task):
+    measurement = measure(config, task, prompts=5, samples=1, group_size=8)
+    (extension,) = measurement.extensions(step=3)
+    assert (extension.step, extension.samples) == (3, 1)
+    assert extension.sampling == m.Sampling(
+        temperature=0.0, top_p=1.0, top_k=0, max_tokens=24, stop_ids=task.stop_ids
+    )
+    asked = [m.unpack_tokens(prompt.tokens).tolist() for prompt in extension.prompts]
+    assert asked == [prompt.tokens.tolist() for prompt in task.heldout(seed=0, count=5)]
+    assert [prompt.prompt for prompt in extension.prompts] == [FIRST_PROMPT + i for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "sizes"), [(3, [3]), (4, [4]), (6, [4, 2]), (8, [4]), (9, [4, 1])]
+)
+def test_more_responses_than_a_group_has_go_under_several_prompts(config, task, samples, sizes):
+    """Groups of four: every prompt gets just its number, and no sample is asked for twice."""
+    measurement = measure(config, task, prompts=3, samples=samples, group_size=4)
+    assert [extension.samples for extension in measurement.extensions(0)] == sizes
+    asked = finished(measurement, 4)
+    assert len(set(asked)) == len(asked) == 3 * samples
+    tokens = [(prompt.tokens, size) for prompts, size in measurement.parts() for prompt in prompts]
+    for heldout in task.heldout(seed=0, count=3):
+        mine = m.pack_tokens(heldout.tokens)
+        assert sum(size for theirs, size in tokens if theirs == mine) == samples
+
+
+@pytest.mark.parametrize("samples", [1, 6])
+def test_the_score_does_not_depend_on_who_is_first(config, task, samples):
+    """Prompt p is answered rightly p times of six, or where there is one response, if p is odd."""
+    measurement = measure(config, task, prompts=4, samples=samples, group_size=4)
+    heldout = task.heldout(seed=0, count=4)
+    chunks = -(-samples // 4)
+    seen: dict[int, int] = {}
+    rollouts = []
+    for prompt, sample in sorted(finished(measurement, 4)):
+        place = (prompt - FIRST_PROMPT) // chunks
+        number = seen[place] = seen.get(place, -1) + 1
+        right = place % 2 == 1 if samples == 1 else number < place
+        answer = task.worked_answer(heldout[place].problem)
+        rollouts.append(rollout(prompt, sample, answer if right else answer[:-1]))
+    random.Random(5).shuffle(rollouts)
+    for each in rollouts:
+        assert not measurement.complete
+        assert measurement.take(each)
+        assert measurement.take(each), "again: it is known, and counts once"
+    score = measurement.score()
+    if samples == 1:
+        assert (score.accuracy, score.best) == (0.5, 0.5)
+    else:
+        assert (score.accuracy, score.best) == ((0 + 1 + 2 + 3) / 24, 3 / 4)
+    assert (score.prompts, score.samples) == (4, samples)
+    lengths = [len(m.unpack_tokens(each.tokens)) for each in rollouts]
+    assert score.response_length_mean == pytest.approx(np.mean(lengths))
+
+
+def test_responses_of_the_step_itself_are_none_of_its_business(config, task):
+    measurement = measure(config, task, prompts=2, samples=1, group_size=4)
+    for prompt in (0, 7, FIRST_PROMPT - 1, FIRST_PROMPT + 2):
+        assert not measurement.take(rollout(prompt, 4 * prompt, [1]))
+    with pytest.raises(ValueError, match="0 of 2 responses are here"):
+        measurement.score()

@@ -18,7 +18,7 @@ STEP = 3  # the version of the trajectories in `groups`
 
 
 def whole(trajectories, num_prompts=6):
-    check_whole(trajectories, step=STEP, num_prompts=num_prompts, group_size=GROUP_SIZE)
+    check_whole(trajectories, step=STEP, prompts=range(num_prompts), group_size=GROUP_SIZE)
 
 
 @pytest.fixture

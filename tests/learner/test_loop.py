@@ -24,7 +24,7 @@ from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, window_of
 from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.publisher import Publisher
-from rlboost_jax.learner.reserved import ReservedEngine
+from rlboost_jax.learner.reserved import ReservedEngines
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.models.params import init_params, params_digest
@@ -55,18 +55,34 @@ class Link(ManagerLink):
         self.world, self.inbox = world, deque()
         self.told = {}  # sample → what was said of it first
         self.lies = {}  # sample → log-probabilities that were made up
+        self.dull = {}  # step → prompts to which all responses are alike
+        self.prompts = {}  # step → tokens of the prompts asked for
+        self.begin = None
 
     def begin_step(self, begin):
         self.world.log.append(f"begin {begin.step}")
         assert begin.params_digest == self.world.digests[begin.version]
-        for prompt in begin.prompts:
-            for place in range(begin.group_size):
+        self.begin, self.trained_tokens, self.prompts[begin.step] = begin, 0, []
+        self.respond(begin.prompts, begin.group_size)
+
+    def extend_step(self, extend):
+        self.world.log.append(f"extend {extend.step}")
+        self.respond(extend.prompts, extend.samples or self.begin.group_size, extend.sampling)
+
+    def respond(self, prompts, samples, sampling=None):
+        begin = self.begin
+        for prompt in prompts:
+            if sampling is None:
+                self.prompts[begin.step].append(m.unpack_tokens(prompt.tokens).tolist())
+                self.trained_tokens += 3 * samples
+            dull = prompt.prompt in self.dull.get(begin.step, ())
+            for place in range(samples):
                 sample = prompt.prompt * begin.group_size + place
                 self.told[sample] = m.FinishedRollout(
                     step=begin.step,
                     prompt=prompt.prompt,
                     sample=sample,
-                    tokens=m.pack_tokens([5, 5 + place, 1]),
+                    tokens=m.pack_tokens([5, 5 + (0 if dull else place), 1]),
                     logprobs=m.pack_logprobs(self.lies.get(sample, [-4.7] * 3)),
                     versions=((begin.version, 3),),
                     instances=("a",),
@@ -91,22 +107,17 @@ class Link(ManagerLink):
         self.world.trained.append(trained)
         self.world.now += REPORTING
         names = m.StepReport.__struct_fields__
-        zeros = dict.fromkeys(names, 0)
-        return m.StepReport(**{**zeros, "step": trained.step, "window": WINDOW})
+        found = {"step": trained.step, "window": WINDOW, "tokens_delivered": self.trained_tokens}
+        return m.StepReport(**{**dict.fromkeys(names, 0), **found})
 
 
-class Reserved(ReservedEngine):
+class Reserved(ReservedEngines):
     def __init__(self, world):
         self.world = world
 
     def load(self, params, version, digest):
         self.world.log.append(f"load {version}")
         assert digest == params_digest(params) == self.world.digests[version]
-
-    def accuracy(self, params, version, task, prompts):
-        self.world.log.append(f"evaluate {version}")
-        self.world.now += EVALUATION
-        return 0.25
 
 
 class Announcer(Publisher):
@@ -155,12 +166,15 @@ def build(config, learner_step, world, monkeypatch):
     monkeypatch.setattr(followers_module, "jax", faked)
     monkeypatch.setattr(loop_module, "params_digest", digest)
 
-    def built(task=Odd, link=Link, show=lambda rows: None, **settings):
+    def built(
+        task=Odd, link=Link, show=lambda rows: None, evaluation=None, algorithm=None, **settings
+    ):
         run = replace(
             config,
             observe=replace(config.observe, samples_every_steps=2, samples_prompts=1),
             num_steps=3,
-            evaluation=replace(config.evaluation, every_steps=2),
+            evaluation=replace(config.evaluation, **{"every_steps": 2} | (evaluation or {})),
+            algorithm=replace(config.algorithm, **algorithm or {}),
             checkpoint=replace(config.checkpoint, every_steps=2),
             learner=replace(
                 config.learner,
@@ -194,7 +208,7 @@ def test_samples_are_shown_of_steps_that_are_due(build):
     loop = build(show=shown.append)
     rows = run_all(loop)
     assert [{row.step for row in samples} for samples in shown] == [{0}, {2}]
-    text = loop._task.text([5, 8, 1])
+    text = loop._exercises.text([5, 8, 1])
     texts = [row.response_text for row in shown[0]]
     assert texts.count(text) == 1 and len(texts) == 8, "the group of one prompt"
     mean = sum(row.reward for row in shown[0]) / len(shown[0])
@@ -209,23 +223,64 @@ def run_all(loop):
     return rows
 
 
-def test_w15_servers_fetch_while_the_trainer_evaluates_and_a_step_begins_with_its_engine_ready(
+def test_w15_held_out_prompts_are_the_fleets_work_and_a_step_begins_with_its_engine_ready(
     loop, world
 ):
-    run_all(loop)
+    rows = run_all(loop)
     assert world.log == [
-        *("publish 0", "evaluate 0", "load 0", "begin 0", "publish 1", "trained 0"),
+        *("publish 0", "load 0", "begin 0", "extend 0", "publish 1", "trained 0"),
         *("load 1", "begin 1", "publish 2", "trained 1", "save 2"),
-        *("evaluate 2", "load 2", "begin 2", "trained 2", "save 3"),
-    ], "and the last version, which no step needs, is not published"
+        *("load 2", "begin 2", "extend 2", "publish 3", "trained 2", "save 3"),
+    ]
+    assert [row["accuracy"] for row in rows] == [1.0, None, 1.0]
+    assert [row["pass_at_k"] for row in rows] == [None] * 3
 
 
-def test_evaluation_is_no_part_of_a_step(loop):
+def test_the_last_version_is_measured_when_all_is_over(loop, world):
+    run_all(loop)
+    world.log.clear()
+    score = loop.final_score()
+    assert world.log == ["load 3", "begin 3", "trained 3"]
+    assert loop._link.begin.sampling.temperature == 0.0
+    assert (score.accuracy, score.samples) == (1.0, 1)
+    assert score.prompts == len(loop._link.begin.prompts) == loop._run.evaluation.num_prompts
+
+
+def test_where_nothing_is_evaluated_the_last_version_is_published_to_no_one(build, world):
+    loop = build(evaluation={"every_steps": 0})
+    run_all(loop)
+    assert loop.final_score() is None
+    assert "publish 2" in world.log and "publish 3" not in world.log
+
+
+def test_the_seconds_of_a_step_follow_on_those_of_the_step_before(loop):
     first, second, third = run_all(loop)
-    assert [row["accuracy"] for row in (first, second, third)] == [0.25, None, 0.25]
     step = COPY + DIGEST + REPORTING
     assert [row["step_seconds"] for row in (first, second)] == [step, step]
     assert third["step_seconds"] == step + SAVING, "what went on between two steps is in the second"
+
+
+def test_dynamic_sampling_goes_on_where_the_last_batch_ended(build, world):
+    """Two prompts a batch. Of step 0 the first teaches nothing, of step 1 the second and third."""
+    loop = build(algorithm={"dynamic_sampling": True})
+    loop._link.dull = {0: {0}, 1: {1, 2}}
+    rows = run_all(loop)
+    stream = [prompt.tokens.tolist() for prompt in loop._prompts.slice(0, 9)]
+    assert loop._link.prompts == {0: stream[:3], 1: stream[3:7], 2: stream[7:9]}
+    assert [row["prompts_used"] for row in rows] == [3, 7, 9]
+    group = 3 * loop._run.algorithm.group_size  # tokens
+    assert [row["tokens_filtered"] for row in rows] == [group, 2 * group, 0]
+    assert [row["tokens_delivered"] for row in rows] == [2 * group] * 3
+    assert [row["response_tokens"] for row in rows] == [2 * group] * 3
+    assert world.saved[2][1]["prompts_used"] == 7
+
+
+def test_dynamic_sampling_looks_at_groups_that_it_does_not_train_on(build, world):
+    """A lie about the group that is passed over is doubted, too."""
+    loop = build(algorithm={"dynamic_sampling": True})
+    loop._link.dull, loop._link.lies = {0: {0}}, {2: [-4.7, -0.1, -4.7]}
+    run_all(loop)
+    assert "doubt 0 2 1" in world.log
 
 
 def test_publishing_is_the_copy_and_training_is_neither_copy_nor_digest(loop, world):
@@ -260,6 +315,7 @@ def test_log_probabilities_that_are_made_up_leave_no_trace(loop, world, lie):
         loop._learners.policy.optimizer,
         loop._learners.policy.shardings,
     )
+    loop._used = 0
     loop._publish(0)
     loop._link.lies = {}
     honest = run_all(loop)

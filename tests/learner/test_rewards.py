@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
+from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.guards import RewardsFailed, check_judged
 from rlboost_jax.learner.micro_batches import MicroBatches
+from rlboost_jax.learner.selection import Everything
 from rlboost_jax.learner.streaming import Doubt, stream_step
 from rlboost_jax.rewards.verdict import Verdict
 
@@ -60,7 +63,9 @@ class Desk:
             group_size=GROUP,
             ask=self.ask,
             wake=self.wake,
-            normalize_by_std=False,
+            estimate=Estimates(
+                algorithm=PRESETS["dr_grpo"], max_response_tokens=2, stop_ids=()
+            ).of_group,
         )
 
 
@@ -218,7 +223,9 @@ def test_groups_are_trained_as_they_are_judged(deterministic):
         ]
 
     collector = desk.collector()
-    stream_step(link, collector, MicroBatches(PROMPTS, 1, deterministic), train)
+    stream_step(
+        link, collector, Everything(collector), MicroBatches(PROMPTS, 1, deterministic), train
+    )
     assert trained == [2, 1, 0]
     assert [[d.sample for d in doubts] for doubts in link.doubts] == [[0]]
     rewards = [t.reward for t in collector.trajectories()]
@@ -238,7 +245,8 @@ def test_the_window_of_a_step_without_servers_ends_with_its_last_rollout():
         trained.append((index, len(link.script)))
         return []
 
-    stream_step(link, desk.collector(), MicroBatches(PROMPTS, 1, True), train)
+    collector = desk.collector()
+    stream_step(link, collector, Everything(collector), MicroBatches(PROMPTS, 1, True), train)
     assert trained == [(0, 1), (1, 0), (2, 0)], "prompt 0 while the others are being judged"
 
 

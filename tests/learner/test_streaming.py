@@ -9,8 +9,10 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.learner.collector import StepCollector, WrongVersion
+from rlboost_jax.learner.dynamic_sampling import DynamicSampling
 from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.micro_batches import MicroBatches
+from rlboost_jax.learner.selection import Everything, Informative
 from rlboost_jax.learner.streaming import Doubt, stream_step
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.rewards.verdict import Verdict, at_once
@@ -83,9 +85,11 @@ def run(link: ScriptedLink, micro_batch_prompts: int = 1) -> tuple[list[int], ob
         link.now += 10.0
         return []
 
+    step = collector()
     times = stream_step(
         link,
-        collector(),
+        step,
+        Everything(step),
         MicroBatches(4, micro_batch_prompts, True),
         train,
         clock=lambda: link.now,
@@ -143,7 +147,8 @@ def test_what_is_doubted_is_waited_for_again(deterministic: bool):
         ]
 
     step = collector()
-    stream_step(link, step, MicroBatches(4, 2, deterministic), train, clock=lambda: link.now)
+    batches = MicroBatches(4, 2, deterministic)
+    stream_step(link, step, Everything(step), batches, train, clock=lambda: link.now)
     assert link.doubts == [(0, [Doubt(prompt=1, sample=2, attempt=0, position=1, gap=3.0)])]
     assert sorted(index for index, _ in trained) == [0, 1]
     assert sorted(prompt for _, prompts in trained for prompt in prompts) == [0, 1, 2, 3]
@@ -151,6 +156,68 @@ def test_what_is_doubted_is_waited_for_again(deterministic: bool):
         assert dict(trained) == {0: [0, 1], 1: [2, 3]}
     assert [t.response_tokens[1] for t in step.trajectories()] == [0, 1] * 4
     assert [t.advantage for t in step.trajectories()] == [-0.5, 0.5] * 4, "of the second responses"
+
+
+class Aside:
+    """Wants one response to prompt 9."""
+
+    complete = False
+
+    def take(self, rollout: m.FinishedRollout) -> bool:
+        self.complete |= rollout.prompt == 9
+        return rollout.prompt == 9
+
+
+def test_what_is_generated_beside_a_step_is_waited_for_in_no_ones_time():
+    groups = [message for prompt in range(4) for message in whole_group(prompt)]
+    link, step, trained = ScriptedLink([closed(), *groups, rollout(9, 0)]), collector(), []
+
+    def train(index: int, groups: tuple) -> list[Doubt]:
+        trained.append(link.now)
+        return []
+
+    aside, batches = Aside(), MicroBatches(4, 1, True)
+    clock = lambda: link.now  # noqa: E731
+    times = stream_step(link, step, Everything(step), batches, train, beside=aside, clock=clock)
+    assert aside.complete and not link.script
+    assert trained[-1] == 9.0 and link.now == 10.0
+    assert times.waiting == 8.0, "until the last micro-batch"
+
+
+def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
+    """Prompts 0 and 2 teach nothing, prompt 1 comes with a lie, and prompt 3 before it is told."""
+    dull = [msgspec.structs.replace(r, tokens=m.pack_tokens([5, 7])) for r in whole_group(0)]
+    dull += [msgspec.structs.replace(r, tokens=m.pack_tokens([5, 7])) for r in whole_group(2)]
+    lie = msgspec.structs.replace(rollout(1, 0), tokens=m.pack_tokens([5, 1]))
+    asked: list[range] = []
+    script = [closed(), *dull[:2], lie, rollout(1, 1), *whole_group(3), *dull[2:]]
+    link, step = ScriptedLink([*script, rollout(1, 0), *whole_group(4)]), collector(prompts=2)
+    trained: list[list[int]] = []
+
+    def request(places: range) -> None:
+        asked.append(places)
+        step.extend([np.array([1, p], np.int32) for p in places])
+        link.script = deque(sorted(link.script, key=lambda r: r.prompt == 3))
+
+    def check(groups: tuple[Group, ...]) -> list[Doubt]:
+        """A group of equal rewards is looked at, too."""
+        wrong = [t for t in groups[0].trajectories if groups[0].prompt == 1 and not t.sample % 2]
+        wrong = [t for t in wrong if t.response_tokens[1] == 1]
+        return [Doubt(prompt=1, sample=t.sample, attempt=0, position=1, gap=3.0) for t in wrong]
+
+    def train(index: int, groups: tuple[Group, ...]) -> list[Doubt]:
+        trained.append([group.trajectories[0].prompt for group in groups])
+        return []
+
+    sampling = DynamicSampling(num_groups=2, most_prompts=8)
+    assert sampling.ask() == range(2)
+    selection = Informative(sampling, check=check, request=request)
+    stream_step(link, step, selection, MicroBatches(2, 1, True), train, clock=lambda: link.now)
+    assert asked == [range(2, 3), range(3, 4)]
+    assert trained == [[1], [3]]
+    assert [t.sample for t in selection.trajectories()] == [2, 3, 6, 7]
+    assert link.doubts == [(0, [Doubt(prompt=1, sample=2, attempt=0, position=1, gap=3.0)])]
+    assert sampling.prompts_used == 4
 
 
 def test_each_rollout_is_taken_once():

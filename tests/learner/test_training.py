@@ -98,7 +98,7 @@ def run(config, monkeypatch):
     for name, fake in {
         "ManagerProcess": Manager,
         "ManagerLink": Link,
-        "ReservedEngine": Reserved,
+        "ReservedEngines": Reserved,
         "TrainingLoop": Loop,
         "engine_of": lambda run, **_: SimpleNamespace(memory="memory: a plan"),
     }.items():
@@ -132,7 +132,7 @@ def test_the_fleet_is_shown_while_nothing_arrives(run, tmp_path, monkeypatch):
 def test_the_engine_leaves_room_for_the_learner(run, tmp_path, monkeypatch):
     taken = []
 
-    def engine_of(run, *, taken_bytes):
+    def engine_of(run, *, taken_bytes, device):
         taken.append(taken_bytes)
         return SimpleNamespace(memory="memory: a plan")
 

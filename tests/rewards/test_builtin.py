@@ -128,6 +128,33 @@ def test_math_may_insist_on_a_box():
     assert math_answers.math(["p"] * 2, completions, answer=[42] * 2, boxed_only=True) == [1.0, 0.0]
 
 
+BOXED = [
+    *(
+        "{7}",
+        "{ 7 }",
+        "{007}",
+        "{-7}",
+        "{7.0}",
+        "{\\frac{14}{2}}",
+        "{7}, \\boxed{8}",
+        "{8}",
+        "{7",
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize("box", BOXED)
+@pytest.mark.parametrize("answer", ["7", "-7", "7.0", "08"])
+def test_what_is_plain_to_see_is_what_the_verifier_says(box, answer):
+    """The shortcut of boxed answers, against the long way."""
+    math_answers = pytest.importorskip("rlboost_jax.rewards.math_answers")
+    completion = f"2 and 5 make \\boxed{box}."
+    reference = math_answers._reference(answer)
+    expected = math_answers._equal(reference, completion, math_answers._BOXED)
+    assert math_answers.math(["p"], [completion], answer=[answer], boxed_only=True) == [expected]
+
+
 def test_a_reference_that_is_no_mathematics_is_a_fault():
     math_answers = pytest.importorskip("rlboost_jax.rewards.math_answers")
     with pytest.raises(ValueError, match="no mathematics"):
