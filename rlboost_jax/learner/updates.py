@@ -256,8 +256,8 @@ class BatchUpdates:
         taken = [t.sample for part in self._members.values() for t in part]
         if sorted(taken) != sorted(t.sample for t in trajectories):
             raise StepNotWhole(
-                f"step {self._step} cannot be applied: its micro-batches have {len(taken)} samples, "
-                f"the batch has {len(trajectories)}, and they are not the same"
+                f"step {self._step} cannot be applied: its micro-batches have {len(taken)} "
+                f"samples, the batch has {len(trajectories)}, and they are not the same"
             )
         self._whiten()
         made = []
