@@ -11,7 +11,8 @@ several lengths (`learner.row_lengths`); layers computed again in the backward p
 *Share* is the arithmetic that these tokens need (6 operations for each parameter that multiplies,
 and attention over what each token sees; what is computed twice or for padding is not counted)
 over the time, against the fastest product of the model's own shapes in the same run. *Working
-MiB* is what the gradient program takes besides arguments and results, as its compiler tells.
+MiB* is what the gradient program takes besides arguments and results, as its compiler tells. For
+batches of a size that would be trained on accelerators it is told by the compiler alone.
 """
 
 import argparse
@@ -37,12 +38,13 @@ from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill, pack
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.trajectory import Trajectory
-from rlboost_jax.models.params import init_params
+from rlboost_jax.models.params import abstract_params, init_params
 from rlboost_jax.models.sharding import make_mesh
 
 PROMPT, LONGEST = 16, 256  # tokens: of every prompt, and of prompt and response together
 MEAN_RESPONSE = 48
 ROWS = 4  # of a packed batch of the longest rows
+LARGE = 16, 1024  # rows and tokens of what is only compiled
 SIZES = MODELS | {
     "4M": replace(
         MODELS["10M"],
@@ -177,8 +179,7 @@ def measure(model: ModelConfig, count: int, rounds: int) -> tuple[list[Result], 
     working, filled, sums = {}, {}, {}
     for way in WAYS:
         step, batches = programs(way, run), batches_of(way, trajectories)
-        of_logits = selected_logprobs if way.selected else all_logits
-        with mock.patch("rlboost_jax.learner.logprobs.selected_logprobs", of_logits):
+        with mock.patch("rlboost_jax.learner.logprobs.selected_logprobs", logprobs_of(way)):
             _, found = step.micro_batch(state.params, None, batches)  # compiles
             shapes = {batch.tokens.shape: batch for batch in batches}
             compiled = [
@@ -205,6 +206,25 @@ def measure(model: ModelConfig, count: int, rounds: int) -> tuple[list[Result], 
         for way in WAYS
     ]
     return results, f"{ceiling / 1e9:,.0f} G operations/s; " + memory_text(first, state, run)
+
+
+def large_batches(model: ModelConfig) -> list[tuple[str, int]]:
+    """Working bytes of gradients over LARGE tokens: compiled, and never run."""
+    run = settings(model)
+    rows, row_tokens = LARGE
+    batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+    found = []
+    for way in (way for way in WAYS if way.packed and way.row_lengths in (1, 3)):
+        with mock.patch("rlboost_jax.learner.logprobs.selected_logprobs", logprobs_of(way)):
+            lowered = programs(way, run).gradients.lower(abstract_params(model), None, batch)
+        name = f"{'selected' if way.selected else 'all logits'}, remat {way.remat}"
+        taken = lowered.compile().memory_analysis().temp_size_in_bytes
+        found.append((name, taken))
+    return list(dict(found).items())
+
+
+def logprobs_of(way: Way) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    return selected_logprobs if way.selected else all_logits
 
 
 def memory_text(step: LearnerStep, state: object, run: RunConfig) -> str:
@@ -236,9 +256,17 @@ def main() -> None:
     )
     for result in results:
         print(result.line())
+    rows, row_tokens = LARGE
+    large = large_batches(model)
+    print(f"\n| working space of {rows} x {row_tokens} tokens | MiB |\n|---|--:|")
+    for name, taken in large:
+        print(f"| {name} | {taken / 2**20:,.0f} |")
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"ways": [asdict(r) for r in results], "large": dict(large)}, indent=1)
+            + "\n"
+        )
 
 
 if __name__ == "__main__":
