@@ -1,6 +1,6 @@
 """Qwen3-32B on OpenR1-Math as in RLBoost (NSDI '26, section 6.1): 16 reserved H100 on two nodes.
 
-Run:     as configs/qwen3_8b_openr1.py, the trainer on node 0 and node 1 with a workdir that both see:
+Run:     as configs/qwen3_8b_openr1.py, the trainer on both nodes, with a workdir that both see and
              --coordinator=NODE0:1234 --num_processes=2 --process_index=0 (or 1)
 Memory:  a reserved GPU: learner 30.5 GiB (a sixteenth of parameters 122.0, gradients 366.1), engine
          61.0 of weights, as `--dry_run` computes them; by hand: 15.3 for moments on their way

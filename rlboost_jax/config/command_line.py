@@ -21,11 +21,15 @@ _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 _CONFIG = re.compile(r"--?config(?:=(.*))?", re.DOTALL)
 
 
-def parse(arguments: list[str]) -> list[str]:
-    """Let absl read the flags; returns what it left over. Ends the process on a mistake."""
+def parse(arguments: list[str], record: type = RunConfig) -> list[str]:
+    """Let absl read the flags; returns what it left over. Ends the process on a mistake.
+
+    Args:
+        record: what the configuration becomes.
+    """
     try:
         path = config_path(arguments)
-        check_overrides(arguments)
+        check_overrides(arguments, record)
         try:
             return flags.FLAGS(arguments)
         except Exception as error:  # a configuration file is a program and raises anything
@@ -55,11 +59,11 @@ def config_path(arguments: list[str]) -> str:
     return path
 
 
-def check_overrides(arguments: list[str]) -> None:
+def check_overrides(arguments: list[str], record: type = RunConfig) -> None:
     """Raise ConfigError for the first `--config.…` that names no field."""
     for argument in arguments:
         if (match := _OVERRIDE.match(argument)) is not None:
-            name, fields = match[1], tuple(_names(RunConfig))
+            name, fields = match[1], tuple(_names(record))
             if name not in fields:
                 raise ConfigError(f"config.{name} {_objection(name, fields)}")
 

@@ -8,9 +8,9 @@ import dataclasses
 import difflib
 import json
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -43,6 +43,9 @@ MAY_DIFFER: Final = (
 def may_differ(config: RunConfig) -> tuple[str, ...]:
     """What a run in its workdir may change. The length too, unless the schedule depends on it."""
     return (*MAY_DIFFER, "num_steps") if config.learner.schedule == "constant" else MAY_DIFFER
+
+
+Record = TypeVar("Record")
 
 
 class ConfigDictLike(Protocol):
@@ -89,17 +92,38 @@ def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     Raises ConfigError.
     """
     values = {key: value for key, value in values.items() if key != "run_id"}
-    mistakes = list(_wrong_keys(values, RunConfig, ""))
+    record = record_from_dict(values, RunConfig, fill=_with_preset)
+    check(record)
+    return record
+
+
+def record_from_dict(
+    values: Mapping[str, Any],
+    kind: type[Record],
+    *,
+    defaults: str = "configs/base.py",
+    fill: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values,
+) -> Record:
+    """A record and those inside it, of nested dictionaries; every key must be there.
+
+    Args:
+        defaults: the file that lists all fields, for errors.
+        fill: puts values in place of those that are None, once the keys are known to be right.
+
+    Raises ConfigError, a line per key that is wrong or missing.
+    """
+    mistakes = list(_wrong_keys(values, kind, "", defaults))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    values["algorithm"] = resolved(values["algorithm"])
     try:
-        record = msgspec.convert(values, RunConfig)
+        return msgspec.convert(fill(values), kind)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$.")
         raise ConfigError(f"config.{place.rstrip('`')}: {reason[:1].lower()}{reason[1:]}") from None
-    check(record)
-    return record
+
+
+def _with_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**values, "algorithm": resolved(values["algorithm"])}
 
 
 def read_run_config(path: str | Path) -> RunConfig:
@@ -157,7 +181,9 @@ def _fields(record: Any, prefix: str) -> Iterator[tuple[str, object]]:
             yield prefix + field.name, value
 
 
-def _wrong_keys(values: Mapping[str, Any], record: Any, prefix: str) -> Iterator[str]:
+def _wrong_keys(
+    values: Mapping[str, Any], record: Any, prefix: str, defaults: str
+) -> Iterator[str]:
     fields = {field.name: field.type for field in dataclasses.fields(record)}
     for key in values:
         if key not in fields:
@@ -169,10 +195,10 @@ def _wrong_keys(values: Mapping[str, Any], record: Any, prefix: str) -> Iterator
             if not any(
                 difflib.get_close_matches(str(k), [name]) for k in values if k not in fields
             ):
-                yield f"config.{prefix}{name} is missing; configs/base.py has its default"
+                yield f"config.{prefix}{name} is missing; {defaults} has its default"
         elif dataclasses.is_dataclass(kind):
             if isinstance(values[name], Mapping):
-                yield from _wrong_keys(values[name], kind, f"{prefix}{name}.")
+                yield from _wrong_keys(values[name], kind, f"{prefix}{name}.", defaults)
             else:
                 yield f"config.{prefix}{name} must be a section, not {values[name]!r}"
         elif (record := _entry(kind)) is not None and isinstance(values[name], list | tuple):

@@ -13,9 +13,12 @@ class TraceRow:
     name: str
 
 
-def read_trace(path: str | Path) -> tuple[TraceRow, ...]:
+def read_trace(path: str | Path, *, setting: str = "fleet.trace") -> tuple[TraceRow, ...]:
     """The rows of a trace file. Empty lines, lines that begin with # and one header line
     are passed over.
+
+    Args:
+        setting: that named the file, for errors.
 
     Raises ConfigError, naming the line, where the file cannot be read or understood.
     """
@@ -23,7 +26,7 @@ def read_trace(path: str | Path) -> tuple[TraceRow, ...]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"fleet.trace: cannot read {str(path)!r} ({_reason(error)}); "
+            f"{setting}: cannot read {str(path)!r} ({_reason(error)}); "
             "give a readable CSV, 'synthetic' or ''"
         ) from error
     rows: list[TraceRow] = []
@@ -34,12 +37,12 @@ def read_trace(path: str | Path) -> tuple[TraceRow, ...]:
         row = _row(text)
         if row is None or (rows and row.milliseconds < rows[-1].milliseconds):
             raise ConfigError(
-                f"fleet.trace: line {number} of {str(path)!r} is {text[:60]!r}; it must read "
+                f"{setting}: line {number} of {str(path)!r} is {text[:60]!r}; it must read "
                 "milliseconds,add|remove,name with times that never decrease"
             )
         rows.append(row)
     if not rows:
-        raise ConfigError(f"fleet.trace: {str(path)!r} has no rows; give another file or ''")
+        raise ConfigError(f"{setting}: {str(path)!r} has no rows; give another file or ''")
     return tuple(rows)
 
 

@@ -1,6 +1,7 @@
 """The engine's copy of the parameters: flat, unstacked, on one device, in one dtype."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -49,10 +50,13 @@ class EngineParameters:
                     f"parameter {name} has shape {leaves[name].shape} and the model {shape}; "
                     "the snapshot is of another model"
                 )
-        on_host = jax.device_get(params)
+        on_devices = all(isinstance(leaf, jax.Array) for leaf in leaves.values())
+        if not on_devices:
+            params = jax.device_get(params)
         if not self._double_buffered:
             self._free()
-        self.leaves = jax.block_until_ready(self._put(on_host))
+        put = self._put_from_devices if on_devices else self._put
+        self.leaves = jax.block_until_ready(put(params))
         self.version = version
 
     def _free(self) -> None:
@@ -80,7 +84,35 @@ class EngineParameters:
     def _fill(self, make: Callable[[str, tuple[int, ...]], np.ndarray]) -> Params:
         return unflatten_params({name: make(name, shape) for name, shape in self._shapes.items()})
 
+    def _put_from_devices(self, params: Params) -> tuple[Array, ...]:
+        """A layer of a leaf at a time: cast where it lies, then gathered on this device."""
+
+        def copied(leaf: Array) -> Array:
+            return jax.device_put(_cast(leaf, self._dtype), self._device)
+
+        num_layers = jax.tree.leaves(params["layers"])[0].shape[0]
+        layers = tuple(
+            jax.tree.map(
+                lambda leaf, i=i: jax.device_put(_layer(leaf, i, self._dtype), self._device),
+                params["layers"],
+            )
+            for i in range(num_layers)
+        )
+        others = {name: part for name, part in params.items() if name != "layers"}
+        return tuple(jax.tree.leaves({**jax.tree.map(copied, others), "layers": layers}))
+
     def _put(self, params: Params) -> tuple[Array, ...]:
         """Copies first: on CPU a device array may be nothing but a view of a host array."""
         leaves = [np.array(leaf, self._dtype) for leaf in jax.tree.leaves(unstack_layers(params))]
         return tuple(jax.device_put(leaves, self._device))
+
+
+@partial(jax.jit, static_argnums=1)
+def _cast(leaf: Array, dtype: jnp.dtype) -> Array:
+    """A copy, even where nothing is to be cast."""
+    return jnp.copy(leaf).astype(dtype)
+
+
+@partial(jax.jit, static_argnums=2)
+def _layer(leaf: Array, index: int, dtype: jnp.dtype) -> Array:
+    return jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False).astype(dtype)

@@ -74,7 +74,8 @@ class Checkpoints:
         newest = self.latest()
         if newest is not None and step <= newest:
             raise ValueError(f"checkpoint {step} would come after {newest}; steps only grow")
-        with ORBAX_BEGINS:
+        ORBAX_BEGINS.acquire()
+        try:
             _name_alike_on_all_processes()
             self._manager.save(
                 step,
@@ -82,6 +83,11 @@ class Checkpoints:
                     state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra)
                 ),
             )
+        except BaseException:
+            ORBAX_BEGINS.release()
+            raise
+        if jax.process_count() == 1:
+            ORBAX_BEGINS.release()
         self._saving = self._waiter.submit(self._finish, step)
 
     def wait(self) -> None:
@@ -137,7 +143,11 @@ class Checkpoints:
         self.close()
 
     def _finish(self, step: int) -> None:
-        self._manager.wait_until_finished()
+        try:
+            self._manager.wait_until_finished()
+        finally:
+            if jax.process_count() > 1:
+                ORBAX_BEGINS.release()
         self._on_durable(step)
 
 

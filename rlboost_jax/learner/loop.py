@@ -32,7 +32,7 @@ from rlboost_jax.learner.evaluation import Measurement, Score
 from rlboost_jax.learner.followers import Followers
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.publisher import Publisher
-from rlboost_jax.learner.reserved import ReservedEngine
+from rlboost_jax.learner.reserved import ReservedEngines
 from rlboost_jax.learner.samples import reward_parts, sample_rows, samples_due
 from rlboost_jax.learner.selection import Everything, Informative
 from rlboost_jax.learner.state import TrainState
@@ -59,7 +59,7 @@ class TrainingLoop:
         state: TrainState,
         reference: Params | None,
         link: ManagerLink,
-        reserved: ReservedEngine,
+        reserved: ReservedEngines,
         publisher: Publisher,
         checkpoints: Checkpoints,
         prompts_used: int = 0,
@@ -112,7 +112,7 @@ class TrainingLoop:
         """
         prompts = list(self._prompts.slice(self._used, self._run.learner.prompts_per_step))
         measurement = self._measurement() if self._evaluates(step) else None
-        self._reserved.load(self._params, step, self._digest)
+        self._load(step)
         self._begin(step, prompts)
         for extension in measurement.extensions(step) if measurement else ():
             self._link.extend_step(extension)
@@ -213,7 +213,7 @@ class TrainingLoop:
         version = self._run.num_steps
         measurement = self._measurement(group_size=self._run.evaluation.samples)
         ((prompts, samples),) = measurement.parts()
-        self._reserved.load(self._params, version, self._digest)
+        self._load(version)
         self._link.begin_step(
             messages.BeginStep(
                 step=version,
@@ -248,6 +248,12 @@ class TrainingLoop:
         if version < self._run.num_steps or evaluated:  # else no one needs it
             self._publisher.submit(version, self._params, self._digest)
         return seconds
+
+    def _load(self, version: int) -> None:
+        """Give the reserved engines the parameters that were published last."""
+        # From device to device, unless other processes hold parts of it.
+        params = self._params if self._followers else self.state.params
+        self._reserved.load(params, version, self._digest)
 
     def _begin(self, step: int, prompts: Sequence[Prompt]) -> None:
         self._link.begin_step(

@@ -1,7 +1,14 @@
-"""The trainer's own engine: an instance of the fleet that shares the learner's devices."""
+"""The trainer's own engines: instances of the fleet that share the learner's devices.
 
-from collections.abc import Callable
+There is one for each data-parallel slice of the mesh, on the first of its devices, with a stream
+of its own to the manager.
+"""
+
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+
+import jax
+from jax.sharding import Mesh
 
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.credentials import Endpoint
@@ -9,7 +16,7 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner.link import EventLoopThread
 from rlboost_jax.models.params import Params
 from rlboost_jax.observe.clocks import Clock
-from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.observe.spans import ENGINE_LANE, Recorder
 from rlboost_jax.rollout.instance import hello_of
 from rlboost_jax.rollout.stream import InstanceClient
 from rlboost_jax.rollout.worker import Worker
@@ -31,6 +38,7 @@ class ReservedEngine:
         thread: EventLoopThread,
         *,
         on_failure: Callable[[Exception], None],
+        name: str = NAME,
         spans: Recorder | None = None,
         clock: Clock | None = None,
     ):
@@ -40,9 +48,9 @@ class ReservedEngine:
         clock: of `InstanceClient`.
         """
         self._run, self._engine, self._thread = run, engine, thread
-        self._on_failure = on_failure
+        self._on_failure, self._name = on_failure, name
         self._clock = clock
-        self._worker = Worker(engine, spans)
+        self._worker = Worker(engine, spans, name.replace(NAME, ENGINE_LANE, 1))
         self._client: InstanceClient | None = None
         self._running: Future[None] | None = None
 
@@ -54,7 +62,7 @@ class ReservedEngine:
         """
         hello = hello_of(
             self._engine,
-            name=NAME,
+            name=self._name,
             reserved=True,
             price_per_hour=0.0,  # paid for whether it generates or not
             zone="reserved",
@@ -75,12 +83,65 @@ class ReservedEngine:
         """Give the engine a version; it takes work of it from now on.
 
         Args:
-            params: stacked tree in the rollout dtype, on host or device.
+            params: stacked tree, on the host or over the devices of the learner's mesh.
         """
+        self.begin_to_load(params, version, params_digest).result()
+
+    def begin_to_load(self, params: Params, version: int, params_digest: str) -> Future[None]:
+        """`load`, which is over when the result is there."""
         assert self._client is not None
-        self._thread.run(self._client.offer(params, version, params_digest))
+        return self._thread.start(self._client.offer(params, version, params_digest))
 
     def close(self) -> None:
         if self._running is not None:
             self._running.cancel()
         self._worker.stop()
+
+
+class ReservedEngines:
+    """All of them, as one."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        engines: Sequence[Engine],
+        thread: EventLoopThread,
+        *,
+        on_failure: Callable[[Exception], None],
+        spans: Recorder | None = None,
+        clock: Clock | None = None,
+    ):
+        names = [f"{NAME}-{i}" for i in range(len(engines))] if len(engines) > 1 else [NAME]
+        self._each = [
+            ReservedEngine(
+                run,
+                engine,
+                thread,
+                on_failure=on_failure,
+                name=name,
+                spans=spans,
+                clock=clock if name is names[0] else None,  # one stream's answers are enough
+            )
+            for engine, name in zip(engines, names, strict=True)
+        ]
+
+    def connect(self, locate: Callable[[], Endpoint]) -> None:
+        """Join the fleet, each for itself."""
+        for engine in self._each:
+            engine.connect(locate)
+
+    def load(self, params: Params, version: int, params_digest: str) -> None:
+        """Give all of them a version, at the same time."""
+        loading = [engine.begin_to_load(params, version, params_digest) for engine in self._each]
+        for load in loading:
+            load.result()
+
+    def close(self) -> None:
+        for engine in self._each:
+            engine.close()
+
+
+def devices_of_slices(mesh: Mesh) -> list[jax.Device]:
+    """The first device of each data-parallel slice that this process has one of."""
+    firsts = [slice_.flat[0] for slice_ in mesh.devices]
+    return [device for device in firsts if device.process_index == jax.process_index()]

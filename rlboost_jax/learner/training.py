@@ -27,7 +27,7 @@ from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.packing import batch_shapes
 from rlboost_jax.learner.processes import ALONE, World, check_mesh
 from rlboost_jax.learner.publisher import Publisher
-from rlboost_jax.learner.reserved import ReservedEngine
+from rlboost_jax.learner.reserved import ReservedEngines, devices_of_slices
 from rlboost_jax.learner.state import TrainState, abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.updates import learners_of
@@ -133,11 +133,15 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             run, workdir.path, exercises, learner, critic, checkpoints, restored, console
         )
         with console.phase("compiling the engine's programs"):
-            engine = engine_of(run, taken_bytes=learner_bytes_per_device(run) + working_bytes)
-        console.note(str(engine.memory))
-        reserved = ReservedEngine(
+            taken_bytes = learner_bytes_per_device(run) + working_bytes
+            engines = [
+                engine_of(run, taken_bytes=taken_bytes, device=device)
+                for device in devices_of_slices(mesh)
+            ]
+        console.note(str(engines[0].memory))
+        reserved = ReservedEngines(
             run,
-            engine,
+            engines,
             thread,
             on_failure=link.fail,
             spans=profile.spans,

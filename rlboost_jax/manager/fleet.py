@@ -5,8 +5,9 @@ nobody's victim.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.manager.events import MachineRemoved
@@ -14,6 +15,26 @@ from rlboost_jax.messages import Hello
 
 FIRST_RETRY_SECONDS = 0.5  # after a server ended that gave no token; doubles each time
 LAST_RETRY_SECONDS = 30.0
+
+
+class Tally:
+    """Counts of a fleet's servers, which follow every change of one."""
+
+    def __init__(self) -> None:
+        self.standing = 0  # not doomed
+        self.starting = 0  # of those, not joined
+        self.homeless = 0  # of those, without a machine
+        self.absent: dict[str, Server] = {}  # that have lost their stream
+
+    def count(self, server: "Server", one: int) -> None:
+        if not server.doomed:
+            self.standing += one
+            self.starting += one * (not server.joined)
+            self.homeless += one * (not server.machine)
+        if one < 0:
+            self.absent.pop(server.name, None)
+        elif server.absent_since < math.inf:
+            self.absent[server.name] = server
 
 
 @dataclass(slots=True)
@@ -28,6 +49,15 @@ class Server:
     doomed: bool = False  # signalled
     absent_since: float = math.inf  # its stream has ended and there is no other yet
     sick: bool = False  # gave up by itself: whatever it proved, its machine is to rest
+    tally: Tally | None = None  # of the fleet that it belongs to
+
+    def __setattr__(self, name: str, value: object) -> None:
+        tally: Tally | None = getattr(self, "tally", None)
+        if tally is not None:
+            tally.count(self, -1)
+        object.__setattr__(self, name, value)
+        if (tally := getattr(self, "tally", None)) is not None:
+            tally.count(self, 1)
 
 
 def wanted(*, machines: int, max_instances: int, cap: int | None) -> int:
@@ -59,6 +89,8 @@ class Fleet:
         self._max_instances = max_instances
         self._adaptive_cap = adaptive_cap
         self.machines: dict[str, str] = {}  # name → server on it, "" where free
+        self._free: dict[str, None] = {}  # those, in any order
+        self._tally = Tally()
         self.servers: dict[str, Server] = {}
         self.retry_at = -math.inf
         self.removal: MachineRemoved | None = None  # nameless: waits for a server at work
@@ -70,7 +102,7 @@ class Fleet:
     @property
     def starting(self) -> int:
         """Servers started that have not joined yet."""
-        return sum(not (server.joined or server.doomed) for server in self.servers.values())
+        return self._tally.starting
 
     @property
     def standing(self) -> list[str]:
@@ -79,11 +111,13 @@ class Fleet:
     @property
     def absent_at(self) -> float:
         """When the next server that does not come back is given up; inf: never."""
-        standing = (s.absent_since for s in self.servers.values() if not s.doomed)
+        standing = (s.absent_since for s in self._tally.absent.values() if not s.doomed)
         return min(standing, default=math.inf) + ABSENT_SECONDS
 
     def give_up(self, now: float) -> list[str]:
         """Servers that keep a machine and do nothing, doomed now."""
+        if not self._tally.absent:
+            return []
         late = [s for s in self.servers.values() if now >= s.absent_since + ABSENT_SECONDS]
         for server in late:
             server.doomed, server.absent_since = True, math.inf
@@ -96,9 +130,16 @@ class Fleet:
         elif not machine and self.removal is not None:
             self._returned_early = True
         if machine and not self.machines.setdefault(machine, ""):
-            homeless = (s for s in self.servers.values() if not s.machine and not s.doomed)
-            if (server := next(homeless, None)) is not None:
+            self._free[machine] = None
+            if self._tally.homeless:
+                servers = self.servers.values()
+                server = next(s for s in servers if not s.machine and not s.doomed)
                 self.machines[machine], server.machine = server.name, machine
+                del self._free[machine]
+
+    def is_(self, server: Server) -> Callable[[Hello], bool]:
+        """Whether that server says this."""
+        return lambda hello: self.server_of(hello) is server
 
     def server_of(self, hello: Hello) -> Server | None:
         """Who says this; None if it was started by hand, whatever name it was given."""
@@ -110,7 +151,7 @@ class Fleet:
 
         Where the market lends fewer than there were, it goes on all the same.
         """
-        self.servers[name] = Server(name, "", pid, proved=True)
+        self._add(Server(name, "", pid, proved=True))
         number = name.rpartition("-")[2]
         if number.isdecimal():
             self.numbers = max(self.numbers, int(number))
@@ -120,6 +161,7 @@ class Fleet:
         if machine in self._taken:
             self._taken.remove(machine)
         name = self.machines.pop(machine, "")
+        self._free.pop(machine, None)
         if name:
             self.servers[name].doomed = True
         return name
@@ -144,18 +186,19 @@ class Fleet:
         cap = instance_cap if self._adaptive_cap else None
         machines = len(self.machines)
         target = wanted(machines=machines, max_instances=self._max_instances, cap=cap)
-        free = sum(not name for name in self.machines.values())
-        return max(0, min(target - len(self.standing), free))
+        return max(0, min(target - self._tally.standing, len(self._free)))
 
     def start(self, count: int) -> list[str]:
         """Names for `count` new servers, on free machines in the order of their loan."""
-        free = [machine for machine, name in self.machines.items() if not name]
+        free = self._free
+        first = islice((machine for machine in self.machines if machine in free), count)
         started = []
-        for machine in free[:count]:
+        for machine in list(free) if len(free) == 1 else list(first):
             self.numbers += 1
             name = f"local-{self.numbers}"
             self.machines[machine] = name
-            self.servers[name] = Server(name, machine)
+            del self._free[machine]
+            self._add(Server(name, machine))
             started.append(name)
         return started
 
@@ -164,8 +207,11 @@ class Fleet:
         server = self.servers.pop(name, None)
         if server is None:
             return None
+        self._tally.count(server, -1)
+        object.__setattr__(server, "tally", None)
         if self.machines.get(server.machine) == name:
             self.machines[server.machine] = ""
+            self._free[server.machine] = None
         if server.proved and not server.sick:
             self._failures = 0
         elif not server.doomed:
@@ -174,3 +220,9 @@ class Fleet:
                 self._failures - 1, first=FIRST_RETRY_SECONDS, longest=LAST_RETRY_SECONDS
             )
         return server
+
+    def _add(self, server: Server) -> None:
+        if (before := self.servers.get(server.name)) is not None:
+            before.tally = None
+        self.servers[server.name] = server
+        server.tally = self._tally

@@ -6,15 +6,11 @@ and gets on with the work it holds (its progress).
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rlboost_jax.manager.accounts import Integral
-from rlboost_jax.manager.limits import (
-    MAX_INSTANCES,
-    REMARK_BURST,
-    REMARKS_PER_SECOND,
-    Bucket,
-)
+from rlboost_jax.manager.index import Index, Pool
+from rlboost_jax.manager.limits import REMARK_BURST, REMARKS_PER_SECOND, Bucket
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.messages import BeginStep, Hello, InstanceStatus, Manifest, TokenBatch
@@ -63,6 +59,11 @@ class Instance:
         self.slowest = 0.0  # dispatch so far, in seconds
         self.progress_at = now  # of the last token or answer, or since when it holds work
         self.remarks = Bucket(REMARKS_PER_SECOND, REMARK_BURST)  # what is worth a line
+        # What the index knows of it; None: it has left.
+        self.index: Index | None = None
+        self.order = 0  # of joining
+        self.pool: Pool | None = None
+        self.noted_releasing, self.noted_working = 0, False
 
     @property
     def state(self) -> str:
@@ -117,10 +118,22 @@ class Instance:
             self.announced = manifest
             return False
         self.announced, self.digest = manifest, ""
+        self._state_changed()
         return True
 
     def loaded(self, version: int, digest: str) -> None:
         self.version, self.digest = version, digest
+        self._state_changed()
+
+    def leave_soon(self) -> None:
+        """No more work for it."""
+        self.leaving = True
+        self._state_changed()
+
+    def asking(self, count: int) -> None:
+        """So many more rollouts are asked back."""
+        self.num_releasing += count
+        self._held_changed()
 
     def hold(self, rollout: Rollout, now: float) -> None:
         if not self.held:
@@ -128,6 +141,7 @@ class Instance:
         rollout.holder, rollout.asked_at, rollout.yielded = self.name, math.inf, False
         self.held[rollout.request_id] = rollout
         self.groups[rollout.prompt] += 1
+        self._held_changed()
 
     def let_go(self, request_id: int) -> Rollout | None:
         """No longer held here, whatever the reason; None if it never was."""
@@ -139,6 +153,7 @@ class Instance:
         if not self.groups[rollout.prompt]:
             del self.groups[rollout.prompt]
         rollout.holder, rollout.previous, rollout.asked_at = "", self.name, math.inf
+        self._held_changed()
         return rollout
 
     def status(self, now: float) -> InstanceStatus:
@@ -158,6 +173,14 @@ class Instance:
         """Whether the parameters it has are just those."""
         return self.version == named.version and self.digest == named.params_digest
 
+    def _held_changed(self) -> None:
+        if self.index is not None:
+            self.index.held_changed(self)
+
+    def _state_changed(self) -> None:
+        if self.index is not None:
+            self.index.state_changed(self)
+
 
 class Roster:
     """All instances with a living stream, in the order in which they joined."""
@@ -165,6 +188,7 @@ class Roster:
     def __init__(self, settings: Settings, now: float) -> None:
         self._settings = settings
         self.streams: dict[int, Instance] = {}
+        self.index = Index()
         self.fingerprint: str | None = None  # of the first reserved engine
         self.changed = False  # a member came or went since a step began
         self.joined = 0
@@ -205,8 +229,9 @@ class Roster:
             return ""
         if hello.instance in self.own:
             return f"the name {hello.instance!r} is the trainer's own engine's; choose another"
-        if len(self.streams) >= MAX_INSTANCES:
-            return f"there are {MAX_INSTANCES} instances already; leave some work to the learner"
+        most = self._settings.max_servers
+        if len(self.streams) >= most:
+            return f"there are {most} instances already; leave some work to the learner"
         if reason := self.banished.get(_identity(hello)):
             return f"sent away before: {reason}; look for a fault of that host, then start it anew"
         return ""
@@ -220,13 +245,20 @@ class Roster:
             "engine; run the same program, or set deterministic = False"
         )
 
-    def trusted(self, instance: Instance) -> bool:
-        """Deterministic runs wait for the reserved engine's fingerprint."""
-        return not self._settings.deterministic or instance.hello.fingerprint == self.fingerprint
+    @property
+    def trusting(self) -> bool:
+        """Deterministic runs wait for the reserved engine's fingerprint. Once that is known,
+        nobody with another one is here."""
+        return not self._settings.deterministic or self.fingerprint is not None
+
+    def pool(self, step: Step) -> Pool:
+        """Preemptible instances that are ready for a step."""
+        return self.index.pool(step.begin.version, step.begin.params_digest)
 
     def join(self, stream: int, hello: Hello, now: float) -> Instance:
         instance = Instance(stream, self._name(hello), hello, now)
         self.streams[stream] = instance
+        self.index.join(instance)
         self.check_at = min(self.check_at, now + self._settings.manager.lease_seconds)
         if hello.reserved:
             self.fingerprint = self.fingerprint or hello.fingerprint
@@ -244,6 +276,10 @@ class Roster:
             if len(self.banished) > MAX_BANISHED:
                 del self.banished[next(iter(self.banished))]
 
+    def speaks(self, name: str, is_it: Callable[[Hello], bool]) -> bool:
+        """Whether a living stream is that of the provider's server of that name."""
+        return name in self.index.claims and any(is_it(i.hello) for i in self)
+
     def same_process(self, name: str) -> list[Instance]:
         """The living streams of whoever had that name, whatever they are called now."""
         who = self._identities.get(name)
@@ -252,7 +288,7 @@ class Roster:
     def retire(self, instance: Instance) -> None:
         """It goes soon: no more work for it."""
         self.changed |= instance.member
-        instance.leaving = True
+        instance.leave_soon()
 
     def charge(self, instance: Instance, tokens: int) -> None:
         """Note the most that the dispatch which an instance has begun can yield."""
@@ -262,6 +298,7 @@ class Roster:
     def leave(self, instance: Instance) -> None:
         self.charge(instance, 0)
         del self.streams[instance.stream]
+        self.index.leave(instance)
         self.changed |= instance.member
 
     def deadline(self, instance: Instance) -> tuple[float, str, bool]:
@@ -328,14 +365,14 @@ class Roster:
                 they are paid for too.
         """
         fleet = self._settings.fleet
-        prices = (i.hello.price_per_hour for i in self if not i.reserved)
-        hourly = fleet.reserved_price_per_hour + sum(prices) + starting * fleet.price_per_hour
+        prices = sum(price * count for price, count in self.index.prices.items())
+        hourly = fleet.reserved_price_per_hour + prices + starting * fleet.price_per_hour
         self.cost.set(hourly / 3600, now)
-        self.ready.set(sum(not i.reserved and i.ready_for(step) for i in self) if step else 0, now)
+        self.ready.set(len(self.pool(step).instances) if step else 0, now)
 
     def _name(self, hello: Hello) -> str:
         """One that nobody else has had: tokens are filed under it."""
-        taken = {instance.name for instance in self}
+        taken = self.index.names
         name, who = hello.instance, _identity(hello)
         while not name or name in taken or self._identities.get(name, who) != who:
             self.numbers += 1

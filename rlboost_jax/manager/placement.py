@@ -17,7 +17,6 @@ class Load:
     slots: int
     held: int
     groups: Collection[int] = ()  # prompts of which it holds a rollout
-    reserved: bool = False
     plateau: int = 0  # batch above which its throughput hardly grows; 0 if not known
 
     @property
@@ -91,20 +90,20 @@ def pending_moves(loads: Sequence[Load], in_transit: int) -> list[int]:
     return moves
 
 
-def running_moves(loads: Sequence[Load]) -> list[int]:
+def running_moves(busiest: Load, idle: int) -> int:
     """Second branch: while some instance runs nothing, take from the one that runs most.
 
     It gives what it runs above its plateau batch B, but keeps an equal share with the idle
     ones: to hand over more would only swap the roles. Reserved engines get nothing this
     way, since their window is about to end.
+
+    Args:
+        idle: preemptible instances that hold nothing.
     """
-    moves = [0] * len(loads)
-    idle = sum(1 for load in loads if not load.held and not load.reserved)
-    busiest = max(range(len(loads)), key=lambda i: (loads[i].running, -i), default=None)
-    if idle and busiest is not None and loads[busiest].plateau:
-        running = loads[busiest].running
-        moves[busiest] = max(0, min(running - loads[busiest].plateau, running * idle // (idle + 1)))
-    return moves
+    if not (idle and busiest.plateau):
+        return 0
+    running = busiest.running
+    return max(0, min(running - busiest.plateau, running * idle // (idle + 1)))
 
 
 def _key(load: Load, index: int) -> Key:

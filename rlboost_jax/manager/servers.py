@@ -169,9 +169,8 @@ class Servers:
         self._outbox.close(instance.stream, reason)
         self._outbox.record(kind, instance.name, reason=reason, count=count, tokens_lost=in_flight)
         server = self._fleet.server_of(instance.hello)
-        if server is not None and not any(
-            self._fleet.server_of(other.hello) is server for other in self._roster
-        ):  # else it has dialled again before this stream was given up
+        if server is not None and not self._roster.speaks(server.name, self._fleet.is_(server)):
+            # else it has dialled again before this stream was given up
             server.absent_since = self._roster.now
         if not instance.reserved and kind != "rejected":
             self._roster.lost += 1

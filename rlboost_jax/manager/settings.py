@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from rlboost_jax.config.records import FleetConfig, ManagerConfig, RunConfig
+from rlboost_jax.manager.limits import MAX_INSTANCES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +15,8 @@ class Settings:
     vocab_size: int  # tokens are in [0, vocab_size)
     slots: int  # of an engine of the run
     slot_tokens: int  # longest prompt plus response of the run
+    max_servers: int = MAX_INSTANCES
+    status_seconds: float = 1.0  # between two FleetStatus to the trainer
 
     @staticmethod
     def of(run: RunConfig, run_id: str) -> "Settings":

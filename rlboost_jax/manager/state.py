@@ -36,7 +36,6 @@ from rlboost_jax.manager.trainer import ProtocolError, Trainer
 from rlboost_jax.manager.work import Work
 from rlboost_jax.messages import FleetStatus, Manifest, Refused
 
-STATUS_SECONDS = 1.0  # between two FleetStatus to the trainer
 ORPHANED = 3  # exit code: no trainer came, or came back
 
 
@@ -82,7 +81,7 @@ class Manager:
             self._staff(now)
             self.roster.account(self.ledger.active, self.fleet.starting, now)
         if self._outbox.trainer is not None and now >= self._status_at:
-            self._status_at = now + STATUS_SECONDS
+            self._status_at = now + self._settings.status_seconds
             self._outbox.to_trainer(self.status(now))
         if now >= self.trainer.orphan_at and not self.over:
             self.trainer.end(f"no trainer for {self.trainer.patience:g} s", ORPHANED)
@@ -159,7 +158,7 @@ class Manager:
         server = self.fleet.servers.get(name)
         if server is not None:  # else it has ended meanwhile
             server.pid = pid
-            server.joined = any(self.fleet.server_of(i.hello) is server for i in self.roster)
+            server.joined = self.roster.speaks(name, self.fleet.is_(server))
 
     def _remove(self, event: MachineRemoved) -> None:
         """The market takes a machine back."""
@@ -185,8 +184,8 @@ class Manager:
     def _signal(self, name: str, notice: bool) -> None:
         """End a server. Under notice it gets no more work."""
         self._outbox.signal(name, notice=notice)
-        for instance in self.roster:
-            if notice and self.fleet.server_of(instance.hello) is self.fleet.servers[name]:
+        for instance in self.roster if notice else ():
+            if self.fleet.server_of(instance.hello) is self.fleet.servers[name]:
                 self.roster.retire(instance)
                 self._outbox.record("notice", instance.name, reason="the market", hint=False)
 

@@ -4,7 +4,7 @@
 is no tick: a waiting rollout goes as soon as an eligible instance has room.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from rlboost_jax.manager.instances import Instance, Roster
 from rlboost_jax.manager.ledger import Ledger
@@ -39,22 +39,25 @@ class Work:
         if step.finished:
             return
         # Reserved engines come last: among equals, work goes where it may stay.
-        eligible = remote + (reserved if self.seeding.open else [])
-        self._place(step, eligible, now)
+        seeding = reserved if self.seeding.open else []
+        if step.num_waiting:
+            self._place(step, [*remote, *seeding], now)
         if self._settings.balance and not step.num_waiting:
-            self._balance(step, eligible)
+            self._balance(remote, seeding)
         idle = reserved and not any(i.held for i in reserved)
         if self.seeding.open and remote and idle and not step.num_waiting:
             self._close(step, "reserved engines have nothing left", now)
 
     def reserved(self, step: Step) -> list[Instance]:
         """The trainer's engines that can work on a step."""
-        return [i for i in self._roster if i.reserved and i.ready_for(step)]
+        return [i for i in self._roster.index.reserved.values() if i.ready_for(step)]
 
     def remote(self, step: Step) -> list[Instance]:
-        """Preemptible instances that can work on a step, in the order in which they joined."""
-        trusted = self._roster.trusted
-        return [i for i in self._roster if not i.reserved and i.ready_for(step) and trusted(i)]
+        """Preemptible instances that can work on a step, in the order in which they joined.
+
+        The roster's own list: to be read at once, and by nobody changed.
+        """
+        return self._roster.pool(step).instances if self._roster.trusting else []
 
     def release(self, instance: Instance, rollouts: Iterable[Rollout]) -> None:
         """Ask rollouts back; they wait again once the server has answered."""
@@ -62,7 +65,7 @@ class Work:
         if asked:
             for rollout in asked:
                 rollout.asked_at = self._roster.now
-            instance.num_releasing += len(asked)
+            instance.asking(len(asked))
             ids = pack_ids([r.request_id for r in asked])
             self._outbox.send(instance.stream, Release(request_ids=ids))
             self._roster.watch(instance)
@@ -124,13 +127,10 @@ class Work:
         seconds = self.seeding.total(now)
         self._outbox.record("window_closed", seconds=seconds, reason=reason)
         self._outbox.of_step(WindowClosed(step=step.begin.step, seconds=seconds, reason=reason))
-        for instance in self._roster:
-            if instance.reserved:
-                self.release(instance, instance.held.values())
+        for instance in self._roster.index.reserved.values():
+            self.release(instance, instance.held.values())
 
     def _place(self, step: Step, eligible: list[Instance], now: float) -> None:
-        if not step.num_waiting:
-            return
         loads = [Load(slots=i.slots, held=len(i.held), groups=i.groups) for i in eligible]
         limit = self._settings.max_pending
         rollouts = step.take(min(step.num_waiting, room(loads, limit)))
@@ -181,24 +181,37 @@ class Work:
                 self._outbox.send(instance.stream, frame)
                 requests, size = [], 0
 
-    def _balance(self, step: Step, eligible: list[Instance]) -> None:
-        """Continuous load balancing: pending rollouts first, then running ones."""
-        transit = sum(i.num_releasing for i in self._roster)
-        loads = [
-            Load(slots=i.slots, held=len(i.held) - i.num_releasing, reserved=i.reserved)
-            for i in eligible
+    def _balance(self, remote: Sequence[Instance], seeding: Sequence[Instance]) -> None:
+        """Continuous load balancing: pending rollouts first, then running ones.
+
+        Whoever holds one rollout at most has none to spare, so only the others are looked at.
+        """
+        index = self._roster.index
+        ready = {id(remote[0].pool)} if remote else set()
+        crowded = [
+            i
+            for i in index.crowded.values()
+            if (i in seeding if i.reserved else id(i.pool) in ready)
         ]
-        if any(load.pending for load in loads):
-            moves = pending_moves(loads, transit)
+        if any(len(i.held) - i.num_releasing > i.slots for i in crowded):
+            eligible = [*remote, *seeding]
+            loads = [Load(slots=i.slots, held=len(i.held) - i.num_releasing) for i in eligible]
+            moves = pending_moves(loads, index.asked_back)
             for instance, count in zip(eligible, moves, strict=True):
                 if count:
                     self.release(instance, newest_pending(instance, count))
-        elif not transit and any(not load.held for load in loads):
-            for load, instance in zip(loads, eligible, strict=True):
-                load.plateau = self.profile.plateau(instance.kind, context=context(instance))
-            for instance, count in zip(eligible, running_moves(loads), strict=True):
-                if count:
-                    self.release(instance, _shortest(instance, count))
+        elif crowded and not index.asked_back and remote and (idle := _idle(remote)):
+            busiest = min(crowded, key=lambda i: (-min(len(i.held), i.slots), i.reserved, i.order))
+            plateau = self.profile.plateau(busiest.kind, context=context(busiest))
+            load = Load(slots=busiest.slots, held=len(busiest.held), plateau=plateau)
+            if count := running_moves(load, idle):
+                self.release(busiest, _shortest(busiest, count))
+
+
+def _idle(remote: Sequence[Instance]) -> int:
+    """Of instances of one pool, how many hold nothing."""
+    pool = remote[0].pool
+    return pool.idle if pool is not None else 0
 
 
 def newest_pending(instance: Instance, count: int) -> list[Rollout]:

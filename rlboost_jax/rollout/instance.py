@@ -13,13 +13,18 @@ from rlboost_jax.messages import Hello
 
 
 def engine_of(
-    run: RunConfig, announce: Callable[[str], None] | None = None, *, taken_bytes: int = 0
+    run: RunConfig,
+    announce: Callable[[str], None] | None = None,
+    *,
+    taken_bytes: int = 0,
+    device: jax.Device | None = None,
 ) -> Engine:
     """The engine of a run with every program compiled, checked where equal bits are promised.
 
     Args:
         announce: told how memory is divided, and of each program before it is compiled.
         taken_bytes: of the device's memory that others in this process have or will have.
+        device: to run on; None takes the first.
 
     Raises:
         NotEnoughMemory: the engine does not fit the device.
@@ -32,6 +37,7 @@ def engine_of(
         truncated_sampling=run.sampling.truncated,
         param_dtype=run.weights.rollout_dtype,
         taken_bytes=taken_bytes,
+        device=device,
     )
     if announce is not None:
         announce(str(engine.memory))
@@ -53,7 +59,7 @@ def hello_of(
         zone=zone,
         host=socket.gethostname(),
         pid=os.getpid(),
-        device=jax.devices()[0].device_kind,
+        device=engine.device.device_kind,
         fingerprint=engine.fingerprint,
         process=secrets.token_hex(8),
     )

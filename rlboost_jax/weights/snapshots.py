@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes  # noqa: F401  (NumPy knows "bfloat16" by it)
 import numpy as np
 import orbax.checkpoint as ocp
@@ -25,7 +26,9 @@ from rlboost_jax.models.params import Params, flatten_params, unflatten_params
 PARTIAL = ".partial"
 
 # Orbax names the signals between a save's threads after a counter of the whole process, read as
-# they start: two saves that begin at once wait for each other's, for ever.
+# they start: two saves that begin at once wait for each other's, for ever. Where the trainer has
+# several processes the threads of all of them read it, until the save is over: then it is held
+# from its begin to its end.
 ORBAX_BEGINS = threading.Lock()
 
 
@@ -82,6 +85,8 @@ class SnapshotStore:
         leaves = {name: self._cast(leaf) for name, leaf in flatten_params(host_params).items()}
         with ORBAX_BEGINS:
             self._checkpointer.save(partial, unflatten_params(leaves), force=True)
+            if jax.process_count() > 1:
+                self._checkpointer.wait_until_finished()
         self._checkpointer.wait_until_finished()
         names = _leaf_files(partial, leaves)
         with ThreadPoolExecutor(thread_name_prefix="hash") as threads:

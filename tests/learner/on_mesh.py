@@ -14,12 +14,14 @@ import numpy as np
 
 from configs import base
 from rlboost_jax.config.load import run_config
+from rlboost_jax.engine.parameters import EngineParameters
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.gradients import GradientSum
 from rlboost_jax.learner.packing import PackedBatch
+from rlboost_jax.learner.reserved import devices_of_slices
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.models.params import init_params
+from rlboost_jax.models.params import abstract_params, init_params
 from rlboost_jax.models.sharding import make_mesh
 
 ROWS, ROW_TOKENS, NUM_BATCHES = 4, 24, 4
@@ -113,6 +115,18 @@ def memory_kinds(tree):
     return sorted({leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree)})
 
 
+def engine_takes(params):
+    """Whether an engine gets from all devices what it gets from the host, on its own device."""
+    taken = []
+    for given in (params, jax.device_get(params)):
+        device = jax.devices()[5]
+        engine = EngineParameters(abstract_params(small_run().model), device, "bfloat16")
+        engine.load(given, 0)
+        taken.append(engine.leaves)
+        assert all(leaf.devices() == {device} for leaf in engine.leaves)
+    return all(np.array_equal(a, b) for a, b in zip(*taken, strict=True))
+
+
 def measure():
     batches = random_batches()
     alone, spread, other = Trainer(ALONE), Trainer(SPREAD), Trainer(OTHER, remat="full")
@@ -155,6 +169,8 @@ def measure():
             trainer.state, _ = kept.restore(1, trainer.abstract())
             yield f"restored on {name}", gap(trainer.state, saved)
             yield f"resumed on {name}", gap(trainer.update(batches), after)
+    yield "devices of slices", [device.id for device in devices_of_slices(spread.step.mesh)]
+    yield "an engine's parameters are equal", engine_takes(spread.state.params)
     yield "moments on the host", memory_kinds(hosted.state.opt_state[1][0].mu)
     yield "parameters beside them", memory_kinds(hosted.state.params)
 

@@ -24,7 +24,7 @@ from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, window_of
 from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.publisher import Publisher
-from rlboost_jax.learner.reserved import ReservedEngine
+from rlboost_jax.learner.reserved import ReservedEngines
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.models.params import init_params, params_digest
@@ -111,7 +111,7 @@ class Link(ManagerLink):
         return m.StepReport(**{**dict.fromkeys(names, 0), **found})
 
 
-class Reserved(ReservedEngine):
+class Reserved(ReservedEngines):
     def __init__(self, world):
         self.world = world
 

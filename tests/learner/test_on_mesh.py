@@ -45,3 +45,8 @@ def test_a_checkpoint_of_one_mesh_goes_on_on_another(measured, mesh):
 def test_moments_on_the_host_stay_there(measured):
     assert measured["moments on the host"] == ["pinned_host"]
     assert measured["parameters beside them"] == ["device"]
+
+
+def test_each_data_parallel_slice_has_an_engine_that_is_fed_from_all_devices(measured):
+    assert measured["devices of slices"] == [0, 4]
+    assert measured["an engine's parameters are equal"]

@@ -4,6 +4,7 @@ import asyncio
 import queue
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from typing import ClassVar
 
 import pytest
 
@@ -12,7 +13,9 @@ from rlboost_jax.credentials import Credentials, Endpoint
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner import reserved as module
 from rlboost_jax.learner.link import EventLoopThread
-from rlboost_jax.learner.reserved import ReservedEngine, ReservedEngineLost
+from rlboost_jax.learner.reserved import ReservedEngine, ReservedEngineLost, ReservedEngines
+from rlboost_jax.observe.clocks import Clock
+from rlboost_jax.observe.spans import Recorder
 
 PATIENCE_SECONDS = 20.0
 
@@ -85,3 +88,44 @@ def test_an_engine_that_failed_is_not_waited_for(reserved, engine, failures, mon
     assert isinstance(failures.get(timeout=PATIENCE_SECONDS), ZeroDivisionError)
     with pytest.raises(ZeroDivisionError, match="in the engine"):
         reserved.load({}, 1, "digest")
+
+
+class Offered(Client):
+    """Notes what is offered to the engine of each name."""
+
+    log: ClassVar[list] = []
+
+    def __init__(self, locate, hello, *_, **__) -> None:
+        super().__init__()
+        self.name = hello.instance
+
+    async def offer(self, params, version, digest) -> None:
+        Offered.log.append((self.name, params, version, digest))
+
+
+@pytest.mark.parametrize(("count", "names"), [(1, ["reserved"]), (2, ["reserved-0", "reserved-1"])])
+def test_every_engine_has_a_name_and_gets_every_version(
+    config, engine, thread, failures, monkeypatch, count, names
+):
+    monkeypatch.setattr(module, "InstanceClient", Offered)
+    monkeypatch.setattr(Offered, "log", [])
+    engines = ReservedEngines(config, [engine] * count, thread, on_failure=failures.put)
+    engines.connect(nowhere)
+    engines.load({}, 3, "digest")
+    assert sorted(Offered.log) == [(name, {}, 3, "digest") for name in names]
+    engines.close()
+    assert failures.empty()
+
+
+def test_engines_of_several_slices_have_clocks_and_lanes_of_their_own(
+    config, engine, thread, failures
+):
+    """Answers to several streams on one clock would be taken for each other."""
+    clock, spans = Clock(), Recorder(3)
+    engines = module.ReservedEngines(
+        config, [engine, engine], thread, on_failure=failures.put, spans=spans, clock=clock
+    )
+    first, second = engines._each
+    assert first._clock is clock and second._clock is None
+    assert (first._worker._lane, second._worker._lane) == ("engine-0", "engine-1")
+    assert first._worker.spans is second._worker.spans is spans

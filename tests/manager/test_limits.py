@@ -171,9 +171,8 @@ def test_an_honest_pace_of_failures_goes_on_for_ever() -> None:
         assert desk.records("rejected")
 
 
-def test_a_fleet_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlboost_jax.manager.instances.MAX_INSTANCES", 2)
-    roster = Roster(settings(), 0.0)
+def test_a_fleet_has_a_size() -> None:
+    roster = Roster(settings(max_servers=2), 0.0)
     for stream in (A, B):
         assert not roster.objection(hello())
         roster.join(stream, hello(), 0.0)

@@ -105,20 +105,13 @@ def test_pending_moves_fill_free_slots_from_the_longest_queue(
 def test_running_moves_above_the_plateau_to_idle_instances(
     running: int, idle: int, plateau: int, moved: int
 ) -> None:
-    fleet = [Load(slots=8, held=running, plateau=plateau)]
-    fleet += [Load(slots=8, held=0, plateau=plateau) for _ in range(idle)]
-    assert running_moves(fleet) == [moved] + [0] * idle
-
-
-def test_reserved_engines_get_no_running_rollouts() -> None:
-    fleet = [Load(slots=8, held=8, plateau=1), Load(slots=8, held=0, reserved=True)]
-    assert running_moves(fleet) == [0, 0]
+    assert running_moves(Load(slots=8, held=running, plateau=plateau), idle) == moved
 
 
 @given(loads, st.integers(0, 4))
 def test_running_moves_never_swap_roles(fleet: list[Load], plateau: int) -> None:
+    idle = sum(not load.held for load in fleet)
     for load in fleet:
         load.plateau = plateau
-    for load, move in zip(fleet, running_moves(fleet), strict=True):
-        idle = sum(not other.held for other in fleet)
+        move = running_moves(load, idle)
         assert move == 0 or (load.running - move) * idle >= move

@@ -1,5 +1,7 @@
 """Routing and experts, in both forms, against a loop over tokens in NumPy float64."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +21,13 @@ def model(small_model, request):
 
 
 @pytest.fixture
-def layer(model):
+def sure(small_model):
+    return small_model(**MOE)
+
+
+@pytest.fixture
+def layer(small_model):
+    model = small_model(**MOE)  # which has the same parameters however weights are normalised
     return jax.tree.map(lambda leaf: 3 * leaf, unstack_layers(init_params(model, 0))["layers"][0])
 
 
@@ -73,28 +81,27 @@ def test_experts_can_be_told(model, layer, x, by_row):
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_both_forms_have_the_same_gradient(model, layer, x):
+def test_both_forms_have_the_same_gradient(sure, layer, x):
     upstream = jax.random.normal(jax.random.key(0), (N, E))
 
     def gradient(by_row):
         def loss(layer, x):
-            return (run(model, layer, x, by_row=by_row)[0] * upstream).sum()
+            return (run(sure, layer, x, by_row=by_row)[0] * upstream).sum()
 
         return jax.jit(jax.grad(loss, argnums=(0, 1)))(layer, x)
 
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3),
-        gradient(True),
-        gradient(False),
-    )
-    router = gradient(False)[0]["mlp"]["router"]["kernel"]
+    by_row, sorted_ = gradient(True), gradient(False)
+    same = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3)
+    jax.tree.map(same, by_row, sorted_)
+    router = sorted_[0]["mlp"]["router"]["kernel"]
     assert (np.abs(router).max(axis=0) > 0).all(), "no gradient reaches the router"
 
 
-def test_the_gradient_is_a_finite_difference(model, layer, x):
+def test_the_gradient_is_a_finite_difference(sure, layer, x):
     """Of the loop in float64."""
     upstream = np.random.default_rng(1).normal(size=(N, E))
-    gradient = jax.grad(lambda layer: (run(model, layer, x)[0] * upstream).sum())(layer)["mlp"]
+    gradient = jax.jit(jax.grad(lambda layer: (run(sure, layer, x)[0] * upstream).sum()))(layer)
+    gradient = gradient["mlp"]
     rng = np.random.default_rng(0)
     for name in ("gate", "up", "down"):
         kernel = np.asarray(layer["mlp"]["experts"][name], np.float64)
@@ -103,18 +110,18 @@ def test_the_gradient_is_a_finite_difference(model, layer, x):
         def moved(step, name=name, kernel=kernel, direction=direction):
             experts = {**layer["mlp"]["experts"], name: kernel + step * direction}
             there = {**layer, "mlp": {**layer["mlp"], "experts": experts}}
-            return (by_hand(model, there, x)[0] * upstream).sum()
+            return (by_hand(sure, there, x)[0] * upstream).sum()
 
         slope = (moved(1e-5) - moved(-1e-5)) / 2e-5
         np.testing.assert_allclose((gradient["experts"][name] * direction).sum(), slope, rtol=1e-3)
 
 
 @pytest.mark.skipif("cpu" not in available_implementations(), reason="needs the compiled kernels")
-def test_by_row_a_token_s_bits_are_its_own(model, layer, x):
+def test_by_row_a_token_s_bits_are_its_own(sure, layer, x):
     """Whatever its companions choose, however many there are; 8 are the engine's fewest."""
-    alone = jax.jit(lambda x: run(model, layer, x, by_row=True)[0])
+    alone = jax.jit(lambda x: run(sure, layer, x, by_row=True)[0])
     whole = np.asarray(alone(x))
-    for rows in (8, 16, 24):
+    for rows in (8, 24):
         assert np.asarray(alone(x[:rows])).tobytes() == whole[:rows].tobytes()
     others = jnp.concatenate([x[:3], 5 * x[3:][::-1]])
     assert np.asarray(alone(others))[:3].tobytes() == whole[:3].tobytes()
@@ -126,9 +133,10 @@ def test_the_whole_decoder_replays_its_own_choices(small_model):
     tokens = jax.random.randint(jax.random.key(0), (2, 12), 0, model.vocab_size)
     at = (jnp.tile(jnp.arange(12), (2, 1)), jnp.ones((2, 12), jnp.int32))
 
+    @partial(jax.jit, static_argnums=0)
     def states(attention, experts=None):
         return hidden_states_and_experts(
-            model, params, tokens, *at, remat="full", attention=attention, experts=experts
+            model, params, tokens, *at, remat="none", attention=attention, experts=experts
         )
 
     x, chosen = states("dense")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax.config.ranges import MAX_POSITIONS
-from rlboost_jax.models.rope import FINE, Rope, cos_sin, turn
+from rlboost_jax.models.rope import FINE, Rope, cos_sin, frequencies, turn
 
 THETA = 10_000.0
 
@@ -44,8 +44,8 @@ def test_scores_depend_on_the_distance_only():
 
 def test_short_contexts_have_the_bits_of_the_float64_table():
     positions = np.arange(FINE)
-    frequencies = THETA ** (-np.arange(4, dtype=np.float64) * 2 / 8)
-    angles = positions[:, None] * frequencies
+    expected = THETA ** (-np.arange(4, dtype=np.float64) * 2 / 8)
+    angles = positions[:, None] * expected
     cos, sin = jax.jit(lambda p: cos_sin(p, 8, Rope(THETA)))(jnp.asarray(positions))
     np.testing.assert_array_equal(cos, np.cos(angles).astype(np.float32))
     np.testing.assert_array_equal(sin, np.sin(angles).astype(np.float32))
@@ -58,4 +58,30 @@ def test_bits_do_not_depend_on_the_neighbours():
     shuffled = np.random.default_rng(0).permutation(64)
     np.testing.assert_array_equal(
         rotate(x[shuffled], positions[shuffled], theta=THETA), together[shuffled]
+    )
+
+
+def test_linear_scaling_divides_every_position():
+    scaled, plain = frequencies(Rope(THETA, "linear", 8.0), 16), frequencies(Rope(THETA), 16)
+    np.testing.assert_allclose(scaled, plain / 8)
+    np.testing.assert_allclose(plain, [THETA ** (-i / 8) for i in range(8)])
+
+
+def test_llama3_scaling_by_wavelength():
+    """As Meta wrote it: three cases of a wavelength."""
+    rope = Rope(500_000.0, "llama3", 8.0, 1.0, 4.0, 8192)
+    expected = []
+    for frequency in frequencies(Rope(500_000.0), 128):
+        wavelength = 2 * np.pi / frequency
+        if wavelength < 8192 / 4:
+            expected.append(frequency)
+        elif wavelength > 8192 / 1:
+            expected.append(frequency / 8)
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            expected.append((1 - smooth) * frequency / 8 + smooth * frequency)
+    np.testing.assert_allclose(frequencies(rope, 128), expected, rtol=1e-12)
+    assert (
+        len({round(e / p, 6) for e, p in zip(expected, frequencies(Rope(5e5), 128), strict=True)})
+        > 3
     )

@@ -1,7 +1,9 @@
 """What holds in the manager after every event, read off its parts and off what was sent to it."""
 
+import math
 from collections import Counter
 
+from rlboost_jax.manager.fleet import ABSENT_SECONDS
 from tests.simulate.world import World
 
 ROUNDING = 1e-8
@@ -42,8 +44,48 @@ def check(world: World) -> None:
             kept += rollout.num_tokens
         assert step.num_finished == finished
         assert step.books.generated - step.books.lost == kept
+    _index(world)
     _leases(world)
     _nothing_idle(world)
+
+
+def _index(world: World) -> None:
+    """What is kept up to date is what looking through the whole fleet would give."""
+    manager = world.manager
+    assert manager is not None
+    roster, index, fleet = manager.roster, manager.roster.index, manager.fleet
+    everyone = list(roster)
+    for begin in {(i.version, i.digest) for i in everyone}:
+        pool = index.pool(*begin)
+        ready = [
+            i
+            for i in everyone
+            if not i.reserved and i.state == "ready" and (i.version, i.digest) == begin
+        ]
+        assert pool.instances == ready
+        assert pool.idle == sum(not i.held for i in ready)
+        assert not manager.roster.trusting or all(
+            i.hello.fingerprint == roster.fingerprint or not world.settings.deterministic
+            for i in ready
+        )
+    assert list(index.reserved.values()) == [i for i in everyone if i.reserved]
+    assert index.names == {i.name for i in everyone}
+    assert index.claims == Counter(i.hello.instance for i in everyone)
+    assert index.prices == Counter(i.hello.price_per_hour for i in everyone if not i.reserved)
+    assert index.asked_back == sum(i.num_releasing for i in everyone)
+    crowded = [i for i in everyone if len(i.held) - i.num_releasing > 1]
+    assert sorted(index.crowded) == sorted(i.stream for i in crowded)
+    servers = list(fleet.servers.values())
+    standing = [s for s in servers if not s.doomed]
+    assert [s.name for s in standing] == fleet.standing
+    assert fleet.starting == sum(not s.joined for s in standing)
+    absent = min((s.absent_since for s in standing), default=math.inf)
+    assert fleet.absent_at == absent + ABSENT_SECONDS
+    cap = max(len(fleet.machines), 1)
+    free = sum(not name for name in fleet.machines.values())
+    limit = min(len(fleet.machines), world.settings.fleet.max_instances)
+    if not world.settings.fleet.adaptive_cap:
+        assert fleet.missing(cap) == max(0, min(limit - len(standing), free))
 
 
 def _leases(world: World) -> None:

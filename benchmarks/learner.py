@@ -1,0 +1,245 @@
+"""Tokens per second of the learner, its share of what the machine multiplies, and its memory.
+
+    python -m benchmarks.learner [--model=4M] [--vocab=16384] [--rounds=3] [--json=FILE]
+
+The same trajectories, with lengths from an exponential distribution, are trained in several ways
+that take turns in one process: a row for each of them and all logits at once, as one would write
+it first; rows that are packed; log-probabilities block by block (`selected_logprobs`); rows of
+several lengths (`learner.row_lengths`); layers computed again in the backward pass
+(`learner.remat`). Tokens are those of the trajectories: padding counts as time and not as work.
+
+*Share* is the arithmetic that these tokens need (6 operations for each parameter that multiplies,
+and attention over what each token sees; what is computed twice or for padding is not counted)
+over the time, against the fastest product of the model's own shapes in the same run. *Working
+MiB* is what the gradient program takes besides arguments and results, as its compiler tells.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rlboost_kernels import selected_logprobs
+
+from benchmarks.engine import MODELS, product_rate, take_turns
+from configs import base
+from rlboost_jax.config.load import run_config_from_dict
+from rlboost_jax.config.memory import learner_bytes, num_parameters, size_text
+from rlboost_jax.config.records import ModelConfig, RunConfig
+from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill, pack
+from rlboost_jax.learner.state import init_state
+from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.models.params import init_params
+from rlboost_jax.models.sharding import make_mesh
+
+PROMPT, LONGEST = 16, 256  # tokens: of every prompt, and of prompt and response together
+MEAN_RESPONSE = 48
+ROWS = 4  # of a packed batch of the longest rows
+SIZES = MODELS | {
+    "4M": replace(
+        MODELS["10M"],
+        embed_dim=192,
+        num_layers=4,
+        num_query_heads=3,
+        num_key_heads=1,
+        hidden_dim=512,
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    name: str
+    packed: bool = True
+    selected: bool = True  # `selected_logprobs` in place of the logits of all tokens
+    row_lengths: int = 1
+    remat: str = "none"
+
+
+WAYS = (
+    Way(name="padded rows, all logits", packed=False, selected=False),
+    Way(name="padded rows", packed=False),
+    Way(name="packed rows, all logits", selected=False),
+    Way(name="packed rows"),
+    Way(name="packed rows of 3 lengths", row_lengths=3),
+    Way(name="packed rows of 3 lengths, dots", row_lengths=3, remat="dots"),
+    Way(name="packed rows of 3 lengths, full", row_lengths=3, remat="full"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    way: str
+    tokens_per_second: float
+    share: float
+    filled: float  # share of the positions computed that hold a token
+    working_bytes: int
+    gain: float  # over the first way
+
+    def line(self) -> str:
+        return (
+            f"| {self.way} | {self.tokens_per_second:,.0f} | {self.gain:.2f} | {self.share:.2f} | "
+            f"{self.filled:.2f} | {self.working_bytes / 2**20:,.0f} |"
+        )
+
+
+HEADER = "| way | tokens/s | gain | share | filled | working MiB |\n|---|--:|--:|--:|--:|--:|"
+
+
+def settings(model: ModelConfig) -> RunConfig:
+    """The base configuration around a model, with attention as on accelerators and meshes."""
+    run = run_config_from_dict(base.get_config().to_dict())
+    learner = replace(run.learner, attention="dense", pack_rows=ROWS, row_tokens=LONGEST)
+    return replace(run, model=model, learner=learner)
+
+
+def draw(model: ModelConfig, count: int) -> list[Trajectory]:
+    rng = np.random.default_rng(0)
+    lengths = 1 + rng.exponential(MEAN_RESPONSE, count).astype(int)
+
+    def trajectory(sample: int, length: int) -> Trajectory:
+        return Trajectory(
+            prompt=sample,
+            sample=sample,
+            prompt_tokens=rng.integers(model.vocab_size, size=PROMPT, dtype=np.int32),
+            response_tokens=rng.integers(model.vocab_size, size=length, dtype=np.int32),
+            behaviour_logprobs=np.full(length, -math.log(model.vocab_size), np.float32),
+            policy_versions=np.zeros(length, np.int32),
+            reward=0.0,
+            advantage=float(rng.normal()),
+        )
+
+    return [trajectory(i, min(int(n), LONGEST - PROMPT)) for i, n in enumerate(lengths)]
+
+
+def batches_of(way: Way, trajectories: Sequence[Trajectory]) -> list[PackedBatch]:
+    if way.packed:
+        return pack(
+            trajectories,
+            rows=ROWS,
+            row_tokens=LONGEST,
+            loss_aggregation=TOKEN_MEAN,
+            row_lengths=way.row_lengths,
+        )
+    rows = [
+        fill([t], rows=1, row_tokens=LONGEST, loss_aggregation=TOKEN_MEAN)[0] for t in trajectories
+    ]
+    whole = [rows[i : i + ROWS] for i in range(0, len(rows), ROWS)]
+    return [jax.tree.map(lambda *parts: np.concatenate(parts), *part) for part in whole]
+
+
+def all_logits(
+    hidden: jax.Array, unembedding: jax.Array, tokens: jax.Array, *, temperature: float, **_: object
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probability and entropy from the logits of all tokens at once."""
+    logits = jnp.matmul(hidden, unembedding, preferred_element_type=jnp.float32) / temperature
+    logp = jax.nn.log_softmax(logits)
+    chosen = jnp.take_along_axis(logp, tokens[:, None], axis=1)[:, 0]
+    return chosen, -(jnp.exp(logp) * logp).sum(axis=-1)
+
+
+def programs(way: Way, run: RunConfig) -> LearnerStep:
+    return LearnerStep(
+        run.model,
+        replace(run.learner, remat=way.remat),
+        run.algorithm,
+        run.sampling,
+        num_steps=10,
+        mesh=make_mesh((1, 1, 1)),
+    )
+
+
+def operations(model: ModelConfig, trajectories: Sequence[Trajectory]) -> float:
+    """Of one forward and one backward pass over what these trajectories hold."""
+    table = model.vocab_size * model.embed_dim
+    multiplying = num_parameters(model) - (0 if model.tie_embeddings else table)
+    lengths = [len(t.prompt_tokens) + len(t.response_tokens) - 1 for t in trajectories]
+    pairs = sum(n * (n + 1) / 2 for n in lengths)  # (token, token that it sees)
+    scores = 4 * model.num_layers * model.num_query_heads * model.head_dim
+    return 3 * (2 * multiplying * sum(lengths) + scores * pairs)
+
+
+def measure(model: ModelConfig, count: int, rounds: int) -> tuple[list[Result], str]:
+    run = settings(model)
+    trajectories = draw(model, count)
+    tokens = sum(len(t.prompt_tokens) + len(t.response_tokens) - 1 for t in trajectories)
+    first = programs(WAYS[0], run)
+    state = init_state(init_params(model, 0), first.optimizer, first.shardings)
+    calls: dict[str, Callable[[], object]] = {}
+    working, filled, sums = {}, {}, {}
+    for way in WAYS:
+        step, batches = programs(way, run), batches_of(way, trajectories)
+        of_logits = selected_logprobs if way.selected else all_logits
+        with mock.patch("rlboost_jax.learner.logprobs.selected_logprobs", of_logits):
+            _, found = step.micro_batch(state.params, None, batches)  # compiles
+            shapes = {batch.tokens.shape: batch for batch in batches}
+            compiled = [
+                step.gradients.lower(state.params, None, batch).compile()
+                for batch in shapes.values()
+            ]
+        sums[way.name] = float(found["loss"])
+        working[way.name] = max(c.memory_analysis().temp_size_in_bytes for c in compiled)
+        filled[way.name] = tokens / sum(batch.tokens.size for batch in batches)
+        calls[way.name] = partial(_wait, step, state.params, batches)
+    np.testing.assert_allclose(list(sums.values()), sums[WAYS[0].name], rtol=1e-3)
+    seconds = take_turns(calls, rounds)
+    ceiling = max(product_rate(model, rows) for rows in (LONGEST, LONGEST * ROWS))
+    slowest = seconds[WAYS[0].name]
+    results = [
+        Result(
+            way=way.name,
+            tokens_per_second=tokens / seconds[way.name],
+            share=operations(model, trajectories) / seconds[way.name] / ceiling,
+            filled=filled[way.name],
+            working_bytes=working[way.name],
+            gain=slowest / seconds[way.name],
+        )
+        for way in WAYS
+    ]
+    return results, f"{ceiling / 1e9:,.0f} G operations/s; " + memory_text(first, state, run)
+
+
+def memory_text(step: LearnerStep, state: object, run: RunConfig) -> str:
+    """What the state takes, against the plan that a dry run prints."""
+    planned = learner_bytes(run)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    told = planned["parameters"] + planned["optimizer"]
+    return f"state {size_text(held)}, planned {size_text(told)} (ratio {held / told:.3f})"
+
+
+def _wait(step: LearnerStep, params: object, batches: Sequence[PackedBatch]) -> None:
+    jax.block_until_ready(step.micro_batch(params, None, batches))  # type: ignore[arg-type]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="4M", help=f"of {', '.join(SIZES)}")
+    parser.add_argument("--vocab", type=int, default=16_384, help="entries of its vocabulary")
+    parser.add_argument("--count", type=int, default=48, help="trajectories")
+    parser.add_argument("--rounds", type=int, default=3, help="timed turns of each")
+    parser.add_argument("--json", type=Path, default=None, help="where to write the results")
+    options = parser.parse_args()
+    model = replace(SIZES[options.model], vocab_size=options.vocab)
+    results, facts = measure(model, options.count, options.rounds)
+    print(
+        f"jax {jax.__version__} on {jax.devices()[0].device_kind}; {num_parameters(model):,} "
+        f"parameters, {options.vocab:,} entries; {options.count} trajectories of {PROMPT} + "
+        f"{MEAN_RESPONSE} tokens on average, at most {LONGEST}\nproducts: {facts}\n\n{HEADER}"
+    )
+    for result in results:
+        print(result.line())
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Every field of a simulation, with its unit, value and source.
+
+The values are those of the evaluation of RLBoost (NSDI '26): one 8xH100 node that is reserved,
+preemptible instances of 2xH100, Qwen3-14B, 128 prompts x 8 responses of at most 14k tokens.
+`experiments/paper_evaluation/README.md` says where each free parameter comes from. Any value
+can be set from the command line: `--config.workload.mean_tokens=5000`. The fields are those of
+`rlboost_jax/simulator/records.py`.
+"""
+
+from ml_collections import ConfigDict
+
+MODELS = {  # Qwen3's published configurations: parameters, layers, query heads
+    "8b": (8.19e9, 36, 32),
+    "14b": (14.77e9, 40, 40),
+    "32b": (32.76e9, 64, 64),
+}
+
+
+def get_config(model: str = "14b") -> ConfigDict:
+    config = ConfigDict()
+    config.seed = 0  # names every random choice
+    config.num_seeds = 1  # repetitions with seeds that follow, for confidence intervals
+    config.num_steps = 10  # 0: as many as fit the segment
+    config.settling_steps = 4  # at the beginning, left out of all means: the window is found
+    config.systems = ("rlboost",)  # see rlboost_jax/simulator/systems.py
+
+    config.chip = ConfigDict()  # H100 SXM data sheet
+    config.chip.flops_per_second = 989e12  # dense bfloat16
+    config.chip.memory_bytes_per_second = 3.35e12
+    config.chip.memory_bytes = 80e9
+
+    params, layers, heads = MODELS[model]
+    config.model = ConfigDict()
+    config.model.num_params = params
+    config.model.num_layers = layers
+    config.model.num_query_heads = heads
+    config.model.num_key_heads = 8
+    config.model.head_dim = 128
+    config.model.bytes_per_param = 2.0  # bfloat16
+    config.model.bytes_per_kv = 2.0
+
+    config.engine = ConfigDict()
+    config.engine.chips = 2  # tensor parallelism 2, reserved and preemptible
+    config.engine.slots = 256  # rollouts decoded together, at most
+    config.engine.slot_tokens = 0.0  # cache set aside for each, as far as it goes; 0: none
+    config.engine.memory_fraction = 0.85  # of the chips' memory for weights and cache
+    config.engine.memory_efficiency = 0.5  # free: of the data sheet's bandwidth, when decoding
+    config.engine.compute_efficiency = 0.5  # of the data sheet's FLOPs, in prefill
+    config.engine.step_overhead_seconds = 0.004  # free: of each decode step
+    config.engine.dispatch_tokens = 8  # decode steps per program call
+    config.engine.message_tokens = 256  # decode steps after which tokens are told
+    config.engine.table = ()  # measured (batch, mean context, seconds per step); (): roofline
+
+    config.reserved = ConfigDict()
+    config.reserved.nodes = 2 if model == "32b" else 1
+    config.reserved.chips_per_node = 8
+    config.reserved.price_per_node_hour = 83.79  # dollars
+
+    config.trainer = ConfigDict()
+    # Policy forward, backward (2) and recomputation, old and reference log-probabilities.
+    config.trainer.forward_passes = 6.0
+    config.trainer.compute_efficiency = 0.38  # free: MFU
+    config.trainer.micro_batch_prompts = 2  # 16 responses
+    config.trainer.micro_batch_seconds = 0.1  # of each micro-batch besides its tokens
+    config.trainer.apply_seconds = 5.0  # the optimizer's update
+    config.trainer.switch_seconds = 2.0  # from training to generating, and back
+
+    config.workload = ConfigDict()
+    config.workload.prompts_per_step = 128
+    config.workload.group_size = 8
+    config.workload.prompt_tokens = 200
+    config.workload.max_response_tokens = 14_336
+    config.workload.mean_tokens = 6000.0  # free: of a response, were nothing cut off
+    config.workload.sigma = 0.8  # free: of the logarithm of a length
+    config.workload.group_correlation = 0.5  # of those logarithms within a group
+    config.workload.growth_per_step = 0.0  # relative growth of the mean
+
+    config.links = ConfigDict()
+    config.links.host_bytes_per_second = 100e9  # device to host, all chips of a node
+    config.links.sender_bytes_per_second = 25e9  # 200 Gbps of a reserved node, shared
+    config.links.receiver_bytes_per_second = 6.25e9  # 50 Gbps of an instance
+    config.links.load_bytes_per_second = 25e9  # host to device
+    config.links.latency_seconds = 0.5
+
+    config.instance = ConfigDict()
+    config.instance.start_seconds = 60.0  # from the order to the first message; billed
+    config.instance.detect_seconds = 1.5  # from a loss to its being known
+    config.instance.price_per_hour = 5.32  # dollars, 2xH100
+    config.instance.egress_dollars_per_gb = 0.0  # the published prices leave it out
+
+    config.market = ConfigDict()
+    config.market.kind = "static"  # or "trace", "hazard"
+    config.market.instances = (0, 1, 2, 3, 4, 5, 6, 7, 8)  # static fleets to compare
+    config.market.path = ""  # of a trace
+    config.market.format = "auto"  # or "bamboo", "skypilot", "gcp", "parcae"
+    config.market.keep_fraction = 1.0  # of a trace's machines
+    config.market.keep_seed = 0  # which
+    config.market.segments = ()  # of a trace or hazard: (from, to) in hours
+    config.market.notice_seconds = 0.0  # before a loss
+    config.market.hazard = ConfigDict()
+    config.market.hazard.machines = 12.0  # mean on loan
+    config.market.hazard.lifetime_hours = 1.5  # mean, of a machine
+    config.market.hazard.batch_size = 2.0  # mean number that goes at once
+    config.market.hazard.drought_hours = 0.0  # mean time without arrivals; 0: none
+    config.market.hazard.drought_gap_hours = 0.0  # mean time between two droughts
+
+    config.policy = ConfigDict()
+    config.policy.max_pending = 8  # Θ
+    config.policy.balance = True
+    config.policy.migration = True
+    config.policy.seeding = True
+    config.policy.window_initial_seconds = 150.0  # T_init of the public code
+    config.policy.window_eta = 3.0  # η of the public code
+    config.policy.window_memory = True
+    config.policy.adaptive_cap = False  # hold the fleet to N_prem of Algorithm 1
+    config.policy.max_instances = 100_000
+    return config

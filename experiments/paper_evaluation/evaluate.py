@@ -1,0 +1,154 @@
+"""Simulate the published evaluation, with one set of parameters, and compare.
+
+    python -m experiments.paper_evaluation.evaluate --part=static --trace=aws-p3.csv
+    python -m experiments.paper_evaluation.evaluate --compare
+
+A part writes `results/<part>.json`; `--compare` writes `results.json` and prints the table of
+README.md. Parts do not depend on each other and may run side by side.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from configs.sim import base, paper_segments
+from rlboost_jax.simulator.load import sim_config
+from rlboost_jax.simulator.markets import Change, Market, static
+from rlboost_jax.simulator.outcome import Outcome
+from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.run import simulate
+from rlboost_jax.simulator.systems import rows_of
+from rlboost_jax.simulator.world import World
+
+FOLDER = Path(__file__).parent
+STEPS, SETTLING = 18, 8
+SEED = 0
+
+
+def config_of(model: str, **changes: Any) -> SimConfig:
+    config = base.get_config(model)
+    config.num_steps, config.settling_steps = STEPS, SETTLING
+    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
+    return sim_config(config)
+
+
+def ratios(
+    config: SimConfig, instances: Sequence[int], systems: Sequence[str] = ("rlboost",)
+) -> dict[str, dict[str, dict[str, float]]]:
+    """system → instances → what it gains over the co-located baseline."""
+    fleet = static(0)
+    baseline = Outcome(*rows_of("colocated", config, fleet, seed=SEED), settling=SETTLING)
+    found: dict[str, dict[str, dict[str, float]]] = {
+        "colocated": {"0": {**baseline.means(), "tokens_per_second": baseline.tokens_per_second}}
+    }
+    for system in systems:
+        for count in instances:
+            outcome = Outcome(*rows_of(system, config, static(count), seed=SEED), settling=SETTLING)
+            row = {**outcome.means(), **outcome.against(baseline)}
+            row["tokens_per_second"] = outcome.tokens_per_second
+            row["instance_cap"] = outcome.rows[-1].get("instance_cap", 0)
+            found.setdefault(system, {})[str(count)] = row
+    return found
+
+
+def static_part(model: str, instances: Sequence[int]) -> dict[str, Any]:
+    config = config_of(model)
+    found: dict[str, Any] = ratios(config, instances)
+    found |= {k: v for k, v in ratios(config, (0,), ("colocated_2x",)).items() if k[-1] == "x"}
+    return found
+
+
+def segments(model: str, trace: str, keep: float) -> dict[str, Any]:
+    config = paper_segments.get_config(model)
+    config.market.path, config.market.keep_fraction = trace, keep
+    with tempfile.TemporaryDirectory() as folder:
+        return simulate(sim_config(config), folder)
+
+
+def disaggregated(model: str, instances: Sequence[int]) -> dict[str, Any]:
+    """The most cost-efficient of some sizes."""
+    return ratios(config_of(model), instances, ("disaggregated",))
+
+
+def lengths() -> dict[str, Any]:
+    short = config_of("14b", workload__max_response_tokens=5120)
+    return {"5k": ratios(short, (2, 3, 4, 5)), "14k": ratios(config_of("14b"), (5, 6, 7))}
+
+
+def seeding() -> dict[str, Any]:
+    """Five of six instances go and come back one by one, one every 25 minutes."""
+    config = replace(config_of("14b"), settling_steps=0)
+    gone = 4 * 3600.0  # settled by then
+    changes = [Change(0.0, True, f"m{i}") for i in range(6)]
+    changes += [Change(gone, False, f"m{i}") for i in range(1, 6)]
+    changes += [Change(gone + 1500.0 * i, True, f"back{i}") for i in range(1, 6)]
+    market = Market(name="loss", instances=None, seconds=gone + 3 * 3600.0, changes=tuple(changes))
+    found = {}
+    for system in ("rlboost", "no_memory", "no_seeding"):
+        used, rows = rows_of(system, config, market, seed=SEED)
+        after = [row for row in rows if row["begun_at"] + row["step_seconds"] > gone]
+        found[system] = Outcome(used, after, settling=0).tokens_per_second
+    return found
+
+
+def faults() -> dict[str, Any]:
+    """Half of six instances are lost in a settled step; what that adds to it."""
+    config = replace(config_of("14b"), settling_steps=0, num_steps=12)
+    found: dict[str, Any] = {}
+    calm = World(config, static(6).changes, seed=SEED, seconds=1e9).run()
+    begun = calm[-1]["begun_at"]
+    for seconds in (100.0, 200.0):
+        lost = tuple(Change(begun + seconds, False, f"machine{i}") for i in (1, 2, 3))
+        changes = (*static(6).changes, *lost)
+        for migration in (True, False):
+            policy = replace(config.policy, migration=migration)
+            rows = World(replace(config, policy=policy), changes, seed=SEED, seconds=1e9).run()
+            added = rows[-1]["step_seconds"] - calm[-1]["step_seconds"]
+            found.setdefault(f"{seconds:g}", {})["migrate" if migration else "recompute"] = added
+    return found
+
+
+def parts(trace: str) -> dict[str, Callable[[], Any]]:
+    return {
+        "static_14b": lambda: static_part("14b", range(9)),
+        "static_8b": lambda: static_part("8b", range(1, 6)),
+        "static_32b": lambda: static_part("32b", (2, 4, 6, 8, 12)),
+        "segments_8b": lambda: segments("8b", trace, 0.5),
+        "segments_14b": lambda: segments("14b", trace, 0.5),
+        "segments_32b": lambda: segments("32b", trace, 0.5),
+        "scarce_8b": lambda: segments("8b", trace, 0.25),
+        "scarce_14b": lambda: segments("14b", trace, 0.25),
+        "scarce_32b": lambda: segments("32b", trace, 0.25),
+        "disaggregated_8b": lambda: disaggregated("8b", (4, 5, 6, 7)),
+        "disaggregated_14b": lambda: disaggregated("14b", (5, 6, 7, 8)),
+        "disaggregated_32b": lambda: disaggregated("32b", (8, 11, 14)),
+        "lengths": lengths,
+        "seeding": seeding,
+        "faults": faults,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", nargs="*", default=[], help="names, or the beginnings of some")
+    parser.add_argument("--trace", default="", help="an availability trace, for segments")
+    parser.add_argument("--compare", action="store_true")
+    chosen = parser.parse_args()
+    (FOLDER / "results").mkdir(exist_ok=True)
+    for name, part in parts(chosen.trace).items():
+        if any(name.startswith(prefix) for prefix in chosen.part):
+            found = part()
+            (FOLDER / "results" / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+            print(name, "done", flush=True)
+    if chosen.compare:
+        from experiments.paper_evaluation.compare import compare
+
+        print(compare(FOLDER))
+
+
+if __name__ == "__main__":
+    main()

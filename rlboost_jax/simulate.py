@@ -1,0 +1,46 @@
+"""Simulate: what do preemptible instances gain, on which market, by which policy?
+
+    python -m rlboost_jax.simulate --config=configs/sim/paper_14b_static.py --workdir=runs/sim
+
+The manager that decides is production's own, in virtual time. Writes `summary.json`,
+`steps.jsonl` and `config.json` into the workdir. Any field can be set with
+`--config.section.field=value`; docs/simulator.md tells of the models.
+"""
+
+import functools
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from rlboost_jax import exits
+from rlboost_jax.config.command_line import parse
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.simulator.load import sim_config
+from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.run import report, simulate
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the results; made where missing.")
+
+
+def main(argv: list[str]) -> None:
+    try:
+        if len(argv) > 1:
+            raise ConfigError(f"unexpected argument {argv[1]!r}; options begin with --")
+        if _CONFIG.value is None:
+            raise ConfigError("no --config given; name a file such as configs/sim/base.py")
+        if not _WORKDIR.value:
+            raise ConfigError("no --workdir given; name the folder of the results")
+        found = simulate(
+            sim_config(_CONFIG.value), _WORKDIR.value, lambda line: print(line, flush=True)
+        )
+    except (ConfigError, OSError) as error:
+        exits.leave(f"error: {error}", exits.MISTAKE)
+    except KeyboardInterrupt:
+        exits.leave("interrupted", exits.by_signal(2))
+    print(report(found))
+    print(f"summary: {_WORKDIR.value}/summary.json")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=functools.partial(parse, record=SimConfig))

@@ -1,0 +1,155 @@
+"""Availability traces of others, in the formats in which they were published.
+
+All become rows of `config/traces.py`: machines that come and go by name. Formats that only
+count name the machines themselves: whoever came first goes first.
+
+- bamboo: `milliseconds,add|remove,name` lines (Bamboo, Oobleck).
+- parcae: `milliseconds,count` lines.
+- gcp: `YYYY-MM-DD, HH:MM:SS, count` lines; files in the wild begin out of order, so they are
+  put in order.
+- skypilot: JSON, `{"metadata": {"gap_seconds": g}, "data": [counts]}`.
+"""
+
+import json
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.traces import TraceRow, read_trace
+
+FORMATS: Final = ("auto", "bamboo", "parcae", "gcp", "skypilot")
+SETTING: Final = "market.path"
+
+
+def read_availability(path: str | Path, form: str = "auto") -> tuple[TraceRow, ...]:
+    """The rows of a file in one of the formats; "auto" tells it from the first line.
+
+    Raises ConfigError, naming the line, where the file cannot be read or understood.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(
+            f"{SETTING}: cannot read {str(path)!r} ({reason}); give a readable trace"
+        ) from error
+    form = _form(text) if form == "auto" else form
+    if form == "bamboo":
+        return read_trace(path, setting=SETTING)
+    counts = _json_counts(text, path) if form == "skypilot" else _line_counts(text, path, form)
+    rows = tuple(of_counts(counts))
+    if not rows:
+        raise ConfigError(f"{SETTING}: {str(path)!r} has no machine at any time; give another")
+    return rows
+
+
+def of_counts(counts: Iterable[tuple[float, int]]) -> Iterator[TraceRow]:
+    """Rows of (milliseconds, machines alive from then on), in order of time."""
+    alive: deque[str] = deque()
+    named = 0
+    for milliseconds, count in counts:
+        while len(alive) < count:
+            named += 1
+            alive.append(f"node{named}")
+            yield TraceRow(milliseconds=milliseconds, action="add", name=alive[-1])
+        while len(alive) > count:
+            yield TraceRow(milliseconds=milliseconds, action="remove", name=alive.popleft())
+
+
+def keep(rows: Sequence[TraceRow], fraction: float, seed: int) -> tuple[TraceRow, ...]:
+    """Those of a random share of the machines (rounded), drawn by seed.
+
+    Source: RLBoost (NSDI '26), section 6, replays a random half of a trace's machines.
+    """
+    names = list(dict.fromkeys(row.name for row in rows))
+    order = np.random.default_rng(seed).permutation(len(names))
+    kept = {names[i] for i in order[: round(fraction * len(names))]}
+    return tuple(row for row in rows if row.name in kept)
+
+
+def cut(rows: Sequence[TraceRow], begin: float, end: float) -> tuple[TraceRow, ...]:
+    """The part from `begin` to `end`, in milliseconds, with times from its beginning.
+
+    Machines that are there at its beginning are added then.
+    """
+    alive: dict[str, None] = {}
+    inside: list[TraceRow] = []
+    for row in rows:
+        if row.milliseconds <= begin:
+            if row.action == "add":
+                alive[row.name] = None
+            else:
+                alive.pop(row.name, None)
+        elif row.milliseconds < end:
+            since = row.milliseconds - begin
+            inside.append(TraceRow(milliseconds=since, action=row.action, name=row.name))
+    there = (TraceRow(milliseconds=0.0, action="add", name=name) for name in alive)
+    return (*there, *inside)
+
+
+def _form(text: str) -> str:
+    first = next((line for line in text.splitlines() if line.strip() and line[0] != "#"), "")
+    if first.lstrip().startswith("{"):
+        return "skypilot"
+    fields = first.split(",")
+    if len(fields) == 2:
+        return "parcae"
+    return "gcp" if len(fields) == 3 and fields[0].count("-") == 2 else "bamboo"
+
+
+def _line_counts(text: str, path: str | Path, form: str) -> list[tuple[float, int]]:
+    found: list[tuple[float, int]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        fields = [field.strip() for field in line.split(",")]
+        try:
+            found.append(_parcae(fields) if form == "parcae" else _gcp(fields))
+        except ValueError:
+            raise ConfigError(
+                f"{SETTING}: line {number} of {str(path)!r} is {line[:60]!r}; it must read "
+                + ("milliseconds,count" if form == "parcae" else "YYYY-MM-DD, HH:MM:SS, count")
+            ) from None
+    found.sort(key=lambda point: point[0])
+    if not found:
+        raise ConfigError(f"{SETTING}: {str(path)!r} has no rows; give another file")
+    first = found[0][0] if form == "gcp" else 0.0
+    return [(milliseconds - first, count) for milliseconds, count in found]
+
+
+def _parcae(fields: Sequence[str]) -> tuple[float, int]:
+    milliseconds, count = fields
+    return _point(float(milliseconds), int(count))
+
+
+def _gcp(fields: Sequence[str]) -> tuple[float, int]:
+    day, time, count = fields
+    when = datetime.strptime(f"{day} {time}", "%Y-%m-%d %H:%M:%S")
+    return _point((when - datetime(1970, 1, 1)).total_seconds() * 1000, int(count))
+
+
+def _point(milliseconds: float, count: int) -> tuple[float, int]:
+    if not (0 <= milliseconds < math.inf and count >= 0):
+        raise ValueError(f"{count} machines at {milliseconds} ms")
+    return milliseconds, count
+
+
+def _json_counts(text: str, path: str | Path) -> list[tuple[float, int]]:
+    try:
+        values = json.loads(text)
+        gap = float(values["metadata"]["gap_seconds"])
+        points = [_point(i * gap * 1000, int(count)) for i, count in enumerate(values["data"])]
+        if gap <= 0 or not points:
+            raise ValueError(f"{len(points)} counts, {gap} s apart")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{SETTING}: {str(path)!r} is no count trace ({type(error).__name__}: {error}); it "
+            'must be {"metadata": {"gap_seconds": seconds}, "data": [counts]}'
+        ) from None
+    return points

@@ -1,0 +1,89 @@
+"""The co-located baseline, as veRL runs it: generate everything, then train everything.
+
+Source: Sheng et al. 2025, arXiv:2409.19256. Groups are dealt out to the reserved engines in
+turn before anything is known of their lengths; nothing moves, and the learner waits for the
+longest response. It shares the models of engine and learner with the manager's world and
+nothing else, so that a world without instances has something to be compared with.
+"""
+
+from typing import Any
+
+from rlboost_jax.simulator.engine import Engine, Row
+from rlboost_jax.simulator.lengths import response_lengths
+from rlboost_jax.simulator.rates import EngineRates, train_seconds
+from rlboost_jax.simulator.records import SimConfig
+
+
+def colocated(config: SimConfig, *, seed: int, seconds: float) -> list[dict[str, Any]]:
+    """A row per step, for `config.num_steps` steps or while `seconds` last."""
+    rates = EngineRates(config)
+    hourly = config.reserved.nodes * config.reserved.price_per_node_hour
+    rows: list[dict[str, Any]] = []
+    now = 0.0
+    while not 0 < config.num_steps <= len(rows):
+        step = len(rows)
+        work = config.workload
+        lengths = response_lengths(work, seed=seed, step=step).tolist()
+        generating = _generate(config, rates, lengths)
+        training = _train(config, lengths)
+        whole = 2 * config.trainer.switch_seconds + generating + training
+        if now + whole > seconds:
+            break
+        rows.append(
+            {
+                "step": step,
+                "begun_at": now,
+                "response_tokens": sum(lengths),
+                "step_seconds": whole,
+                "rollout_seconds": generating,
+                "train_seconds": training,
+                "tokens_generated": sum(lengths),
+                "tokens_delivered": sum(lengths),
+                "tokens_lost": 0,
+                "billed_instance_seconds": 0.0,
+                "egress_bytes": 0.0,
+                "cost_dollars": whole / 3600 * hourly,
+            }
+        )
+        now += whole
+    return rows
+
+
+def _generate(config: SimConfig, rates: EngineRates, lengths: list[int]) -> float:
+    """Seconds until the last engine is done."""
+    work, settings = config.workload, config.engine
+    last = 0.0
+    for number in range(config.num_engines):
+        engine = Engine(
+            rates,
+            slots=rates.slots,
+            dispatch_tokens=settings.dispatch_tokens,
+            message_tokens=settings.message_tokens,
+        )
+        engine.add(
+            (
+                Row(sample, (0, sample // work.group_size), work.prompt_tokens, length, 0, 0)
+                for sample, length in enumerate(lengths)
+                if sample // work.group_size % config.num_engines == number
+            ),
+            0.0,
+        )
+        now = 0.0
+        while engine.held:
+            now = engine.due_at
+            engine.advance(now)
+            engine.tell(now)
+        last = max(last, now)
+    return last
+
+
+def _train(config: SimConfig, lengths: list[int]) -> float:
+    """Seconds of all micro-batches and the update."""
+    work, trainer = config.workload, config.trainer
+    micro_batches = -(-work.prompts_per_step // trainer.micro_batch_prompts)
+    tokens = [work.prompt_tokens + length for length in lengths]
+    return (
+        train_seconds(config, tokens)
+        + micro_batches * trainer.micro_batch_seconds
+        + trainer.apply_seconds
+    )

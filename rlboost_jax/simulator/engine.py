@@ -1,0 +1,210 @@
+"""An engine in virtual time: slots, a cache of bounded size, a queue, decode steps in stretches.
+
+All rollouts in slots advance together, a token per step, so that one number says how far they
+are. A stretch is a run of steps in which nothing changes: it ends with the first response that
+ends (rounded up to whole dispatches), when tokens are to be told, or when the cache is full.
+Whatever comes in between cuts it short at the step that is done by then.
+"""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlboost_jax.simulator.rates import EngineRates
+
+FULL = 0.95  # share of the cache up to which rollouts are admitted; the rest is for growth
+
+
+@dataclass(slots=True)
+class Row:
+    """A rollout at an engine."""
+
+    request_id: int
+    group: tuple[int, int]  # (step, prompt): its members share the prompt's prefill
+    prompt_tokens: int
+    length: int  # of the whole response
+    done: int  # response tokens when it last entered, or left, a slot
+    told: int  # response tokens that have been told
+    since: int = 0  # the engine's step count at that time
+    evicted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    row: Row
+    tokens: int  # new ones
+    ended: bool
+
+
+class Engine:
+    """
+    Args:
+        message_tokens: steps after which everything is told at the latest.
+    """
+
+    def __init__(
+        self, rates: EngineRates, *, slots: int, dispatch_tokens: int, message_tokens: int
+    ) -> None:
+        self._rates = rates
+        self._slots, self._dispatch, self._message = slots, dispatch_tokens, message_tokens
+        self.running: dict[int, Row] = {}  # oldest first
+        self._queue: deque[Row] = deque()
+        self._ends: list[tuple[int, int]] = []  # (step count, request) of those in slots
+        self._groups: dict[tuple[int, int], int] = {}  # rollouts here, of each prompt
+        self._steps = 0
+        self._told_at = 0  # step count when everything was told last
+        self._context = 0  # tokens held in slots
+        self._at = 0.0  # the time that `_steps` belongs to
+        self._prefill = 0.0  # seconds of it that come before the next decode step
+        self._stretch, self._seconds = 0, 0.0  # steps planned, and how long they take
+        self.prefilled_again = 0  # tokens, because of evictions, since it was last asked
+        self.paused = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def queued(self) -> list[int]:
+        """Requests that wait, in order."""
+        return [row.request_id for row in self._queue]
+
+    @property
+    def held(self) -> int:
+        return len(self.running) + len(self._queue)
+
+    @property
+    def due_at(self) -> float:
+        """When the stretch ends if nothing happens before; inf: never."""
+        if self.paused or not self.running:
+            return math.inf
+        return self._at + self._prefill + self._seconds
+
+    def add(self, rows: Iterable[Row], now: float) -> None:
+        self.advance(now)
+        for row in rows:
+            self._queue.append(row)
+        self._plan(now)
+
+    def remove(self, request_ids: Iterable[int], now: float) -> None:
+        """Let rollouts go; tell their tokens first."""
+        self.advance(now)
+        gone = set(request_ids)
+        for request_id in gone & self.running.keys():
+            self._leave_slot(self.running.pop(request_id))
+        if any(row.request_id in gone for row in self._queue):
+            self._queue = deque(row for row in self._queue if row.request_id not in gone)
+        self._plan(now)
+
+    def pause(self, paused: bool, now: float) -> None:
+        """The chips are needed for something else, or free again."""
+        self.advance(now)
+        self.paused = paused
+        self._at = now
+
+    def advance(self, now: float) -> None:
+        """Take account of the steps done by now. What they yield is there for `tell`."""
+        if self.paused or not self.running:
+            self._at = now
+            return
+        elapsed = now - self._at
+        if elapsed < self._prefill:
+            self._prefill -= elapsed
+            self._at = now
+            return
+        share = (elapsed - self._prefill) / self._seconds if self._seconds else 1.0
+        steps = min(self._stretch, int(self._stretch * share + 1e-6))
+        seconds = self._seconds * steps / self._stretch if self._stretch else 0.0
+        self._at += self._prefill + seconds
+        self._prefill = 0.0
+        self._steps += steps
+        self._stretch -= steps
+        self._seconds -= seconds
+        self._context += steps * len(self.running)
+
+    def tell(self, now: float, *, everything: bool = False) -> list[Told]:
+        """New tokens of rollouts that ended, which leave; then goes on.
+
+        Of the others too, if everything is asked for or that was long ago: to tell every
+        token as it comes would cost more than all else, and changes nothing.
+        """
+        told = []
+        while self._ends and (self._ends[0][0] <= self._steps or self._stale(*self._ends[0])):
+            end, request_id = heapq.heappop(self._ends)
+            if request_id in self.running and not self._stale(end, request_id):
+                row = self.running.pop(request_id)
+                told.append(Told(row, row.length - row.told, ended=True))
+                self._leave_slot(row)
+        if everything or self._steps >= self._told_at + self._message:
+            self._told_at = self._steps
+            for row in self.running.values():
+                row.done, row.since = row.done + self._steps - row.since, self._steps
+            for row in (*self.running.values(), *self._queue):
+                if row.done > row.told:
+                    told.append(Told(row, row.done - row.told, ended=False))
+                    row.told = row.done
+        self._plan(now)
+        return told
+
+    def _leave_slot(self, row: Row) -> None:
+        self._context -= row.prompt_tokens + row.done + self._steps - row.since
+        self._groups[row.group] -= 1
+        if not self._groups[row.group]:
+            del self._groups[row.group]
+
+    def _plan(self, now: float) -> None:
+        """Fill the slots and begin a stretch."""
+        if not self.running:
+            self._at = max(self._at, now)
+        while self._queue and len(self.running) < self._slots:
+            row = self._queue[0]
+            length = row.prompt_tokens + row.done
+            if self.running and self._context + length > FULL * self._rates.kv_tokens:
+                break
+            self._queue.popleft()
+            self._admit(row)
+        while len(self.running) > 1 and self._room() < self._dispatch:
+            self._evict(*self.running.popitem())
+        batch = len(self.running)
+        if not batch:
+            self._stretch, self._seconds, self._prefill = 0, 0.0, 0.0
+            return
+        while self._stale(*self._ends[0]):
+            heapq.heappop(self._ends)
+        steps = self._ends[0][0] - self._steps
+        steps = math.ceil(steps / self._dispatch) * self._dispatch
+        quiet = self._told_at + self._message - self._steps
+        self._stretch = max(1, min(steps, quiet, max(self._room(), self._dispatch)))
+        context = self._context + self._stretch * batch / 2
+        self._seconds = self._stretch * self._rates.step_seconds(batch, context)
+
+    def _stale(self, end: int, request_id: int) -> bool:
+        """Whether that rollout has left its slot since it was noted."""
+        row = self.running.get(request_id)
+        return row is None or end != row.since + row.length - row.done
+
+    def _room(self) -> int:
+        """Steps until the cache is full."""
+        return (self._rates.kv_tokens - self._context) // max(1, len(self.running))
+
+    def _admit(self, row: Row) -> None:
+        row.since = self._steps
+        self.running[row.request_id] = row
+        heapq.heappush(self._ends, (self._steps + row.length - row.done, row.request_id))
+        shared = not row.done and row.group in self._groups
+        self._groups[row.group] = self._groups.get(row.group, 0) + 1
+        self._context += row.prompt_tokens + row.done
+        if not shared:
+            self._prefill += (row.prompt_tokens + row.done) * self._rates.prefill_seconds
+        if row.evicted:
+            self.prefilled_again += row.prompt_tokens + row.done
+
+    def _evict(self, request_id: int, row: Row) -> None:
+        """The youngest waits again, first in the queue; its tokens are kept."""
+        self._leave_slot(row)
+        # One that has just ended is told of before it could be taken up again.
+        row.done = min(row.length - 1, row.done + self._steps - row.since)
+        row.evicted = True
+        self._queue.appendleft(row)

@@ -1,0 +1,27 @@
+"""How long responses are, drawn from (seed, step) and nothing else.
+
+The logarithm of a length is the sum of a part that a group shares and one of its own:
+groups of easy prompts end early together, and the longest response of a step is several
+times the mean. Lengths beyond the limit are cut off there, as a real sampler does.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.simulator.records import WorkloadConfig
+
+
+def response_lengths(workload: WorkloadConfig, *, seed: int, step: int) -> NDArray[np.int64]:
+    """Tokens of every response of a step, by sample (prompt · group size + place)."""
+    random = np.random.default_rng([seed, step])
+    prompts, size = workload.prompts_per_step, workload.group_size
+    shared = np.repeat(random.standard_normal(prompts), size)
+    own = random.standard_normal(prompts * size)
+    rho = workload.group_correlation
+    noise = math.sqrt(rho) * shared + math.sqrt(1 - rho) * own
+    mean = workload.mean_tokens * (1 + workload.growth_per_step) ** step
+    median = mean / math.exp(workload.sigma**2 / 2)
+    lengths = np.rint(median * np.exp(workload.sigma * noise))
+    return np.clip(lengths, 1, workload.max_response_tokens).astype(np.int64)

@@ -1,0 +1,71 @@
+"""Weights on their way: one sender's link, shared evenly, and a link of each receiver's own.
+
+All pulls under way go at one rate, the receiver's or an equal share of the sender's. So the
+bytes that any pull has got since it began are those that each has got, and it ends when that
+common count has grown by its size: a heap of such counts says who is next.
+"""
+
+import heapq
+from collections.abc import Callable
+
+from rlboost_jax.simulator.clock import Clock
+
+
+class Link:
+    def __init__(self, clock: Clock, *, sender: float, receiver: float) -> None:
+        self._clock, self._sender, self._receiver = clock, sender, receiver
+        self._got = 0.0  # bytes that a pull under way all the time would have
+        self._at = 0.0
+        self._ends: list[tuple[float, int]] = []
+        self._pulls: dict[int, tuple[float, Callable[[], None]]] = {}  # → count at begin, what then
+        self._count = 0
+        self._turn = 0  # of the wake-up that counts
+        self.sent_bytes = 0.0  # of all pulls, those given up included
+
+    def pull(self, size: float, done: Callable[[], None]) -> int:
+        """Begin one; returns what `give_up` takes."""
+        self._advance()
+        self._count += 1
+        self._pulls[self._count] = self._got, done
+        heapq.heappush(self._ends, (self._got + size, self._count))
+        self._plan()
+        return self._count
+
+    def give_up(self, pull: int) -> None:
+        """What was sent of it by now was sent for nothing."""
+        if pull in self._pulls:
+            self._advance()
+            del self._pulls[pull]
+            self._plan()
+
+    def settle(self) -> None:
+        """Bring `sent_bytes` up to date."""
+        self._advance()
+
+    @property
+    def _rate(self) -> float:
+        return min(self._receiver, self._sender / max(1, len(self._pulls)))
+
+    def _advance(self) -> None:
+        got = self._rate * (self._clock.now - self._at)
+        self._got += got
+        self.sent_bytes += got * len(self._pulls)
+        self._at = self._clock.now
+
+    def _plan(self) -> None:
+        while self._ends and self._ends[0][1] not in self._pulls:
+            heapq.heappop(self._ends)
+        self._turn += 1
+        if self._ends:
+            turn = self._turn
+            seconds = max(0.0, self._ends[0][0] - self._got) / self._rate
+            self._clock.after(seconds, lambda: self._end(turn))
+
+    def _end(self, turn: int) -> None:
+        if turn != self._turn:
+            return
+        self._advance()
+        _, pull = heapq.heappop(self._ends)
+        _, done = self._pulls.pop(pull)
+        self._plan()
+        done()

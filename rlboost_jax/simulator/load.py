@@ -1,0 +1,158 @@
+"""A simulation's configuration: from ml_collections to checked records, and back to JSON."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.load import ConfigDictLike, record_from_dict
+from rlboost_jax.simulator.availability import FORMATS
+from rlboost_jax.simulator.rates import EngineRates
+from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.systems import SYSTEMS
+
+BASE: Final = "configs/sim/base.py"
+# All other numbers must be more than 0.
+MAY_BE_ZERO: Final = frozenset(
+    {
+        "seed",
+        "num_steps",
+        "settling_steps",
+        "engine.slot_tokens",
+        "engine.step_overhead_seconds",
+        "trainer.micro_batch_seconds",
+        "trainer.apply_seconds",
+        "trainer.switch_seconds",
+        "workload.sigma",
+        "workload.group_correlation",
+        "links.latency_seconds",
+        "instance.start_seconds",
+        "instance.detect_seconds",
+        "instance.price_per_hour",
+        "instance.egress_dollars_per_gb",
+        "reserved.price_per_node_hour",
+        "market.keep_seed",
+        "market.notice_seconds",
+        "market.hazard.drought_hours",
+        "market.hazard.drought_gap_hours",
+        "policy.max_pending",
+        "policy.max_instances",
+    }
+)
+AT_MOST: Final = {
+    "engine.memory_fraction": 1.0,
+    "engine.memory_efficiency": 1.0,
+    "engine.compute_efficiency": 1.0,
+    "trainer.compute_efficiency": 1.0,
+    "workload.group_correlation": 1.0,
+    "market.keep_fraction": 1.0,
+    "engine.dispatch_tokens": 65_535,
+    "engine.message_tokens": 65_535,
+    "workload.max_response_tokens": 65_535,
+}
+CHOICES: Final = {"market.kind": ("static", "trace", "hazard"), "market.format": FORMATS}
+
+
+def sim_config(config: ConfigDictLike) -> SimConfig:
+    """The checked record of a configuration file. Raises ConfigError."""
+    if not hasattr(config, "to_dict"):
+        raise ConfigError(f"get_config() returned {config!r}; it must return the ConfigDict")
+    return sim_config_from_dict(config.to_dict())
+
+
+def sim_config_from_dict(values: Mapping[str, Any]) -> SimConfig:
+    """The checked record of nested dictionaries, as `to_dict` and JSON give them.
+
+    Raises ConfigError, a line per mistake.
+    """
+    record = record_from_dict(values, SimConfig, defaults=BASE)
+    mistakes = list(_ranges(record, ""))
+    if not mistakes:  # the checks of fields against each other may count on the ranges
+        mistakes = [*_fit(record), *_market(record)]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return record
+
+
+def to_dict(config: SimConfig) -> dict[str, Any]:
+    values: dict[str, Any] = msgspec.to_builtins(config)
+    return values
+
+
+def _ranges(record: Any, prefix: str) -> Iterator[str]:
+    for field in dataclasses.fields(record):
+        name, value = prefix + field.name, getattr(record, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _ranges(value, name + ".")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            if name == "workload.growth_per_step":
+                if not -0.5 < value < 0.5:
+                    yield f"{name} is {value}; choose more than -0.5 and less than 0.5"
+            elif not 0 <= value < math.inf or (value == 0 and name not in MAY_BE_ZERO):
+                least = "0 or more" if name in MAY_BE_ZERO else "more than 0"
+                yield f"{name} is {value}; choose {least}"
+            elif value > AT_MOST.get(name, math.inf):
+                yield f"{name} is {value}; choose {AT_MOST[name]} or less"
+        elif name in CHOICES and value not in CHOICES[name]:
+            yield f"{name} {value!r} does not exist; known: {', '.join(CHOICES[name])}"
+    if not prefix:
+        for system in record.systems:
+            if system not in SYSTEMS:
+                near = difflib.get_close_matches(system, SYSTEMS, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SYSTEMS)}"
+                yield f"systems: {system!r} does not exist; {hint}"
+        if not record.systems:
+            yield f"systems is empty; name some of {', '.join(SYSTEMS)}"
+
+
+def _fit(config: SimConfig) -> Iterator[str]:
+    work, engine = config.workload, config.engine
+    if config.num_engines < 1:
+        yield (
+            f"engine.chips is {engine.chips}, more than the reserved "
+            f"{config.reserved.nodes} x {config.reserved.chips_per_node}; lower it"
+        )
+    if engine.table:
+        try:
+            EngineRates(config)
+        except ValueError as error:
+            yield f"engine.table is no grid: {error}"
+            return
+    longest = work.prompt_tokens + work.max_response_tokens
+    if (tokens := EngineRates(config).kv_tokens) < longest:
+        yield (
+            f"an engine of {engine.chips} chips has room for {tokens:,} cached tokens beside the "
+            f"weights, the longest rollout needs {longest:,}; raise engine.chips"
+        )
+    if work.prompts_per_step < config.trainer.micro_batch_prompts:
+        yield (
+            f"trainer.micro_batch_prompts is {config.trainer.micro_batch_prompts}; a step has "
+            f"only {work.prompts_per_step}"
+        )
+    if 0 < config.num_steps <= config.settling_steps:
+        yield f"settling_steps is {config.settling_steps} of {config.num_steps} steps; lower it"
+
+
+def _market(config: SimConfig) -> Iterator[str]:
+    market = config.market
+    if market.kind == "static":
+        if not market.instances or min(market.instances) < 0:
+            yield f"market.instances is {market.instances}; give fleets of 0 or more"
+        if not config.num_steps:
+            yield "num_steps is 0 and a static market has no end; give num_steps"
+    if market.kind == "trace" and not market.path:
+        yield "market.path is ''; name the file of the trace"
+    if market.kind == "hazard":
+        if not market.segments:
+            yield "market.segments is empty; a synthetic market has no end, give (from, to) hours"
+        if market.hazard.batch_size < 1:
+            yield f"market.hazard.batch_size is {market.hazard.batch_size}; choose 1 or more"
+        if market.hazard.drought_hours and not market.hazard.drought_gap_hours:
+            yield "market.hazard.drought_gap_hours is 0; choose more than 0, or no droughts"
+    for segment in market.segments:
+        if not 0 <= segment[0] < segment[1] < math.inf:
+            yield f"market.segments has {segment}; give (from, to) in hours with from before to"

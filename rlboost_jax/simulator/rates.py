@@ -1,0 +1,96 @@
+"""How long an engine and a learner take: rooflines of a stated chip, or a measured table.
+
+A decode step reads all weights and every cached key and value once, and multiplies each
+sequence with all weights; whichever takes longer is its time (Williams et al. 2009, the
+roofline model). Embedding look-ups are counted as products, which overstates small models.
+"""
+
+import bisect
+from collections.abc import Sequence
+
+from rlboost_jax.simulator.records import SimConfig
+
+
+class EngineRates:
+    """Of one engine on `config.engine.chips` chips. Times in seconds."""
+
+    def __init__(self, config: SimConfig) -> None:
+        chip, engine, model = config.chip, config.engine, config.model
+        bandwidth = engine.chips * chip.memory_bytes_per_second * engine.memory_efficiency
+        flops = engine.chips * chip.flops_per_second * engine.compute_efficiency
+        kv_bytes = 2 * model.num_layers * model.num_key_heads * model.head_dim * model.bytes_per_kv
+        memory = engine.chips * chip.memory_bytes * engine.memory_fraction
+        self.kv_tokens = int((memory - config.weight_bytes) / kv_bytes)  # that the cache holds
+        set_aside = int(self.kv_tokens / engine.slot_tokens) if engine.slot_tokens else engine.slots
+        self.slots = max(1, min(engine.slots, set_aside))
+        self.prefill_seconds = 2 * model.num_params / flops  # of one token
+        self._overhead = engine.step_overhead_seconds
+        self._weights = config.weight_bytes / bandwidth
+        self._per_context = kv_bytes / bandwidth
+        self._table = StepTable(engine.table) if engine.table else None
+
+    def step_seconds(self, batch: int, context: float) -> float:
+        """One decode step of `batch` sequences that hold `context` tokens together."""
+        if self._table is not None:
+            return self._table.seconds(batch, context / batch)
+        memory = self._weights + self._per_context * context
+        return self._overhead + max(memory, self.prefill_seconds * batch)
+
+    def best_rate(self, context: float) -> float:
+        """Most tokens per second that any batch of sequences of that length reaches."""
+        most = max(1, int(self.kv_tokens / context))
+        return max(b / self.step_seconds(b, b * context) for b in {1, most, (most + 1) // 2})
+
+
+class StepTable:
+    """Measured decode steps on a grid of batches and contexts; linear in between, and beyond
+    the grid as at its edge, in proportion to the batch.
+
+    Raises ValueError where the rows are no grid.
+    """
+
+    def __init__(self, rows: Sequence[tuple[float, float, float]]) -> None:
+        self._batches = sorted({batch for batch, _, _ in rows})
+        self._contexts = sorted({context for _, context, _ in rows})
+        known = {(batch, context): seconds for batch, context, seconds in rows}
+        size = len(self._batches) * len(self._contexts)
+        if len(known) != size or len(rows) != size:
+            raise ValueError(
+                f"{len(rows)} rows for {len(self._batches)} batches and "
+                f"{len(self._contexts)} contexts; give each pair once"
+            )
+        self._seconds = [[known[b, c] for c in self._contexts] for b in self._batches]
+
+    def seconds(self, batch: float, context: float) -> float:
+        first, share = _place(self._batches, batch)
+        column, part = _place(self._contexts, context)
+        low, high = self._seconds[first], self._seconds[min(first + 1, len(self._seconds) - 1)]
+        at = [row[column] + part * (row[min(column + 1, len(row) - 1)] - row[column])
+              for row in (low, high)]  # fmt: skip
+        seconds = at[0] + share * (at[1] - at[0])
+        return seconds * max(1.0, batch / self._batches[-1])
+
+
+def train_seconds(config: SimConfig, lengths: Sequence[int]) -> float:
+    """Learner time for sequences of so many tokens, prompts included.
+
+    A forward pass takes 2 FLOPs per parameter and token, and 2 per layer, query width and pair
+    of a token with one before it, twice (Kaplan et al. 2020, arXiv:2001.08361, table 1).
+    """
+    model, reserved, chip = config.model, config.reserved, config.chip
+    tokens = sum(lengths)
+    pairs = sum(length * length for length in lengths) / 2
+    width = model.num_query_heads * model.head_dim
+    forward = 2 * model.num_params * tokens + 4 * model.num_layers * width * pairs
+    rate = reserved.nodes * reserved.chips_per_node * chip.flops_per_second
+    passes, efficiency = config.trainer.forward_passes, config.trainer.compute_efficiency
+    return passes * forward / (rate * efficiency)
+
+
+def _place(grid: Sequence[float], value: float) -> tuple[int, float]:
+    """Index of the grid point before a value, and how far it is towards the next, in [0, 1]."""
+    index = min(max(0, bisect.bisect_right(grid, value) - 1), max(0, len(grid) - 2))
+    if len(grid) == 1:
+        return 0, 0.0
+    share = (value - grid[index]) / (grid[index + 1] - grid[index])
+    return index, min(1.0, max(0.0, share))

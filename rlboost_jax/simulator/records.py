@@ -1,0 +1,164 @@
+"""The settings of a simulation as frozen records, one per section of its configuration file.
+
+`configs/sim/base.py` lists the same fields with their units, values and sources.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChipConfig:
+    """One accelerator, by its data sheet."""
+
+    flops_per_second: float  # dense, of the dtype that is computed in
+    memory_bytes_per_second: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimModelConfig:
+    """A decoder, as far as time and memory depend on it."""
+
+    num_params: float
+    num_layers: int
+    num_query_heads: int
+    num_key_heads: int
+    head_dim: int
+    bytes_per_param: float  # in an engine and on the wire
+    bytes_per_kv: float  # of one cached number
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimEngineConfig:
+    """One rollout engine, reserved or preemptible."""
+
+    chips: int
+    slots: int  # rollouts decoded together, at most
+    slot_tokens: float  # cache that is set aside for each, as far as it goes; 0: none is
+    memory_fraction: float  # of the chips' memory for weights and cache
+    memory_efficiency: float  # of the chips' bandwidth that decoding reaches
+    compute_efficiency: float  # of the chips' FLOPs that prefill and large batches reach
+    step_overhead_seconds: float  # of each decode step, whatever the batch
+    dispatch_tokens: int  # decode steps per program call: what a loss costs at most, per rollout
+    message_tokens: int  # decode steps after which tokens are told at the latest
+    table: tuple[tuple[float, float, float], ...]  # (batch, mean context, seconds per step), a
+    # whole grid; empty: the roofline
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReservedConfig:
+    nodes: int
+    chips_per_node: int
+    price_per_node_hour: float  # dollars
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimTrainerConfig:
+    forward_passes: float  # that training one token costs, in forward passes of it
+    compute_efficiency: float  # of the reserved chips' FLOPs (MFU)
+    micro_batch_prompts: int
+    micro_batch_seconds: float  # of each micro-batch, whatever its tokens
+    apply_seconds: float  # the optimizer's update
+    switch_seconds: float  # from training to generating, and back
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadConfig:
+    """What is generated: log-normal response lengths, cut off at the longest allowed."""
+
+    prompts_per_step: int
+    group_size: int
+    prompt_tokens: int
+    max_response_tokens: int
+    mean_tokens: float  # of a response in the first step, were nothing cut off
+    sigma: float  # of the logarithm of a length
+    group_correlation: float  # of those logarithms within a group
+    growth_per_step: float  # relative growth of the mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkConfig:
+    """The way of the weights from the learner to the instances."""
+
+    host_bytes_per_second: float  # device to host, in the learner: what blocks it
+    sender_bytes_per_second: float  # shared by all that pull; of one reserved node
+    receiver_bytes_per_second: float  # of one instance
+    load_bytes_per_second: float  # host to device, in the instance
+    latency_seconds: float  # from an announcement to the first byte
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceConfig:
+    start_seconds: float  # from the order to the first message; billed
+    detect_seconds: float  # from a loss to its being known
+    price_per_hour: float  # dollars
+    egress_dollars_per_gb: float  # of 1e9 bytes that leave the learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class HazardConfig:
+    """A synthetic market; see `hazard.py`."""
+
+    machines: float  # mean number on loan
+    lifetime_hours: float  # mean, of one machine
+    batch_size: float  # mean number that goes at once
+    drought_hours: float  # mean length of a time without arrivals; 0: none
+    drought_gap_hours: float  # mean time between two droughts
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarketConfig:
+    kind: str  # "static" | "trace" | "hazard"
+    instances: tuple[int, ...]  # static: fleets to compare, each a whole simulation
+    path: str  # trace: its file
+    format: str  # "auto" | "bamboo" | "skypilot" | "gcp" | "parcae"
+    keep_fraction: float  # trace: share of its machines that are kept
+    keep_seed: int  # which ones
+    segments: tuple[tuple[float, float], ...]  # trace, hazard: (from, to) in hours; empty: all
+    notice_seconds: float  # before a loss; 0: none
+    hazard: HazardConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """Settings of the manager; meanings as in `rlboost_jax.config.records.ManagerConfig`."""
+
+    max_pending: int
+    balance: bool
+    migration: bool
+    seeding: bool
+    window_initial_seconds: float
+    window_eta: float
+    window_memory: bool
+    adaptive_cap: bool  # no more instances are started than N_prem of Algorithm 1
+    max_instances: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimConfig:
+    """One question to the simulator. `load.py` makes and checks these."""
+
+    seed: int
+    num_seeds: int  # repetitions, with seeds that follow
+    num_steps: int  # 0: as many as fit the segment
+    settling_steps: int  # at the beginning, left out of all means
+    systems: tuple[str, ...]  # see `systems.py`
+    chip: ChipConfig
+    model: SimModelConfig
+    engine: SimEngineConfig
+    reserved: ReservedConfig
+    trainer: SimTrainerConfig
+    workload: WorkloadConfig
+    links: LinkConfig
+    instance: InstanceConfig
+    market: MarketConfig
+    policy: PolicyConfig
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.model.num_params * self.model.bytes_per_param
+
+    @property
+    def num_engines(self) -> int:
+        """Reserved ones, N_resv."""
+        return self.reserved.nodes * self.reserved.chips_per_node // self.engine.chips

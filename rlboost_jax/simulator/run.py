@@ -1,0 +1,93 @@
+"""Carry out a simulation: every system on every market, and the files that tell of it."""
+
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from rlboost_jax.simulator.load import to_dict
+from rlboost_jax.simulator.markets import markets
+from rlboost_jax.simulator.outcome import Outcome, summary
+from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.systems import BASELINE, rows_of
+
+SUMMARY: Final = "summary.json"
+STEPS: Final = "steps.jsonl"
+CONFIG: Final = "config.json"
+
+
+def simulate(
+    config: SimConfig, workdir: str | Path, tell: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Simulate, write the files into `workdir`, return the summary.
+
+    Args:
+        tell: called with a line as each part is done.
+
+    Raises:
+        ConfigError: a trace cannot be read.
+        ValueError: a market is too short for a step.
+    """
+    folder = Path(workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(to_dict(config), indent=2) + "\n")
+    systems = tuple(dict.fromkeys((BASELINE, *config.systems)))
+    outcomes: dict[tuple[str, str], list[Outcome]] = {}
+    instances: dict[str, int | None] = {}
+    since = time.process_time()
+    with open(folder / STEPS, "w") as steps, _without_collections():
+        for seed in range(config.seed, config.seed + config.num_seeds):
+            known: list[dict[str, Any]] = []  # the baseline knows no market but its length
+            for market in markets(config.market, seed=seed):
+                instances[market.name] = market.instances
+                for system in systems:
+                    used = config
+                    if system == BASELINE and known and market.instances is not None:
+                        rows = known
+                    else:
+                        used, rows = rows_of(system, config, market, seed=seed)
+                    if system == BASELINE:
+                        known = rows
+                    outcome = Outcome(used, rows, settling=config.settling_steps)
+                    outcomes.setdefault((system, market.name), []).append(outcome)
+                    for row in rows:
+                        named = {"system": system, "market": market.name, "seed": seed, **row}
+                        steps.write(json.dumps(named) + "\n")
+                    tell(
+                        f"{market.name:>16}  {system:<14} seed {seed}: "
+                        f"{outcome.tokens_per_second:,.0f} tokens/s, "
+                        f"{outcome.tokens_per_dollar:,.0f} tokens/$"
+                    )
+                gc.collect()
+    found = summary(outcomes, instances)
+    found["cpu_seconds"] = round(time.process_time() - since, 2)
+    (folder / SUMMARY).write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+def report(found: dict[str, Any]) -> str:
+    """The summary for a person: a table of systems and markets."""
+    lines = [f"{'market':>16}  {'system':<14} {'tokens/s':>9} {'ratio':>6} {'$ eff.':>6} "
+             f"{'step s':>7} {'window s':>8}"]  # fmt: skip
+    for row in found["results"]:
+        lines.append(
+            f"{row['market']:>16}  {row['system']:<14} {row['tokens_per_second']:>9,.0f} "
+            f"{row['throughput_ratio']:>6.2f} {row['cost_efficiency']:>6.2f} "
+            f"{row['step_seconds']:>7.0f} {row.get('seeding_window_seconds', 0.0):>8.0f}"
+        )
+    return "\n".join(lines)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """What a simulation makes holds no cycles, and much of it: looking for some takes long."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,229 @@
+"""A rollout server in virtual time: an engine, a stream to the manager, weights to pull.
+
+It says what a real one says, in the same order; only its lease is taken for granted, and it
+tells tokens in longer stretches than an engine's dispatch. A server that is lost tells those
+of all whole dispatches first, as a real one had by then.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from rlboost_jax import messages as m
+from rlboost_jax.manager.events import FromServer, InstanceExited, ServerGone
+from rlboost_jax.simulator.engine import Engine, Row, Told
+
+if TYPE_CHECKING:
+    from rlboost_jax.simulator.world import World
+
+STOP: Final = 0  # ends a response; all other tokens are 1
+_STOP_BYTES: Final = m.pack_tokens([STOP])
+_ONE_BYTES: Final = m.pack_tokens([1])
+
+
+class Server:
+    """
+    Args:
+        name: "" for a reserved engine, else what the provider calls it.
+    """
+
+    def __init__(self, world: World, name: str, *, reserved: bool) -> None:
+        self._world, self.name, self.reserved = world, name, reserved
+        self.pid = world.next_pid()
+        self.stream = 0  # 0: not connected
+        self.alive = True
+        engine = world.config.engine
+        self.engine = Engine(
+            world.rates,
+            slots=world.rates.slots,
+            dispatch_tokens=engine.dispatch_tokens,
+            message_tokens=engine.message_tokens,
+        )
+        self._version, self._digest = -1, ""
+        self._sequence = 0
+        self._told_at = 0.0
+        self._pull, self._pulling = 0, 0
+        self._turn = 0  # of the wake-up that counts
+
+    def connect(self) -> None:
+        if not self.alive:
+            return
+        config = self._world.config
+        self.stream = self._world.open(self)
+        price = 0.0 if self.reserved else config.instance.price_per_hour
+        self._say(
+            m.Hello(
+                instance=self.name,
+                reserved=self.reserved,
+                slots=self._world.rates.slots,
+                slot_tokens=self._world.slot_tokens,
+                price_per_hour=price,
+                zone="",
+                host="simulated",
+                pid=self.pid,
+                device="simulated",
+                fingerprint="simulated",
+            )
+        )
+
+    def hear(self, message: m.ToServer) -> None:
+        if not self.alive:
+            return
+        match message:
+            case m.Generate(requests=requests, params_digest=digest):
+                self._take(requests, digest)
+            case m.Release(request_ids=ids):
+                self._release(m.unpack_ids(ids).tolist())
+            case m.Announce(manifest=manifest):
+                self._fetch(manifest)
+            case m.Leave(reason=reason):
+                self.leave(reason)
+
+    def offer(self, version: int, digest: str) -> None:
+        """A reserved engine is handed its weights."""
+        self._load(version, digest, self._world.clock.now, 0)
+
+    def pause(self, paused: bool) -> None:
+        """The learner needs the chips of a reserved engine, or gives them back."""
+        if self.engine.paused != paused:
+            self.engine.pause(paused, self._world.clock.now)
+            self._plan()
+
+    def notice(self, seconds: float) -> None:
+        """Its machine goes then."""
+        if self.alive and self.stream:
+            self._say(m.Notice(seconds=seconds, reason="the market"))
+
+    def leave(self, reason: str) -> None:
+        """By itself, with all its tokens told."""
+        if self.alive:
+            self._tell()
+            self._say(m.Goodbye(reason=reason))
+            self._end(0.0, reason)
+
+    def kill(self, reason: str) -> None:
+        """The machine is gone; the manager finds out a while later."""
+        if self.alive:
+            self._tell()
+            self._end(self._world.config.instance.detect_seconds, reason)
+
+    def _end(self, known_after: float, reason: str) -> None:
+        self.alive = False
+        self._world.link.give_up(self._pulling)
+        self._world.ended(self)
+        stream, name = self.stream, self.name
+        clock, deliver = self._world.clock, self._world.deliver
+        if stream:
+            clock.after(known_after, lambda: deliver(ServerGone(stream, reason)))
+        clock.after(known_after, lambda: deliver(InstanceExited(name, reason)))
+
+    def _take(self, requests: tuple[m.GenerateRequest, ...], digest: str) -> None:
+        if digest != self._digest:
+            ids = m.pack_ids([request.request_id for request in requests])
+            self._say(m.Released(request_ids=ids))
+            return
+        idle = not self.engine.held
+        rows = [self._row(request) for request in requests]
+        self.engine.add(rows, self._world.clock.now)
+        if idle:
+            self._say_batch([])  # the dispatch that begins now
+        self._plan()
+
+    def _row(self, request: m.GenerateRequest) -> Row:
+        done = len(request.response_tokens) // 4
+        return Row(
+            request_id=request.request_id,
+            group=(request.step, request.prompt),
+            prompt_tokens=len(request.prompt_tokens) // 4,
+            length=self._world.length(request.step, request.sample),
+            done=done,
+            told=done,
+        )
+
+    def _release(self, ids: list[int]) -> None:
+        self._tell()
+        self.engine.remove(ids, self._world.clock.now)
+        self._say(m.Released(request_ids=m.pack_ids(ids)))
+        self._plan()
+
+    def _fetch(self, manifest: m.Manifest) -> None:
+        """Pull a version, then load it. A newer one takes its place."""
+        world = self._world
+        world.link.give_up(self._pulling)
+        self._pulling = 0
+        self._pull += 1
+        pull, since = self._pull, world.clock.now
+        size, links = world.config.weight_bytes, world.config.links
+
+        def begin() -> None:
+            if self.alive and pull == self._pull:
+                self._pulling = world.link.pull(size, fetched)
+
+        def fetched() -> None:
+            world.clock.after(size / links.load_bytes_per_second, loaded)
+
+        def loaded() -> None:
+            if self.alive and pull == self._pull:
+                self._load(manifest.version, manifest.params_digest, since, int(size))
+
+        world.clock.after(links.latency_seconds, begin)
+
+    def _load(self, version: int, digest: str, since: float, fetched: int) -> None:
+        """Give back what is held and swap the weights."""
+        if self.engine.held:
+            self._release([*self.engine.running, *self.engine.queued])
+        self._version, self._digest = version, digest
+        seconds = self._world.clock.now - since
+        self._say(
+            m.Ready(version=version, params_digest=digest, seconds=seconds, fetched_bytes=fetched)
+        )
+
+    def _plan(self) -> None:
+        self._turn += 1
+        turn, at = self._turn, self.engine.due_at
+        if at < math.inf:
+            self._world.clock.at(at, lambda: self._due(turn))
+
+    def _due(self, turn: int) -> None:
+        if turn == self._turn and self.alive:
+            self._tell(everything=False)
+            self._plan()
+
+    def _tell(self, *, everything: bool = True) -> None:
+        """What was sampled by now."""
+        if not (self.stream and self.engine.held):
+            return
+        now = self._world.clock.now
+        self.engine.advance(now)
+        told = self.engine.tell(now, everything=everything)
+        if told:
+            self._say_batch(told)
+
+    def _say_batch(self, told: list[Told]) -> None:
+        parts, total = [], 0
+        longest = self._world.config.workload.max_response_tokens
+        for row in told:
+            total += row.tokens
+            stops = row.ended and row.row.length < longest
+            parts.append(_ONE_BYTES * (row.tokens - stops) + _STOP_BYTES * stops)
+        engine = self.engine
+        running = len(engine.running)
+        again, engine.prefilled_again = engine.prefilled_again, 0
+        batch = m.TokenBatch(
+            sequence=self._sequence,
+            version=self._version,
+            request_ids=m.pack_ids([row.row.request_id for row in told]),
+            counts=m.pack_counts([row.tokens for row in told]),
+            tokens=b"".join(parts),
+            logprobs=bytes(4 * total),
+            in_flight=running * self._world.config.engine.dispatch_tokens,
+            running=running,
+            waiting=engine.waiting,
+            prefilled_again=again,
+        )
+        self._sequence += 1
+        self._say(batch)
+
+    def _say(self, message: m.ServerMessage) -> None:
+        self._world.deliver(FromServer(self.stream, message))

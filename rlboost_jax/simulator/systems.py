@@ -1,0 +1,83 @@
+"""The systems that are compared, each by its name in `config.systems`.
+
+- rlboost: the manager as it is, with the policies of RLBoost (NSDI '26) as published.
+- no_seeding, no_memory, no_balance, no_migration: the same, less one of them.
+- colocated: veRL on the reserved nodes; see `colocated.py`.
+- colocated_2x: the same on twice as many nodes, at twice the price.
+- disaggregated: StreamRL's synchronous way (Zhong et al. 2025, arXiv:2504.15930) by the same
+  manager. The reserved nodes only train; a fixed number of instances at the reserved price
+  generates, and training follows group by group.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from rlboost_jax.simulator.colocated import colocated
+from rlboost_jax.simulator.economics import on_demand_price
+from rlboost_jax.simulator.markets import Market, static
+from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.world import World
+
+FOREVER: Final = 1e9  # seconds
+Rows = list[dict[str, Any]]
+
+
+def rows_of(system: str, config: SimConfig, market: Market, *, seed: int) -> tuple[SimConfig, Rows]:
+    """Simulate one system on one market.
+
+    Returns:
+        the configuration that it had (its nodes and prices), and a row per step.
+    """
+    seconds = min(market.seconds, FOREVER)
+    if math.isfinite(market.seconds):
+        config = replace(config, num_steps=0)
+    return SYSTEMS[system](config, market, seed, seconds)
+
+
+def _with_manager(**changes: bool) -> Callable[[SimConfig, Market, int, float], Any]:
+    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> tuple[SimConfig, Rows]:
+        config = replace(config, policy=replace(config.policy, **changes))
+        return config, World(config, market.changes, seed=seed, seconds=seconds).run()
+
+    return run
+
+
+def _colocated(nodes: int) -> Callable[[SimConfig, Market, int, float], Any]:
+    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> tuple[SimConfig, Rows]:
+        config = replace(
+            config, reserved=replace(config.reserved, nodes=nodes * config.reserved.nodes)
+        )
+        return config, colocated(config, seed=seed, seconds=seconds)
+
+    return run
+
+
+def _disaggregated(
+    config: SimConfig, market: Market, seed: int, seconds: float
+) -> tuple[SimConfig, Rows]:
+    """With as many instances as keep the learner busy: those of the fleet, if that is fixed,
+    else as many as the reserved nodes have engines."""
+    instances = config.num_engines if market.instances is None else market.instances
+    config = replace(
+        config,
+        policy=replace(config.policy, seeding=False, adaptive_cap=False),
+        instance=replace(config.instance, price_per_hour=on_demand_price(config)),
+    )
+    changes = static(max(1, instances)).changes
+    world = World(config, changes, seed=seed, seconds=seconds, reserved_engines=False)
+    return config, world.run()
+
+
+SYSTEMS: Final[dict[str, Callable[[SimConfig, Market, int, float], tuple[SimConfig, Rows]]]] = {
+    "rlboost": _with_manager(),
+    "no_seeding": _with_manager(seeding=False),
+    "no_memory": _with_manager(window_memory=False),
+    "no_balance": _with_manager(balance=False),
+    "no_migration": _with_manager(migration=False),
+    "colocated": _colocated(1),
+    "colocated_2x": _colocated(2),
+    "disaggregated": _disaggregated,
+}
+BASELINE: Final = "colocated"  # what all are compared with

@@ -1,0 +1,259 @@
+"""The very manager, with a simulated learner, servers, links and a market around it.
+
+Every decision is `rlboost_jax.manager`'s; here events are carried to it and what it wants
+done is done, in virtual time. Messages between living peers take no time: what counts is
+milliseconds where everything else counts in seconds.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.config.records import ChaosConfig, FleetConfig, ManagerConfig
+from rlboost_jax.manager.events import (
+    Close,
+    Event,
+    Exit,
+    MachineAdded,
+    MachineRemoved,
+    Send,
+    ServerStarted,
+    Signal,
+    Start,
+    Tick,
+)
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state import Manager
+from rlboost_jax.messages import ToServer, ToTrainer
+from rlboost_jax.simulator.clock import Clock
+from rlboost_jax.simulator.lengths import response_lengths
+from rlboost_jax.simulator.links import Link
+from rlboost_jax.simulator.markets import Change
+from rlboost_jax.simulator.rates import EngineRates
+from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.server import Server
+from rlboost_jax.simulator.trainer import STREAM, Trainer
+
+PATIENT = 1e9  # seconds: losses are told of, so leases need not find them
+MAX_SERVERS = 100_000
+
+
+class World:
+    """
+    Args:
+        changes: of the market, in order of time from 0 on.
+        seconds: how long it lasts; the step then under way is not reported.
+        reserved_engines: False: the learner's chips only train.
+    """
+
+    def __init__(
+        self,
+        config: SimConfig,
+        changes: Sequence[Change],
+        *,
+        seed: int,
+        seconds: float,
+        reserved_engines: bool = True,
+    ) -> None:
+        self.config, self._seed, self._seconds = config, seed, seconds
+        self.run_id = "simulated"
+        self.clock = Clock()
+        self.rates = EngineRates(config)
+        links = config.links
+        sender = links.sender_bytes_per_second * config.reserved.nodes
+        self.link = Link(self.clock, sender=sender, receiver=links.receiver_bytes_per_second)
+        self.slot_tokens = config.workload.prompt_tokens + config.workload.max_response_tokens
+        self.manager = Manager(settings(config), 0.0)
+        self._streams = STREAM
+        self._pids = 0
+        self._peers: dict[int, Server] = {}
+        self._servers: dict[str, Server] = {}  # of the provider, by name
+        self._billed_since: dict[str, float] = {}
+        self._billed = 0.0  # instance-seconds of those that have ended
+        self._lap_billed = self._lap_bytes = 0.0
+        self._lengths: dict[int, NDArray[np.int64]] = {}
+        self._tick_at = float("inf")
+        self._inbox: deque[Event] = deque()
+        self._handling = False
+        self.trainer = Trainer(self)
+        self.reserved = [
+            Server(self, "", reserved=True)
+            for _ in range(config.num_engines if reserved_engines else 0)
+        ]
+        for change in changes:
+            self._plan(change)
+        for engine in self.reserved:
+            engine.connect()
+
+    def run(self) -> list[dict[str, Any]]:
+        """The rows of all whole steps."""
+        self.clock.at(0.0, self.trainer.start)
+        self.clock.run(self._done, self._seconds)
+        return self.trainer.rows
+
+    def over(self, step: int) -> bool:
+        """Whether that step is not to be begun any more."""
+        return 0 < self.config.num_steps <= step
+
+    def length(self, step: int, sample: int) -> int:
+        """Of a whole response, in tokens."""
+        if step not in self._lengths:
+            work = self.config.workload
+            self._lengths[step] = response_lengths(work, seed=self._seed, step=step)
+        return int(self._lengths[step][sample])
+
+    def forget(self, step: int) -> None:
+        self._lengths.pop(step, None)
+
+    def next_pid(self) -> int:
+        self._pids += 1
+        return self._pids
+
+    def open(self, server: Server) -> int:
+        self._streams += 1
+        self._peers[self._streams] = server
+        return self._streams
+
+    def ended(self, server: Server) -> None:
+        """A machine is no longer paid for."""
+        self._peers.pop(server.stream, None)
+        since = self._billed_since.pop(server.name, None)
+        if since is not None:
+            self._billed += self.clock.now - since
+
+    def lap(self) -> dict[str, float]:
+        """What was paid and sent since the last call."""
+        now = self.clock.now
+        billed = self._billed + sum(now - since for since in self._billed_since.values())
+        self.link.settle()
+        sent = self.link.sent_bytes
+        row = {
+            "billed_instance_seconds": billed - self._lap_billed,
+            "egress_bytes": sent - self._lap_bytes,
+        }
+        self._lap_billed, self._lap_bytes = billed, sent
+        return row
+
+    def deliver(self, event: Event) -> None:
+        """Hand an event to the manager and do what it wants done; one after the other."""
+        self._inbox.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        while self._inbox:
+            for action in self.manager.handle(self._inbox.popleft(), self.clock.now):
+                self._perform(action)
+        self._handling = False
+        self._arm()
+
+    def _perform(self, action: Any) -> None:
+        match action:
+            case Send(stream, message):
+                if stream == STREAM:
+                    self.trainer.hear(cast(ToTrainer, message))
+                elif stream in self._peers:
+                    self._peers[stream].hear(cast(ToServer, message))
+            case Start(name):
+                self._start(name)
+            case Signal(name, notice):
+                self._signal(name, notice)
+            case Close(stream, _):
+                self._peers.pop(stream, None)
+            case Exit(code, reason):
+                raise RuntimeError(f"the manager has left: {reason} ({code})")
+
+    def _plan(self, change: Change) -> None:
+        if change.added:
+            event: Event = MachineAdded(change.machine)
+        else:
+            event = MachineRemoved(change.machine, self.config.market.notice_seconds > 0)
+        self.clock.at(change.seconds, lambda: self.deliver(event))
+
+    def _start(self, name: str) -> None:
+        server = Server(self, name, reserved=False)
+        self._servers[name] = server
+        self._billed_since[name] = self.clock.now
+        self.deliver(ServerStarted(name, server.pid))
+        seconds = self.config.instance.start_seconds if self.clock.now > 0 else 0.0
+        self.clock.after(seconds, server.connect)
+
+    def _signal(self, name: str, notice: bool) -> None:
+        server = self._servers.pop(name, None)
+        if server is None:
+            return
+        if not notice:
+            server.kill("the market")
+            return
+        seconds = self.config.market.notice_seconds
+        self.clock.after(0.0, lambda: server.notice(seconds))
+        self.clock.after(seconds, lambda: server.kill("the market"))
+
+    def _arm(self) -> None:
+        deadline = self.manager.next_deadline()
+        if deadline is None or deadline >= self._tick_at or deadline > self._seconds:
+            return
+        self._tick_at = deadline
+        self.clock.at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        if self.clock.now >= self._tick_at:
+            self._tick_at = float("inf")
+            self.deliver(Tick())
+
+    def _done(self) -> bool:
+        steps = self.config.num_steps
+        return bool(steps) and len(self.trainer.rows) >= steps
+
+
+def settings(config: SimConfig) -> Settings:
+    """Of the manager: a run's, with leases that nothing has to renew."""
+    policy, work = config.policy, config.workload
+    manager = ManagerConfig(
+        host="",
+        port=0,
+        lease_seconds=PATIENT,
+        renew_seconds=PATIENT / 4,
+        progress_seconds=PATIENT,
+        drain_seconds=120.0,
+        max_pending=policy.max_pending,
+        balance=policy.balance,
+        migration=policy.migration,
+        seeding=policy.seeding,
+        window_initial_seconds=policy.window_initial_seconds,
+        window_eta=policy.window_eta,
+        window_memory=policy.window_memory,
+    )
+    chaos = ChaosConfig(
+        enabled=False, seed=0, kills_per_minute=0, terms_per_minute=0, joins_per_minute=0
+    )
+    fleet = FleetConfig(
+        provider="local",
+        tls=False,
+        max_instances=policy.max_instances,
+        adaptive_cap=policy.adaptive_cap,
+        trace="",
+        trace_speed=1.0,
+        synthetic_lifetime_seconds=1.0,
+        synthetic_gap_seconds=1.0,
+        price_per_hour=config.instance.price_per_hour,
+        reserved_price_per_hour=config.reserved.nodes * config.reserved.price_per_node_hour,
+        orphan_seconds=PATIENT,
+        notices="none",
+        notice_signal="SIGTERM",
+        notice_seconds=config.market.notice_seconds,
+        chaos=chaos,
+    )
+    return Settings(
+        run_id="simulated",
+        manager=manager,
+        fleet=fleet,
+        deterministic=False,
+        vocab_size=2,
+        slots=config.engine.slots,
+        slot_tokens=work.prompt_tokens + work.max_response_tokens,
+        max_servers=MAX_SERVERS,
+        status_seconds=PATIENT,  # nobody looks at the live view
+    )

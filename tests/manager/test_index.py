@@ -1,0 +1,59 @@
+"""The roster's index by hand; `tests/simulate/invariants.py` compares it after every event."""
+
+from rlboost_jax.manager.instances import Roster
+from rlboost_jax.manager.ledger import Ledger
+from rlboost_jax.manager.outbox import Outbox
+from tests.manager.fakes import begin_step, hello, manifest, settings
+
+
+def roster(count: int) -> Roster:
+    """Instances that are ready for version 0, of streams 1, 2, …"""
+    whole = Roster(settings(deterministic=False), 0.0)
+    for stream in range(1, count + 1):
+        instance = whole.join(stream, hello(price_per_hour=2.0 * stream), 0.0)
+        instance.announce(manifest(0, "d"))
+        instance.loaded(0, "d")
+    return whole
+
+
+def test_a_pool_is_in_the_order_of_joining_whatever_the_order_of_readiness() -> None:
+    whole = roster(3)
+    first, second, third = whole.streams.values()
+    for instance in (first, second, third):
+        instance.announce(manifest(1, "e"))
+    assert not whole.index.pool(0, "d").instances
+    for instance in (third, first, second):
+        instance.loaded(1, "e")
+    assert whole.index.pool(1, "e").instances == [first, second, third]
+    whole.retire(second)
+    whole.leave(first)
+    assert whole.index.pool(1, "e").instances == [third]
+
+
+def test_who_holds_what() -> None:
+    whole = roster(2)
+    busy, idle = whole.streams.values()
+    step, _ = Ledger(Outbox()).begin(begin_step(0, 0, "d"), 0.0)
+    rollouts = step.take(3)
+    for number, rollout in enumerate(rollouts):
+        rollout.request_id = number
+        busy.hold(rollout, 0.0)
+    pool = whole.index.pool(0, "d")
+    assert (pool.idle, pool.working) == (1, 1)
+    assert list(whole.index.crowded) == [busy.stream]
+    rollouts[0].asked_at = rollouts[1].asked_at = 1.0
+    busy.asking(2)
+    assert whole.index.asked_back == 2 and not whole.index.crowded
+    whole.leave(busy)  # with what it holds
+    assert whole.index.asked_back == 0
+    for number in range(3):
+        busy.let_go(number)
+    assert (pool.instances, pool.idle, whole.index.asked_back) == ([idle], 1, 0)
+
+
+def test_prices_and_names_follow() -> None:
+    whole = roster(2)
+    assert sum(whole.index.prices.elements()) == 6.0
+    whole.leave(whole.streams[1])
+    assert list(whole.index.prices.elements()) == [4.0]
+    assert len(whole.index.names) == 1 == whole.index.claims.total()

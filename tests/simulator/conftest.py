@@ -1,0 +1,42 @@
+"""A small simulation: two reserved engines, 16 prompts x 4 responses of about 800 tokens."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from configs.sim import base
+from rlboost_jax.simulator.load import sim_config
+from rlboost_jax.simulator.records import SimConfig
+
+Make = Callable[..., SimConfig]
+
+SMALL = {
+    "num_steps": 4,
+    "settling_steps": 1,
+    "reserved.chips_per_node": 4,
+    "workload.prompts_per_step": 16,
+    "workload.group_size": 4,
+    "workload.mean_tokens": 800.0,
+    "workload.max_response_tokens": 3000,
+    "engine.slots": 32,
+    "policy.window_initial_seconds": 8.0,
+    "trainer.apply_seconds": 0.5,
+    "trainer.switch_seconds": 0.5,
+    "trainer.micro_batch_seconds": 0.01,
+    "instance.start_seconds": 10.0,
+}
+
+
+def make_config(**changes: Any) -> SimConfig:
+    """`section__field` names what changes."""
+    config = base.get_config("14b")
+    config.market.hazard.machines = 4.0
+    changed = {name.replace("__", "."): value for name, value in changes.items()}
+    config.update_from_flattened_dict({**SMALL, **changed})
+    return sim_config(config)
+
+
+@pytest.fixture
+def make() -> Make:
+    return make_config

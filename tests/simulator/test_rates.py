@@ -1,0 +1,72 @@
+"""Rooflines against numbers worked out by hand, and the table between its points."""
+
+import pytest
+
+from rlboost_jax.simulator.rates import EngineRates, StepTable, train_seconds
+
+
+def test_a_decode_step_by_hand(make):
+    # Two H100 at half their bandwidth: 3.35e12 bytes/s. Weights of 14.77e9 x 2 bytes take
+    # 8.818 ms, a token's keys and values (2 x 40 x 8 x 128 x 2 bytes = 163,840) 48.9 ns.
+    rates = EngineRates(make(engine__memory_efficiency=0.5, engine__step_overhead_seconds=0.004))
+    assert rates.step_seconds(1, 0) == pytest.approx(0.004 + 0.0088179, rel=1e-4)
+    assert rates.step_seconds(100, 100 * 4000) == pytest.approx(
+        0.004 + 0.0088179 + 0.0195632, rel=1e-4
+    )
+
+
+def test_a_large_batch_is_bound_by_compute(make):
+    # 2 x 14.77e9 FLOPs a token at 989e12 FLOPs/s: 29.87 µs each.
+    rates = EngineRates(make(engine__memory_efficiency=1.0, engine__step_overhead_seconds=0.0))
+    assert rates.step_seconds(4096, 4096) == pytest.approx(4096 * 29.868e-6, rel=1e-3)
+    assert rates.prefill_seconds == pytest.approx(29.868e-6, rel=1e-3)
+
+
+def test_the_cache_takes_what_the_weights_leave(make):
+    rates = EngineRates(make(engine__memory_fraction=0.85))
+    assert rates.kv_tokens == int((160e9 * 0.85 - 29.54e9) / 163_840)
+
+
+def test_training_by_hand(make):
+    config = make(reserved__chips_per_node=8)
+    # One sequence of 1,000 tokens: six passes of 2 x 14.77e9 x 1,000 for the weights and
+    # 4 x 40 x 5,120 x 500,000 for attention, at 38 % of 8 x 989e12.
+    flops = 6 * (2 * 14.77e9 * 1000 + 4 * 40 * 5120 * 500_000)
+    assert train_seconds(config, [1000]) == pytest.approx(flops / (8 * 989e12 * 0.38))
+
+
+def test_training_adds_up_and_halves_with_twice_the_nodes(make):
+    one, two = make(), make(reserved__nodes=2)
+    lengths = [100, 2000, 37]
+    whole = train_seconds(one, lengths)
+    assert whole == pytest.approx(sum(train_seconds(one, [n]) for n in lengths))
+    assert train_seconds(two, lengths) == pytest.approx(whole / 2)
+
+
+ROWS = ((1, 100, 1.0), (1, 300, 3.0), (9, 100, 5.0), (9, 300, 11.0))
+
+
+@pytest.mark.parametrize(
+    ("batch", "context", "seconds"),
+    [
+        (1, 100, 1.0),
+        (9, 300, 11.0),
+        (5, 100, 3.0),
+        (1, 200, 2.0),
+        (5, 200, 5.0),
+        (18, 300, 22.0),  # beyond the largest batch: in proportion
+        (1, 50, 1.0),  # beyond the contexts: as at the edge
+    ],
+)
+def test_a_table_is_linear_between_its_points(batch, context, seconds):
+    assert StepTable(ROWS).seconds(batch, context) == pytest.approx(seconds)
+
+
+def test_a_table_with_a_hole_is_no_grid():
+    with pytest.raises(ValueError, match="3 rows for 2 batches and 2 contexts"):
+        StepTable(ROWS[:3])
+
+
+def test_a_table_takes_the_place_of_the_roofline(make):
+    rates = EngineRates(make(engine__table=ROWS))
+    assert rates.step_seconds(1, 300) == pytest.approx(3.0)

@@ -1,0 +1,176 @@
+"""The manager in virtual time: limits, bounds, books, losses."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.fluid import step_bound
+from rlboost_jax.simulator.colocated import colocated
+from rlboost_jax.simulator.lengths import response_lengths
+from rlboost_jax.simulator.markets import Change, static
+from rlboost_jax.simulator.rates import EngineRates
+from rlboost_jax.simulator.world import World
+from tests.simulator.conftest import make_config
+
+
+def run(config, instances=0, *, seed=0, changes=None, seconds=1e6, reserved_engines=True):
+    changes = static(instances).changes if changes is None else changes
+    world = World(config, changes, seed=seed, seconds=seconds, reserved_engines=reserved_engines)
+    return world, world.run()
+
+
+def rate(rows, settled=1):
+    rows = rows[settled:]
+    return sum(r["response_tokens"] for r in rows) / sum(r["step_seconds"] for r in rows)
+
+
+def test_zero_instances_are_the_co_located_baseline():
+    """With one engine there is no luck in who is dealt what."""
+    config = make_config(reserved__chips_per_node=2, workload__mean_tokens=2000.0)
+    _, rows = run(config)
+    assert rate(rows) == pytest.approx(rate(colocated(config, seed=0, seconds=1e9)), rel=0.01)
+
+
+def test_more_instances_are_never_slower():
+    config = make_config(num_steps=7, settling_steps=3)
+    rates = [rate(run(config, k)[1], 3) for k in (0, 1, 2, 4)]
+    for less, more in itertools.pairwise(rates):
+        assert more > 0.97 * less
+    assert rates[-1] > 1.1 * rates[0]
+
+
+def bound(config, step, instances):
+    """The shortest step, were work a liquid: in engine-seconds instead of tokens.
+
+    No token costs less than its share of a full batch and the reading of its own context.
+    """
+    rates, work, slots = EngineRates(config), config.workload, config.engine.slots
+    lengths = response_lengths(work, seed=0, step=step)
+    weights = rates.step_seconds(slots, 0) / slots
+    context = (rates.step_seconds(slots, 1_000_000) - rates.step_seconds(slots, 0)) / 1e6
+    read = (lengths * work.prompt_tokens + lengths * (lengths - 1) / 2).sum()
+    engine_seconds = float(lengths.sum() * weights + read * context)
+    forward = 2 * config.model.num_params * float((lengths + work.prompt_tokens).sum())
+    flops = config.reserved.chips_per_node * config.chip.flops_per_second
+    train = config.trainer.forward_passes * forward / flops / config.trainer.compute_efficiency
+    return step_bound(
+        tokens=engine_seconds,
+        train_seconds=train,
+        reserved_rate=float(config.num_engines),
+        instance_rate=1.0,
+        start=0.0,
+        changes=[(0.0, instances)],
+    )[0]
+
+
+@pytest.mark.parametrize("instances", [0, 1, 4])
+def test_nothing_beats_the_fluid_bound(instances):
+    config = make_config()
+    _, rows = run(config, instances)
+    for row in rows:
+        assert row["step_seconds"] > bound(config, row["step"], instances)
+
+
+def test_the_same_seed_gives_the_same_rows():
+    config = make_config()
+    assert run(config, 2)[1] == run(config, 2)[1] != run(config, 2, seed=1)[1]
+
+
+LOSSES = (
+    Change(0.0, True, "a"),
+    Change(0.0, True, "b"),
+    Change(7.0, False, "a"),
+    Change(12.0, True, "c"),
+    Change(33.0, False, "b"),
+    Change(41.0, False, "c"),
+    Change(47.0, True, "d"),
+)
+
+
+@pytest.mark.parametrize("notice", [0.0, 30.0])
+def test_every_token_is_delivered_or_lost(notice):
+    config = make_config(market__notice_seconds=notice, num_steps=5)
+    _, rows = run(config, changes=LOSSES)
+    lengths = [int(response_lengths(config.workload, seed=0, step=s).sum()) for s in range(5)]
+    for row, length in zip(rows, lengths, strict=True):
+        assert row["tokens_generated"] == row["tokens_delivered"] + row["tokens_lost"]
+        assert row["tokens_generated"] == row["tokens_reserved"] + row["tokens_preemptible"]
+        assert row["tokens_delivered"] == row["response_tokens"] == length
+    assert sum(row["instances_lost"] for row in rows) == 3
+    assert sum(row["instances_joined"] for row in rows) == 4
+    lost = sum(row["tokens_lost"] for row in rows)
+    # Without notice the dispatch under way is lost with each machine, and no more than that.
+    dispatch = config.engine.slots * config.engine.dispatch_tokens
+    assert lost == 0 if notice else 0 < lost <= 3 * dispatch
+
+
+def test_without_migration_a_loss_costs_all_that_was_there():
+    kept = run(make_config(num_steps=5), changes=LOSSES)[1]
+    again = run(make_config(num_steps=5, policy__migration=False), changes=LOSSES)[1]
+    assert sum(r["tokens_lost"] for r in again) > 5 * sum(r["tokens_lost"] for r in kept)
+
+
+def test_what_is_billed_by_hand():
+    """From the order to the end, boot and all: 7 s, 33 s, 29 s and the rest of the run."""
+    config = make_config(num_steps=5)
+    _, rows = run(config, changes=LOSSES)
+    end = rows[-1]["begun_at"] + rows[-1]["step_seconds"]
+    assert end > 50.0
+    billed = sum(row["billed_instance_seconds"] for row in rows)
+    assert billed == pytest.approx(7.0 + 33.0 + 29.0 + end - 47.0)
+
+
+def test_the_managers_own_bill_agrees_but_for_the_time_to_notice():
+    config = make_config(num_steps=5)
+    _, rows = run(config, changes=LOSSES)
+    hours = sum(row["step_seconds"] for row in rows) / 3600
+    own = sum(row["billed_instance_seconds"] for row in rows) / 3600 * 5.32 + hours * 83.79
+    late = 3 * config.instance.detect_seconds / 3600 * 5.32
+    assert own <= sum(row["cost_dollars"] for row in rows) <= own + late + 1e-9
+
+
+def test_a_pull_takes_what_the_links_say():
+    """29.54 GB at 6.25 GB/s, loaded at 25 GB/s, half a second to begin."""
+    config = make_config(num_steps=2, settling_steps=1)
+    world = World(config, static(1).changes, seed=0, seconds=1e6)
+    heard = []
+    deliver = world.deliver
+
+    def listen(event):
+        message = getattr(event, "message", None)
+        if type(message).__name__ == "Ready" and message.fetched_bytes:
+            heard.append(message)
+        deliver(event)
+
+    world.deliver = listen
+    world.run()
+    assert heard[0].fetched_bytes == int(29.54e9)
+    assert heard[0].seconds == pytest.approx(0.5 + 29.54e9 / 6.25e9 + 29.54e9 / 25e9, rel=1e-6)
+
+
+def test_weights_that_come_late_help_less():
+    fast, slow = (
+        make_config(num_steps=6),
+        make_config(num_steps=6, links__receiver_bytes_per_second=0.5e9),
+    )
+    assert rate(run(fast, 4)[1], 2) > 1.02 * rate(run(slow, 4)[1], 2)
+
+
+def test_the_cap_holds_the_fleet_to_what_the_manager_wants():
+    config = make_config(policy__adaptive_cap=True)
+    world, rows = run(config, 40)
+    assert rows[-1]["instances_mean"] < 40
+    assert len(world.manager.fleet.standing) <= max(row["instance_cap"] for row in rows)
+
+
+def test_without_reserved_engines_the_instances_do_it_all():
+    _, rows = run(make_config(policy__seeding=False), 4, reserved_engines=False)
+    assert all(row["tokens_reserved"] == 0 for row in rows)
+    assert all(row["tokens_delivered"] == row["tokens_preemptible"] for row in rows)
+
+
+def test_a_market_that_ends_leaves_out_the_step_under_way():
+    config = replace(make_config(), num_steps=0)
+    _, rows = run(config, 2, seconds=60.0)
+    assert rows and all(r["begun_at"] + r["step_seconds"] <= 60.0 for r in rows)
