@@ -33,7 +33,7 @@ from rlboost_jax.learner.followers import Followers
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines
-from rlboost_jax.learner.samples import sample_rows, samples_due
+from rlboost_jax.learner.samples import reward_parts, sample_rows, samples_due
 from rlboost_jax.learner.selection import Everything, Informative
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
@@ -363,6 +363,7 @@ def _policy_metrics(
         "response_length_max": int(lengths.max()),
         "corrected_fraction": figures.get("corrected"),
         "value_loss": figures.get("value_loss"),
+        **reward_parts(trajectories),
     }
 
 

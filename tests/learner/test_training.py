@@ -10,6 +10,7 @@ import pytest
 
 from rlboost_jax.config.memory import learner_bytes
 from rlboost_jax.learner import training
+from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.state import init_state
@@ -24,6 +25,9 @@ from tests.endpoints import endpoint
 
 STEPS = 3
 FINAL_ACCURACY = 0.875
+FINAL = Score(
+    accuracy=FINAL_ACCURACY, best=FINAL_ACCURACY, prompts=8, samples=1, response_length_mean=2.0
+)
 PATIENCE_SECONDS = 30
 
 
@@ -88,8 +92,8 @@ class Loop:
     def save(self, step):
         pass
 
-    def final_accuracy(self, version):
-        return FINAL_ACCURACY
+    def final_score(self):
+        return FINAL
 
 
 @pytest.fixture
@@ -183,13 +187,13 @@ def test_a_last_version_that_cannot_be_written_is_told_and_the_run_is_complete(
         begun.set()
         raise OSError("no space left")
 
-    def final_accuracy(self, version):
-        self.publisher.submit(version, {}, "digest")
+    def final_score(self):
+        self.publisher.submit(STEPS, {}, "digest")
         assert begun.wait(PATIENCE_SECONDS)
-        return FINAL_ACCURACY
+        return FINAL
 
     monkeypatch.setattr(SnapshotStore, "write", write)
-    monkeypatch.setattr(Loop, "final_accuracy", final_accuracy)
+    monkeypatch.setattr(Loop, "final_score", final_score)
     assert training.run_training(run, tmp_path).steps == STEPS
     assert (tmp_path / "report.html").exists()
     assert "version 3 could not be published: no space left" in capsys.readouterr().out
