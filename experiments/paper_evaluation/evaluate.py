@@ -25,7 +25,7 @@ from rlboost_jax.simulator.systems import rows_of
 from rlboost_jax.simulator.world import World
 
 FOLDER = Path(__file__).parent
-STEPS, SETTLING = 18, 8
+STEPS, SETTLING = 14, 6
 SEED = 0
 
 
@@ -76,7 +76,7 @@ def disaggregated(model: str, instances: Sequence[int]) -> dict[str, Any]:
 
 def lengths() -> dict[str, Any]:
     short = config_of("14b", workload__max_response_tokens=5120)
-    return {"5k": ratios(short, (2, 3, 4, 5)), "14k": ratios(config_of("14b"), (5, 6, 7))}
+    return {"5k": ratios(short, (2, 3, 4)), "14k": ratios(config_of("14b"), (6,))}
 
 
 def seeding() -> dict[str, Any]:
@@ -114,18 +114,18 @@ def faults() -> dict[str, Any]:
 
 def parts(trace: str) -> dict[str, Callable[[], Any]]:
     return {
-        "static_14b": lambda: static_part("14b", range(9)),
-        "static_8b": lambda: static_part("8b", range(1, 6)),
-        "static_32b": lambda: static_part("32b", (2, 4, 6, 8, 12)),
+        "static_14b": lambda: static_part("14b", (0, 1, 2, 4, 6, 8)),
+        "static_8b": lambda: static_part("8b", (1, 2, 3, 4)),
+        "static_32b": lambda: static_part("32b", (4, 8)),
         "segments_8b": lambda: segments("8b", trace, 0.5),
         "segments_14b": lambda: segments("14b", trace, 0.5),
         "segments_32b": lambda: segments("32b", trace, 0.5),
         "scarce_8b": lambda: segments("8b", trace, 0.25),
         "scarce_14b": lambda: segments("14b", trace, 0.25),
         "scarce_32b": lambda: segments("32b", trace, 0.25),
-        "disaggregated_8b": lambda: disaggregated("8b", (4, 5, 6, 7)),
-        "disaggregated_14b": lambda: disaggregated("14b", (5, 6, 7, 8)),
-        "disaggregated_32b": lambda: disaggregated("32b", (8, 11, 14)),
+        "disaggregated_8b": lambda: disaggregated("8b", (4, 6)),
+        "disaggregated_14b": lambda: disaggregated("14b", (6, 8)),
+        "disaggregated_32b": lambda: disaggregated("32b", (10, 14)),
         "lengths": lengths,
         "seeding": seeding,
         "faults": faults,

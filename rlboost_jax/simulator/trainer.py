@@ -27,7 +27,7 @@ class Trainer:
         self._world, self._config = world, world.config
         self.step = -1
         self.rows: list[dict[str, Any]] = []  # one per step that was reported
-        self.training_now = False
+        self._busy = False  # the chips train, or change from one use to the other
 
     def start(self) -> None:
         self._say(m.TrainerHello(run_id=self._world.run_id, window=None))
@@ -56,7 +56,6 @@ class Trainer:
         self._finished_groups = 0
         self._ready: deque[MicroBatch] = deque()
         self._handed_over: float | None = None
-        self._busy = False
         self._training = 0.0
         prompt_tokens = m.pack_tokens([1] * work.prompt_tokens)
         self._say(
