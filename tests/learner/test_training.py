@@ -9,14 +9,17 @@ import jax
 import pytest
 
 from rlboost_jax.config.memory import learner_bytes
+from rlboost_jax.data.tasks import get_task
 from rlboost_jax.learner import training
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.models.checkpoint_files import write_checkpoint
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.observe import trackers
+from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.metrics import KEYS, read_metrics
 from rlboost_jax.observe.summary import headline
 from rlboost_jax.observe.tensorboard import TensorBoardTracker
@@ -252,3 +255,18 @@ def test_the_reference_is_the_starting_parameters_and_nothing_else(config, learn
     layout = (tmp_path / "reference" / "0" / "state" / "_METADATA").read_text()
     assert "attention" in layout and "opt_state" not in layout
     assert training._reference(config, tmp_path, learner, state(0)) is None
+
+
+def test_a_run_begins_with_the_parameters_of_its_source(config, learner_step, tmp_path):
+    other = init_params(config.model, 7)
+    write_checkpoint(config.model, other, tmp_path, dtype="float32")
+    run = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, source=str(tmp_path)),
+        warmup=dataclasses.replace(config.warmup, max_updates=0),
+    )
+    with Console(num_steps=1, reserved_price_per_hour=0.0, live=False) as console:
+        state = training._start(run, get_task(run.task), learner_step(), console)
+    assert params_digest(state.params) == params_digest(other)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state.params)
+    assert shardings == learner_step().shardings.params
