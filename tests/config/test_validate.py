@@ -117,7 +117,6 @@ WRONG = [
         ["observe.wandb.project"],
     ),
     ({"observe.wandb.mode": "on"}, "'on'", ["observe.wandb.mode"]),
-    ({"observe.samples_prompts": 25}, "25", ["observe.samples_prompts", "prompts_per_step"]),
     ({"observe.profile_step": 100}, "100", ["observe.profile_step", "num_steps"]),
     ({"fleet.trace": "/no/such/trace.csv"}, "/no/such/trace.csv", ["fleet.trace"]),
 ]
