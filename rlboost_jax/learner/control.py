@@ -8,6 +8,7 @@ Arrays by themselves follow a frame that has described them, in as many bytes as
 import contextlib
 import socket
 import struct
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -86,6 +87,8 @@ def _encode(value: Any) -> Any:
         return msgspec.msgpack.Ext(_ARRAY, _LENGTH.pack(len(head)) + head + array.tobytes())
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, Mapping):  # that nobody may change
+        return dict(value)
     raise NotImplementedError(f"{type(value).__name__} is not sent between processes")
 
 

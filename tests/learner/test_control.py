@@ -3,6 +3,7 @@
 import socket
 import threading
 from dataclasses import replace
+from types import MappingProxyType
 
 import jax
 import numpy as np
@@ -39,6 +40,7 @@ def test_messages_and_arrays_arrive_as_they_were_sent(pair, groups):
         advantage=np.float64(0.5),
         advantages=np.arange(3, dtype=np.float32),
         trained=False,
+        reward_components=MappingProxyType({"exact": 1.0}),
     )
     sent = (replace(groups[0], trajectories=(trajectory,)), *groups[1:])
     here.send([orders.TRAIN, 4, orders.groups_to_wire(sent)])
