@@ -271,7 +271,7 @@ def get_config() -> ConfigDict:
     config.observe.wandb.name = ""  # of the run; "" is the workdir's
     config.observe.wandb.mode = "online"  # "offline": no network; `wandb sync` uploads later
     config.observe.samples_every_steps = 10  # prompts and responses to samples.jsonl; 0: never
-    config.observe.samples_prompts = 2  # of such a step, each with its whole group
+    config.observe.samples_prompts = 2  # most of such a step, each with its whole group
     # One step of every process on one time axis, in <workdir>/profile, for ui.perfetto.dev.
     config.observe.profile_step = 0  # that step; 0: none
     config.observe.profile_jax = False  # the learner's process by jax.profiler in that step, too

@@ -3,8 +3,10 @@
 Run:     make hf-tiny
          (or: python tools/make_hf_tiny.py --to=runs/hf_tiny_start
               python -m rlboost_jax.main --config=configs/hf_tiny.py --workdir=runs/hf_tiny)
-Takes:   TODO
-Result:  TODO
+Takes:   about 3 minutes on 2 CPU cores, besides one to make the checkpoint.
+Result:  reward from 0.23 to 0.79 and held-out accuracy from 0.78 to 0.88 in 40 updates, while 24
+         servers were killed. (Greedy answers are better than sampled ones: the checkpoint knows
+         sums and has been taught to guess.)
 
 It goes the way of every larger run: parameters from safetensors, questions from JSONL, through
 the checkpoint's own tokenizer and chat template, answers judged by math-verify in processes of

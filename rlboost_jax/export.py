@@ -14,6 +14,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+
 from rlboost_jax import exits
 from rlboost_jax.config.errors import ConfigError, Mistake
 from rlboost_jax.config.huggingface import from_huggingface, to_huggingface
@@ -101,6 +103,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     arguments = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # accelerators are a run's that may be alive
+    logging.set_verbosity(logging.ERROR)  # Orbax warns that it may read only
     try:
         lines = export(arguments.workdir, arguments.to, step=arguments.step, dtype=arguments.dtype)
     except (Mistake, ValueError, OSError) as error:

@@ -189,7 +189,7 @@ def problems(draw) -> Problem:
         kv_lens=tuple(kv_lens),
         num_query_heads=num_key_heads * draw(st.integers(1, 7)),
         num_key_heads=num_key_heads,
-        head_dim=draw(st.sampled_from([8, 32, 40, 48, 64, 80, 256])),
+        head_dim=draw(st.sampled_from([8, 32, 40, 48, 64, 80, 96, 256])),
         page_size=draw(st.sampled_from([1, 8, 16, 24, 48])),
         dtype=draw(st.sampled_from(list(TOLERANCES))),
         kv_dtype=draw(st.sampled_from(["", "", *EIGHT_BITS])),

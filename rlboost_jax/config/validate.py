@@ -258,11 +258,6 @@ def _observe(config: RunConfig) -> Iterator[str]:
         yield f"observe.trackers is {observe.trackers}; name each of them once"
     if "wandb" in observe.trackers and not observe.wandb.project:
         yield "observe.wandb.project is ''; name the project that the run belongs to"
-    if observe.samples_prompts > config.learner.prompts_per_step:
-        yield (
-            f"observe.samples_prompts is {observe.samples_prompts}; choose 1 to "
-            f"learner.prompts_per_step ({config.learner.prompts_per_step})"
-        )
     if observe.profile_step >= config.num_steps:
         yield (
             f"observe.profile_step is {observe.profile_step}; the last step is "

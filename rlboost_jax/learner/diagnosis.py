@@ -29,7 +29,7 @@ def culprits(
     bad_samples: list[Trajectory] = []
     for index in range(last // micro_batch_prompts + 1):
         members = [t for t in trajectories if t.prompt // micro_batch_prompts == index]
-        if _finite(gradients(members)):
+        if not members or _finite(gradients(members)):  # dynamic sampling leaves prompts out
             continue
         bad_batches.append(index)
         if len(bad_samples) <= MOST_NAMED:

@@ -32,6 +32,7 @@ class Score:
     prompts: int
     samples: int  # k
     response_length_mean: float  # tokens
+    failures: int  # responses of which a reward function failed, so that its fallback counts
 
 
 class Measurement:
@@ -100,15 +101,17 @@ class Measurement:
             raise ValueError(
                 f"{len(self._asked)} of {len(self._prompts) * self._samples} responses are here"
             )
-        by_prompt: NDArray[np.float64] = np.array(
-            [verdict.result().accuracy for _, verdict in sorted(self._asked.items())]
-        ).reshape(len(self._prompts), self._samples)
+        verdicts = [verdict.result() for _, verdict in sorted(self._asked.items())]
+        by_prompt: NDArray[np.float64] = np.array([v.accuracy for v in verdicts]).reshape(
+            len(self._prompts), self._samples
+        )
         return Score(
             accuracy=float(by_prompt.mean()),
             best=float(by_prompt.max(axis=1).mean()),
             prompts=len(self._prompts),
             samples=self._samples,
             response_length_mean=float(np.mean(list(self._lengths.values()))),
+            failures=sum(bool(verdict.faults) for verdict in verdicts),
         )
 
     @property

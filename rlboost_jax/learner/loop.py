@@ -33,7 +33,7 @@ from rlboost_jax.learner.followers import Followers
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines
-from rlboost_jax.learner.samples import sample_rows, samples_due
+from rlboost_jax.learner.samples import reward_parts, sample_rows, samples_due
 from rlboost_jax.learner.selection import Everything, Informative
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
@@ -147,6 +147,7 @@ class TrainingLoop:
                 train,
                 beside=measurement,
             )
+        collector.close()
         trajectories = selection.trajectories()
         for line in collector.fault_lines():
             self._note(line)
@@ -170,7 +171,7 @@ class TrainingLoop:
                 )
             )
         publish_seconds = self._publish(step + 1)
-        score = measurement.score() if measurement else None
+        score = self._score(measurement) if measurement else None
 
         report = self._link.trained(
             messages.StepTrained(
@@ -231,7 +232,7 @@ class TrainingLoop:
         self._link.trained(
             messages.StepTrained(step=version, train_wait_seconds=0.0, train_seconds=0.0)
         )
-        return measurement.score()
+        return self._score(measurement)
 
     @traced("copy parameters", LANE)
     def _publish(self, version: int) -> float:
@@ -293,6 +294,15 @@ class TrainingLoop:
     def _evaluates(self, step: int) -> bool:
         every = self._run.evaluation.every_steps
         return every > 0 and (step % every == 0 or step == self._run.num_steps - 1)
+
+    def _score(self, measurement: Measurement) -> Score:
+        score = measurement.score()
+        if score.failures:
+            self._note(
+                f"evaluation: reward functions failed for {score.failures} of "
+                f"{score.prompts * score.samples} responses"
+            )
+        return score
 
     def _measurement(self, group_size: int | None = None) -> Measurement:
         return Measurement(
@@ -363,6 +373,7 @@ def _policy_metrics(
         "response_length_max": int(lengths.max()),
         "corrected_fraction": figures.get("corrected"),
         "value_loss": figures.get("value_loss"),
+        **reward_parts(trajectories),
     }
 
 

@@ -16,7 +16,7 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner.link import EventLoopThread
 from rlboost_jax.models.params import Params
 from rlboost_jax.observe.clocks import Clock
-from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.observe.spans import ENGINE_LANE, Recorder
 from rlboost_jax.rollout.instance import hello_of
 from rlboost_jax.rollout.stream import InstanceClient
 from rlboost_jax.rollout.worker import Worker
@@ -50,7 +50,7 @@ class ReservedEngine:
         self._run, self._engine, self._thread = run, engine, thread
         self._on_failure, self._name = on_failure, name
         self._clock = clock
-        self._worker = Worker(engine, spans)
+        self._worker = Worker(engine, spans, name.replace(NAME, ENGINE_LANE, 1))
         self._client: InstanceClient | None = None
         self._running: Future[None] | None = None
 
@@ -114,7 +114,13 @@ class ReservedEngines:
         names = [f"{NAME}-{i}" for i in range(len(engines))] if len(engines) > 1 else [NAME]
         self._each = [
             ReservedEngine(
-                run, engine, thread, on_failure=on_failure, name=name, spans=spans, clock=clock
+                run,
+                engine,
+                thread,
+                on_failure=on_failure,
+                name=name,
+                spans=spans,
+                clock=clock if name is names[0] else None,  # one stream's answers are enough
             )
             for engine, name in zip(engines, names, strict=True)
         ]

@@ -1,6 +1,6 @@
-"""Which responses of a step a person is shown, and how they read."""
+"""Which responses of a step a person is shown, how they read, what their rewards are made of."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from numpy.typing import ArrayLike
@@ -48,8 +48,27 @@ def sample_rows(
             tokens=len(t.response_tokens),
             cut_off=not len(t.response_tokens) or t.response_tokens[-1] not in task.stop_ids,
             reward=t.reward,
-            advantage=t.advantage,
+            advantage=float(t.advantage if t.advantages is None else t.advantages.mean()),
+            rewards=_parts(t),
         )
         for t in everyone
         if t.prompt in shown
     )
+
+
+def reward_parts(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    """Keys of a row of metrics, `reward/NAME`: the mean that each reward function gave.
+
+    Empty where there is only one, which `reward_mean` tells of.
+    """
+    values: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in _parts(trajectory).items():
+            values.setdefault(name, []).append(value)
+    return {f"reward/{name}": sum(given) / len(given) for name, given in values.items()}
+
+
+def _parts(trajectory: Trajectory) -> Mapping[str, float]:
+    """What a reward of several functions is made of."""
+    parts = trajectory.reward_components
+    return dict(parts) if len(parts) > 1 else {}

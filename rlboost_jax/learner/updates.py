@@ -31,6 +31,7 @@ from rlboost_jax.learner.estimates import ByToken, Estimates, Evaluations
 from rlboost_jax.learner.gradients import GradientSum
 from rlboost_jax.learner.guards import (
     NotFinite,
+    StepNotWhole,
     check_counted,
     check_guards,
     check_judged,
@@ -252,14 +253,18 @@ class BatchUpdates:
             tolerated=self._learners.run.rewards.tolerated_failures,
             checkpoint=self._checkpoint,
         )
+        taken = [t.sample for part in self._members.values() for t in part]
+        if sorted(taken) != sorted(t.sample for t in trajectories):
+            raise StepNotWhole(
+                f"step {self._step} cannot be applied: its micro-batches have {len(taken)} "
+                f"samples, the batch has {len(trajectories)}, and they are not the same"
+            )
         self._whiten()
-        prompts = sorted(prompts)
-        size = len(prompts) // self._algorithm.mini_batches
         made = []
         for update in range(self._algorithm.updates_per_batch):
             mini_batch = update % self._algorithm.mini_batches
-            own = set(prompts[mini_batch * size : (mini_batch + 1) * size])
-            expected = [t for t in trajectories if t.prompt in own]
+            own = {t.sample for part in self._parts(mini_batch) for t in part}
+            expected = [t for t in trajectories if t.sample in own]
             made.append(self._update(update, mini_batch, expected, host_params))
         tokens = sum(figures["tokens"] for figures in made)
         figures = {"loss": fmean(figures["loss"] for figures in made)}

@@ -13,6 +13,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from rlboost_jax.messages import Span
 
+ENGINE_LANE: Final = "engine"  # of dispatches, where a process has one engine
 MAX_KEPT: Final = 20_000  # spans of a process that nobody has taken yet: 100 bytes each
 
 Argument = int | float | str

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlboost_jax.observe.lines import read_lines
+from rlboost_jax.observe.spans import ENGINE_LANE
 
 FOLDER: Final = "profile"
 FIRST: Final = ("trainer", "manager")  # processes in this order, then servers by name
-RESERVED: Final = "reserved"  # the instance of `learner/reserved.py`
+RESERVED: Final = "reserved"  # how the instances of `learner/reserved.py` begin
 LANES: Final = ("learner", "publisher", "step", "seeding window", "placement", "fleet", "engine")
 
 
@@ -143,14 +144,14 @@ def _flows(
 ) -> Iterator[dict[str, Any]]:
     """An arrow from each dispatch to the receipt of its tokens: the next with its sequence
     number on the lane that the manager has for that server."""
-    waiting: dict[tuple[str, int], Placed] = {}
+    waiting: dict[tuple[str, str, int], Placed] = {}
     number = 0
     for span in sorted(spans, key=lambda span: span.end):
         sequence = span.args.get("sequence", -1)
-        if span.name == "dispatch" and span.lane == "engine":
-            waiting[span.process, sequence] = span
+        if span.name == "dispatch":
+            waiting[span.process, span.lane, sequence] = span
         elif span.process == "manager" and span.name == "tokens":
-            sent = waiting.pop((_process(span.lane), sequence), None)
+            sent = waiting.pop((*_engine_of(span.lane), sequence), None)
             if sent is None:
                 continue
             number += 1
@@ -165,9 +166,11 @@ def _flows(
                 yield flow | where | ({"bp": "e"} if phase == "f" else {})
 
 
-def _process(instance: str) -> str:
-    """Whose process an instance runs in: the trainer's own engine is one of its threads."""
-    return FIRST[0] if instance == RESERVED else instance
+def _engine_of(instance: str) -> tuple[str, str]:
+    """Process and lane of an instance's dispatches: the trainer's own engines are its threads."""
+    if instance.startswith(RESERVED):
+        return FIRST[0], instance.replace(RESERVED, ENGINE_LANE, 1)
+    return instance, ENGINE_LANE
 
 
 def _microseconds(seconds: float) -> float:

@@ -28,7 +28,7 @@ from rlboost_jax.messages import (
     pack_logprobs,
     pack_tokens,
 )
-from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.observe.spans import ENGINE_LANE, Recorder
 
 T = TypeVar("T")
 
@@ -76,9 +76,12 @@ class WorkerStopped(RuntimeError):
 class Worker:
     """Runs an engine in a thread. All methods may be called from any thread."""
 
-    def __init__(self, engine: EngineLike, spans: Recorder | None = None):
+    def __init__(self, engine: EngineLike, spans: Recorder | None = None, lane: str = ENGINE_LANE):
+        """Args:
+        spans: of this process; dispatches are on a lane of their own.
+        """
         self._engine = engine
-        self.spans = spans or Recorder()  # of this process
+        self.spans, self._lane = spans or Recorder(), lane
         self._emit: Emit = lambda message: None
         self._commands: queue.SimpleQueue[tuple[Command, Future[Any] | None]] = queue.SimpleQueue()
         self._end: BaseException | None = None  # why nothing is carried out any more
@@ -186,7 +189,7 @@ class Worker:
         if self.spans.on:
             self.spans.add(
                 "dispatch",
-                "engine",
+                self._lane,
                 began,
                 ended,
                 sequence=self._sequence,  # that its tokens will be sent with

@@ -27,10 +27,16 @@ class Trainer:
         self._world, self._config = world, world.config
         self.step = -1
         self.rows: list[dict[str, Any]] = []  # one per step that was reported
-        self.training_now = False
+        self._busy = False  # the chips train, or change from one use to the other
 
     def start(self) -> None:
-        self._say(m.TrainerHello(run_id=self._world.run_id, window=None))
+        # Algorithm 1 begins with N_prem = N_resv; a manager that knows no engine yet, with 1.
+        window = m.WindowState(
+            seconds=self._config.policy.window_initial_seconds,
+            memory={},
+            instance_cap=self._config.num_engines,
+        )
+        self._say(m.TrainerHello(run_id=self._world.run_id, window=window))
         self._publish(0)
         self._begin(0)
 
@@ -56,7 +62,6 @@ class Trainer:
         self._finished_groups = 0
         self._ready: deque[MicroBatch] = deque()
         self._handed_over: float | None = None
-        self._busy = False
         self._training = 0.0
         prompt_tokens = m.pack_tokens([1] * work.prompt_tokens)
         self._say(

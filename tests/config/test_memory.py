@@ -30,6 +30,21 @@ def test_counts_the_parameters_that_the_model_has(
     assert memory.num_parameters(model) == sum(leaf.size for leaf in leaves)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_bias": True, "output_bias": True},
+        {"post_norms": True, "norm_offset": True},
+        {"num_experts": 5, "experts_per_token": 2, "expert_dim": 24},
+    ],
+)
+def test_counts_what_some_models_have_besides(config: RunConfig, changes: dict[str, Any]) -> None:
+    model = dataclasses.replace(config.model, **changes)
+    leaves = jax.tree.leaves(abstract_params(model))
+    assert memory.num_parameters(model) == sum(leaf.size for leaf in leaves)
+    assert memory.num_parameters(model) != memory.num_parameters(config.model)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_knows_every_type(dtype: str) -> None:
     assert memory.BYTES[dtype] == jnp.dtype(dtype).itemsize

@@ -235,6 +235,8 @@ def test_plans_the_bytes_that_are_there(
         ({"hidden_dim": 1024, "num_query_heads": 16, "head_dim": 64}, {"attention": "xla"}, False),
         ({}, {"attention": "reference"}, False),
         ({"dtype": "float16", "embed_dim": 128, "hidden_dim": 512}, {}, False),
+        ({"num_experts": 8, "experts_per_token": 2, "expert_dim": 512, "embed_dim": 64}, {}, False),
+        ({"sliding_window": 5, "attention_pattern": "L", "hidden_dim": 1024}, {}, False),
     ],
 )
 def test_working_space_is_what_the_compiler_takes_at_most(

@@ -17,6 +17,7 @@ def found(trajectories, *bad, where="gradients", value=np.inf):
     """What is said where the gradients of these samples are not finite."""
 
     def gradients(members):
+        assert members
         spoilt = value if any(t.sample in bad for t in members) else 1.0
         of = {"gradients": 1.0, "loss": 1.0, where: spoilt}
         return {"w": np.array([of["gradients"]])}, {"loss": np.float32(of["loss"])}
@@ -32,6 +33,11 @@ def test_bad_samples_are_found(trajectories, where, value):
     assert said.startswith("micro-batches 0, 2 of 3: sample 2 (prompt 0, ")
     assert f"sample 17 (prompt 5, {lengths[1]} tokens, reward " in said
     assert said.count("sample") == 2
+
+
+def test_prompts_that_were_passed_over_are_no_matter(trajectories):
+    kept = [t for t in trajectories if t.prompt not in (0, 1, 4)]
+    assert found(kept, 17).startswith("micro-batches 2 of 3: sample 17 (prompt 5, ")
 
 
 def test_many_are_counted(trajectories):

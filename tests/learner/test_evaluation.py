@@ -9,6 +9,7 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task, get_task
 from rlboost_jax.learner.evaluation import FIRST_PROMPT, Measurement
+from rlboost_jax.rewards.verdict import at_once
 
 
 @pytest.fixture
@@ -101,3 +102,16 @@ def test_responses_of_the_step_itself_are_none_of_its_business(config, task):
         assert not measurement.take(rollout(prompt, 4 * prompt, [1]))
     with pytest.raises(ValueError, match="0 of 2 responses are here"):
         measurement.score()
+
+
+def test_rewards_that_failed_are_counted(config, task):
+    class Failing(Task):
+        def ask(self, prompt, response_tokens):
+            verdict = super().ask(prompt, response_tokens).result()
+            faults = {"own": "it raised"} if len(response_tokens) == 1 else {}
+            return at_once(replace(verdict, faults=faults))
+
+    measurement = measure(config, Failing(config.task), prompts=3, samples=1, group_size=4)
+    for number, (prompt, sample) in enumerate(finished(measurement, 4)):
+        measurement.take(rollout(prompt, sample, [1] * (1 + number)))
+    assert measurement.score().failures == 1

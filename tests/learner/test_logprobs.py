@@ -73,6 +73,18 @@ def test_the_gradient_is_that_of_the_truncated_softmax(factors, setting):
     np.testing.assert_allclose(jax.grad(total)(hidden), off @ unembedding.T, atol=2e-5)
 
 
+@pytest.mark.parametrize("setting", [(0.7, 1.0, 0), (1.0, 0.8, 12)])
+def test_a_model_s_soft_cap_comes_before_the_temperature(factors, setting):
+    hidden, unembedding = factors
+    sampling, cap = settings(*setting), 3.0
+    logits = cap * np.tanh(np.float64(hidden) @ np.float64(unembedding) / cap)
+    tokens, behaviour = samples(logits, sampling)
+    ours, _ = sampled_logprobs(hidden, unembedding, tokens, sampling, soft_cap=cap)
+    expected = np.log(by_sorting(logits, sampling)[np.arange(N), tokens])
+    np.testing.assert_allclose(ours, expected, atol=5e-6)
+    np.testing.assert_allclose(ours, behaviour, atol=5e-6)
+
+
 def test_a_token_that_the_learner_would_cut_keeps_a_finite_logprob(factors):
     hidden, unembedding = factors
     tokens = jnp.argmin(jnp.asarray(hidden) @ unembedding, axis=1)

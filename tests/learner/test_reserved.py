@@ -14,6 +14,8 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner import reserved as module
 from rlboost_jax.learner.link import EventLoopThread
 from rlboost_jax.learner.reserved import ReservedEngine, ReservedEngineLost, ReservedEngines
+from rlboost_jax.observe.clocks import Clock
+from rlboost_jax.observe.spans import Recorder
 
 PATIENCE_SECONDS = 20.0
 
@@ -113,3 +115,17 @@ def test_every_engine_has_a_name_and_gets_every_version(
     assert sorted(Offered.log) == [(name, {}, 3, "digest") for name in names]
     engines.close()
     assert failures.empty()
+
+
+def test_engines_of_several_slices_have_clocks_and_lanes_of_their_own(
+    config, engine, thread, failures
+):
+    """Answers to several streams on one clock would be taken for each other."""
+    clock, spans = Clock(), Recorder(3)
+    engines = module.ReservedEngines(
+        config, [engine, engine], thread, on_failure=failures.put, spans=spans, clock=clock
+    )
+    first, second = engines._each
+    assert first._clock is clock and second._clock is None
+    assert (first._worker._lane, second._worker._lane) == ("engine-0", "engine-1")
+    assert first._worker.spans is second._worker.spans is spans

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.samples import sample_rows, samples_due
+from rlboost_jax.learner.samples import reward_parts, sample_rows, samples_due
 
 STOP = 1
 
@@ -56,3 +56,24 @@ def test_steps_that_are_shown(config):
     every, never = (replace(config.observe, samples_every_steps=n) for n in (10, 0))
     assert [step for step in range(25) if samples_due(every, step)] == [0, 10, 20]
     assert not any(samples_due(never, step) for step in range(25))
+
+
+def test_a_reward_of_several_functions_is_taken_apart(trajectories):
+    parts = [
+        {"math": 1.0, "format": 0.5},
+        {"math": 0.0, "format": 0.0},
+        {"math": 0.5, "format": 1.0},
+    ]
+    members = [
+        replace(t, reward_components=p) for t, p in zip(trajectories[:3], parts, strict=True)
+    ]
+    assert [row.rewards for row in sample_rows(0, members, task=Words(), num_prompts=1)] == parts
+    assert reward_parts(members) == {"reward/math": 0.5, "reward/format": 0.5}
+    one = [replace(t, reward_components={"math": 1.0}) for t in trajectories]
+    assert reward_parts(one) == {} == reward_parts(trajectories), "the reward itself says it"
+
+
+def test_of_an_advantage_for_each_token_the_mean_is_shown(trajectories):
+    first = replace(trajectories[0], advantages=np.array([0.5, -0.25, 0.5], np.float32))
+    (row,) = sample_rows(0, [first], task=Words(), num_prompts=1)
+    assert row.advantage == 0.25

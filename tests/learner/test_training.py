@@ -9,13 +9,17 @@ import jax
 import pytest
 
 from rlboost_jax.config.memory import learner_bytes
+from rlboost_jax.data.tasks import get_task
 from rlboost_jax.learner import training
+from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.models.checkpoint_files import write_checkpoint
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.observe import trackers
+from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.metrics import KEYS, read_metrics
 from rlboost_jax.observe.summary import headline
 from rlboost_jax.observe.tensorboard import TensorBoardTracker
@@ -24,6 +28,9 @@ from tests.endpoints import endpoint
 
 STEPS = 3
 FINAL_ACCURACY = 0.875
+FINAL = Score(
+    accuracy=FINAL_ACCURACY, best=FINAL_ACCURACY, prompts=8, samples=1, response_length_mean=2.0
+)
 PATIENCE_SECONDS = 30
 
 
@@ -88,8 +95,8 @@ class Loop:
     def save(self, step):
         pass
 
-    def final_accuracy(self, version):
-        return FINAL_ACCURACY
+    def final_score(self):
+        return FINAL
 
 
 @pytest.fixture
@@ -183,13 +190,13 @@ def test_a_last_version_that_cannot_be_written_is_told_and_the_run_is_complete(
         begun.set()
         raise OSError("no space left")
 
-    def final_accuracy(self, version):
-        self.publisher.submit(version, {}, "digest")
+    def final_score(self):
+        self.publisher.submit(STEPS, {}, "digest")
         assert begun.wait(PATIENCE_SECONDS)
-        return FINAL_ACCURACY
+        return FINAL
 
     monkeypatch.setattr(SnapshotStore, "write", write)
-    monkeypatch.setattr(Loop, "final_accuracy", final_accuracy)
+    monkeypatch.setattr(Loop, "final_score", final_score)
     assert training.run_training(run, tmp_path).steps == STEPS
     assert (tmp_path / "report.html").exists()
     assert "version 3 could not be published: no space left" in capsys.readouterr().out
@@ -248,3 +255,18 @@ def test_the_reference_is_the_starting_parameters_and_nothing_else(config, learn
     layout = (tmp_path / "reference" / "0" / "state" / "_METADATA").read_text()
     assert "attention" in layout and "opt_state" not in layout
     assert training._reference(config, tmp_path, learner, state(0)) is None
+
+
+def test_a_run_begins_with_the_parameters_of_its_source(config, learner_step, tmp_path):
+    other = init_params(config.model, 7)
+    write_checkpoint(config.model, other, tmp_path, dtype="float32")
+    run = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, source=str(tmp_path)),
+        warmup=dataclasses.replace(config.warmup, max_updates=0),
+    )
+    with Console(num_steps=1, reserved_price_per_hour=0.0, live=False) as console:
+        state = training._start(run, get_task(run.task), learner_step(), console)
+    assert params_digest(state.params) == params_digest(other)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state.params)
+    assert shardings == learner_step().shardings.params

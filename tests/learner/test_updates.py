@@ -12,7 +12,7 @@ import pytest
 from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.estimates import Estimates
-from rlboost_jax.learner.guards import GuardTripped, NotFinite
+from rlboost_jax.learner.guards import GuardTripped, NotFinite, StepNotWhole
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import Doubt
@@ -98,7 +98,7 @@ def updated(learners, groups, order=None, checkpoint=lambda: 7):
         for index, ready in updates.micro_batches.add(by_prompt[prompt]):
             assert updates.train(index, ready) == []
     trajectories = [t for _, group in sorted(by_prompt.items()) for t in group.trajectories]
-    return updates.finish(trajectories, host_params=host_params)
+    return updates.finish(trajectories, prompts=range(len(by_prompt)), host_params=host_params)
 
 
 def by_hand(learners, groups):
@@ -196,6 +196,47 @@ def test_the_trap_of_old_log_probabilities_later_updates_keep_those_of_before_th
     assert told["clipped"] == pytest.approx(also_told["clipped"], abs=1e-3)
     assert told["clipped"] > 0
     assert told["max_logprob_gap"] < 1e-5, "of engine and learner, not of two updates"
+
+
+def test_a_member_of_a_mini_batch_is_known_by_its_rank(build, groups):
+    """Dynamic sampling hands groups on by rank, and what fills a batch up comes last: the ranks
+    of prompts 2, 3, 0, 1 are 0, 1, 2, 3."""
+    learners = build("grpo", **CASES[1][1])
+    batch = {group.prompt: group for group in batch_of(learners, groups)}
+    order = (2, 3, 0, 1)
+
+    def state_of(names):
+        state = fresh(learners)
+        host_params = jax.device_get(state.params)
+        updates = BatchUpdates(learners, state, step=STEP, checkpoint=lambda: None)
+        for rank, prompt in enumerate(order):
+            group = Group(prompt=rank, trajectories=tuple(map(names, batch[prompt].trajectories)))
+            for index, ready in updates.micro_batches.add(group):
+                assert updates.train(index, ready) == []
+        members = [names(t) for prompt in order for t in batch[prompt].trajectories]
+        members.sort(key=lambda t: (t.prompt, t.sample))
+        return updates.finish(members, prompts=range(PROMPTS), host_params=host_params)[0]
+
+    def by_rank(t):
+        rank = order.index(t.prompt)
+        return replace(t, prompt=rank, sample=rank * GROUP + t.sample % GROUP)
+
+    assert params_digest(state_of(lambda t: t).params) == params_digest(state_of(by_rank).params)
+
+
+def test_micro_batches_of_other_samples_than_the_batchs_are_not_applied(build, groups):
+    learners = build("grpo", **CASES[1][1])
+    state = fresh(learners)
+    updates = BatchUpdates(learners, state, step=STEP, checkpoint=lambda: None)
+    batch = batch_of(learners, groups)
+    for index in range(PROMPTS):
+        updates.train(index, (batch[0 if index == 3 else index],))
+    with pytest.raises(StepNotWhole, match="12 samples, the batch has 12, and they are not"):
+        updates.finish(
+            [t for group in batch for t in group.trajectories],
+            prompts=range(PROMPTS),
+            host_params=None,
+        )
 
 
 def test_nothing_is_applied_before_the_batch_is_whole(build, groups):

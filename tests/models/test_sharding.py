@@ -26,6 +26,17 @@ def test_layers_and_contracted_axes(small_model):
     assert found["layers.attention.output.kernel"] == PartitionSpec(None, "tensor", "fsdp")
 
 
+def test_whole_experts_and_heads_lie_on_a_device(small_model):
+    changes = {"num_experts": 4, "experts_per_token": 2, "expert_dim": 12, "attention_bias": True}
+    found = specs(small_model(**changes), (1, 2, 2))
+    assert found["layers.mlp.experts.up"] == PartitionSpec(None, "tensor", "fsdp", None)
+    assert found["layers.mlp.experts.down"] == PartitionSpec(None, "tensor", None, "fsdp")
+    assert found["layers.mlp.router.kernel"] == PartitionSpec(None, "fsdp", None)
+    assert found["layers.attention.key.bias"] == PartitionSpec(None, "tensor")
+    odd = specs(small_model(**{**changes, "num_experts": 5}), (1, 2, 2))
+    assert odd["layers.mlp.experts.up"] == PartitionSpec(None, None, "fsdp", None)
+
+
 def test_an_axis_that_does_not_divide_stays_whole(small_model):
     found = specs(small_model(vocab_size=25), (1, 2, 3))
     assert found["embedding.table"] == PartitionSpec(None, "fsdp")

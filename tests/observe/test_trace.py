@@ -62,6 +62,17 @@ def test_arrows_lead_from_dispatches_to_the_receipt_of_their_tokens() -> None:
     ], "and none from the dispatch whose tokens never came"
 
 
+def test_each_of_several_engines_of_the_trainer_has_its_lane_and_its_arrows() -> None:
+    spans = [
+        span("trainer", f"engine-{i}", "dispatch", 1.0 + i / 8, 0.5, sequence=0) for i in range(2)
+    ]
+    spans += [span("manager", f"reserved-{i}", "tokens", 2.0, 0.25, sequence=0) for i in range(2)]
+    trace = Trace(chrome_trace(spans, {}, step=7))
+    assert [(trace.place(a), trace.place(b)) for a, b in trace.flows] == [
+        (("trainer", f"engine-{i}"), ("manager", f"reserved-{i}")) for i in range(2)
+    ]
+
+
 def test_nothing_at_all_is_a_trace() -> None:
     assert Trace(chrome_trace([], {}, step=1)).events == []
 

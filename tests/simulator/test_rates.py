@@ -70,3 +70,10 @@ def test_a_table_with_a_hole_is_no_grid():
 def test_a_table_takes_the_place_of_the_roofline(make):
     rates = EngineRates(make(engine__table=ROWS))
     assert rates.step_seconds(1, 300) == pytest.approx(3.0)
+
+
+def test_slots_are_as_many_as_the_cache_is_set_aside_for(make):
+    tokens = EngineRates(make()).kv_tokens
+    assert EngineRates(make(engine__slot_tokens=0.0)).slots == 32
+    assert EngineRates(make(engine__slot_tokens=tokens / 20.5)).slots == 20
+    assert EngineRates(make(engine__slot_tokens=2.0 * tokens)).slots == 1

@@ -9,7 +9,7 @@ from benchmarks.fluid import step_bound
 from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.markets import Change, static
-from rlboost_jax.simulator.rates import EngineRates
+from rlboost_jax.simulator.rates import EngineRates, train_seconds
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 
@@ -174,3 +174,32 @@ def test_a_market_that_ends_leaves_out_the_step_under_way():
     config = replace(make_config(), num_steps=0)
     _, rows = run(config, 2, seconds=60.0)
     assert rows and all(r["begun_at"] + r["step_seconds"] <= 60.0 for r in rows)
+
+
+def test_a_step_is_its_parts():
+    """Window, waiting, training and publishing follow each other; training by hand."""
+    config = make_config()
+    _, rows = run(config, 2)
+    for row in rows:
+        lengths = response_lengths(config.workload, seed=0, step=row["step"]) + 200
+        # Two switches' worth at hand-over and update: 0.5 s each; 8 micro-batches of 10 ms.
+        expected = train_seconds(config, lengths.tolist()) + 0.5 + 0.5 + 8 * 0.01
+        assert row["train_seconds"] == pytest.approx(expected)
+        parts = ("seeding_window_seconds", "train_wait_seconds", "train_seconds", "publish_seconds")
+        assert row["step_seconds"] == pytest.approx(sum(row[part] for part in parts))
+
+
+def test_reserved_engines_stand_still_while_the_learner_works():
+    config = make_config(num_steps=5)
+    world = World(config, LOSSES, seed=0, seconds=1e6)
+    seen = []
+    deliver = world.deliver
+
+    def listen(event):
+        if world.trainer._busy:
+            seen.append(all(server.engine.paused for server in world.reserved))
+        deliver(event)
+
+    world.deliver = listen
+    world.run()
+    assert seen and all(seen)

@@ -1,0 +1,26 @@
+"""Qwen3-14B on OpenR1-Math as in RLBoost (NSDI '26, section 6.1): 8 reserved H100, spot servers.
+
+Run:     as configs/qwen3_8b_openr1.py
+Memory:  a reserved GPU: learner 27.5 GiB (an eighth of parameters 55.0, gradients 165.0), engine
+         27.5 of weights, as `--dry_run` computes them; by hand: 13.8 for moments under way (110.0
+         on the host), 12 for scores of attention. That is 81 without a page of 160 KiB a token: it
+         takes H200s there; servers do with 80 GB.
+Not run: no such fleet at hand.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import qwen3_8b_openr1
+
+CHECKPOINT = "Qwen/Qwen3-14B"
+
+
+def get_config() -> ConfigDict:
+    config = qwen3_8b_openr1.get_config()
+    config.model.source = config.data.tokenizer = CHECKPOINT
+    config.algorithm.kl_coefficient = 0.0  # room for the reference is what the engine needs
+    config.learner.micro_batch_prompts = 64  # 3 trees of gradients; with 8 there would be 6
+    config.engine.slots = 32
+    config.engine.token_rows = 64
+    config.fleet.max_instances = 12  # the paper's best: 6 instances of 2 GPUs
+    return config

@@ -1,0 +1,85 @@
+"""A checkpoint and questions in Hugging Face's formats, all the way: through a trainer and servers
+that are killed, out again, and read by transformers."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.system.harness import REPOSITORY, Run
+
+pytestmark = pytest.mark.system
+
+torch = pytest.importorskip("torch", reason="no wheel for this Python here")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("math_verify")
+
+CONFIG = REPOSITORY / "configs" / "hf_tiny.py"
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """What `make hf-tiny` begins with, taught for a shorter time."""
+    folder = tmp_path_factory.mktemp("start")
+    tool = [sys.executable, str(REPOSITORY / "tools" / "make_hf_tiny.py")]
+    subprocess.run([*tool, f"--to={folder}", "--updates=200"], check=True, timeout=240)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def overrides(start):
+    return (
+        f"model.source={start / 'checkpoint'}",
+        f"data.source={start / 'train.jsonl'}",
+        f"data.heldout_source={start / 'test.jsonl'}",
+        "num_steps=4",
+        "learner.prompts_per_step=8",
+        "learner.micro_batch_prompts=4",
+        "learner.learning_rate=1e-4",  # so that something is left of what it was taught
+        "evaluation.every_steps=4",
+        "rewards.workers=1",
+    )
+
+
+@pytest.fixture(scope="module")
+def calm(overrides, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("calm") / "run"
+    return Run(workdir, *overrides, "fleet.max_instances=0", config=CONFIG).run()
+
+
+def test_kills_of_servers_and_trainer_change_no_bit(calm, overrides, tmp_path):
+    kills = ("fleet.chaos.kills_per_minute=60.0", "rewards.workers=3")
+    attacked = Run(tmp_path / "run", *overrides, *kills, config=CONFIG).start()
+    attacked.wait_until(lambda: len(attacked.metrics()) > 1, "two steps")
+    attacked.kill()
+    attacked.run()
+    assert attacked.digests() == calm.digests()
+    for name in ("reward_mean", "reward_std", "reward_failures"):
+        assert [row[name] for row in attacked.metrics()] == [row[name] for row in calm.metrics()]
+    assert not attacked.processes(), "reward workers go with their trainer"
+
+
+def test_what_comes_out_is_as_good_in_transformers(calm, start, tmp_path):
+    """Greedy answers to the held-out questions, judged by their text."""
+    out = tmp_path / "exported"
+    export = [sys.executable, "-m", "rlboost_jax.export", f"--workdir={calm.workdir}"]
+    subprocess.run(
+        [*export, f"--to={out}", "--dtype=float32"], check=True, cwd=REPOSITORY, timeout=240
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    rows = [json.loads(line) for line in (start / "test.jsonl").read_text().splitlines()]
+    right = []
+    for row in rows:
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": row["question"]}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+        )["input_ids"]
+        answer = model.generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :]
+        text = tokenizer.decode(answer, skip_special_tokens=True)
+        right.append(text == f"\\boxed{{{row['answer']}}}")
+    summary = json.loads((calm.workdir / "summary.json").read_text())
+    assert summary["last_accuracy"] == pytest.approx(np.mean(right))
