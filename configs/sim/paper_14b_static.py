@@ -14,5 +14,5 @@ def get_config(model: str = "14b") -> ConfigDict:
     config = base.get_config(model)
     config.num_steps = 24
     config.settling_steps = 12  # the window begins at 150 s and moves by a third of its error
-    config.systems = ("rlboost", "colocated_2x")
+    config.systems = ("rlboost", "colocated_static", "colocated_2x")
     return config

@@ -39,7 +39,7 @@ def ratios(
 ) -> dict[str, dict[str, dict[str, float]]]:
     """system → instances → what it gains over the co-located baseline."""
     fleet = static(0)
-    baseline = Outcome(*rows_of("colocated", config, fleet, seed=SEED), settling=SETTLING)
+    baseline = Outcome(*rows_of("colocated_static", config, fleet, seed=SEED), settling=SETTLING)
     found: dict[str, dict[str, dict[str, float]]] = {
         "colocated": {"0": {**baseline.means(), "tokens_per_second": baseline.tokens_per_second}}
     }
@@ -69,7 +69,7 @@ def segments(model: str, trace: str, keep: float) -> dict[str, Any]:
     whole = sim_config(config)
     (market,) = markets(whole.market, seed=SEED)
     used, rows = rows_of("rlboost", whole, market, seed=SEED)
-    alone, baseline = rows_of("colocated", whole, market, seed=SEED)
+    alone, baseline = rows_of("colocated_static", whole, market, seed=SEED)
     results = []
     for begin, end in bounds:
         own, theirs = (_between(each, begin, end) for each in (rows, baseline))

@@ -1,11 +1,14 @@
 """The co-located baseline, as veRL runs it: generate everything, then train everything.
 
-Source: Sheng et al. 2025, arXiv:2409.19256. Groups are dealt out to the reserved engines in
-turn before anything is known of their lengths; nothing moves, and the learner waits for the
-longest response. It shares the models of engine and learner with the manager's world and
-nothing else, so that a world without instances has something to be compared with.
+Source: Sheng et al. 2025, arXiv:2409.19256. The learner waits for the longest response. Groups
+are dealt out to the reserved engines either all at once, before anything is known of their
+lengths (what veRL did when it was compared with), or as room comes up. This shares the models
+of engine and learner with the manager's world and nothing else, so that a world without
+instances has something to be compared with.
 """
 
+import heapq
+from collections import deque
 from typing import Any
 
 from rlboost_jax.simulator.engine import Engine, Row
@@ -14,8 +17,14 @@ from rlboost_jax.simulator.rates import EngineRates, train_seconds
 from rlboost_jax.simulator.records import SimConfig
 
 
-def colocated(config: SimConfig, *, seed: int, seconds: float) -> list[dict[str, Any]]:
-    """A row per step, for `config.num_steps` steps or while `seconds` last."""
+def colocated(
+    config: SimConfig, *, seed: int, seconds: float, static: bool = False
+) -> list[dict[str, Any]]:
+    """A row per step, for `config.num_steps` steps or while `seconds` last.
+
+    Args:
+        static: every engine gets its share of the groups at the beginning of a step.
+    """
     rates = EngineRates(config)
     hourly = config.reserved.nodes * config.reserved.price_per_node_hour
     rows: list[dict[str, Any]] = []
@@ -24,7 +33,7 @@ def colocated(config: SimConfig, *, seed: int, seconds: float) -> list[dict[str,
         step = len(rows)
         work = config.workload
         lengths = response_lengths(work, seed=seed, step=step).tolist()
-        generating = _generate(config, rates, lengths)
+        generating = _generate(config, rates, lengths, static=static)
         training = _train(config, lengths)
         whole = 2 * config.trainer.switch_seconds + generating + training
         if now + whole > seconds:
@@ -49,32 +58,45 @@ def colocated(config: SimConfig, *, seed: int, seconds: float) -> list[dict[str,
     return rows
 
 
-def _generate(config: SimConfig, rates: EngineRates, lengths: list[int]) -> float:
+def _generate(config: SimConfig, rates: EngineRates, lengths: list[int], *, static: bool) -> float:
     """Seconds until the last engine is done."""
     work, settings = config.workload, config.engine
-    last = 0.0
-    for number in range(config.num_engines):
-        engine = Engine(
+    engines = [
+        Engine(
             rates,
             slots=rates.slots,
             dispatch_tokens=settings.dispatch_tokens,
             message_tokens=settings.message_tokens,
         )
-        engine.add(
-            (
-                Row(sample, (0, sample // work.group_size), work.prompt_tokens, length, 0, 0)
-                for sample, length in enumerate(lengths)
-                if sample // work.group_size % config.num_engines == number
-            ),
-            0.0,
-        )
-        now = 0.0
-        while engine.held:
-            now = engine.due_at
-            engine.advance(now)
-            engine.tell(now)
-        last = max(last, now)
-    return last
+        for _ in range(config.num_engines)
+    ]
+    rows = [
+        Row(sample, (0, sample // work.group_size), work.prompt_tokens, length, 0, 0)
+        for sample, length in enumerate(lengths)
+    ]
+    most = len(rows) if static else rates.slots
+    waiting: deque[Row] = deque()
+    for row in rows:
+        engine = min(engines, key=lambda e: e.held)
+        if static:
+            engine = engines[row.group[1] % len(engines)]
+        if engine.held < most:
+            engine.add([row], 0.0)
+        else:
+            waiting.append(row)
+    now = 0.0
+    due = [(engine.due_at, number) for number, engine in enumerate(engines) if engine.held]
+    heapq.heapify(due)
+    while due:
+        now, number = heapq.heappop(due)
+        engine = engines[number]
+        engine.advance(now)
+        engine.tell(now)
+        while waiting and engine.held < most:
+            engine.add([waiting.popleft()], now)
+        if engine.held:
+            heapq.heappush(due, (engine.due_at, number))
+    return now
 
 
 def _train(config: SimConfig, lengths: list[int]) -> float:

@@ -98,6 +98,12 @@ def summary(
             ("cost_efficiency", "cost_efficiency"),
         )
     }
+    split = next((r for r in results if r["system"] == "colocated_static"), None)
+    if split is not None:
+        by_instances["throughput_ratio_over_static_by_instances"] = {
+            str(r["instances"]): round(r["tokens_per_second"] / split["tokens_per_second"], 4)
+            for r in static
+        }
     means = {}
     for system in dict.fromkeys(r["system"] for r in results):
         own = [r for r in results if r["system"] == system]

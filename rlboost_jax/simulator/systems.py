@@ -2,7 +2,8 @@
 
 - rlboost: the manager as it is, with the policies of RLBoost (NSDI '26) as published.
 - no_seeding, no_memory, no_balance, no_migration: the same, less one of them.
-- colocated: veRL on the reserved nodes; see `colocated.py`.
+- colocated: everything on the reserved nodes, work dealt out as engines have room.
+- colocated_static: the same, dealt out beforehand, as veRL did when RLBoost was compared with it.
 - colocated_2x: the same on twice as many nodes, at twice the price.
 - disaggregated: StreamRL's synchronous way (Zhong et al. 2025, arXiv:2504.15930) by the same
   manager. The reserved nodes only train; a fixed number of instances at the reserved price
@@ -44,12 +45,14 @@ def _with_manager(**changes: bool) -> Callable[[SimConfig, Market, int, float], 
     return run
 
 
-def _colocated(nodes: int) -> Callable[[SimConfig, Market, int, float], Any]:
+def _colocated(
+    nodes: int, *, static: bool = False
+) -> Callable[[SimConfig, Market, int, float], Any]:
     def run(config: SimConfig, market: Market, seed: int, seconds: float) -> tuple[SimConfig, Rows]:
         config = replace(
             config, reserved=replace(config.reserved, nodes=nodes * config.reserved.nodes)
         )
-        return config, colocated(config, seed=seed, seconds=seconds)
+        return config, colocated(config, seed=seed, seconds=seconds, static=static)
 
     return run
 
@@ -77,6 +80,7 @@ SYSTEMS: Final[dict[str, Callable[[SimConfig, Market, int, float], tuple[SimConf
     "no_balance": _with_manager(balance=False),
     "no_migration": _with_manager(migration=False),
     "colocated": _colocated(1),
+    "colocated_static": _colocated(1, static=True),
     "colocated_2x": _colocated(2),
     "disaggregated": _disaggregated,
 }

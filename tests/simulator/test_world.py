@@ -25,11 +25,23 @@ def rate(rows, settled=1):
     return sum(r["response_tokens"] for r in rows) / sum(r["step_seconds"] for r in rows)
 
 
-def test_zero_instances_are_the_co_located_baseline():
+@pytest.mark.parametrize("static", [False, True])
+def test_zero_instances_are_the_co_located_baseline(static):
     """With one engine there is no luck in who is dealt what."""
     config = make_config(reserved__chips_per_node=2, workload__mean_tokens=2000.0)
     _, rows = run(config)
-    assert rate(rows) == pytest.approx(rate(colocated(config, seed=0, seconds=1e9)), rel=0.01)
+    alone = colocated(config, seed=0, seconds=1e9, static=static)
+    assert rate(rows) == pytest.approx(rate(alone), rel=0.01)
+
+
+def test_engines_that_take_work_as_they_have_room_are_as_good_as_the_managers():
+    config = make_config(
+        reserved__chips_per_node=8, engine__slots=6, workload__mean_tokens=1500.0, num_steps=8
+    )
+    _, rows = run(config)
+    balanced = rate(colocated(config, seed=0, seconds=1e9))
+    assert rate(rows) == pytest.approx(balanced, rel=0.03)  # six slots are a coarse grain
+    assert balanced > 1.02 * rate(colocated(config, seed=0, seconds=1e9, static=True))
 
 
 def test_more_instances_are_never_slower():
