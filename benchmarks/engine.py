@@ -44,7 +44,8 @@ LONG_PROMPT, FEW_NEW = 512, 64  # where sharing prompts matters more
 GROUP = 8
 
 _shape = partial(
-    ModelConfig,
+    replace,
+    run_config_from_dict(base.get_config().to_dict()).model,  # for all that is not named here
     rope_theta=1e6,
     norm_epsilon=1e-6,
     tie_embeddings=True,
