@@ -53,21 +53,15 @@ def qwen3(config: ModelConfig, params: Params) -> transformers.Qwen3ForCausalLM:
 
 
 def generate(
-    model: transformers.PreTrainedModel,
-    prompts: NDArray[np.int64],
-    num_tokens: int,
-    *,
-    cache: bool = True,
+    model: transformers.PreTrainedModel, prompts: NDArray[np.int64], num_tokens: int
 ) -> NDArray[np.int64]:
     """The greedy continuation of all prompts [B, P] by exactly `num_tokens`: [B, num_tokens].
 
-    Args:
-        cache: whether keys and values are kept. With windows, what transformers 5.23 then
-            generates is not always what its own forward pass finds the likeliest.
+    No token ends it: the end that a family has by itself would be passed over for the next best.
     """
+    model.generation_config.eos_token_id = None  # else it stands in for ours
     settings = transformers.GenerationConfig(
         do_sample=False,
-        use_cache=cache,
         max_new_tokens=num_tokens,
         min_new_tokens=num_tokens,
         eos_token_id=None,

@@ -75,7 +75,7 @@ def test_greedy_generation(family, engine, tokens):
     from benchmarks.hugging_face import generate
 
     prompts = tokens[:, :PROMPT]
-    expected = generate(family[2], prompts.astype(np.int64), T - PROMPT, cache=False)
+    expected = generate(family[2], prompts.astype(np.int64), T - PROMPT)
     greedy = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=T - PROMPT, stop_ids=())
     ask = partial(GenerateRequest, step=0, sample=0, version=1, seed=0, sampling=greedy)
     engine.submit(
