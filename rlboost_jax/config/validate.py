@@ -277,6 +277,13 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
             "evaluation.keep_best is True and evaluation.every_steps is 0; nothing says which "
             "checkpoint is the best: choose how often to evaluate, or set it to False"
         )
+    every = config.checkpoint.every_steps
+    if evaluation.keep_best and evaluation.every_steps % every:
+        yield (
+            f"evaluation.keep_best is True and evaluation.every_steps is {evaluation.every_steps}, "
+            f"not a multiple of checkpoint.every_steps ({every}); what is evaluated would have no "
+            "checkpoint: change one of them"
+        )
     most = evaluation.num_prompts * evaluation.samples
     if most > MAX_EVALUATED:
         yield (

@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from rlboost_jax.models.params import Params, flatten_params, unflatten_params, unstack_layers
 
@@ -93,7 +93,9 @@ class EngineParameters:
         num_layers = jax.tree.leaves(params["layers"])[0].shape[0]
         layers = tuple(
             jax.tree.map(
-                lambda leaf, i=i: jax.device_put(_layer(leaf, i, self._dtype), self._device),
+                lambda leaf, i=i: jax.device_put(
+                    _layer(leaf, np.int32(i), self._dtype), self._device
+                ),
                 params["layers"],
             )
             for i in range(num_layers)
@@ -114,5 +116,5 @@ def _cast(leaf: Array, dtype: jnp.dtype) -> Array:
 
 
 @partial(jax.jit, static_argnums=2)
-def _layer(leaf: Array, index: int, dtype: jnp.dtype) -> Array:
+def _layer(leaf: Array, index: Int[Array, ""], dtype: jnp.dtype) -> Array:
     return jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False).astype(dtype)

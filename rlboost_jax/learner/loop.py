@@ -24,6 +24,7 @@ from rlboost_jax import messages
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.data.prompts import PromptStream
+from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.critic import CriticStep
@@ -62,6 +63,7 @@ class TrainingLoop:
         reserved: ReservedEngines,
         publisher: Publisher,
         checkpoints: Checkpoints,
+        best: BestCheckpoint | None = None,
         prompts_used: int = 0,
         critic: CriticStep | None = None,
         followers: Followers | None = None,
@@ -70,6 +72,7 @@ class TrainingLoop:
         spans: Recorder | None = None,
     ):
         """Args:
+        best: is offered every checkpoint that is evaluated.
         prompts_used: of the prompt stream, by the steps before.
         note: shows a line to whoever watches.
         show: is given the samples of every step that has any to show.
@@ -95,7 +98,7 @@ class TrainingLoop:
             max_tokens=run.sampling.max_response_tokens,
             stop_ids=tuple(exercises.stop_ids),
         )
-        self._used = prompts_used
+        self._best, self._used = best, prompts_used
         self._window: messages.WindowState | None = None  # after the last step
         self._publish(int(state.step) // run.algorithm.updates_per_batch)
         self._lap = time.perf_counter()  # when the last step was over
@@ -171,7 +174,7 @@ class TrainingLoop:
                 )
             )
         publish_seconds = self._publish(step + 1)
-        score = self._score(measurement) if measurement else None
+        score = self._score(measurement, step) if measurement else None
 
         report = self._link.trained(
             messages.StepTrained(
@@ -232,7 +235,7 @@ class TrainingLoop:
         self._link.trained(
             messages.StepTrained(step=version, train_wait_seconds=0.0, train_seconds=0.0)
         )
-        return self._score(measurement)
+        return self._score(measurement, version)
 
     @traced("copy parameters", LANE)
     def _publish(self, version: int) -> float:
@@ -295,8 +298,10 @@ class TrainingLoop:
         every = self._run.evaluation.every_steps
         return every > 0 and (step % every == 0 or step == self._run.num_steps - 1)
 
-    def _score(self, measurement: Measurement) -> Score:
+    def _score(self, measurement: Measurement, version: int) -> Score:
         score = measurement.score()
+        if self._best is not None and self._best.offer(version, score.accuracy):
+            self._note(f"checkpoint {version} is the best so far: accuracy {score.accuracy:.3f}")
         if score.failures:
             self._note(
                 f"evaluation: reward functions failed for {score.failures} of "

@@ -16,6 +16,7 @@ from rlboost_jax.config.sources import WEIGHTS, source_folder
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.open import keep_record, open_exercises, record_lines
 from rlboost_jax.data.tasks import Task
+from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.evaluation import Score
@@ -171,6 +172,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             reserved=reserved,
             publisher=publisher,
             checkpoints=checkpoints,
+            best=BestCheckpoint(workdir.path, checkpoints) if run.evaluation.keep_best else None,
             prompts_used=restored[1]["prompts_used"] if restored else 0,
             critic=critic,
             followers=followers,

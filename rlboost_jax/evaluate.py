@@ -1,0 +1,155 @@
+"""How good a run's policy is on held-out prompts.
+
+    python -m rlboost_jax.evaluate --workdir=RUN [--step=N | --best]
+        [--prompts=N] [--samples=K --temperature=T]
+
+Generates on this host's first device, greedily unless told otherwise, and prints one JSON object:
+mean@k as `accuracy`, pass@k as `best` (of right and wrong answers). Works beside a run that is alive.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from rlboost_jax import exits, messages
+from rlboost_jax.config.errors import ConfigError, Mistake
+from rlboost_jax.config.load import read_run_config
+from rlboost_jax.config.records import EvaluationConfig, RunConfig
+from rlboost_jax.config.validate import check
+
+
+def evaluate(
+    workdir: str | Path, *, step: int | None = None, best: bool = False, **changes: Any
+) -> dict[str, Any]:
+    """Measure the policy after `step` updates, the newest checkpoint's if None.
+
+    Args:
+        best: take the checkpoint that `evaluation.keep_best` kept.
+        changes: fields of `EvaluationConfig` in place of the run's.
+
+    Returns:
+        The fields of `learner.evaluation.Score`, and `step`.
+
+    Raises:
+        ConfigError, CheckpointNotFound: one line that says what to change.
+    """
+    from rlboost_jax import compile_cache
+    from rlboost_jax.data.open import open_exercises
+    from rlboost_jax.learner.best import FOLDER, best_step
+    from rlboost_jax.learner.checkpoints import newest_step, read_params
+    from rlboost_jax.learner.evaluation import Measurement
+    from rlboost_jax.rollout.instance import engine_of
+
+    workdir = Path(workdir)
+    run = _changed(read_run_config(workdir), changes)
+    folder = workdir / (FOLDER if best else "checkpoints")
+    if best:
+        kept = best_step(workdir)
+        if kept is None:
+            raise ConfigError(f"{folder} has no checkpoint; set evaluation.keep_best to True")
+        step = kept[0]
+    elif step is None:
+        step = newest_step(folder)
+    params = read_params(folder, step, run.model)
+    compile_cache.enable(run.compile_cache_dir)
+    engine = engine_of(run)
+    engine.load(params, step)
+    exercises = open_exercises(run)
+    try:
+        measurement = Measurement(
+            exercises,
+            exercises.heldout(run.seed, run.evaluation.num_prompts),
+            run.evaluation,
+            max_tokens=run.sampling.max_response_tokens,
+            group_size=run.evaluation.samples,
+        )
+        requests = list(_requests(measurement.parts(), measurement.sampling, run.seed, step))
+        engine.submit(requests)
+        responses: dict[int, list[int]] = {request.request_id: [] for request in requests}
+        for dispatch in engine.run():
+            ends = np.cumsum(dispatch.counts, dtype=np.int64)
+            for index, count, end in zip(dispatch.request_ids, dispatch.counts, ends, strict=True):
+                responses[int(index)].extend(dispatch.tokens[end - count : end].tolist())
+        for request in requests:
+            measurement.take(_finished(request, responses[request.request_id]))
+        return {"step": step, **asdict(measurement.score())}
+    finally:
+        exercises.close()
+
+
+def _changed(run: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    """With other fields of the evaluation, checked."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    evaluation: EvaluationConfig = replace(run.evaluation, **given)
+    run = replace(run, evaluation=evaluation)
+    check(run)
+    return run
+
+
+def _requests(
+    parts: tuple[tuple[tuple[messages.PromptRequest, ...], int], ...],
+    sampling: messages.Sampling,
+    seed: int,
+    step: int,
+) -> Iterator[messages.GenerateRequest]:
+    """As a manager would number them."""
+    ((prompts, samples),) = parts
+    for number, (prompt, place) in enumerate((p, i) for p in prompts for i in range(samples)):
+        yield messages.GenerateRequest(
+            request_id=number,
+            step=step,
+            prompt=prompt.prompt,
+            sample=prompt.prompt * samples + place,
+            version=step,
+            seed=seed,
+            prompt_tokens=prompt.tokens,
+            response_tokens=b"",
+            sampling=sampling,
+        )
+
+
+def _finished(request: messages.GenerateRequest, tokens: list[int]) -> messages.FinishedRollout:
+    return messages.FinishedRollout(
+        step=request.step,
+        prompt=request.prompt,
+        sample=request.sample,
+        tokens=messages.pack_tokens(tokens),
+        logprobs=b"",
+        versions=((request.version, len(tokens)),),
+        instances=(),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="rlboost_jax.evaluate", description=__doc__)
+    parser.add_argument("--workdir", required=True, help="folder of a run, finished or not")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, help="updates made; the newest checkpoint if not given")
+    which.add_argument("--best", action="store_true", help="the best checkpoint that was kept")
+    parser.add_argument("--prompts", type=int, help="held-out prompts; the run's own if not given")
+    parser.add_argument("--samples", type=int, help="responses to each prompt")
+    parser.add_argument("--temperature", type=float, help="0 is greedy")
+    arguments = parser.parse_args()
+    logging.set_verbosity(logging.ERROR)  # Orbax warns that it may read only
+    try:
+        score = evaluate(
+            arguments.workdir,
+            step=arguments.step,
+            best=arguments.best,
+            num_prompts=arguments.prompts,
+            samples=arguments.samples,
+            temperature=arguments.temperature,
+        )
+    except Mistake as error:
+        exits.leave(f"error: {error}", exits.MISTAKE)
+    print(json.dumps(score))
+
+
+if __name__ == "__main__":
+    main()

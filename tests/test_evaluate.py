@@ -1,0 +1,91 @@
+"""The command that measures a checkpoint, against the engine-free arithmetic of a known policy."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from configs import tiny
+from rlboost_jax import compile_cache, evaluate
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.load import run_config, write_run_config
+from rlboost_jax.data.tasks import get_task
+from rlboost_jax.learner.best import BestCheckpoint
+from rlboost_jax.learner.checkpoints import CheckpointNotFound, Checkpoints
+from rlboost_jax.learner.state import TrainState
+from rlboost_jax.models.params import init_params
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints of random parameters, the first kept as the best."""
+    folder = tmp_path_factory.mktemp("run")
+    run = run_config(tiny.get_config())
+    run = replace(run, engine=replace(run.engine, slots=8))
+    write_run_config(folder / "config.json", run, "f00d")
+    with Checkpoints(folder / "checkpoints", keep=1) as checkpoints:
+        for step in (3, 4):
+            params = jax.device_get(init_params(run.model, step))
+            opt_state = optax.adam(1e-3).init(params)
+            state = TrainState(params=params, opt_state=opt_state, step=np.int32(step))
+            checkpoints.save(step, state, {})
+            if step == 3:
+                BestCheckpoint(folder, checkpoints).offer(3, 0.5)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_cache, "enable", lambda *_: None)  # the session has its own
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """All responses that are judged; those of an even first token are right."""
+    responses: list[list[int]] = []
+
+    def reward(self: Any, problem: Any, tokens: Any) -> float:
+        responses.append(np.asarray(tokens).tolist())
+        return float(responses[-1][0] % 2 == 0)
+
+    monkeypatch.setattr(type(get_task(run_config(tiny.get_config()).task)), "reward", reward)
+    return responses
+
+
+def test_the_newest_checkpoint_greedily(workdir: Path, judged: list[list[int]]) -> None:
+    score = evaluate.evaluate(workdir, num_prompts=5)
+    assert (score["step"], score["prompts"], score["samples"]) == (4, 5, 1)
+    assert len(judged) == 5
+    right = [tokens[0] % 2 == 0 for tokens in judged]
+    assert score["accuracy"] == score["best"] == np.mean(right)
+    again = judged.copy()
+    judged.clear()
+    evaluate.evaluate(workdir, num_prompts=5)
+    assert judged == again, "greedy"
+
+
+def test_several_responses_and_the_best_checkpoint(
+    workdir: Path, judged: list[list[int]], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--best", "--prompts=3", "--samples=4", "--temperature=1.5"]
+    monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={workdir}", *options])
+    evaluate.main()
+    score = json.loads(capsys.readouterr().out)
+    assert (score["step"], score["prompts"], score["samples"]) == (3, 3, 4)
+    right = np.array([tokens[0] % 2 == 0 for tokens in judged]).reshape(3, 4)
+    assert score["accuracy"] == right.mean() and score["best"] == right.any(axis=1).mean()
+    assert len({tuple(tokens) for tokens in judged}) > 3, "each has noise of its own"
+
+
+def test_mistakes(workdir: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFound, match="checkpoint 9 is not in"):
+        evaluate.evaluate(workdir, step=9)
+    with pytest.raises(ConfigError, match="samples is 4 and evaluation"):
+        evaluate.evaluate(workdir, samples=4)
+    with pytest.raises(ConfigError, match="give the workdir of a run"):
+        evaluate.evaluate(tmp_path)
