@@ -4,7 +4,7 @@
         [--prompts=N] [--samples=K --temperature=T]
 
 Generates on this host's first device, greedily unless told otherwise, and prints one JSON object:
-mean@k as `accuracy`, pass@k as `best` (of right and wrong answers). Works beside a run that is alive.
+mean@k as `accuracy`, pass@k as `best` (of right and wrong answers). Works beside a living run.
 """
 
 import argparse
