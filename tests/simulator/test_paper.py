@@ -22,9 +22,9 @@ def test_the_table_is_that_of_the_results(tmp_path):
 
 
 def test_a_small_variant():
-    found = evaluate.ratios(make_config(num_steps=8), (1,), ("rlboost", "no_seeding"))
+    found = evaluate.ratios(make_config(num_steps=8), (1,))
     assert found["colocated"]["0"]["rollout_seconds"] > 0
     row = found["rlboost"]["1"]
     by_hand = row["tokens_per_second"] / found["colocated"]["0"]["tokens_per_second"]
     assert row["throughput_ratio"] == pytest.approx(by_hand)
-    assert row["throughput_ratio"] > found["no_seeding"]["1"]["throughput_ratio"]
+    assert row["throughput_ratio"] > 1.0
