@@ -119,7 +119,7 @@ def seeding() -> dict[str, Any]:
 
 def faults() -> dict[str, Any]:
     """Half of six instances are lost in a settled step; what that adds to it."""
-    config = replace(config_of("14b"), settling_steps=0, num_steps=12)
+    config = replace(config_of("14b"), settling_steps=0, num_steps=8)
     found: dict[str, Any] = {}
     calm = World(config, static(6).changes, seed=SEED, seconds=1e9).run()
     begun = calm[-1]["begun_at"]

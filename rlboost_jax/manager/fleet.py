@@ -193,7 +193,7 @@ class Fleet:
         free = self._free
         first = islice((machine for machine in self.machines if machine in free), count)
         started = []
-        for machine in list(free) if len(free) == 1 else list(first):
+        for machine in list(free) if count == len(free) == 1 else list(first):
             self.numbers += 1
             name = f"local-{self.numbers}"
             self.machines[machine] = name
