@@ -29,7 +29,12 @@ from tests.endpoints import endpoint
 STEPS = 3
 FINAL_ACCURACY = 0.875
 FINAL = Score(
-    accuracy=FINAL_ACCURACY, best=FINAL_ACCURACY, prompts=8, samples=1, response_length_mean=2.0
+    accuracy=FINAL_ACCURACY,
+    best=FINAL_ACCURACY,
+    prompts=8,
+    samples=1,
+    response_length_mean=2.0,
+    failures=0,
 )
 PATIENCE_SECONDS = 30
 
