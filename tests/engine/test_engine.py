@@ -84,12 +84,14 @@ def test_nothing_is_compiled_after_warm_up(
     engine.warm_up(said.append)
     engine.assert_row_invariance()
     assert len(said) == 3 and all(line.startswith("compiling ") for line in said)
+    on_device = jax.device_put(params)
     before = num_compiles()
     assert before > 0
-    for version in (1, 2):
-        weights = params if version == 1 else jax.tree.map(jax.numpy.asarray, params)
-        compiled_by_this_test = num_compiles() - before
+    for version, weights in enumerate((params, on_device, on_device)):
+        compiled = num_compiles()
         engine.load(weights, version)
+        if version == 1:  # the first of its kind: how to take the learner's apart, once
+            before += num_compiles() - compiled
         requests = [
             request_of(i, PROMPTS[i % 4], [9] * (i % 3), group=i % 4, version=version)
             for i in range(15)
@@ -99,7 +101,7 @@ def test_nothing_is_compiled_after_warm_up(
         engine.finish()
         engine.release([3, 4, 5])
         assert sum(engine.in_flight > 0 for _ in engine.run()) > 0  # some were followed
-        assert num_compiles() == before + compiled_by_this_test
+        assert num_compiles() == before
 
 
 @pytest.mark.parametrize("name", ["mosaic_gpu", "triton", "fastest"])
