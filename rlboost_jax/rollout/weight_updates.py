@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.messages import MAX_REASON, Manifest, Ready, WeightsRejected
 from rlboost_jax.observe.spans import Recorder
-from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.rollout.worker import Worker, WorkerStopped
 from rlboost_jax.weights.names import WeightsError
 
 FIRST_RETRY_SECONDS = 0.1  # doubles with each attempt
@@ -67,8 +67,9 @@ class WeightUpdates:
             self._newest.cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
+        if task.cancelled() or isinstance(error := task.exception(), WorkerStopped | None):
+            return  # by a server that leaves, whatever was announced to it last
+        self._fail(error)
 
     async def _take(self, manifest: Manifest, announced: float) -> None:
         """Pull a version, as often as it takes, and make it the engine's."""

@@ -9,6 +9,7 @@ import pytest
 
 from rlboost_jax.messages import Manifest, Ready
 from rlboost_jax.rollout.weight_updates import WeightUpdates
+from rlboost_jax.rollout.worker import WorkerStopped
 
 
 def manifest(version: int) -> Manifest:
@@ -91,5 +92,26 @@ def test_a_mistake_of_this_side_is_told() -> None:
         updates = WeightUpdates(Broken(), Engine(), say=print, fail=failed.put_nowait)  # type: ignore[arg-type]
         updates.announce(manifest(1))
         assert isinstance(await asyncio.wait_for(failed.get(), timeout=30), KeyError)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_leaves_amid_a_load_has_made_no_mistake() -> None:
+    class Stopped(Engine):
+        def load(self, params: int, version: int, params_digest: str) -> Future[None]:
+            done: Future[None] = Future()
+            done.set_exception(WorkerStopped("the engine's thread has been stopped"))
+            return done
+
+    async def scenario() -> None:
+        said: asyncio.Queue[Any] = asyncio.Queue()
+        updates = WeightUpdates(SlowToEnd(), Stopped(), say=said.put_nowait, fail=said.put_nowait)  # type: ignore[arg-type]
+        updates.announce(manifest(1))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            while updates._newest is not None and not updates._newest.done():
+                await asyncio.sleep(0)
+        await updates.stop()
+        assert said.empty()
 
     asyncio.run(scenario())

@@ -24,6 +24,7 @@ from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.updates import BatchUpdates
 from rlboost_jax.manager.files import read_record
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.weights import snapshots
@@ -104,10 +105,10 @@ def arrange(fate: Fate) -> None:
     around(Worker, "_send", after=sent)
     around(LearnerStep, "micro_batch", after=lambda *_: fate.reach("streaming", fate.step))
     around(
-        TrainingLoop,
-        "_apply",
-        before=lambda *_: fate.reach("update", fate.step),
-        after=lambda *_: fate.reach("updated", fate.step),
+        BatchUpdates,
+        "finish",
+        before=lambda *_, **__: fate.reach("update", fate.step),
+        after=lambda *_, **__: fate.reach("updated", fate.step),
     )
     around(snapshots, "_leaf_files", after=written)
     around(ManagerLink, "publish", before=lambda _, m: fate.reach("published", m.version - 1))
@@ -115,7 +116,7 @@ def arrange(fate: Fate) -> None:
     around(TrainingLoop, "save", before=lambda *_: fate.reach("row", fate.step))
     around(Checkpoints, "_finish", before=lambda _, step: fate.reach("checkpoint", step - 1))
     around(ManagerLink, "committed", before=lambda _, step: fate.reach("durable", step))
-    around(training, "_finish", before=lambda *_: fate.reach("finish", fate.step))
+    around(training, "_summary", before=lambda *_: fate.reach("finish", fate.step))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def run(tmp_path_factory):
 def server_at_work(run: Run) -> tuple[str, int] | None:
     """Name and process id of a preemptible server amid a step that will go on for a while."""
     status, pids = run.status(), run.servers()
-    if not status or status["total"] - status["finished"] < status["total"] // 4:
+    if not status or status["total"] - status["finished"] < status["total"] // 2:
         return None
     busy = [i["instance"] for i in status["instances"] if i["running"] and i["instance"] in pids]
     return (busy[0], pids[busy[0]]) if busy else None
