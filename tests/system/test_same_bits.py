@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.system.harness import Run, running
+from tests.system.harness import SHORT, Run, running
 
 pytestmark = pytest.mark.system
 
@@ -45,6 +45,21 @@ def test_killed_and_joining_servers_change_no_bit(calm, tmp_path):
     chaos = Run(tmp_path / "run", SEED, "fleet.chaos.enabled=True").run()
     assert chaos.events("lost"), "chaos killed nobody, so nothing was shown"
     assert chaos.digests() == calm.digests()
+    chaos.assert_accounts_hold()
+
+
+def test_dynamic_sampling_fills_the_same_batches_whoever_is_killed(tmp_path):
+    """Held-out prompts ride on every second step besides."""
+    dapo = (*SHORT, "algorithm.name=dapo", "evaluation.every_steps=2", "num_steps=4")
+    alone = Run(tmp_path / "alone", *dapo, "fleet.max_instances=0").run()
+    chaos = Run(tmp_path / "chaos", *dapo, "fleet.chaos.enabled=True").run()
+    assert chaos.events("lost"), "chaos killed nobody, so nothing was shown"
+    assert chaos.digests() == alone.digests()
+    for name in ("prompts_used", "tokens_filtered", "accuracy", "tokens_measured"):
+        assert [row[name] for row in chaos.metrics()] == [row[name] for row in alone.metrics()]
+    rows = alone.metrics()
+    assert any(row["tokens_filtered"] for row in rows), "nothing was passed over"
+    assert rows[-1]["prompts_used"] > 4 * 16
     chaos.assert_accounts_hold()
 
 
