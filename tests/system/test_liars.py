@@ -16,7 +16,10 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(tmp_path_factory.mktemp("calm") / "run", *SETTINGS, "fleet.max_instances=0").run()
 
 
-@pytest.mark.parametrize("kind", ["shift", "invent", "stale"])
+@pytest.mark.parametrize(
+    "kind",
+    ["shift", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("invent", "stale"))],
+)
 def test_a_lying_server_is_quarantined_and_its_work_done_again(
     calm: Run, tmp_path: Path, kind: str
 ) -> None:

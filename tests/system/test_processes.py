@@ -9,7 +9,8 @@ import pytest
 
 from tests.system.harness import Run, wait_until
 
-pytestmark = pytest.mark.system
+# A minute; what two processes compute is tested in tests/learner/test_processes.py.
+pytestmark = [pytest.mark.system, pytest.mark.soak]
 
 SMALL = (
     *("seed=11", "num_steps=3", "fleet.max_instances=1", "warmup.max_updates=6"),
