@@ -18,7 +18,7 @@ PACKAGE = ROOT / "rlboost_jax"
 # named here, and every `__main__`, are entry points.
 LAYERS = (
     {"config", "messages", "pytree", "compile_cache"}
-    | {"workdir", "processes", "backoff", "credentials", "exits"},
+    | {"workdir", "processes", "backoff", "closing", "credentials", "exits"},
     {"data", "rewards", "models", "algorithms", "observe"},
     {"engine", "weights", "manager"},
     {"learner", "rollout", "simulator", "fleet"},

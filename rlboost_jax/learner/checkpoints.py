@@ -8,13 +8,13 @@ import itertools
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint._src.futures import synchronization
 
+from rlboost_jax.closing import Closing
 from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.params import Params, abstract_params
@@ -31,7 +31,7 @@ class CheckpointNotFound(Mistake, ValueError):
     """No complete checkpoint of that step exists."""
 
 
-class Checkpoints:
+class Checkpoints(Closing):
     """Checkpoints of one run in one folder. One thread saves; it is also the one that closes.
 
     Every save is heard of once: `on_durable` is called after its files are in place, or the
@@ -83,7 +83,7 @@ class Checkpoints:
                     state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra)
                 ),
             )
-        except BaseException:
+        except BaseException:  # whatever it was, it goes on upwards
             ORBAX_BEGINS.release()
             raise
         if jax.process_count() == 1:
@@ -130,17 +130,6 @@ class Checkpoints:
         finally:
             self._waiter.shutdown()
             self._manager.close()
-
-    def __enter__(self) -> "Checkpoints":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _finish(self, step: int) -> None:
         try:

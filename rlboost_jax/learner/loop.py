@@ -87,9 +87,7 @@ class TrainingLoop:
         self._followers = followers or Followers()
         self._link, self._reserved = link, reserved
         self._publisher, self._checkpoints, self._show = publisher, checkpoints, show
-        self._prompts = PromptStream(
-            exercises, seed=run.seed, prompts_per_step=run.learner.prompts_per_step
-        )
+        self._prompts = PromptStream(exercises, seed=run.seed)
         self._heldout = exercises.heldout(run.seed, run.evaluation.num_prompts)
         self._sampling = messages.Sampling(
             temperature=run.sampling.temperature,

@@ -152,7 +152,7 @@ class _Tensors:
                     raise CheckpointUnusable(
                         f"{folder / INDEX} places tensor {name} in {file}, which does not have it"
                     )
-        except BaseException:
+        except BaseException:  # whatever it was, it goes on upwards
             self._stack.close()
             raise
 

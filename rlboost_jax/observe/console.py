@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from rich.console import Console as RichConsole
@@ -18,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlboost_jax.closing import Closing
 from rlboost_jax.messages import FleetStatus
 from rlboost_jax.observe.cost import reserved_only_dollars, total
 from rlboost_jax.observe.samples import SampleRow
@@ -29,7 +29,7 @@ HISTORY = 48  # steps in the sparkline
 SAMPLE_LETTERS = 70  # of a prompt and of a response
 
 
-class Console:
+class Console(Closing):
     """Context manager; all methods may be called from any thread.
 
     Args:
@@ -62,14 +62,6 @@ class Console:
         if self._live:
             self._live.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """The view stays as it is; lines may follow."""

@@ -3,15 +3,15 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final
 
+from rlboost_jax.closing import Closing
 from rlboost_jax.observe.lines import read_lines
 
 FILE: Final = "events.jsonl"
 
 
-class EventsWriter:
+class EventsWriter(Closing):
     """Only ever appends, a line at a time: a restarted manager goes on where the last ended."""
 
     def __init__(self, workdir: str | Path) -> None:
@@ -42,17 +42,6 @@ class EventsWriter:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def read_events(workdir: str | Path) -> list[dict[str, Any]]:

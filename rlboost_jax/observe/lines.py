@@ -4,13 +4,14 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
+
+from rlboost_jax.closing import Closing
 
 Scalar = str | int | float | bool | None
 
 
-class StepLines:
+class StepLines(Closing):
     """Appends objects that carry their `step`; what is written is on disk when `write` returns.
 
     Args:
@@ -32,17 +33,6 @@ class StepLines:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

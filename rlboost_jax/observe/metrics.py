@@ -5,9 +5,9 @@ Numbers that only some runs have (the parts of a reward, say) follow these, name
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from rlboost_jax.closing import Closing
 from rlboost_jax.observe.lines import Scalar, StepLines, read_lines, scalar
 
 FILE: Final = "metrics.jsonl"
@@ -57,7 +57,7 @@ KEYS: Final = (
 )
 
 
-class MetricsWriter:
+class MetricsWriter(Closing):
     """Appends a row per step; each is on disk when `write` returns.
 
     Args:
@@ -75,17 +75,6 @@ class MetricsWriter:
 
     def close(self) -> None:
         self._lines.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def metrics_row(row: Mapping[str, Any]) -> dict[str, Scalar]:

@@ -7,9 +7,9 @@ the last of the others have come in.
 
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from rlboost_jax.closing import Closing
 from rlboost_jax.config.records import ObserveConfig
 from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.observe.spans import Recorder
@@ -26,7 +26,7 @@ from rlboost_jax.observe.trace import (
 JAX_FOLDER: Final = "jax"
 
 
-class StepProfile:
+class StepProfile(Closing):
     """Context manager around the steps of a run; does nothing unless a step is asked for.
 
     Args:
@@ -42,17 +42,6 @@ class StepProfile:
         self.clock = Clock()  # the manager's, seen from here; whoever talks to it sets it
         self._unwritten = False  # the step has begun
         self._tracing = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def at(self, step: int) -> None:
         """Before each step."""

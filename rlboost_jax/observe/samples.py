@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from rlboost_jax.closing import Closing
 from rlboost_jax.observe.lines import StepLines, read_lines, scalar
 
 FILE: Final = "samples.jsonl"
@@ -27,7 +27,7 @@ class SampleRow:
     rewards: Mapping[str, float] = field(default_factory=dict)  # parts of `reward`, by name
 
 
-class SamplesWriter:
+class SamplesWriter(Closing):
     """Appends rows; they are on disk when `write` returns.
 
     Args:
@@ -42,17 +42,6 @@ class SamplesWriter:
 
     def close(self) -> None:
         self._lines.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def read_samples(workdir: str | Path) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ class Judge:
             )
             try:
                 self._pool = RewardPool(setup, workers=settings.workers)
-            except BaseException:
+            except BaseException:  # whatever it was, it goes on upwards
                 self.close()
                 raise
 

@@ -18,39 +18,33 @@ def tokens(prompts) -> list[list[int]]:
     return [prompt.tokens.tolist() for prompt in prompts]
 
 
-def test_any_step_at_any_time(task: Task) -> None:
-    """A run that resumes at step 7 gets what the run that died would have got."""
-    through = PromptStream(task, seed=3, prompts_per_step=5)
-    in_order = [tokens(through.step(step)) for step in range(9)]
-    resumed = PromptStream(task, seed=3, prompts_per_step=5)
-    assert [tokens(resumed.step(step)) for step in (8, 7, 0)] == [in_order[s] for s in (8, 7, 0)]
+def test_any_prompts_at_any_time(task: Task) -> None:
+    """A run that resumes at prompt 35 gets what the run that died would have got."""
+    in_order = tokens(PromptStream(task, seed=3).slice(0, 45))
+    resumed = PromptStream(task, seed=3)
+    for first, count in ((40, 5), (35, 7), (0, 1)):
+        assert tokens(resumed.slice(first, count)) == in_order[first : first + count]
 
 
-def test_a_step_has_all_its_prompts_from_the_train_split(task: Task) -> None:
-    stream = PromptStream(task, seed=0, prompts_per_step=24)
-    for step in (0, 1, 10**6):
-        prompts = stream.step(step)
+def test_all_prompts_are_from_the_train_split(task: Task) -> None:
+    stream = PromptStream(task, seed=0)
+    for first in (0, 24, 24 * 10**6):
+        prompts = stream.slice(first, 24)
         assert len(prompts) == 24
         assert all(split_of(prompt.problem) == "train" for prompt in prompts)
         for prompt in prompts:
             np.testing.assert_array_equal(prompt.tokens, task.prompt_tokens(prompt.problem))
 
 
-def test_the_split_into_steps_does_not_change_the_order(task: Task) -> None:
-    narrow = PromptStream(task, seed=1, prompts_per_step=2)
-    wide = PromptStream(task, seed=1, prompts_per_step=6)
-    assert tokens(wide.step(1)) == [t for step in (3, 4, 5) for t in tokens(narrow.step(step))]
-
-
 def test_seeds_and_steps_differ(task: Task) -> None:
-    one, other = (PromptStream(task, seed=seed, prompts_per_step=24) for seed in (0, 1))
-    steps = [tokens(one.step(0)), tokens(one.step(1)), tokens(other.step(0))]
+    one, other = (PromptStream(task, seed=seed) for seed in (0, 1))
+    steps = [tokens(one.slice(0, 24)), tokens(one.slice(24, 24)), tokens(other.slice(0, 24))]
     assert all(a != b for a, b in pairwise(steps)) and steps[0] != steps[2]
 
 
 def test_an_epoch_comes_again_in_another_order(task: Task) -> None:
-    stream = PromptStream(task, seed=0, prompts_per_step=64)
-    first, again = (stream.step(step) for step in (0, EPOCH // 64))
+    stream = PromptStream(task, seed=0)
+    first, again = (stream.slice(start, 64) for start in (0, EPOCH))
     assert tokens(first) != tokens(again)
 
 
