@@ -139,12 +139,6 @@ class StepCollector:
             if asked is not None:
                 asked.cancel()
 
-    def close(self) -> None:
-        """What is not judged by now is of no interest: prompts that no batch needed."""
-        for asked in self._asked.values():
-            asked.cancel()
-        self._asked.clear()
-
     def fault_lines(self) -> list[str]:
         """For a person: each way in which a reward function failed, how often, and where first."""
         times: Counter[tuple[str, str]] = Counter()

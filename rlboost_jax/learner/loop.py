@@ -148,7 +148,6 @@ class TrainingLoop:
                 train,
                 beside=measurement,
             )
-        collector.close()
         trajectories = selection.trajectories()
         for line in collector.fault_lines():
             self._note(line)
@@ -290,6 +289,7 @@ class TrainingLoop:
             )
 
         check = self._followers.checking(partial(self._learners.check, self.state))
+        check = self._spans.timed("check", LANE, check)
         return Informative(sampling, check=check, request=request)
 
     def _evaluates(self, step: int) -> bool:

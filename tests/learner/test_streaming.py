@@ -220,6 +220,30 @@ def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
     assert sampling.prompts_used == 4
 
 
+def test_groups_are_checked_when_the_devices_are_free_and_that_is_no_waiting():
+    """Two groups are there before the window closes, a third comes two seconds later."""
+    script = [*whole_group(0), *whole_group(1), closed(), *whole_group(2)]
+    link, step, looked = ScriptedLink(script), collector(prompts=3), []
+
+    def check(groups: tuple[Group, ...]) -> list[Doubt]:
+        looked.append((groups[0].prompt, link.now))
+        link.now += 3.0
+        return []
+
+    def train(index: int, groups: tuple[Group, ...]) -> list[Doubt]:
+        link.now += 10.0
+        return []
+
+    sampling = DynamicSampling(num_groups=3, most_prompts=3)
+    sampling.ask()
+    selection = Informative(sampling, check=check, request=lambda places: None)
+    batches = MicroBatches(3, 1, True)
+    times = stream_step(link, step, selection, batches, train, clock=lambda: link.now)
+    assert looked == [(0, 5.0), (1, 8.0), (2, 33.0)], "five messages first; then both, and train"
+    assert times.training == 3 * 3.0 + 3 * 10.0
+    assert times.waiting == 2.0
+
+
 def test_each_rollout_is_taken_once():
     step = collector(prompts=1)
     assert step.add(rollout(0, 0)) == []
