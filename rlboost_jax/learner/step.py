@@ -128,6 +128,7 @@ class LearnerStep:
             batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
             if self._algorithm.looks_first:
                 self.evaluate(state.params, in_reward, batch)
+            self.gaps(state.params, batch)
             part = self.gradients(state.params, in_loss, batch)
             programs.append(self.gradients.lower(state.params, in_loss, batch).compile())
         gradients, _ = self.combine(part, self.gradients(state.params, in_loss, batch))
