@@ -112,10 +112,10 @@ class TrainingLoop:
                 last checkpoint is.
         """
         prompts = list(self._prompts.slice(self._used, self._run.learner.prompts_per_step))
-        measurement = self._measurement() if self._evaluates(step) else None
+        measurement = self._measurement(step) if self._evaluates(step) else None
         self._load(step)
         self._begin(step, prompts)
-        for extension in measurement.extensions(step) if measurement else ():
+        for extension in measurement.extensions() if measurement else ():
             self._link.extend_step(extension)
 
         collector = StepCollector(
@@ -212,8 +212,9 @@ class TrainingLoop:
         if not self._run.evaluation.every_steps:
             return None
         version = self._run.num_steps
-        measurement = self._measurement(group_size=self._run.evaluation.samples)
-        ((prompts, samples),) = measurement.parts()
+        group_size = min(self._run.evaluation.samples, self._run.algorithm.group_size)
+        measurement = self._measurement(version, group_size)
+        (prompts, _), *_ = measurement.parts()
         self._load(version)
         self._link.begin_step(
             messages.BeginStep(
@@ -221,11 +222,13 @@ class TrainingLoop:
                 version=version,
                 params_digest=self._digest,
                 seed=self._run.seed,
-                group_size=samples,
+                group_size=group_size,
                 sampling=measurement.sampling,
                 prompts=prompts,
             )
         )
+        for extension in measurement.extensions()[1:]:  # what groups leave over of each prompt
+            self._link.extend_step(extension)
         while not measurement.complete:
             if isinstance(message := self._link.receive(), messages.FinishedRollout):
                 measurement.take(message)
@@ -307,11 +310,12 @@ class TrainingLoop:
             )
         return score
 
-    def _measurement(self, group_size: int | None = None) -> Measurement:
+    def _measurement(self, step: int, group_size: int | None = None) -> Measurement:
         return Measurement(
             self._exercises,
             self._heldout,
             self._run.evaluation,
+            step=step,
             max_tokens=self._run.sampling.max_response_tokens,
             group_size=group_size or self._run.algorithm.group_size,
         )

@@ -67,6 +67,7 @@ class Beside(Protocol):
     @property
     def complete(self) -> bool: ...
     def take(self, rollout: messages.FinishedRollout, /) -> bool: ...
+    def withdraw(self, withdrawn: messages.Withdrawn, /) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +128,8 @@ def stream_step(
             case messages.FinishedRollout():
                 if beside is None or not beside.take(message):
                     finished.extend(collector.add(message))
+            case messages.Withdrawn() if beside is not None:
+                beside.withdraw(message)
             case messages.WindowClosed(step=collector.step) if handed_over is None:
                 handed_over = clock()
 

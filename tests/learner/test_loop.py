@@ -246,6 +246,17 @@ def test_the_last_version_is_measured_when_all_is_over(loop, world):
     assert score.prompts == len(loop._link.begin.prompts) == loop._run.evaluation.num_prompts
 
 
+def test_more_samples_than_a_group_has_are_generated_in_the_end_too(build, world):
+    """Eight go in a group: of 12 the other four of each prompt are asked for under another."""
+    loop = build(evaluation={"samples": 12, "temperature": 1.0})
+    assert loop._run.algorithm.group_size == 8
+    run_all(loop)
+    world.log.clear()
+    score = loop.final_score()
+    assert world.log == ["load 3", "begin 3", "extend 3", "trained 3"]
+    assert (score.samples, score.prompts) == (12, loop._run.evaluation.num_prompts)
+
+
 def test_where_nothing_is_evaluated_the_last_version_is_published_to_no_one(build, world):
     loop = build(evaluation={"every_steps": 0})
     run_all(loop)

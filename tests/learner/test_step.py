@@ -206,9 +206,7 @@ def test_tells_what_the_programs_take_besides_their_arguments(config, learner_st
     assert step.compile(fresh(config, step), None, shapes=shapes) > taken
 
 
-def test_no_step_compiles_what_was_compiled_before_it(
-    config, learner_step, groups, count_compiles
-):
+def test_no_step_compiles_what_was_compiled_before_it(config, learner_step, groups, count_compiles):
     """Looking for lies included: the first one comes when it comes."""
     step, parts = learner_step(), packed_parts(groups)
     state = fresh(config, step)

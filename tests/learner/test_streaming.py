@@ -167,6 +167,9 @@ class Aside:
         self.complete |= rollout.prompt == 9
         return rollout.prompt == 9
 
+    def withdraw(self, withdrawn: m.Withdrawn) -> None:
+        self.complete = False
+
 
 def test_what_is_generated_beside_a_step_is_waited_for_in_no_ones_time():
     groups = [message for prompt in range(4) for message in whole_group(prompt)]
@@ -182,6 +185,18 @@ def test_what_is_generated_beside_a_step_is_waited_for_in_no_ones_time():
     assert aside.complete and not link.script
     assert trained[-1] == 9.0 and link.now == 10.0
     assert times.waiting == 8.0, "until the last micro-batch"
+
+
+def test_what_is_withdrawn_beside_a_step_is_waited_for_again():
+    groups = [message for prompt in range(4) for message in whole_group(prompt)]
+    withdrawn = m.Withdrawn(step=0, samples=m.pack_ids([18]))
+    link, step = ScriptedLink([rollout(9, 0), *groups[:4], withdrawn, *groups[4:]]), collector()
+    link.script.append(rollout(9, 0))
+    stream_step(
+        *(link, step, Everything(step), MicroBatches(4, 1, True), lambda index, groups: []),
+        beside=Aside(),
+    )
+    assert not link.script
 
 
 def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
