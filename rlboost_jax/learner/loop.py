@@ -31,6 +31,7 @@ from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.dynamic_sampling import DynamicSampling, dynamic_sampling
 from rlboost_jax.learner.evaluation import Measurement, Score
 from rlboost_jax.learner.followers import Followers
+from rlboost_jax.learner.learners import learners_of
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines
@@ -40,7 +41,7 @@ from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import stream_step
 from rlboost_jax.learner.trajectory import Trajectory, trajectories_digest
-from rlboost_jax.learner.updates import BatchUpdates, learners_of
+from rlboost_jax.learner.updates import BatchUpdates
 from rlboost_jax.models.params import Params, params_digest
 from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.spans import Recorder, traced
@@ -134,7 +135,6 @@ class TrainingLoop:
             self.state,
             step=step,
             checkpoint=self._checkpoints.latest,
-            checked=sampling is not None,
         )
         self._followers.begin(step)
         train = self._followers.leading(updates.train)
@@ -165,7 +165,7 @@ class TrainingLoop:
             self._show(
                 sample_rows(
                     step,
-                    trajectories,
+                    updates.trajectories(),  # with the advantages that they were trained with
                     task=self._exercises,
                     num_prompts=self._run.observe.samples_prompts,
                 )

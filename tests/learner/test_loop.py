@@ -15,8 +15,8 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner import followers as followers_module
+from rlboost_jax.learner import learners as learners_module
 from rlboost_jax.learner import loop as loop_module
-from rlboost_jax.learner import updates as updates_module
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, RewardsFailed, StepNotWhole
@@ -213,6 +213,14 @@ def test_samples_are_shown_of_steps_that_are_due(build):
     assert texts.count(text) == 1 and len(texts) == 8, "the group of one prompt"
     mean = sum(row.reward for row in shown[0]) / len(shown[0])
     assert mean == rows[0]["reward_mean"], "every prompt is answered alike here"
+
+
+def test_samples_are_shown_with_the_advantages_that_were_trained_with(build):
+    """Half of each group is right. Less the mean of the group that is ±0.5; whitened, ±1."""
+    shown = []
+    build(show=shown.append, algorithm={"advantage": "group_mean", "whiten": True}).step(0)
+    for row in shown[0]:
+        assert row.advantage == pytest.approx(1.0 if row.reward else -1.0, abs=1e-3)
 
 
 def run_all(loop):
@@ -493,7 +501,7 @@ def test_what_is_not_the_whole_step_is_not_applied(build, world, monkeypatch):
 def test_gradients_of_other_tokens_than_the_samples_are_not_applied(build, world, monkeypatch):
     loop = build()
     monkeypatch.setattr(
-        updates_module, "pack", lambda trajectories, **sizes: pack(trajectories[:-1], **sizes)
+        learners_module, "pack", lambda trajectories, **sizes: pack(trajectories[:-1], **sizes)
     )
     with pytest.raises(StepNotWhole, match="of 42 response tokens, its samples have 48"):
         loop.step(0)
