@@ -82,12 +82,14 @@ class BatchUpdates:
             num_parts=self._size,
             streams=not self._algorithm.whiten,
         )
-        self._critic = learners.critic and BatchGradients(
-            learners.critic_gradients,
-            learners.critic.combine,
-            num_parts=self._size,
-            streams=True,
-        )
+        self._critic: BatchGradients | None = None
+        if learners.critic is not None:
+            self._critic = BatchGradients(
+                learners.critic_gradients,
+                learners.critic.combine,
+                num_parts=self._size,
+                streams=True,
+            )
 
     def train(self, index: int, groups: tuple[Group, ...]) -> list[Doubt]:
         """Take a micro-batch in, unless some of its responses are doubted.
