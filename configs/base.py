@@ -181,7 +181,9 @@ def get_config() -> ConfigDict:
     config.learner.remat = "none"  # or "dots", "full", from most memory to least
     config.learner.moment_dtype = "float32"  # or "bfloat16": AdamW's moments in half the memory
     config.learner.moment_memory = "device"  # or "host": they come over for the update only
-    config.learner.attention = "auto"  # "paged": log-probs as the engine's; "dense"; auto chooses
+    # "paged": log-probabilities as the engine's; "dense": all scores of a row at once; "chunked":
+    # block by block, for rows of any length. "auto" chooses by the size of batches and rows.
+    config.learner.attention = "auto"
 
     config.engine = ConfigDict()
     config.engine.slots = 64  # rollouts decoded together

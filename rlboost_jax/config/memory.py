@@ -9,6 +9,13 @@ from typing import Final
 
 from rlboost_jax.config.records import EngineConfig, ModelConfig, RunConfig
 
+# The learner's attention: of rows up to this many tokens all scores are made at once, of longer
+# ones block by block (`models/attention.py`).
+MOST_DENSE_TOKENS: Final = 256
+MOST_BLOCK: Final = 512  # tokens: few and large products, for devices that start each of them
+ATTENTION_BLOCKS: Final = {
+    "cpu": 128
+}  # by platform, where smaller ones are better: they fit caches
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
@@ -80,6 +87,21 @@ def learner_bytes_per_device(config: RunConfig) -> int:
     """`learner_bytes` on each device: data parallel ones hold the same, others a share."""
     _, fsdp, tensor = config.learner.mesh
     return math.ceil(sum(learner_bytes(config).values()) / (fsdp * tensor))
+
+
+def attention_bytes_per_device(config: RunConfig) -> int:
+    """Scores that the learner's attention has at one time, in float32: of all pairs of tokens of a
+    row, or of two blocks; of all rows that a device has of a packed batch.
+
+    While they become weights there are two or three of these.
+    """
+    data, fsdp, tensor = config.learner.mesh
+    rows = math.ceil(config.pack_rows / (data * fsdp))
+    heads = math.ceil(config.model.num_query_heads / tensor)
+    how, tokens = config.learner.attention, config.row_tokens
+    if how == "chunked" or (how != "dense" and tokens > MOST_DENSE_TOKENS):
+        tokens = min(tokens, MOST_BLOCK)
+    return 4 * rows * heads * tokens**2
 
 
 def size_text(count: float) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from rlboost_jax.config.memory import (
+    attention_bytes_per_device,
     learner_bytes,
     moment_bytes,
     most_pages,
@@ -56,7 +57,8 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         "learner",
         f"{devices} device{'s' * (devices > 1)} (data {data}, fsdp {fsdp}, tensor {tensor}); "
         + _memory(learner_bytes(config))
-        + _on_host(config),
+        + _on_host(config)
+        + f"; scores of attention {size_text(attention_bytes_per_device(config))} on each",
     )
     yield (
         "engine",

@@ -245,7 +245,7 @@ class LearnerConfig:
     remat: str  # "none" | "dots" | "full": what is computed again in the backward pass
     moment_dtype: str  # of AdamW's moments in memory; arithmetic is float32
     moment_memory: str  # "device" | "host"
-    attention: str  # "auto" | "paged" (the engine's own order of sums) | "dense"
+    attention: str  # "auto" | "paged" (the engine's own order of sums) | "dense" | "chunked"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,13 +112,23 @@ def _trunk(policy: Params) -> Params:
 def _values(
     model: ModelConfig, learner: LearnerConfig, mesh: Mesh
 ) -> Callable[[Params, PackedBatch], Float[Array, "R T"]]:
+    # No engine computes values: there is no order of sums to follow.
+    attention = "auto" if learner.attention == "paged" else learner.attention
+
     def values(params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
         tokens, positions, segments = map(
             jnp.asarray, (batch.tokens, batch.positions, batch.segments)
         )
         decoder = {name: part for name, part in params.items() if name != "value"}
         x = hidden_states(
-            model, decoder, tokens, positions, segments, remat=learner.remat, mesh=mesh
+            model,
+            decoder,
+            tokens,
+            positions,
+            segments,
+            remat=learner.remat,
+            mesh=mesh,
+            attention=attention,
         )
         x, _ = head_factors(model, decoder, x)
         return (x.astype(jnp.float32) @ params["value"]["kernel"]).reshape(tokens.shape)

@@ -253,4 +253,4 @@ def _attention(learner: LearnerConfig, mesh: Mesh, num_tokens: int) -> str:
     that are not many."""
     if learner.attention != "auto":
         return learner.attention
-    return "paged" if mesh.size == 1 and num_tokens <= MOST_PAGED_TOKENS else "dense"
+    return "paged" if mesh.size == 1 and num_tokens <= MOST_PAGED_TOKENS else "auto"

@@ -1,36 +1,32 @@
 """Attention over packed rows, for the learner.
 
-Two ways, equal up to rounding. `dense` is one masked matrix product. `paged` computes the
-same values with the engine's own kernel, block by block in the engine's order, so that the
-learner's log-probabilities are those the engine sampled from, to the last rounding; its
-gradient is that of `dense`.
+Three ways, equal up to rounding. `dense` is one masked matrix product, with a score for every pair
+of tokens of a row. `chunked` makes the same scores block by block, and never has them all. `paged`
+computes the same values with the engine's own kernel, block by block in the engine's order, so
+that the learner's log-probabilities are those the engine sampled from, to the last rounding; its
+gradient is that of one of the others. `auto` is dense for short rows and chunked for long ones.
 
 Layers that see all before them and layers that see a window may take turns, and the learner scans
-over them with one program, so that the choice is an array: `dense` masks by it, `paged` branches.
+over them with one program, so that the choice is an array: `dense` and `chunked` mask by it,
+`paged` branches.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 from rlboost_kernels import ragged_paged_attention
 
+from rlboost_jax.config.memory import MOST_DENSE_TOKENS
 from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.models.chunked_attention import Form, attend_chunked
 from rlboost_jax.models.decoder import Attend, Local
 
 MOST_PAGED_TOKENS: Final = 4096  # per batch; beyond it the kernel's own bookkeeping costs more
 _MASKED = -1e30  # a score that weighs exactly 0 after the softmax and never makes a NaN
-
-
-class Form(NamedTuple):
-    """What all layers of a model have in common."""
-
-    scale: float  # of the scores
-    soft_cap: float | None
-    window: int  # of layers that have one
 
 
 def row_attention(
@@ -44,10 +40,15 @@ def row_attention(
     Args:
         segments: which sequence each token of a row belongs to; those of one sequence are
             neighbours.
-        how: "dense" or "paged".
+        how: "auto", "dense", "chunked" or "paged".
     """
     form = Form(config.attention_scale, config.attention_soft_cap or None, config.sliding_window)
-    attend = _attend_paged if how == "paged" else _attend_dense
+    attend = {
+        "auto": _attend_auto,
+        "dense": attend_dense,
+        "chunked": attend_chunked,
+        "paged": _attend_paged,
+    }[how]
 
     def of_layer(local: Local) -> Attend:
         if not isinstance(local, bool):
@@ -58,7 +59,7 @@ def row_attention(
     return of_layer
 
 
-def _attend_dense(
+def attend_dense(
     form: Form,
     q: Float[Array, "N H D"],
     k: Float[Array, "N K D"],
@@ -83,6 +84,14 @@ def _attend_dense(
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     out_BKGTD = jnp.einsum("bkgts,bksd->bkgtd", weights, v_BKSD)
     return out_BKGTD.transpose(0, 3, 1, 2, 4).reshape(N, H, D)
+
+
+def _attend_auto(
+    form: Form, q: Array, k: Array, v: Array, segments: Int[Array, "B T"], local: Array | None
+) -> Array:
+    long = segments.shape[1] > MOST_DENSE_TOKENS
+    attended: Array = (attend_chunked if long else attend_dense)(form, q, k, v, segments, local)
+    return attended
 
 
 def _visible(segments: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
@@ -137,7 +146,7 @@ def _backward(
     form: Form, kept: tuple[Any, ...], cotangent: Array
 ) -> tuple[Array, Array, Array, None, None]:
     q, k, v, segments, local = kept
-    _, pull_back = jax.vjp(lambda q, k, v: _attend_dense(form, q, k, v, segments, local), q, k, v)
+    _, pull_back = jax.vjp(lambda q, k, v: _attend_auto(form, q, k, v, segments, local), q, k, v)
     return (*pull_back(cotangent), None, None)
 
 

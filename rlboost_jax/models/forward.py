@@ -94,7 +94,7 @@ def hidden_states(
     *,
     remat: str,
     mesh: Mesh | None = None,
-    attention: str = "dense",
+    attention: str = "auto",
     experts: Int[Array, "L B*T A"] | None = None,
 ) -> Float[Array, "B*T E"]:
     """The first result of `hidden_states_and_experts`."""
@@ -120,7 +120,7 @@ def hidden_states_and_experts(
     *,
     remat: str,
     mesh: Mesh | None = None,
-    attention: str = "dense",
+    attention: str = "auto",
     experts: Int[Array, "L B*T A"] | None = None,
 ) -> tuple[Float[Array, "B*T E"], Int[Array, "L B*T A"] | None]:
     """The residual stream after the last layer, before its norm, for packed rows.
@@ -133,8 +133,8 @@ def hidden_states_and_experts(
             keeps what products with matrices return and recomputes the rest (norms, attention's
             scores, the gate), "full" keeps the residual stream before the layer alone.
         mesh: where to keep the rows split; None leaves the layout alone.
-        attention: "dense" or "paged", see `attention.py`; with "paged", products are by row, so
-            that all is computed in the engine's order.
+        attention: "auto", "dense", "chunked" or "paged", see `attention.py`; with "paged", products
+            are by row, so that all is computed in the engine's order.
         experts: that each of the L layers is to send each token to; None asks the routers.
 
     Returns:

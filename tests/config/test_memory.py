@@ -50,6 +50,24 @@ def test_knows_every_type(dtype: str) -> None:
     assert memory.BYTES[dtype] == jnp.dtype(dtype).itemsize
 
 
+def test_scores_of_attention_by_hand(config: RunConfig) -> None:
+    """4 heads, rows of 208 tokens by themselves; 8 of them on 2 devices, which share 4 heads."""
+
+    def of(**learner: Any) -> int:
+        changed = dataclasses.replace(config.learner, **learner)
+        run = dataclasses.replace(config, learner=changed)
+        return memory.attention_bytes_per_device(run)
+
+    assert of(pack_rows=8) == 8 * 4 * 208**2 * 4
+    assert of(pack_rows=8, mesh=(2, 1, 2)) == 4 * 2 * 208**2 * 4
+    assert of(pack_rows=1, row_tokens=14_336) == 4 * 512**2 * 4, "two blocks"
+    assert of(pack_rows=1, row_tokens=14_336, attention="dense") == 4 * 14_336**2 * 4
+    assert of(pack_rows=1, row_tokens=300, attention="chunked") == 4 * 300**2 * 4
+    assert "scores of attention 5.3 MiB on each" in plan_text(
+        dataclasses.replace(config, learner=dataclasses.replace(config.learner, pack_rows=8))
+    )
+
+
 def test_an_engine_by_hand(config: RunConfig) -> None:
     assert memory.num_parameters(config.model) == 324_352
     assert memory.weight_bytes(config.model, "bfloat16") == 2 * 324_352

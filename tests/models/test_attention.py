@@ -1,4 +1,4 @@
-"""Both ways of attending over packed rows, against a loop in NumPy float64."""
+"""All ways of attending over packed rows, against a loop in NumPy float64."""
 
 from dataclasses import replace
 
@@ -6,11 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
 from configs import base
 from rlboost_jax.config.load import run_config
+from rlboost_jax.config.memory import ATTENTION_BLOCKS
+from rlboost_jax.models import attention
 from rlboost_jax.models.attention import row_attention
 
+WAYS = ("dense", "chunked", "paged")
 B, T, H, K, D = 2, 24, 4, 2, 8
 SEGMENTS = np.array(
     [[1] * 9 + [2] * 4 + [3] * 8 + [0] * 3, [1] * 20 + [2] * 4], np.int32
@@ -18,6 +22,12 @@ SEGMENTS = np.array(
 PLAIN = replace(run_config(base.get_config()).model, head_dim=D)
 WINDOW = replace(PLAIN, sliding_window=5, attention_pattern="LG")
 CAPPED = replace(WINDOW, attention_soft_cap=2.0, query_scalar=20.0)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Five blocks of a row, the last of which is filled up."""
+    monkeypatch.setitem(ATTENTION_BLOCKS, "cpu", 5)
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +54,13 @@ def by_hand(q, k, v, *, window=T, scalar=D, cap=0.0) -> np.ndarray:
     return out.reshape(B * T, H, D)
 
 
-@pytest.mark.parametrize("how", ["dense", "paged"])
+@pytest.mark.parametrize("how", WAYS)
 def test_a_token_sees_its_own_segment_up_to_itself(heads, how):
     out = jax.jit(row_attention(PLAIN, jnp.asarray(SEGMENTS), how)(False))(*heads)
     np.testing.assert_allclose(out, by_hand(*heads), atol=2e-6)
 
 
-@pytest.mark.parametrize("how", ["dense", "paged"])
+@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("config", [WINDOW, CAPPED], ids=["window", "capped"])
 def test_a_window_a_cap_and_a_scale(heads, how, config):
     """A layer knows its kind as it is traced, or is told by an array where layers are scanned."""
@@ -70,10 +80,65 @@ def test_the_gradient_is_that_of_the_dense_form(heads, config, local):
 
     def gradients(how):
         attend = row_attention(config, jnp.asarray(SEGMENTS), how)(jnp.asarray(local))
-        return jax.grad(lambda args: (attend(*args) * upstream).sum())(heads)
+        return jax.jit(jax.grad(lambda args: (attend(*args) * upstream).sum()))(heads)
 
-    for paged, dense in zip(gradients("paged"), gradients("dense"), strict=True):
-        np.testing.assert_allclose(paged, dense, atol=1e-5)
+    expected = gradients("dense")
+    for how in ("paged", "chunked"):
+        for found, dense in zip(gradients(how), expected, strict=True):
+            np.testing.assert_allclose(found, dense, atol=1e-5)
+
+
+def test_chunked_is_dense_in_float64(heads):
+    """All but the order of sums: values and gradients to the digits of float64, but for the dense
+    form's scores, which are of float32."""
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(np.asarray(x), jnp.float64) for x in heads]
+        attend = jax.jit(row_attention(CAPPED, jnp.asarray(SEGMENTS), "chunked")(True))
+        found = attend(*wide)
+        assert found.dtype == jnp.float64
+        expected = by_hand(*heads, window=5, scalar=20.0, cap=2.0)
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+        check_grads(attend, wide, order=1, modes="rev", eps=1e-6)
+
+
+def test_what_is_seen_by_no_query_is_passed_over(heads):
+    """Keys of other sequences, and those before the window, are not so much as multiplied by 0."""
+    k, v = (x.reshape(B, T, -1, D) for x in heads[1:])
+    segments = np.tile(np.repeat([1, 2], [10, 14]), (B, 1))  # the second begins with a block
+    spoilt = [x.at[:, :10].set(jnp.nan).reshape(B * T, -1, D) for x in (k, v)]
+    attend = row_attention(PLAIN, jnp.asarray(segments), "chunked")(False)
+    found, clean = (
+        np.asarray(jax.jit(attend)(heads[0], *keys)).reshape(B, T, H, D)[:, 10:]
+        for keys in (spoilt, heads[1:])
+    )
+    np.testing.assert_array_equal(found, clean)
+
+
+def test_long_rows_are_chunked_of_themselves(heads, monkeypatch):
+    def bits(how):
+        attend = row_attention(WINDOW, jnp.asarray(SEGMENTS), how)(True)
+        return np.asarray(jax.jit(attend)(*heads)).tobytes()
+
+    assert bits("auto") == bits("dense") != bits("chunked")
+    monkeypatch.setattr(attention, "MOST_DENSE_TOKENS", T - 1)
+    assert bits("auto") == bits("chunked")
+
+
+def test_memory_grows_with_the_row_and_not_with_its_square(monkeypatch):
+    """Compiled for its shapes, and never run."""
+    monkeypatch.setitem(ATTENTION_BLOCKS, "cpu", 128)
+
+    def working_bytes(tokens, how):
+        attend = row_attention(PLAIN, jnp.ones((1, tokens), jnp.int32), how)(False)
+        gradient = jax.grad(lambda args: attend(*args).sum())
+        shapes = tuple(jax.ShapeDtypeStruct((tokens, n, D), jnp.float32) for n in (H, K, K))
+        return jax.jit(gradient).lower(shapes).compile().memory_analysis().temp_size_in_bytes
+
+    long, longer = (working_bytes(tokens, "chunked") for tokens in (4096, 8192))
+    assert longer < 2.1 * long
+    scores = 4 * H * 8192**2
+    assert longer < scores / 50
+    assert working_bytes(8192, "dense") > scores
 
 
 def test_the_place_in_a_row_does_not_change_a_bit(heads):
