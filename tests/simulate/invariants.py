@@ -75,6 +75,8 @@ def _index(world: World) -> None:
     assert index.asked_back == sum(i.num_releasing for i in everyone)
     crowded = [i for i in everyone if len(i.held) - i.num_releasing > 1]
     assert sorted(index.crowded) == sorted(i.stream for i in crowded)
+    overfull = [i for i in everyone if len(i.held) - i.num_releasing > i.slots]
+    assert sorted(index.overfull) == sorted(i.stream for i in overfull)
     servers = list(fleet.servers.values())
     standing = [s for s in servers if not s.doomed]
     assert [s.name for s in standing] == fleet.standing
