@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from rlboost_jax import messages
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.exercises import Exercises, Prompt
@@ -29,18 +27,20 @@ from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.dynamic_sampling import DynamicSampling, dynamic_sampling
-from rlboost_jax.learner.evaluation import Measurement, Score
+from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.followers import Followers
 from rlboost_jax.learner.learners import learners_of
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines
-from rlboost_jax.learner.samples import reward_parts, sample_rows, samples_due
+from rlboost_jax.learner.rows import policy_metrics, report_metrics, score_metrics
+from rlboost_jax.learner.samples import sample_rows, samples_due
+from rlboost_jax.learner.scoring import Scoring
 from rlboost_jax.learner.selection import Everything, Informative
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import stream_step
-from rlboost_jax.learner.trajectory import Trajectory, trajectories_digest
+from rlboost_jax.learner.trajectory import trajectories_digest
 from rlboost_jax.learner.updates import BatchUpdates
 from rlboost_jax.models.params import Params, params_digest
 from rlboost_jax.observe.samples import SampleRow
@@ -89,7 +89,7 @@ class TrainingLoop:
         self._link, self._reserved = link, reserved
         self._publisher, self._checkpoints, self._show = publisher, checkpoints, show
         self._prompts = PromptStream(exercises, seed=run.seed)
-        self._heldout = exercises.heldout(run.seed, run.evaluation.num_prompts)
+        self._scoring = Scoring(run, exercises, best=best, note=note)
         self._sampling = messages.Sampling(
             temperature=run.sampling.temperature,
             top_p=run.sampling.top_p,
@@ -97,7 +97,7 @@ class TrainingLoop:
             max_tokens=run.sampling.max_response_tokens,
             stop_ids=tuple(exercises.stop_ids),
         )
-        self._best, self._used = best, prompts_used
+        self._used = prompts_used
         self._window: messages.WindowState | None = None  # after the last step
         self._publish(int(state.step) // run.algorithm.updates_per_batch)
         self._lap = time.perf_counter()  # when the last step was over
@@ -113,7 +113,7 @@ class TrainingLoop:
                 last checkpoint is.
         """
         prompts = list(self._prompts.slice(self._used, self._run.learner.prompts_per_step))
-        measurement = self._measurement(step) if self._evaluates(step) else None
+        measurement = self._scoring.of_step(step)
         self._load(step)
         self._begin(step, prompts)
         for extension in measurement.extensions() if measurement else ():
@@ -171,7 +171,7 @@ class TrainingLoop:
                 )
             )
         publish_seconds = self._publish(step + 1)
-        score = self._score(measurement, step) if measurement else None
+        score = self._scoring.score(measurement, step) if measurement else None
 
         report = self._link.trained(
             messages.StepTrained(
@@ -182,14 +182,13 @@ class TrainingLoop:
         row = {
             "step": step,
             "version": step,
-            "accuracy": score.accuracy if score else None,
-            "pass_at_k": score.best if score and score.samples > 1 else None,
+            **score_metrics(score),
             "prompts_used": self._used,
-            **_policy_metrics(trajectories, figures),
+            **policy_metrics(trajectories, figures),
             "train_seconds": train_seconds,
             "train_wait_seconds": times.waiting,
             "publish_seconds": publish_seconds,
-            **_report_metrics(report, trajectories),
+            **report_metrics(report, trajectories),
             "trajectories_digest": trajectories_digest(trajectories),
             "params_digest": self._digest,
         }
@@ -209,12 +208,11 @@ class TrainingLoop:
     @traced("evaluate", LANE)
     def final_score(self) -> Score | None:
         """Of the parameters after the last update; None where nothing is evaluated."""
-        if not self._run.evaluation.every_steps:
+        measurement = self._scoring.of_last_version()
+        if measurement is None:
             return None
         version = self._run.num_steps
-        group_size = min(self._run.evaluation.samples, self._run.algorithm.group_size)
-        measurement = self._measurement(version, group_size)
-        (prompts, _), *_ = measurement.parts()
+        (prompts, group_size), *_ = measurement.parts()
         self._load(version)
         self._link.begin_step(
             messages.BeginStep(
@@ -235,7 +233,7 @@ class TrainingLoop:
         self._link.trained(
             messages.StepTrained(step=version, train_wait_seconds=0.0, train_seconds=0.0)
         )
-        return self._score(measurement, version)
+        return self._scoring.score(measurement, version)
 
     @traced("copy parameters", LANE)
     def _publish(self, version: int) -> float:
@@ -248,8 +246,7 @@ class TrainingLoop:
         self._params = self._followers.gather(self.state.params)
         seconds = time.perf_counter() - since
         self._digest = params_digest(self._params)
-        evaluated = self._run.evaluation.every_steps > 0
-        if version < self._run.num_steps or evaluated:  # else no one needs it
+        if version < self._run.num_steps or self._scoring.on:  # else no one needs it
             self._publisher.submit(version, self._params, self._digest)
         return seconds
 
@@ -295,31 +292,6 @@ class TrainingLoop:
         check = self._spans.timed("check", LANE, check)
         return Informative(sampling, check=check, request=request)
 
-    def _evaluates(self, step: int) -> bool:
-        every = self._run.evaluation.every_steps
-        return every > 0 and (step % every == 0 or step == self._run.num_steps - 1)
-
-    def _score(self, measurement: Measurement, version: int) -> Score:
-        score = measurement.score()
-        if self._best is not None and self._best.offer(version, score.accuracy):
-            self._note(f"checkpoint {version} is the best so far: accuracy {score.accuracy:.3f}")
-        if score.failures:
-            self._note(
-                f"evaluation: reward functions failed for {score.failures} of "
-                f"{score.prompts * score.samples} responses"
-            )
-        return score
-
-    def _measurement(self, step: int, group_size: int | None = None) -> Measurement:
-        return Measurement(
-            self._exercises,
-            self._heldout,
-            self._run.evaluation,
-            step=step,
-            max_tokens=self._run.sampling.max_response_tokens,
-            group_size=group_size or self._run.algorithm.group_size,
-        )
-
 
 def _requests(prompts: Sequence[Prompt], first: int) -> tuple[messages.PromptRequest, ...]:
     return tuple(
@@ -356,60 +328,3 @@ def window_of(extra: Mapping[str, Any]) -> messages.WindowState | None:
         memory={int(count): seconds for count, seconds in window["memory"].items()},
         instance_cap=window["instance_cap"],
     )
-
-
-def _policy_metrics(
-    trajectories: Sequence[Trajectory], figures: Mapping[str, float]
-) -> dict[str, Any]:
-    """Args:
-    figures: of `BatchUpdates.finish`.
-    """
-    rewards = np.array([t.reward for t in trajectories])
-    lengths = np.array([len(t.response_tokens) for t in trajectories])
-    return {
-        "reward_mean": float(rewards.mean()),
-        "reward_std": float(rewards.std()),
-        "reward_failures": sum(bool(t.reward_faults) for t in trajectories),
-        "loss": figures["loss"],
-        "kl": figures["kl"],
-        "entropy": figures["entropy"],
-        "clip_fraction": figures["clipped"],
-        "max_logprob_gap": figures["max_logprob_gap"],
-        "response_tokens": int(lengths.sum()),
-        "response_length_mean": float(lengths.mean()),
-        "response_length_max": int(lengths.max()),
-        "corrected_fraction": figures.get("corrected"),
-        "value_loss": figures.get("value_loss"),
-        **reward_parts(trajectories),
-    }
-
-
-def _report_metrics(
-    report: messages.StepReport, trajectories: Sequence[Trajectory]
-) -> dict[str, Any]:
-    """What is delivered and not trained on is lost, to the account of this step."""
-    trained = sum(len(t.response_tokens) for t in trajectories)
-    filtered = report.tokens_delivered - trained
-    names = (
-        "rollout_seconds",
-        "remote_wait_seconds",
-        "seeding_window_seconds",
-        "instances_mean",
-        "instances_joined",
-        "instances_lost",
-        "requests_migrated",
-        "tokens_generated",
-        "tokens_prefilled_again",
-        "tokens_reserved",
-        "tokens_preemptible",
-        "tokens_measured",
-        "cost_dollars",
-    )
-    cost = report.cost_dollars
-    return {
-        **{name: getattr(report, name) for name in names},
-        "tokens_delivered": trained,
-        "tokens_lost": report.tokens_lost + filtered,
-        "tokens_filtered": filtered,
-        "tokens_per_dollar": trained / cost if cost > 0 else None,
-    }

@@ -16,34 +16,21 @@ advantages are whitened, and forward passes for the others.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import fmean
 
 import jax
 import numpy as np
 
 from rlboost_jax.learner.batch_gradients import BatchGradients, Members
-from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.diagnosis import culprits
-from rlboost_jax.learner.guards import (
-    NotFinite,
-    StepNotWhole,
-    check_counted,
-    check_guards,
-    check_judged,
-    check_whole,
-    kept,
-)
+from rlboost_jax.learner.guards import StepNotWhole, check_judged, check_whole
 from rlboost_jax.learner.learners import Learners
 from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.packing import update_divisor
+from rlboost_jax.learner.optimizer_steps import Figures, OptimizerSteps
 from rlboost_jax.learner.state import TrainState
-from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import Doubt
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.models.params import Params
-
-Figures = dict[str, float]
 
 
 class BatchUpdates:
@@ -158,12 +145,20 @@ class BatchUpdates:
                 f"samples, the batch has {len(trajectories)}, and they are not the same"
             )
         self._whiten()
+        steps = OptimizerSteps(
+            self._learners,
+            self._state,
+            step=self._step,
+            checkpoint=self._checkpoint,
+            culprits=lambda: self._culprits(host_params),
+            kl=self._mean_kl() if self._algorithm.kl_in_reward else None,
+        )
         made = []
         for update in range(self._algorithm.updates_per_batch):
-            mini_batch = update % self._algorithm.mini_batches
-            own = {t.sample for part in self._parts(mini_batch) for t in part}
-            expected = [t for t in trajectories if t.sample in own]
-            made.append(self._update(update, mini_batch, expected, host_params))
+            parts = self._parts(update % self._algorithm.mini_batches)
+            made.append(steps.policy(update, self._policy, parts))
+            if self._critic is not None:
+                made[-1] |= steps.critic(update, self._critic, parts)
         tokens = sum(figures["tokens"] for figures in made)
         figures = {"loss": fmean(figures["loss"] for figures in made)}
         for name in made[0].keys() - {"loss", "value_loss", "tokens", "value_tokens"}:
@@ -172,7 +167,7 @@ class BatchUpdates:
             tokens = max(1.0, sum(figures["value_tokens"] for figures in made))
             figures["value_loss"] = sum(figures["value_loss"] for figures in made) / tokens
         figures["max_logprob_gap"] = float(np.max(list(self._gaps.values())))
-        return self._state, figures
+        return steps.state, figures
 
     def trajectories(self) -> list[Trajectory]:
         """What was taken in, with all that is known of it by now, in (prompt, sample) order."""
@@ -185,101 +180,6 @@ class BatchUpdates:
         white = {t.sample: t for t in self._learners.estimates.of_batch(self.trajectories())}
         for index, part in self._members.items():
             self._members[index] = tuple(white[t.sample] for t in part)
-
-    def _update(
-        self,
-        update: int,
-        mini_batch: int,
-        expected: Sequence[Trajectory],
-        host_params: Params | None,
-    ) -> Figures:
-        """One optimizer step of the policy, and one of the critic.
-
-        Returns:
-            `loss` (divided), and sums over response tokens; `value_loss` is one over
-            `value_tokens`, the critic's.
-        """
-        parts = self._parts(mini_batch)
-        figures = self._update_policy(update, parts, expected, host_params)
-        if self._critic is not None:
-            figures |= self._update_critic(self._critic, update, parts)
-        return figures
-
-    def _update_policy(
-        self,
-        update: int,
-        parts: Sequence[Members],
-        expected: Sequence[Trajectory],
-        host_params: Params | None,
-    ) -> Figures:
-        learners, learner = self._learners, self._learners.run.learner
-        sums = self._policy.total(self._state.params, parts)
-        figures = {name: float(value) for name, value in sums.items()}
-        del figures["max_logprob_gap"]  # of this update's own policy: no longer the engine's
-        check_counted(expected, figures["tokens"], step=self._step)
-        if self._algorithm.kl_in_reward:  # of the policy that sampled, in every update
-            figures["kl"] = self._mean_kl() * figures["tokens"]
-        kl = {"kl": figures["kl"] / figures["tokens"]}
-        check_guards(learner, kl, step=self._step, checkpoint=self._checkpoint)
-        divisor = float(
-            update_divisor(
-                expected,
-                self._algorithm.loss_aggregation,
-                max_response_tokens=learners.run.sampling.max_response_tokens,
-            )
-        )
-        divisor = max(1.0, figures.pop("divisor", divisor))  # less, where some were rejected
-        state, finite = self._applied(
-            learners.policy, replace(self._state, critic=None), self._policy, divisor
-        )
-        if not (finite and math.isfinite(figures["loss"])):
-            del state  # room to look for the reason
-            reason = self._culprits(host_params)
-            raise self._not_finite(update, "the gradient", figures["loss"], reason)
-        self._state = replace(state, critic=self._state.critic)
-        return {**figures, "loss": figures["loss"] / divisor}
-
-    def _update_critic(
-        self, gradients: BatchGradients, update: int, parts: Sequence[Members]
-    ) -> Figures:
-        """Its loss is the mean over the update's tokens that are trained on."""
-        assert self._learners.critic is not None
-        sums = gradients.total(self._state.critic.params, parts)
-        loss, tokens = float(sums["loss"]), float(sums["tokens"])
-        critic, finite = self._applied(
-            self._learners.critic,
-            self._state.critic,
-            gradients,
-            max(1.0, tokens),
-            whose="the critic's ",
-        )
-        if not (finite and math.isfinite(loss)):
-            reason = "of the critic no sample is looked for"
-            raise self._not_finite(update, "the critic's gradient", loss, reason)
-        self._state = replace(self._state, critic=critic)
-        return {"value_loss": loss, "value_tokens": tokens}
-
-    def _applied(
-        self,
-        programs: LearnerStep | CriticStep,
-        state: TrainState,
-        gradients: BatchGradients,
-        divisor: float,
-        *,
-        whose: str = "",
-    ) -> tuple[TrainState, bool]:
-        """The state after an update, and whether that is finite; raises GuardTripped."""
-        state, metrics = programs.apply(state, gradients.take(), np.float32(divisor))
-        finite = bool(metrics["finite"])
-        if finite:
-            check_guards(
-                self._learners.run.learner,
-                {"gradient_norm": float(metrics["gradient_norm"])},
-                step=self._step,
-                checkpoint=self._checkpoint,
-                whose=whose,
-            )
-        return state, finite
 
     def _mean_kl(self) -> float:
         """Of the estimates in the reward, nats per token."""
@@ -299,12 +199,4 @@ class BatchUpdates:
             self.trajectories(),
             lambda members: self._learners.gradients(params, members),
             micro_batch_prompts=self._learners.run.learner.micro_batch_prompts,
-        )
-
-    def _not_finite(self, update: int, what: str, loss: float, reason: str) -> NotFinite:
-        several = self._algorithm.updates_per_batch > 1
-        which = f", update {update + 1} of its batch" if several else ""
-        return NotFinite(
-            f"step {self._step}{which}: {what} is not finite (loss {loss:.4g}); {reason}; "
-            f"{kept(self._checkpoint())}"
         )

@@ -1,0 +1,133 @@
+"""The optimizer steps that a batch makes: gradients in, the next state out, or an error."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rlboost_jax.learner.batch_gradients import BatchGradients, Members
+from rlboost_jax.learner.critic import CriticStep
+from rlboost_jax.learner.guards import NotFinite, check_counted, check_guards, kept
+from rlboost_jax.learner.learners import Learners
+from rlboost_jax.learner.packing import update_divisor
+from rlboost_jax.learner.state import TrainState
+from rlboost_jax.learner.step import LearnerStep
+
+Figures = dict[str, float]
+
+
+class OptimizerSteps:
+    """Each consumes `state` and puts the next in its place.
+
+    An error leaves a state that is of no more use: see `guards.py`.
+    """
+
+    def __init__(
+        self,
+        learners: Learners,
+        state: TrainState,
+        *,
+        step: int,
+        checkpoint: Callable[[], int | None],
+        culprits: Callable[[], str],
+        kl: float | None,
+    ) -> None:
+        """Args:
+        checkpoint: tells the last complete one, for messages.
+        culprits: finds out why the policy's gradient is not finite.
+        kl: mean of the estimates in the reward, nats per token: of the policy that sampled, in
+            every update. None: the KL is of the loss.
+        """
+        self.state = state
+        self._learners, self._step, self._checkpoint = learners, step, checkpoint
+        self._culprits, self._kl = culprits, kl
+
+    def policy(self, update: int, gradients: BatchGradients, parts: Sequence[Members]) -> Figures:
+        """One of the policy.
+
+        Returns:
+            `loss` (divided), and sums over response tokens.
+
+        Raises:
+            StepNotWhole, NotFinite, GuardTripped
+        """
+        learners, run = self._learners, self._learners.run
+        members = [t for part in parts for t in part]
+        sums = gradients.total(self.state.params, parts)
+        figures = {name: float(value) for name, value in sums.items()}
+        del figures["max_logprob_gap"]  # of this update's own policy: no longer the engine's
+        check_counted(members, figures["tokens"], step=self._step)
+        if self._kl is not None:
+            figures["kl"] = self._kl * figures["tokens"]
+        self._guard({"kl": figures["kl"] / figures["tokens"]})
+        divisor = float(
+            update_divisor(
+                members,
+                run.algorithm.loss_aggregation,
+                max_response_tokens=run.sampling.max_response_tokens,
+            )
+        )
+        divisor = max(1.0, figures.pop("divisor", divisor))  # less, where some were rejected
+        policy = replace(self.state, critic=None)
+        state, finite = self._applied(learners.policy, policy, gradients, divisor)
+        if not (finite and math.isfinite(figures["loss"])):
+            del state  # room to look for the reason
+            raise self._not_finite(update, "the gradient", figures["loss"], self._culprits())
+        self.state = replace(state, critic=self.state.critic)
+        return {**figures, "loss": figures["loss"] / divisor}
+
+    def critic(self, update: int, gradients: BatchGradients, parts: Sequence[Members]) -> Figures:
+        """One of the critic; its loss is the mean over tokens that are trained on.
+
+        Returns:
+            `value_loss` and `value_tokens`, which it is the sum over.
+
+        Raises:
+            NotFinite, GuardTripped
+        """
+        programs, state = self._learners.critic, self.state.critic
+        assert programs is not None
+        sums = gradients.total(state.params, parts)
+        loss, tokens = float(sums["loss"]), float(sums["tokens"])
+        state, finite = self._applied(
+            programs, state, gradients, max(1.0, tokens), whose="the critic's "
+        )
+        if not (finite and math.isfinite(loss)):
+            reason = "of the critic no sample is looked for"
+            raise self._not_finite(update, "the critic's gradient", loss, reason)
+        self.state = replace(self.state, critic=state)
+        return {"value_loss": loss, "value_tokens": tokens}
+
+    def _applied(
+        self,
+        programs: LearnerStep | CriticStep,
+        state: TrainState,
+        gradients: BatchGradients,
+        divisor: float,
+        *,
+        whose: str = "",
+    ) -> tuple[TrainState, bool]:
+        """The state after an update, and whether that is finite."""
+        state, metrics = programs.apply(state, gradients.take(), np.float32(divisor))
+        finite = bool(metrics["finite"])
+        if finite:
+            self._guard({"gradient_norm": float(metrics["gradient_norm"])}, whose)
+        return state, finite
+
+    def _guard(self, measured: Figures, whose: str = "") -> None:
+        check_guards(
+            self._learners.run.learner,
+            measured,
+            step=self._step,
+            checkpoint=self._checkpoint,
+            whose=whose,
+        )
+
+    def _not_finite(self, update: int, what: str, loss: float, reason: str) -> NotFinite:
+        several = self._learners.run.algorithm.updates_per_batch > 1
+        which = f", update {update + 1} of its batch" if several else ""
+        return NotFinite(
+            f"step {self._step}{which}: {what} is not finite (loss {loss:.4g}); {reason}; "
+            f"{kept(self._checkpoint())}"
+        )

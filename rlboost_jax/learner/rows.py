@@ -1,0 +1,78 @@
+"""What a row of `metrics.jsonl` is made of, part by part."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlboost_jax import messages
+from rlboost_jax.learner.evaluation import Score
+from rlboost_jax.learner.samples import reward_parts
+from rlboost_jax.learner.trajectory import Trajectory
+
+
+def score_metrics(score: Score | None) -> dict[str, Any]:
+    """Of the policy before the update, where it was measured."""
+    return {
+        "accuracy": score.accuracy if score else None,
+        "pass_at_k": score.best if score and score.samples > 1 else None,
+    }
+
+
+def policy_metrics(
+    trajectories: Sequence[Trajectory], figures: Mapping[str, float]
+) -> dict[str, Any]:
+    """Of the batch.
+
+    Args:
+        figures: of `BatchUpdates.finish`.
+    """
+    rewards = np.array([t.reward for t in trajectories])
+    lengths = np.array([len(t.response_tokens) for t in trajectories])
+    return {
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "reward_failures": sum(bool(t.reward_faults) for t in trajectories),
+        "loss": figures["loss"],
+        "kl": figures["kl"],
+        "entropy": figures["entropy"],
+        "clip_fraction": figures["clipped"],
+        "max_logprob_gap": figures["max_logprob_gap"],
+        "response_tokens": int(lengths.sum()),
+        "response_length_mean": float(lengths.mean()),
+        "response_length_max": int(lengths.max()),
+        "corrected_fraction": figures.get("corrected"),
+        "value_loss": figures.get("value_loss"),
+        **reward_parts(trajectories),
+    }
+
+
+def report_metrics(
+    report: messages.StepReport, trajectories: Sequence[Trajectory]
+) -> dict[str, Any]:
+    """Of the fleet. What is delivered and not trained on is lost, to the account of this step."""
+    trained = sum(len(t.response_tokens) for t in trajectories)
+    filtered = report.tokens_delivered - trained
+    names = (
+        "rollout_seconds",
+        "remote_wait_seconds",
+        "seeding_window_seconds",
+        "instances_mean",
+        "instances_joined",
+        "instances_lost",
+        "requests_migrated",
+        "tokens_generated",
+        "tokens_prefilled_again",
+        "tokens_reserved",
+        "tokens_preemptible",
+        "tokens_measured",
+        "cost_dollars",
+    )
+    cost = report.cost_dollars
+    return {
+        **{name: getattr(report, name) for name in names},
+        "tokens_delivered": trained,
+        "tokens_lost": report.tokens_lost + filtered,
+        "tokens_filtered": filtered,
+        "tokens_per_dollar": trained / cost if cost > 0 else None,
+    }
