@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 
-from rlboost_jax.manager.fleet import ABSENT_SECONDS
 from tests.simulate.world import World
 
 ROUNDING = 1e-8
@@ -79,8 +78,8 @@ def _index(world: World) -> None:
     standing = [s for s in servers if not s.doomed]
     assert [s.name for s in standing] == fleet.standing
     assert fleet.starting == sum(not s.joined for s in standing)
-    absent = min((s.absent_since for s in standing), default=math.inf)
-    assert fleet.absent_at == absent + ABSENT_SECONDS
+    absent = [s for s in standing if s.joined and not roster.speaks(s.name, fleet.is_(s))]
+    assert (fleet.absent_at < math.inf) == bool(absent)
     cap = max(len(fleet.machines), 1)
     free = sum(not name for name in fleet.machines.values())
     limit = min(len(fleet.machines), world.settings.fleet.max_instances)
