@@ -171,7 +171,7 @@ class Servers:
         server = self._fleet.server_of(instance.hello)
         if server is not None and not self._roster.speaks(server.name, self._fleet.is_(server)):
             # else it has dialled again before this stream was given up
-            server.absent_since = self._roster.now
+            self._fleet.lost_sight_of(server, self._roster.now)
         if not instance.reserved and kind != "rejected":
             self._roster.lost += 1
             self._ledger.books.gone += 1
@@ -229,7 +229,7 @@ class Servers:
     def _join(self, stream: int, hello: Hello, now: float) -> None:
         instance = self._roster.join(stream, hello, now)
         if (server := self._fleet.server_of(hello)) is not None:
-            server.joined, server.absent_since = True, math.inf
+            self._fleet.came(server)
         self._outbox.send(
             stream,
             Welcome(

@@ -105,6 +105,7 @@ class Server:
     def kill(self, reason: str) -> None:
         """The machine is gone; the manager finds out a while later."""
         if self.alive:
+            self.engine.lose_dispatch(self._world.clock.now)
             self._tell()
             self._end(self._world.config.instance.detect_seconds, reason)
 

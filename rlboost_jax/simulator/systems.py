@@ -7,7 +7,7 @@
 - colocated_2x: the same on twice as many nodes, at twice the price.
 - disaggregated: StreamRL's synchronous way (Zhong et al. 2025, arXiv:2504.15930) by the same
   manager. The reserved nodes only train; a fixed number of instances at the reserved price
-  generates, and training follows group by group.
+  generates, and training follows group by group. With 0 instances nothing is ever generated.
 """
 
 import math
@@ -23,9 +23,11 @@ from rlboost_jax.simulator.world import World
 
 FOREVER: Final = 1e9  # seconds
 Rows = list[dict[str, Any]]
+Simulated = tuple[SimConfig, Rows | None]  # None: it generates nothing and never ends a step
+System = Callable[[SimConfig, Market, int, float], Simulated]
 
 
-def rows_of(system: str, config: SimConfig, market: Market, *, seed: int) -> tuple[SimConfig, Rows]:
+def rows_of(system: str, config: SimConfig, market: Market, *, seed: int) -> Simulated:
     """Simulate one system on one market.
 
     Returns:
@@ -37,18 +39,16 @@ def rows_of(system: str, config: SimConfig, market: Market, *, seed: int) -> tup
     return SYSTEMS[system](config, market, seed, seconds)
 
 
-def _with_manager(**changes: bool) -> Callable[[SimConfig, Market, int, float], Any]:
-    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> tuple[SimConfig, Rows]:
+def _with_manager(**changes: bool) -> System:
+    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
         config = replace(config, policy=replace(config.policy, **changes))
         return config, World(config, market.changes, seed=seed, seconds=seconds).run()
 
     return run
 
 
-def _colocated(
-    nodes: int, *, static: bool = False
-) -> Callable[[SimConfig, Market, int, float], Any]:
-    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> tuple[SimConfig, Rows]:
+def _colocated(nodes: int, *, static: bool = False) -> System:
+    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
         config = replace(
             config, reserved=replace(config.reserved, nodes=nodes * config.reserved.nodes)
         )
@@ -57,9 +57,7 @@ def _colocated(
     return run
 
 
-def _disaggregated(
-    config: SimConfig, market: Market, seed: int, seconds: float
-) -> tuple[SimConfig, Rows]:
+def _disaggregated(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
     """With as many instances as keep the learner busy: those of the fleet, if that is fixed,
     else as many as the reserved nodes have engines."""
     instances = config.num_engines if market.instances is None else market.instances
@@ -68,12 +66,14 @@ def _disaggregated(
         policy=replace(config.policy, seeding=False, adaptive_cap=False),
         instance=replace(config.instance, price_per_hour=on_demand_price(config)),
     )
-    changes = static(max(1, instances)).changes
+    if not instances:
+        return config, None
+    changes = static(instances).changes
     world = World(config, changes, seed=seed, seconds=seconds, reserved_engines=False)
     return config, world.run()
 
 
-SYSTEMS: Final[dict[str, Callable[[SimConfig, Market, int, float], tuple[SimConfig, Rows]]]] = {
+SYSTEMS: Final[dict[str, System]] = {
     "rlboost": _with_manager(),
     "no_seeding": _with_manager(seeding=False),
     "no_memory": _with_manager(window_memory=False),
@@ -85,3 +85,4 @@ SYSTEMS: Final[dict[str, Callable[[SimConfig, Market, int, float], tuple[SimConf
     "disaggregated": _disaggregated,
 }
 BASELINE: Final = "colocated"  # what all are compared with
+PUBLISHED: Final = "rlboost"  # what others are compared with as well, where it is simulated

@@ -122,3 +122,26 @@ def test_a_pause_is_time_lost():
     assert paused.due_at == math.inf
     paused.pause(False, 8.0)
     assert run(paused)[0] == pytest.approx(run(calm)[0] + 7.0, abs=0.05)
+
+
+def test_a_machine_that_vanishes_has_sent_its_whole_dispatches():
+    """Of 21 steps in dispatches of 8, two dispatches were sent; the third goes with it."""
+    machine = engine(dispatch=8)
+    machine.add([row(n, 500) for n in range(3)], 0.0)
+    seconds = 3 * 200 * RATES.prefill_seconds  # of the prompts, before the first step
+    step = RATES.step_seconds(3, 3 * 200 + 504 * 3 / 2)  # mean of the stretch until the first end
+    now = seconds + 21.5 * step
+    machine.lose_dispatch(now)
+    assert {part.row.request_id: part.tokens for part in machine.tell(now, everything=True)} == {
+        0: 16,
+        1: 16,
+        2: 16,
+    }
+
+
+def test_one_that_vanishes_between_two_dispatches_loses_none():
+    machine = engine(dispatch=8)
+    machine.add([row(1, 16)], 0.0)
+    now = machine.due_at
+    machine.lose_dispatch(now)
+    assert [part.tokens for part in machine.tell(now)] == [16]
