@@ -2,6 +2,8 @@
 
 - rlboost: the manager as it is, with the policies of RLBoost (NSDI '26) as published.
 - no_seeding, no_memory, no_balance, no_migration: the same, less one of them.
+- sync_weights: the same, but weights are sent when a step begins, as collectives send them:
+  whoever joins in mid-step works from the next step on.
 - colocated: everything on the reserved nodes, work dealt out as engines have room.
 - colocated_static: the same, dealt out beforehand, as veRL did when RLBoost was compared with it.
 - colocated_2x: the same on twice as many nodes, at twice the price.
@@ -47,6 +49,11 @@ def _with_manager(**changes: bool) -> System:
     return run
 
 
+def _sync_weights(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
+    config = replace(config, links=replace(config.links, in_step=False))
+    return config, World(config, market.changes, seed=seed, seconds=seconds).run()
+
+
 def _colocated(nodes: int, *, static: bool = False) -> System:
     def run(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
         config = replace(
@@ -79,6 +86,7 @@ SYSTEMS: Final[dict[str, System]] = {
     "no_memory": _with_manager(window_memory=False),
     "no_balance": _with_manager(balance=False),
     "no_migration": _with_manager(migration=False),
+    "sync_weights": _sync_weights,
     "colocated": _colocated(1),
     "colocated_static": _colocated(1, static=True),
     "colocated_2x": _colocated(2),

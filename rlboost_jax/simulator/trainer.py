@@ -174,6 +174,7 @@ class Trainer:
             files=(),
             leaves=(),
         )
+        self._world.published_at = self._world.clock.now
         self._say(m.Publish(manifest=manifest))
 
     def _reported(self, report: m.StepReport) -> None:
