@@ -255,7 +255,7 @@ def get_config() -> ConfigDict:
     config.evaluation = ConfigDict()
     # Held-out prompts ride on a step whose version they measure, at the fleet and behind its own.
     config.evaluation.every_steps = 10  # and before the last update and after it; 0: never
-    config.evaluation.num_prompts = 128  # of an evaluation; at most task.num_heldout
+    config.evaluation.num_prompts = 128  # a time; of a generated task at most task.num_heldout
     config.evaluation.samples = 1  # responses to each prompt; with k of them mean@k and pass@k
     config.evaluation.temperature = 0.0  # 0 is greedy
     config.evaluation.keep_best = False  # True: the checkpoint of the highest accuracy stays

@@ -36,9 +36,8 @@ def dataset_mistakes(config: RunConfig) -> Iterator[str]:
             f"data.max_prompt_tokens is {data.max_prompt_tokens}, a slot takes prompts of "
             f"{config.engine.max_prompt_tokens} (engine.max_prompt_tokens); lower it, or raise that"
         )
-    if min(data.stop_ids, default=0) < 0 or max(data.stop_ids, default=0) >= (
-        size := config.model.vocab_size
-    ):
+    size = config.model.vocab_size
+    if not all(0 <= token < size for token in data.stop_ids):
         yield f"data.stop_ids is {data.stop_ids}; ids go from 0 to {size - 1} (model.vocab_size)"
     yield from _prompt(data)
     yield from _filters(data)
@@ -99,8 +98,9 @@ def _prompt(data: DataConfig) -> Iterator[str]:
             "data.chat is 'always' and the tokenizer 'bytes' has no chat template; set "
             "data.chat_template"
         )
-    if data.system_prompt and data.chat == "never":
-        yield "data.system_prompt needs a chat, and data.chat is 'never'; change one of them"
+    for name in ("messages_column", "system_prompt"):
+        if getattr(data, name) and data.chat == "never":
+            yield f"data.{name} needs a chat, and data.chat is 'never'; change one of them"
 
 
 def _filters(data: DataConfig) -> Iterator[str]:

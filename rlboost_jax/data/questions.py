@@ -166,4 +166,13 @@ def _value(row: Row, column: str) -> Any:
         raise BrokenRow(f"no column {column!r} among {', '.join(map(repr, sorted(row)))}")
     if row[column] is None:
         raise BrokenRow(f"no value in column {column!r}")
+    _check_text(row[column], column)
     return row[column]
+
+
+def _check_text(value: Any, column: str) -> None:
+    """Raise BrokenRow for half a character (a lone surrogate), which no bytes stand for."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise BrokenRow(f"half a character in column {column!r}") from None

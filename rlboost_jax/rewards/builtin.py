@@ -82,7 +82,10 @@ def _in_blocks(text: str, names: Sequence[str]) -> bool:
         opening, closing = f"<{name}>", f"</{name}>"
         if text.count(opening) > 1 or text.count(closing) != 1 or not rest.startswith(opening):
             return False
-        rest = rest[rest.index(closing) + len(closing) :].lstrip()
+        _, closed, rest = rest.partition(closing)
+        if not closed:  # it stands before its opening tag
+            return False
+        rest = rest.lstrip()
     return not rest
 
 

@@ -114,14 +114,14 @@ def _when_all(
         except (Exception, CancelledError) as error:
             with lock:
                 left = -1  # whatever else comes
-                if not result.done():
+                if not result.done() and result.set_running_or_notify_cancel():
                     result.set_exception(error)
             return
         with lock:
             outcomes.update(zip(places, found, strict=True))
             left -= 1
             last = left == 0
-        if last:
+        if last and result.set_running_or_notify_cancel():  # else nobody wants it any more
             result.set_result(verdict(outcomes))
 
     for places, future in asked:

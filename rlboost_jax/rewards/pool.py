@@ -17,12 +17,12 @@ import msgspec
 
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.rewards.frames import (
-    FrameTooLong,
     Job,
     Outcome,
     Outcomes,
     Ready,
     Setup,
+    Unsendable,
     receive,
     send,
 )
@@ -102,6 +102,8 @@ class RewardPool:
             worker = worker or self._started()
             try:
                 return worker, worker.judge(job)
+            except Unsendable as error:
+                return worker, (Outcome(fault=str(error)),) * len(self._setup.functions)
             except WorkerGone as error:
                 fault = str(error)
                 self._forget(worker)
@@ -176,14 +178,17 @@ class Worker:
             )
 
     def judge(self, job: Job) -> tuple[Outcome, ...]:
-        """Raises WorkerGone."""
+        """Raises WorkerGone; Unsendable, after which the worker is as it was."""
         try:
             send(self._stdin.fileno(), job, timeout=GRACE_SECONDS)
+        except TimeoutError:
+            raise WorkerGone("the reward worker does not listen") from None
+        except OSError:
+            raise WorkerGone("the reward worker ended") from None
+        try:
             answer = receive(self._stdout.fileno(), Outcomes, timeout=self._limit)
         except TimeoutError:
             raise WorkerGone("the reward worker did not answer") from None
-        except FrameTooLong:
-            raise
         except (OSError, ValueError, msgspec.MsgspecError):
             answer = None
         if answer is None:

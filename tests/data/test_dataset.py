@@ -118,6 +118,8 @@ BAD = [
     {"question": None, "answer": "2"},
     {"question": "  \n", "answer": "2"},
     {"question": ["no", "text"], "answer": "2"},
+    {"question": "half \ud83d", "answer": "2"},
+    {"question": "What is 1 + 1?", "answer": ["\udc00"]},
     {"question": "What is 2 + 2? " * 40, "answer": "4"},
     {"question": "What is 3 + 3?", "answer": "6"},
 ]
@@ -127,18 +129,18 @@ def test_what_cannot_be_used_is_left_out_and_counted(dataset, write_lines, tmp_p
     data = dataset(write_lines(BAD), heldout_share=0.0, **PLAIN)
     assert all_of(data) == ["What is 1 + 1?", "What is 3 + 3?"]
     left_out = data.record["left_out"]
-    assert left_out["unusable"]["rows"] == 5
+    assert left_out["unusable"]["rows"] == 7
     assert left_out["unusable"]["first"].startswith("rows.jsonl, line 2: no JSON")
     assert left_out["too long"]["rows"] == 1
-    assert left_out["too long"]["first"] == "rows.jsonl, line 7: 601 tokens, 256 allowed"
+    assert left_out["too long"]["first"] == "rows.jsonl, line 9: 601 tokens, 256 allowed"
     lines = list(record_lines(data.record))
-    assert "8 rows of" in lines[0] and "2 to train on, 0 held out" in lines[0]
+    assert "10 rows of" in lines[0] and "2 to train on, 0 held out" in lines[0]
     assert any(
-        line.startswith("  5 rows left out, unusable (first: rows.jsonl, line 2") for line in lines
+        line.startswith("  7 rows left out, unusable (first: rows.jsonl, line 2") for line in lines
     )
 
 
-@pytest.mark.parametrize("index", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("index", range(1, 8))
 def test_or_ends_the_run_before_it_begins(index, dataset, write_lines):
     with pytest.raises(ConfigError, match=r"rows.jsonl, line 2: .*data.bad_rows"):
         dataset(write_lines([BAD[0], BAD[index]]), bad_rows="error", **PLAIN)
@@ -219,7 +221,12 @@ def test_what_was_read_must_be_the_same_when_the_run_goes_on(dataset, write_line
     keep_record(tmp_path, record)
     assert json.loads((tmp_path / "data.json").read_text()) == record
     keep_record(tmp_path, dataset(write_lines(GSM8K), **PLAIN).record)
-    for other in (GSM8K[1:], [{**GSM8K[0], "question": "Another?"}, *GSM8K[1:]]):
+    first = GSM8K[0]
+    for other in (
+        GSM8K[1:],
+        [{**first, "question": "Another?"}, *GSM8K[1:]],
+        [{**first, "answer": first["answer"] + "0"}, *GSM8K[1:]],
+    ):
         with pytest.raises(DataChanged, match="began with"):
             keep_record(tmp_path, dataset(write_lines(other, "rows.jsonl"), **PLAIN).record)
 
@@ -254,6 +261,17 @@ def test_the_vocabulary_must_hold_the_tokenizer(build, write_lines):
         open_exercises(small)
 
 
+def test_held_out_problems_of_generated_tasks_do_not_bound_those_of_a_data_set():
+    config = base.get_config()
+    config.task.name = "dataset"
+    config.warmup.max_updates = 0
+    config.data.source = "rows.jsonl"
+    config.data.tokenizer = "bytes"
+    config.rewards.functions = ({"name": "exact"},)
+    config.evaluation.num_prompts = config.task.num_heldout + 1
+    assert run_config(config).evaluation.num_prompts == 257
+
+
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
@@ -272,6 +290,7 @@ def test_the_vocabulary_must_hold_the_tokenizer(build, write_lines):
         ({"data.answer_format": "boxed"}, ["data.answer_format", "data.answer_column"]),
         ({"data.chat": "always"}, ["data.chat_template"]),
         ({"data.system_prompt": "x", "data.chat": "never"}, ["data.system_prompt"]),
+        ({"data.messages_column": "m", "data.chat": "never"}, ["data.messages_column", "'never'"]),
         ({"data.filters": ({"column": "a", "pattern": "("},)}, ["data.filters[0]", "'('"]),
         ({"data.filters": ({"column": "a"},)}, ["data.filters[0]", "keeps every row"]),
         ({"data.filters": ({"pattern": "a"},)}, ["data.filters[0]", "'column' is missing"]),

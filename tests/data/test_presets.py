@@ -103,6 +103,12 @@ def test_what_a_run_says_itself_comes_before_its_preset(build):
     assert [reward.name for reward in resolved(own)[1]] == ["exact"]
 
 
+def test_heldout_rows_of_a_runs_own_have_no_split_of_the_presets(build):
+    run = build("", rewards=(), preset="gsm8k", heldout_source="test.jsonl")
+    data, _ = resolved(run)
+    assert (data.source, data.split, data.heldout_split) == ("openai/gsm8k", "train", "")
+
+
 def test_a_preset_alone_is_the_data_set_on_the_hub(build):
     data, _ = resolved(build("", rewards=(), preset="gsm8k"))
     assert (data.source, data.subset, data.split) == ("openai/gsm8k", "main", "train")

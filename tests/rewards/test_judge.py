@@ -2,13 +2,16 @@
 
 import os
 import signal
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.records import RewardConfig, RewardsConfig
-from rlboost_jax.rewards.judge import Judge
+from rlboost_jax.rewards.frames import Outcome
+from rlboost_jax.rewards.judge import Judge, _when_all
+from rlboost_jax.rewards.pool import RewardWorkersLost
 from rlboost_jax.rewards.verdict import Answered
 
 MODULE = "tests.rewards.functions_for_tests"
@@ -199,6 +202,48 @@ def test_a_worker_that_is_killed_is_replaced(judge):
         (worker,) = asked._pool._workers
         os.kill(worker._process.pid, signal_number)
         assert asked.ask(answered()).result(WAIT).reward == 4.0
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (2**64, "can't serialize ints"),
+        (object(), "a column holds object"),
+        ("\ud800", "surrogates not allowed"),
+    ],
+)
+def test_columns_that_cannot_be_sent_cost_their_response_only(value, fault, judge):
+    asked = judge(own("good"), columns=("x",))
+    (worker,) = asked._pool._workers
+    verdict = asked.ask(answered(x=value)).result(WAIT)
+    assert verdict.reward == -0.5
+    assert fault in verdict.faults[f"{MODULE}:good"]
+    assert asked.ask(answered(x=2**63)).result(WAIT).reward == 4.0
+    assert asked._pool._workers == [worker]
+
+
+@pytest.mark.parametrize("error", [None, RewardWorkersLost("gone")])
+def test_a_verdict_that_nobody_wants_any_more_is_no_trouble(error, caplog):
+    asked: Future[tuple[Outcome, ...]] = Future()
+    verdict = _when_all([([0], asked)], lambda outcomes: outcomes)
+    assert verdict.cancel()
+    if error is None:
+        asked.set_result((Outcome(value=1.0),))
+    else:
+        asked.set_exception(error)
+    assert verdict.cancelled()
+    assert not caplog.records, "what a callback raises is logged, not raised"
+
+
+def test_the_first_error_is_the_verdicts(caplog):
+    asked: list[Future[tuple[Outcome, ...]]] = [Future() for _ in range(3)]
+    verdict = _when_all([([i], f) for i, f in enumerate(asked)], lambda outcomes: outcomes)
+    asked[0].set_result((Outcome(value=1.0),))
+    asked[1].set_exception(RewardWorkersLost("gone"))
+    asked[2].cancel()
+    with pytest.raises(RewardWorkersLost, match="gone"):
+        verdict.result(0)
+    assert not caplog.records
 
 
 def test_nobody_is_left_behind(judge):
