@@ -16,6 +16,8 @@ from typing import Final
 
 from rlboost_jax.rewards import contained
 
+SECONDS: Final = 6.0  # for all tests of a program, unless its reward says otherwise
+MEMORY_MB: Final = 512  # the same
 OUTPUT_BYTES: Final = 256 * 2**10  # most that a program may print
 _TROUBLE_BYTES: Final = 4096  # of standard error that are looked at
 _SCRIPT: Final = Path(contained.__file__)
