@@ -68,7 +68,8 @@ def get_config() -> ConfigDict:
     config.data.format = "auto"  # "jsonl", "parquet", "arrayrecord", "huggingface"; auto: by ending
     config.data.subset = ""  # configuration of a Hugging Face data set
     config.data.split = ""  # of a Hugging Face data set; "" is "train"
-    config.data.heldout_source = ""  # rows for evaluation; "": see the next two
+    config.data.heldout_source = ""  # rows for evaluation; "": those of the split or share below
+    config.data.heldout_subset = ""  # configuration of heldout_source
     config.data.heldout_split = ""  # split of the source (or heldout_source) for evaluation
     config.data.heldout_share = 0.05  # else this share, chosen by a hash of the prompt
     config.data.prompt_column = ""  # text of the prompt; "" is "prompt" where there is no template
@@ -88,7 +89,8 @@ def get_config() -> ConfigDict:
 
     config.rewards = ConfigDict()  # with task.name "dataset"; docs/rewards.md
     # Dictionaries: {"name": "math"} or {"name": "my.module:function", "weight": 0.1,
-    # "options": {"limit": 3}, "time_limit_seconds": 2.0}; () takes those of data.preset.
+    # "options": {"limit": 3}, "time_limit_seconds": 2.0, "label": "short"}; two of one name need
+    # a label each; () takes those of data.preset.
     config.rewards.functions = ()  # their weighted sum is the reward
     config.rewards.workers = 2  # processes that functions run in
     config.rewards.time_limit_seconds = 10.0  # of one function for one response
@@ -255,7 +257,7 @@ def get_config() -> ConfigDict:
     config.evaluation = ConfigDict()
     # Held-out prompts ride on a step whose version they measure, at the fleet and behind its own.
     config.evaluation.every_steps = 10  # and before the last update and after it; 0: never
-    config.evaluation.num_prompts = 128  # of an evaluation; at most task.num_heldout
+    config.evaluation.num_prompts = 128  # a time; of a generated task at most task.num_heldout
     config.evaluation.samples = 1  # responses to each prompt; with k of them mean@k and pass@k
     config.evaluation.temperature = 0.0  # 0 is greedy
     config.evaluation.keep_best = False  # True: the checkpoint of the highest accuracy stays

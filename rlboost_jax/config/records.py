@@ -92,6 +92,7 @@ class DataConfig:
     subset: str  # of a Hugging Face data set
     split: str  # same; "" takes "train"
     heldout_source: str  # "" takes `heldout_split` or a share of the rows
+    heldout_subset: str  # of `heldout_source`
     heldout_split: str
     heldout_share: float  # of the rows, by a hash of the prompt, where they have no own place
     prompt_column: str
@@ -115,9 +116,14 @@ class RewardConfig:
     """One term of a response's reward; see docs/rewards.md."""
 
     name: str  # built in (rlboost_jax/rewards/builtin.py), or "package.module:function"
+    label: str = ""  # what records call it, and no other of the run; "" is its name
     weight: float = 1.0
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
     time_limit_seconds: float = 0.0  # 0: rewards.time_limit_seconds
+
+    @property
+    def shown_as(self) -> str:
+        return self.label or self.name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,6 +93,11 @@ def _task(config: RunConfig) -> Iterator[str]:
         yield from dataset_mistakes(config)
         return
     yield from leftovers(config)
+    if config.evaluation.num_prompts > task.num_heldout:
+        yield (
+            f"evaluation.num_prompts is {config.evaluation.num_prompts}; choose 1 to "
+            f"task.num_heldout ({task.num_heldout})"
+        )
     if not MIN_LENGTH <= task.max_length < NUM_COUNTERS:
         yield (
             f"task.max_length is {task.max_length}; problems count from {MIN_LENGTH} "
@@ -293,10 +298,5 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
 
 
 def _rest(config: RunConfig) -> Iterator[str]:
-    if config.evaluation.num_prompts > config.task.num_heldout:
-        yield (
-            f"evaluation.num_prompts is {config.evaluation.num_prompts}; choose 1 to "
-            f"task.num_heldout ({config.task.num_heldout})"
-        )
     if config.compile_cache_dir and Path(config.compile_cache_dir).expanduser().is_file():
         yield f"compile_cache_dir {config.compile_cache_dir!r} is a file; name a folder"

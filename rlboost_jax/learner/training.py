@@ -13,9 +13,8 @@ from rlboost_jax import compile_cache
 from rlboost_jax.config.memory import learner_bytes_per_device
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.sources import WEIGHTS, source_folder
-from rlboost_jax.data.exercises import Exercises
-from rlboost_jax.data.open import keep_record, open_exercises, record_lines
-from rlboost_jax.data.tasks import Task
+from rlboost_jax.data.open import keep_record, open_exercises, record_lines, stop_ids_of
+from rlboost_jax.data.tasks import get_task
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.critic import CriticStep
@@ -131,7 +130,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
         if restored:
             console.note(f"going on with step {first + 1} of {run.num_steps}")
         state, reference, working_bytes = _prepared(
-            run, workdir.path, exercises, learner, critic, checkpoints, restored, console
+            run, workdir.path, learner, critic, checkpoints, restored, console
         )
         with console.phase("compiling the engine's programs"):
             taken_bytes = learner_bytes_per_device(run) + working_bytes
@@ -203,16 +202,15 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
     learner, critic = _programs(run, mesh)
     path = Path(path)
     with (
-        contextlib.closing(open_exercises(run)) as exercises,
         accept(world, path) as leader,
         Checkpoints(path / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
     ):
         restored = _restore(run, learner, critic, checkpoints)
         state, reference, _ = _prepared(
-            run, path, exercises, learner, critic, checkpoints, restored, Silence()
+            run, path, learner, critic, checkpoints, restored, Silence()
         )
         learners = learners_of(
-            run, policy=learner, critic=critic, reference=reference, stop_ids=exercises.stop_ids
+            run, policy=learner, critic=critic, reference=reference, stop_ids=stop_ids_of(run)
         )
         leader.obey(learners, state, checkpoints)
 
@@ -231,7 +229,6 @@ def _programs(run: RunConfig, mesh: Mesh) -> tuple[LearnerStep, CriticStep | Non
 def _prepared(
     run: RunConfig,
     path: Path,
-    exercises: Exercises,
     learner: LearnerStep,
     critic: CriticStep | None,
     checkpoints: Checkpoints,
@@ -245,7 +242,7 @@ def _prepared(
     if restored:
         state = restored[0]
     else:
-        state = _start(run, exercises, learner, console)
+        state = _start(run, learner, console)
         if critic is not None:
             state = replace(state, critic=critic.init(state.params))
         checkpoints.save(0, state, checkpoint_extra(None, 0))
@@ -319,14 +316,11 @@ def _abstract(run: RunConfig, learner: LearnerStep) -> TrainState:
     )
 
 
-def _start(
-    run: RunConfig, exercises: Exercises, learner: LearnerStep, console: Console | Silence
-) -> TrainState:
+def _start(run: RunConfig, learner: LearnerStep, console: Console | Silence) -> TrainState:
     """Fresh parameters, or those of the checkpoint to begin with, warmed up."""
     params = _first_params(run, learner.shardings.params, console)
     if run.warmup.max_updates:
-        assert isinstance(exercises, Task), "the configuration was checked for this"
-        task = exercises
+        task = get_task(run.task)  # the configuration was checked for there being one
         reports: list[tuple[int, float]] = []
         with console.phase(f"warming the model up on the {task.name} task"):
             params = warm_up(
