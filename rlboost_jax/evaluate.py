@@ -62,14 +62,27 @@ def evaluate(
     engine.load(params, step)
     exercises = open_exercises(run)
     try:
+        group_size = min(run.evaluation.samples, run.algorithm.group_size)
         measurement = Measurement(
             exercises,
             exercises.heldout(run.seed, run.evaluation.num_prompts),
             run.evaluation,
+            step=step,
             max_tokens=run.sampling.max_response_tokens,
-            group_size=run.evaluation.samples,
+            group_size=group_size,
         )
-        requests = list(_requests(measurement.parts(), measurement.sampling, run.seed, step))
+        requests = [
+            request
+            for prompts, samples in measurement.parts()
+            for prompt in prompts
+            for request in _requests(
+                prompt,
+                range(prompt.prompt * group_size, prompt.prompt * group_size + samples),
+                measurement.sampling,
+                run.seed,
+                step,
+            )
+        ]
         engine.submit(requests)
         responses: dict[int, list[int]] = {request.request_id: [] for request in requests}
         for dispatch in engine.run():
@@ -93,19 +106,19 @@ def _changed(run: RunConfig, changes: dict[str, Any]) -> RunConfig:
 
 
 def _requests(
-    parts: tuple[tuple[tuple[messages.PromptRequest, ...], int], ...],
+    prompt: messages.PromptRequest,
+    samples: range,
     sampling: messages.Sampling,
     seed: int,
     step: int,
 ) -> Iterator[messages.GenerateRequest]:
     """As a manager would number them."""
-    ((prompts, samples),) = parts
-    for number, (prompt, place) in enumerate((p, i) for p in prompts for i in range(samples)):
+    for sample in samples:
         yield messages.GenerateRequest(
-            request_id=number,
+            request_id=sample,
             step=step,
             prompt=prompt.prompt,
-            sample=prompt.prompt * samples + place,
+            sample=sample,
             version=step,
             seed=seed,
             prompt_tokens=prompt.tokens,

@@ -16,6 +16,7 @@ MAX_FRAME_BYTES: Final = 64 * 2**20
 MAX_NOTICE_SECONDS: Final = 86_400.0
 MAX_SPANS: Final = 24  # in a message: 4 kB, which even the smallest engine's frames may have
 MAX_SPAN_ARGS: Final = 8
+FIRST_HELDOUT: Final = 2**22  # prompts of a step from here on measure the policy; see `ExtendStep`
 SICK_EXIT_CODE: Final = 5  # of a rollout server whose device failed; see `Goodbye`
 
 
@@ -362,6 +363,14 @@ class WindowClosed(Message, frozen=True, kw_only=True):
     reason: str
 
 
+class Withdrawn(Message, frozen=True, kw_only=True):
+    """Finished responses that measure the policy and are generated again, for whoever sampled them
+    is not believed any more. Those that are trained on the learner has checked itself."""
+
+    step: int
+    samples: bytes  # uint32
+
+
 class StepReport(Message, frozen=True, kw_only=True):
     """What the manager counted from `BeginStep` to `StepTrained`."""
 
@@ -426,7 +435,9 @@ ToServer = Welcome | Renewed | Announce | Generate | Release | Leave
 TrainerMessage = (
     TrainerHello | Publish | BeginStep | ExtendStep | Doubt | StepTrained | StepCommitted | EndRun
 )
-ToTrainer = TrainerWelcome | Refused | FinishedRollout | WindowClosed | StepReport | FleetStatus
+ToTrainer = (
+    TrainerWelcome | Refused | FinishedRollout | Withdrawn | WindowClosed | StepReport | FleetStatus
+)
 
 encode = msgspec.msgpack.Encoder().encode
 

@@ -38,7 +38,7 @@ def generalized_advantages(
         values: V_t, what the critic expected before token t was sampled.
         sampled: False for tokens of others (a tool's answer, say): they are passed over as if the
             next sampled token came right after the one before, and their own entries are 0. A
-            reward there goes to the sampled token before.
+            reward there goes to the sampled token before. None: all were sampled.
 
     Source: Schulman et al. 2015, arXiv:1506.02438, equation 16.
     """

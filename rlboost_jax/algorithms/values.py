@@ -11,8 +11,8 @@ def value_losses(
     mask: Bool[Array, "*tokens"],
     *,
     value_clip: float,
-) -> tuple[Float[Array, "*tokens"], Bool[Array, "*tokens"]]:
-    """Half the squared error of each token, 0 outside the mask, and which have no gradient.
+) -> Float[Array, "*tokens"]:
+    """Half the squared error of each token; 0 outside the mask.
 
     Args:
         value_clip: the greater of the errors of the value and of the value within this far of
@@ -23,8 +23,7 @@ def value_losses(
     """
     errors = jnp.square(jnp.where(mask, values - returns, 0.0))
     if not value_clip:
-        return errors / 2, jnp.zeros(values.shape, jnp.bool_)
+        return errors / 2
     within = old_values + jnp.clip(values - old_values, -value_clip, value_clip)
     clipped_errors = jnp.square(jnp.where(mask, within - returns, 0.0))
-    stopped = mask & (clipped_errors > errors)
-    return jnp.maximum(errors, clipped_errors) / 2, stopped
+    return jnp.maximum(errors, clipped_errors) / 2

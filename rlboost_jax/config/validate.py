@@ -19,13 +19,17 @@ from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.task_sizes import DATASET, MIN_LENGTH, NUM_COUNTERS, task_size
 from rlboost_jax.config.traces import read_trace
 from rlboost_jax.config.validate_data import dataset_mistakes, leftovers
+from rlboost_jax.messages import FIRST_HELDOUT
 
 ROW_CLASS: Final = 16  # row counts whose matmuls have the same bits are multiples of this
 # A moment decays by 1 - beta each update. Rounded to bfloat16, whose last digit is worth up to
 # 1/128 of a number, one that decays by less than half of that would stay as it is for ever.
 MAX_BETA_ROUNDED: Final = 0.99
 MIN_TOKEN_ROWS: Final = 64  # … and at least this many
-MAX_EVALUATED: Final = 2**19  # responses of one evaluation; half of what a step may have
+MAX_TRAINED: Final = 2**19  # responses of one batch; half of what the manager takes of a step
+MAX_EVALUATED: Final = 2**19  # responses of one evaluation; the other half
+# Responses are numbered group by group, those of the last held-out prompt last, in 32 bits.
+MAX_GROUP: Final = 2**32 // (FIRST_HELDOUT + MAX_EVALUATED)
 OPTIONAL: Final = ("wandb",)  # trackers with an extra of their own
 
 
@@ -34,7 +38,7 @@ def check(config: RunConfig) -> None:
     mistakes = list(out_of_range(config))
     if not mistakes:  # the checks of fields against each other may count on the ranges
         checks = (
-            *(_model, _task, _sampling, of_algorithm, _learner),
+            *(_model, _task, _sampling, of_algorithm, _responses, _learner),
             *(_engine, _manager, _fleet, _observe, _evaluation, _rest),
         )
         mistakes = [mistake for fields in checks for mistake in fields(config)]
@@ -130,6 +134,23 @@ def _sampling(config: RunConfig) -> Iterator[str]:
         yield (
             f"sampling.top_k is {sampling.top_k}; choose 0 (keeps all) to model.vocab_size "
             f"({config.model.vocab_size})"
+        )
+
+
+def _responses(config: RunConfig) -> Iterator[str]:
+    algorithm, prompts = config.algorithm, config.learner.prompts_per_step
+    if algorithm.group_size > MAX_GROUP:
+        yield (
+            f"algorithm.group_size is {algorithm.group_size:,}; the limit is {MAX_GROUP} responses "
+            "to a prompt, for each has a number of 32 bits: lower it"
+        )
+    factor = algorithm.dynamic_sampling_factor if algorithm.dynamic_sampling else 1
+    most = int(prompts * factor) * algorithm.group_size
+    if most > MAX_TRAINED:
+        tried = f" x algorithm.dynamic_sampling_factor ({factor:g})" if factor != 1 else ""
+        yield (
+            f"learner.prompts_per_step x algorithm.group_size{tried} is {most:,}; the limit is "
+            f"{MAX_TRAINED:,} responses in a step, lower one of them"
         )
 
 

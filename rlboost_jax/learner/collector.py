@@ -79,11 +79,7 @@ class StepCollector:
         known = 0 <= rollout.prompt < len(self._prompts) and 0 <= place < self._group_size
         if rollout.step != self.step or not known or rollout.sample in self._taken:
             return []
-        if any(version != self._version for version, _ in rollout.versions):
-            raise WrongVersion(
-                f"step {self.step}, sample {rollout.sample}: tokens of versions "
-                f"{sorted({v for v, _ in rollout.versions})}, expected {self._version} only"
-            )
+        check_version(rollout, self._version)
         tokens = messages.unpack_tokens(rollout.tokens)
         self._taken[rollout.sample] = Trajectory(
             prompt=rollout.prompt,
@@ -139,12 +135,6 @@ class StepCollector:
             if asked is not None:
                 asked.cancel()
 
-    def close(self) -> None:
-        """What is not judged by now is of no interest: prompts that no batch needed."""
-        for asked in self._asked.values():
-            asked.cancel()
-        self._asked.clear()
-
     def fault_lines(self) -> list[str]:
         """For a person: each way in which a reward function failed, how often, and where first."""
         times: Counter[tuple[str, str]] = Counter()
@@ -172,3 +162,13 @@ class StepCollector:
         group = Group(prompt=prompt, trajectories=self._estimate(members))
         self.groups[prompt] = group
         return group
+
+
+def check_version(rollout: messages.FinishedRollout, version: int) -> None:
+    """Raise WrongVersion where another version sampled a token."""
+    versions = {sampled for sampled, _ in rollout.versions}
+    if versions - {version}:
+        raise WrongVersion(
+            f"step {rollout.step}, sample {rollout.sample}: tokens of versions "
+            f"{sorted(versions)}, expected {version} only"
+        )

@@ -7,33 +7,28 @@ copy of the policy whose head is a vector of zeros: every value is 0 before its 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from rlboost_jax.algorithms.values import value_losses
 from rlboost_jax.config.records import AlgorithmConfig, LearnerConfig, ModelConfig
 from rlboost_jax.learner.objective import Sums
+from rlboost_jax.learner.optimization import Part, add_up, update_programs
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
-from rlboost_jax.learner.state import make_optimizer
-from rlboost_jax.learner.step import combine
+from rlboost_jax.learner.state import (
+    TrainState,
+    abstract_of,
+    init_state,
+    make_optimizer,
+    shardings_of,
+)
 from rlboost_jax.models.forward import head_factors, hidden_states
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import batch_sharding, param_shardings, program_on, replicated
-from rlboost_jax.pytree import pytree
-
-
-@pytree
-class CriticState:
-    """The part of a TrainState that a run with a critic has."""
-
-    params: Params  # those of a decoder with tied embeddings, and "value": {"kernel": [E]}
-    opt_state: Any
 
 
 class CriticStep:
@@ -43,11 +38,10 @@ class CriticStep:
         values: (params, packed batch) → value of each position [R, T]: the reward that is
             expected before its target is sampled.
         gradients: (params, packed batch) → (gradients, sums), undivided. The sums are over
-            response tokens that are trained on: `value_loss`, `value_stopped` (without a
-            gradient) and `tokens`.
-        combine: adds two of these; the first is consumed.
-        apply: (state, gradients, divisor) → (state, metrics); the state is consumed.
-        shardings: of a CriticState.
+            response tokens that are trained on: `loss` and `tokens`.
+        combine, apply: see `update_programs`.
+        shardings: of a TrainState, whose parameters are those of a decoder with tied embeddings,
+            and "value": {"kernel": [E]}.
     """
 
     def __init__(
@@ -62,7 +56,13 @@ class CriticStep:
         self._model = replace(model, tie_embeddings=True)  # no matrix of logits
         learner = replace(learner, learning_rate=algorithm.critic_learning_rate)
         self.optimizer = make_optimizer(learner, num_steps)
-        self.shardings = self._shardings(mesh)
+        self.shardings = shardings_of(
+            self._shapes(),
+            {**param_shardings(self._model, mesh), "value": {"kernel": replicated(mesh)}},
+            self.optimizer,
+            mesh,
+            moment_memory=learner.moment_memory,
+        )
         params, whole, rows = self.shardings.params, replicated(mesh), batch_sharding(mesh)
         values_of = _values(self._model, learner, mesh)
         program = partial(program_on, mesh)
@@ -72,33 +72,20 @@ class CriticStep:
             in_shardings=(params, rows),
             out_shardings=(params, whole),
         )
-        self.combine = program(combine, donate_argnums=0, out_shardings=(params, whole))
-        self.apply = program(
-            self._apply,
-            in_shardings=(self.shardings, params, whole),
-            out_shardings=(self.shardings, whole),
-            donate_argnums=0,
+        self.combine, self.apply = update_programs(
+            learner, self.optimizer, self.shardings, mesh, num_steps=num_steps
         )
 
-    def init(self, policy: Params) -> CriticState:
+    def init(self, policy: Params) -> TrainState:
         """The state before the first update, of copies of the policy's parameters."""
+        value = {"kernel": np.zeros(self._model.embed_dim, np.float32)}
+        return init_state({**_trunk(policy), "value": value}, self.optimizer, self.shardings)
 
-        def fresh(policy: Params) -> CriticState:
-            params = jax.tree.map(jnp.copy, _trunk(policy))
-            params["value"] = {"kernel": jnp.zeros(self._model.embed_dim, jnp.float32)}
-            return CriticState(params=params, opt_state=self.optimizer.init(params))
-
-        return jax.jit(fresh, out_shardings=self.shardings)(policy)
-
-    def abstract(self) -> CriticState:
+    def abstract(self) -> TrainState:
         """Shapes, dtypes and shardings: what a checkpoint is restored onto."""
-        return jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            self._shapes(),
-            self.shardings,
-        )
+        return abstract_of(self._shapes(), self.optimizer, self.shardings)
 
-    def compile(self, state: CriticState, *, shapes: Iterable[tuple[int, int]]) -> None:
+    def compile(self, state: TrainState, *, shapes: Iterable[tuple[int, int]]) -> None:
         """Compile everything before the first step, as `LearnerStep.compile` does."""
         for rows, row_tokens in shapes:
             batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
@@ -107,44 +94,13 @@ class CriticStep:
         gradients, _ = self.combine(part, self.gradients(state.params, batch))
         self.apply.lower(state, gradients, np.float32(1)).compile()
 
-    def micro_batch(self, params: Params, batches: Sequence[PackedBatch]) -> tuple[Params, Sums]:
+    def micro_batch(self, params: Params, batches: Sequence[PackedBatch]) -> Part:
         """Gradients and sums over the packed batches of a micro-batch, in their order."""
-        first, *others = batches
-        total = self.gradients(params, first)
-        for batch in others:
-            total = self.combine(total, self.gradients(params, batch))
-        return total
+        return add_up((self.gradients(params, b) for b in batches), self.combine)
 
-    def _shapes(self) -> CriticState:
-        params = abstract_params(self._model)
-        params["value"] = {"kernel": jax.ShapeDtypeStruct((self._model.embed_dim,), jnp.float32)}
-        return CriticState(params=params, opt_state=jax.eval_shape(self.optimizer.init, params))
-
-    def _shardings(self, mesh: Mesh) -> CriticState:
-        """The moments lie as the parameters do."""
-        params = param_shardings(self._model, mesh)
-        params["value"] = {"kernel": replicated(mesh)}
-        opt_state = optax.tree_map_params(
-            self.optimizer,
-            lambda _, sharding: sharding,
-            self._shapes().opt_state,
-            params,
-            transform_non_params=lambda _: replicated(mesh),
-        )
-        return CriticState(params=params, opt_state=opt_state)
-
-    def _apply(
-        self, state: CriticState, gradients: Params, divisor: Float[Array, ""]
-    ) -> tuple[CriticState, dict[str, Array]]:
-        gradients = jax.tree.map(lambda leaf: leaf / divisor, gradients)
-        norm = optax.tree.norm(gradients)
-        updates, opt_state = self.optimizer.update(gradients, state.opt_state, state.params)
-        metrics = {
-            "gradient_norm": norm,
-            "finite": jnp.isfinite(norm) & jnp.isfinite(optax.tree.norm(updates)),
-        }
-        params = optax.apply_updates(state.params, updates)
-        return CriticState(params=params, opt_state=opt_state), metrics
+    def _shapes(self) -> Params:
+        kernel = jax.ShapeDtypeStruct((self._model.embed_dim,), jnp.float32)
+        return {**abstract_params(self._model), "value": {"kernel": kernel}}
 
 
 def _trunk(policy: Params) -> Params:
@@ -175,7 +131,7 @@ def _gradients(
 ) -> Callable[[Params, PackedBatch], tuple[Params, Sums]]:
     def loss(params: Params, batch: PackedBatch) -> tuple[Float[Array, ""], Sums]:
         mask = jnp.asarray(batch.response_mask) & (jnp.asarray(batch.weights) > 0)
-        losses, stopped = value_losses(
+        losses = value_losses(
             values_of(params, batch),
             jnp.asarray(batch.old_values),
             jnp.asarray(batch.returns),
@@ -183,7 +139,7 @@ def _gradients(
             value_clip=value_clip,
         )
         total = losses.sum()
-        sums = {"value_loss": total, "value_stopped": stopped.sum(), "tokens": mask.sum()}
+        sums = {"loss": total, "tokens": mask.sum()}
         return total, {name: value.astype(jnp.float32) for name, value in sums.items()}
 
     return jax.grad(loss, has_aux=True)

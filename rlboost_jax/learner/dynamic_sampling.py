@@ -5,15 +5,15 @@ to further prompts until the batch is full of groups that do teach. Nothing here
 sends anything.
 
 The batch is the first `num_groups` informative groups *in the order of the prompt stream*, not of
-arrival. Which prompts it holds therefore depends on nothing but the stream and the policy: neither
-on when groups finished, nor on how many prompts too many were asked for.
+arrival. Which prompts it holds therefore depends on nothing but the stream and the policy, and not
+on when groups finished.
 
 Invariants:
 - a batch is complete with exactly `num_groups` groups;
 - a prompt is a member only once every prompt before it is decided, so that the n-th member is
   the n-th for good;
-- the next step begins right after the last member: prompts that were asked for beyond it are not
-  used up, and come again under the next policy.
+- no prompt is asked for that could turn out not to be needed: a full batch has nothing still being
+  generated, and the next step begins right after the last prompt that was asked for.
 
 The trainer's side of it:
 
@@ -23,7 +23,7 @@ The trainer's side of it:
         for rank, prompt in sampling.add(group.prompt, informative(rewards)):
             hand the group of that prompt on, as the rank-th of the batch
         extend the step by the prompts `sampling.ask()`, if there are any
-        if sampling.complete: withdraw what is still being generated; done
+        if sampling.complete: done
     the next step's cursor is this one's plus `sampling.prompts_used`; a checkpoint keeps it
 
 A doubted response must be settled before its group is added, for its reward may change with it.
@@ -47,7 +47,7 @@ class DynamicSampling:
 
     Where the most prompts that are allowed do not have enough informative groups among them, the
     batch is filled up with the first of the others: they add nothing to the gradient, but the
-    run goes on, as it would without dynamic sampling. `num_informative` tells.
+    run goes on, as it would without dynamic sampling.
     """
 
     def __init__(self, *, num_groups: int, most_prompts: int) -> None:
@@ -79,25 +79,16 @@ class DynamicSampling:
         """
         if not self.complete:
             raise ValueError(f"{len(self.members)} of {self.num_groups} groups are there")
-        return max(self.members) + 1 if self.num_informative == self.num_groups else self._asked
+        return self._asked
 
-    @property
-    def num_informative(self) -> int:
-        """Members whose rewards differ."""
-        return sum(self._decided[prompt] for prompt in self.members)
-
-    def ask(self, *, ahead: int = 0) -> range:
+    def ask(self) -> range:
         """Prompts to generate now, as their places in the stream from the step's cursor.
 
         As many as are missing if all that is outstanding turns out informative: with fewer the
         batch cannot become full. Each prompt is asked for once.
-
-        Args:
-            ahead: to have so many more outstanding, so that a batch is full sooner. The batch is
-                the same; what is beyond it was generated for nothing.
         """
         hopes = sum(self._decided.values()) + self._asked - len(self._decided)
-        missing = 0 if self.complete else max(0, self.num_groups + ahead - hopes)
+        missing = self.num_groups - hopes
         first = self._asked
         self._asked = min(self.most_prompts, first + missing)
         return range(first, self._asked)

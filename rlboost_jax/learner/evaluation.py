@@ -8,7 +8,6 @@ them reaches a gradient.
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +15,9 @@ from numpy.typing import NDArray
 from rlboost_jax import messages
 from rlboost_jax.config.records import EvaluationConfig
 from rlboost_jax.data.exercises import Exercises, Prompt
+from rlboost_jax.learner.collector import check_version
+from rlboost_jax.messages import FIRST_HELDOUT
 from rlboost_jax.rewards.verdict import Verdict
-
-FIRST_PROMPT: Final = 2**22  # index within the step; those of training are below
 
 Part = tuple[tuple[messages.PromptRequest, ...], int]  # prompts, and responses to each
 
@@ -36,7 +35,10 @@ class Score:
 
 
 class Measurement:
-    """One evaluation of one version. Responses in, in any order, and a score out."""
+    """One evaluation of one version. Responses in, in any order, and a score out.
+
+    Invariant: each response that was asked for counts once, as it was generated last.
+    """
 
     def __init__(
         self,
@@ -44,16 +46,18 @@ class Measurement:
         prompts: Sequence[Prompt],
         config: EvaluationConfig,
         *,
+        step: int,
         max_tokens: int,
         group_size: int,
     ) -> None:
         """Args:
+        step: that the prompts ride on, and the number of the version that is measured.
         max_tokens: of a response.
         group_size: most responses that go under one prompt of the step; more are asked for
             under further indices.
         """
         self._exercises, self._prompts, self._samples = exercises, prompts, config.samples
-        self._group_size = group_size
+        self._step, self._group_size = step, group_size
         self.sampling = messages.Sampling(
             temperature=config.temperature,
             top_p=1.0,
@@ -61,13 +65,20 @@ class Measurement:
             max_tokens=max_tokens,
             stop_ids=tuple(exercises.stop_ids),
         )
-        self._asked: dict[int, Future[Verdict]] = {}  # by sample of the step
+        self._expected = {
+            prompt.prompt * group_size + place: prompt.prompt
+            for prompts, samples in self.parts()
+            for prompt in prompts
+            for place in range(samples)
+        }  # sample of the step → prompt of the step
+        self._asked: dict[int, Future[Verdict]] = {}  # by sample
         self._lengths: dict[int, int] = {}
+        self._attempts: dict[int, int] = {}  # the newest that was here, withdrawn or not
 
     @property
     def complete(self) -> bool:
         """Whether all responses are here; some may still be judged."""
-        return len(self._asked) == len(self._prompts) * self._samples
+        return len(self._asked) == len(self._expected)
 
     def parts(self) -> tuple[Part, ...]:
         """What to ask for: full groups, and what is left over of each prompt."""
@@ -77,30 +88,45 @@ class Measurement:
         rests = tuple(self._request(p, full) for p in places) if rest else ()
         return tuple(part for part in ((groups, self._group_size), (rests, rest)) if part[0])
 
-    def extensions(self, step: int) -> tuple[messages.ExtendStep, ...]:
+    def extensions(self) -> tuple[messages.ExtendStep, ...]:
         """To say once the step has begun."""
         return tuple(
-            messages.ExtendStep(step=step, prompts=prompts, samples=samples, sampling=self.sampling)
+            messages.ExtendStep(
+                step=self._step, prompts=prompts, samples=samples, sampling=self.sampling
+            )
             for prompts, samples in self.parts()
         )
 
     def take(self, rollout: messages.FinishedRollout) -> bool:
-        """Have a response judged if it is one of these; whether it is."""
-        place = (rollout.prompt - FIRST_PROMPT) // self._chunks
-        if not 0 <= place < len(self._prompts):
+        """Have a response judged if it is one of these; whether it is.
+
+        Raises:
+            WrongVersion: another version sampled a token of it.
+        """
+        sample = rollout.sample
+        if rollout.step != self._step or self._expected.get(sample) != rollout.prompt:
             return False
-        if rollout.sample not in self._asked:
+        check_version(rollout, self._step)
+        if rollout.attempt > self._attempts.get(sample, -1):
+            place = (rollout.prompt - FIRST_HELDOUT) // self._chunks
             tokens = messages.unpack_tokens(rollout.tokens)
-            self._lengths[rollout.sample] = len(tokens)
-            self._asked[rollout.sample] = self._exercises.ask(self._prompts[place], tokens)
+            self._attempts[sample], self._lengths[sample] = rollout.attempt, len(tokens)
+            self._asked[sample] = self._exercises.ask(self._prompts[place], tokens)
         return True
+
+    def withdraw(self, withdrawn: messages.Withdrawn) -> None:
+        """Forget responses that are not believed: they are generated again."""
+        if withdrawn.step == self._step:
+            for sample in messages.unpack_ids(withdrawn.samples).tolist():
+                asked = self._asked.pop(sample, None)
+                if asked is not None:
+                    asked.cancel()
+                self._lengths.pop(sample, None)
 
     def score(self) -> Score:
         """Waits for what is still being judged. Raises ValueError where responses are missing."""
         if not self.complete:
-            raise ValueError(
-                f"{len(self._asked)} of {len(self._prompts) * self._samples} responses are here"
-            )
+            raise ValueError(f"{len(self._asked)} of {len(self._expected)} responses are here")
         verdicts = [verdict.result() for _, verdict in sorted(self._asked.items())]
         by_prompt: NDArray[np.float64] = np.array([v.accuracy for v in verdicts]).reshape(
             len(self._prompts), self._samples
@@ -121,6 +147,6 @@ class Measurement:
 
     def _request(self, place: int, chunk: int) -> messages.PromptRequest:
         return messages.PromptRequest(
-            prompt=FIRST_PROMPT + place * self._chunks + chunk,
+            prompt=FIRST_HELDOUT + place * self._chunks + chunk,
             tokens=messages.pack_tokens(self._prompts[place].tokens),
         )

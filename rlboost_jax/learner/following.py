@@ -19,10 +19,11 @@ from rlboost_jax.config.load import read_run_id
 from rlboost_jax.learner import orders
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.control import Channel, PeerGone
+from rlboost_jax.learner.learners import Learners
 from rlboost_jax.learner.processes import JOIN_SECONDS, World, tell_all
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.trajectory import Trajectory
-from rlboost_jax.learner.updates import BatchUpdates, Learners
+from rlboost_jax.learner.updates import BatchUpdates
 from rlboost_jax.learner.watch import PeerEnded, Watch, loss_behind
 from rlboost_jax.models.params import flatten_params
 
@@ -56,11 +57,7 @@ class Leader:
             match order:
                 case [orders.BEGIN, step]:
                     updates = BatchUpdates(
-                        learners,
-                        state,
-                        step=step,
-                        checkpoint=checkpoints.latest,
-                        checked=learners.run.algorithm.dynamic_sampling,
+                        learners, state, step=step, checkpoint=checkpoints.latest
                     )
                     taken = {}
                 case [orders.CHECK, told]:

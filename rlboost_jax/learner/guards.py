@@ -95,19 +95,21 @@ def check_guards(
     *,
     step: int,
     checkpoint: Callable[[], int | None],
+    whose: str = "",
 ) -> None:
     """Raise GuardTripped for the first value beyond its guard.
 
     Args:
         measured: any of `gradient_norm` and `kl` (nats per token).
         checkpoint: tells the last complete one.
+        whose: "the critic's ", or "" for the policy's.
     """
     for name, value in measured.items():
         guard = getattr(learner, f"guard_{name}")
         if guard and value > guard:
             raise GuardTripped(
-                f"step {step}: {name} is {value:.4g}, learner.guard_{name} allows {guard:g}; "
-                f"{kept(checkpoint())}: raise the guard to go on from there, or lower "
+                f"step {step}: {whose}{name} is {value:.4g}, learner.guard_{name} allows "
+                f"{guard:g}; {kept(checkpoint())}: raise the guard to go on from there, or lower "
                 "learner.learning_rate in a new --workdir"
             )
 

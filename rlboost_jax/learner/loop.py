@@ -31,6 +31,7 @@ from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.dynamic_sampling import DynamicSampling, dynamic_sampling
 from rlboost_jax.learner.evaluation import Measurement, Score
 from rlboost_jax.learner.followers import Followers
+from rlboost_jax.learner.learners import learners_of
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines
@@ -40,7 +41,7 @@ from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import stream_step
 from rlboost_jax.learner.trajectory import Trajectory, trajectories_digest
-from rlboost_jax.learner.updates import BatchUpdates, learners_of
+from rlboost_jax.learner.updates import BatchUpdates
 from rlboost_jax.models.params import Params, params_digest
 from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.spans import Recorder, traced
@@ -112,10 +113,10 @@ class TrainingLoop:
                 last checkpoint is.
         """
         prompts = list(self._prompts.slice(self._used, self._run.learner.prompts_per_step))
-        measurement = self._measurement() if self._evaluates(step) else None
+        measurement = self._measurement(step) if self._evaluates(step) else None
         self._load(step)
         self._begin(step, prompts)
-        for extension in measurement.extensions(step) if measurement else ():
+        for extension in measurement.extensions() if measurement else ():
             self._link.extend_step(extension)
 
         collector = StepCollector(
@@ -134,7 +135,6 @@ class TrainingLoop:
             self.state,
             step=step,
             checkpoint=self._checkpoints.latest,
-            checked=sampling is not None,
         )
         self._followers.begin(step)
         train = self._followers.leading(updates.train)
@@ -148,7 +148,6 @@ class TrainingLoop:
                 train,
                 beside=measurement,
             )
-        collector.close()
         trajectories = selection.trajectories()
         for line in collector.fault_lines():
             self._note(line)
@@ -166,7 +165,7 @@ class TrainingLoop:
             self._show(
                 sample_rows(
                     step,
-                    trajectories,
+                    updates.trajectories(),  # with the advantages that they were trained with
                     task=self._exercises,
                     num_prompts=self._run.observe.samples_prompts,
                 )
@@ -213,8 +212,9 @@ class TrainingLoop:
         if not self._run.evaluation.every_steps:
             return None
         version = self._run.num_steps
-        measurement = self._measurement(group_size=self._run.evaluation.samples)
-        ((prompts, samples),) = measurement.parts()
+        group_size = min(self._run.evaluation.samples, self._run.algorithm.group_size)
+        measurement = self._measurement(version, group_size)
+        (prompts, _), *_ = measurement.parts()
         self._load(version)
         self._link.begin_step(
             messages.BeginStep(
@@ -222,11 +222,13 @@ class TrainingLoop:
                 version=version,
                 params_digest=self._digest,
                 seed=self._run.seed,
-                group_size=samples,
+                group_size=group_size,
                 sampling=measurement.sampling,
                 prompts=prompts,
             )
         )
+        for extension in measurement.extensions()[1:]:  # what groups leave over of each prompt
+            self._link.extend_step(extension)
         while not measurement.complete:
             if isinstance(message := self._link.receive(), messages.FinishedRollout):
                 measurement.take(message)
@@ -290,6 +292,7 @@ class TrainingLoop:
             )
 
         check = self._followers.checking(partial(self._learners.check, self.state))
+        check = self._spans.timed("check", LANE, check)
         return Informative(sampling, check=check, request=request)
 
     def _evaluates(self, step: int) -> bool:
@@ -307,11 +310,12 @@ class TrainingLoop:
             )
         return score
 
-    def _measurement(self, group_size: int | None = None) -> Measurement:
+    def _measurement(self, step: int, group_size: int | None = None) -> Measurement:
         return Measurement(
             self._exercises,
             self._heldout,
             self._run.evaluation,
+            step=step,
             max_tokens=self._run.sampling.max_response_tokens,
             group_size=group_size or self._run.algorithm.group_size,
         )

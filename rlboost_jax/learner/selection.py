@@ -51,8 +51,6 @@ class Informative:
         return self._sampling.complete
 
     def take(self, group: Group) -> tuple[Members, Sequence[Doubt]]:
-        if self.complete:
-            return [], ()  # asked for in vain
         doubts = self._check((group,))
         if doubts:
             return [], doubts

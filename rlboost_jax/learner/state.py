@@ -24,7 +24,7 @@ class TrainState:
     params: Params  # float32
     opt_state: Any  # optax's, with moments laid out like the parameters, in `moment_dtype`
     step: Any  # updates made: an int32 scalar, or its sharding or shape
-    critic: Any = None  # a CriticState, in runs that have one
+    critic: Any = None  # a TrainState of its own, in runs that have one
 
 
 class NoHostMemory(Mistake, ValueError):
@@ -107,25 +107,45 @@ def state_shardings(
 ) -> TrainState:
     """The tree of a TrainState with a sharding in place of each array.
 
+    Args:
+        moment_memory: see `shardings_of`.
+    """
+    shardings = param_shardings(model, mesh)
+    return shardings_of(
+        abstract_params(model), shardings, optimizer, mesh, moment_memory=moment_memory
+    )
+
+
+def shardings_of(
+    shapes: Params,
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    moment_memory: str,
+) -> TrainState:
+    """The same of any tree of parameters.
+
     Left to the compiler, the layout of the moments after an update may differ from the one
     before it, and the second update would be compiled again.
 
     Args:
+        shapes: of the parameters.
+        params: a sharding for each of them.
         moment_memory: "device", or "host" for moments in page-locked memory of the host that
             the device reads and writes itself.
 
     Raises:
         NoHostMemory: the devices of the mesh have no such memory.
     """
-    whole, params = replicated(mesh), param_shardings(model, mesh)
-    moments = params
+    whole, moments = replicated(mesh), params
     if moment_memory == "host":
         _check_host_memory(mesh)
         moments = jax.tree.map(lambda leaf: leaf.with_memory_kind(HOST_MEMORY), params)
     opt_state = optax.tree_map_params(
         optimizer,
         lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, abstract_params(model)),
+        jax.eval_shape(optimizer.init, shapes),
         moments,
         transform_non_params=lambda _: whole,
     )
@@ -159,11 +179,18 @@ def abstract_state(
     moment_memory: str = "device",
 ) -> TrainState:
     """Shapes, dtypes and shardings of a TrainState: what a checkpoint is restored onto."""
-    shapes = jax.eval_shape(lambda params: _fresh(params, optimizer), abstract_params(model))
+    shardings = state_shardings(model, optimizer, mesh, moment_memory=moment_memory)
+    return abstract_of(abstract_params(model), optimizer, shardings)
+
+
+def abstract_of(
+    shapes: Params, optimizer: optax.GradientTransformation, shardings: TrainState
+) -> TrainState:
+    """The same of parameters of these shapes."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        state_shardings(model, optimizer, mesh, moment_memory=moment_memory),
+        jax.eval_shape(lambda params: _fresh(params, optimizer), shapes),
+        shardings,
     )
 
 

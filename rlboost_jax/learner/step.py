@@ -1,17 +1,11 @@
-"""The learner's programs: gradients of a packed batch, sums of them, and the update.
-
-Gradients are of the undivided sum over tokens. They add up over packed batches and
-micro-batches, and only `apply` divides, by the update's own tokens or sequences.
-"""
+"""The learner's programs: what it looks at in a packed batch, its gradients, and the update."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
@@ -22,15 +16,10 @@ from rlboost_jax.config.records import (
     SamplingConfig,
 )
 from rlboost_jax.learner.logprobs import sampled_logprobs, whole_logprobs
-from rlboost_jax.learner.objective import MAXIMA, Sums, objective
+from rlboost_jax.learner.objective import Sums, objective
+from rlboost_jax.learner.optimization import Part, add_up, update_programs
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
-from rlboost_jax.learner.state import (
-    TrainState,
-    learning_rate_schedule,
-    make_optimizer,
-    on_device,
-    state_shardings,
-)
+from rlboost_jax.learner.state import TrainState, make_optimizer, state_shardings
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
 from rlboost_jax.models.forward import head_factors, hidden_states
 from rlboost_jax.models.params import Params
@@ -42,10 +31,7 @@ class LearnerStep:
 
     Attributes:
         gradients: (params, reference params or None, packed batch) → (gradients, sums).
-        combine: adds two (gradients, sums); the first is consumed.
-        apply: (state, gradients, divisor) → (state, metrics); the state is consumed.
-            Metrics: `gradient_norm` before clipping, `learning_rate`, `finite` (of gradient
-            and update).
+        combine, apply: see `update_programs`.
         evaluate: (params, reference params or None, packed batch) → log-probabilities of each
             target [R, T], without gradients: "policy", as sampled, and with a reference also
             "whole" and "reference", under the whole softmax of either.
@@ -90,16 +76,8 @@ class LearnerStep:
             in_shardings=(params, rows),
             out_shardings=whole,
         )
-        self.combine = program(combine, donate_argnums=0, out_shardings=(params, whole))
-        self.apply = program(
-            _apply(
-                self.optimizer,
-                learning_rate_schedule(learner, num_steps),
-                on_device(self.shardings.opt_state) if learner.moment_memory == "host" else None,
-            ),
-            in_shardings=(self.shardings, params, whole),
-            out_shardings=(self.shardings, whole),
-            donate_argnums=0,
+        self.combine, self.apply = update_programs(
+            learner, self.optimizer, self.shardings, mesh, num_steps=num_steps
         )
 
     def compile(
@@ -128,6 +106,7 @@ class LearnerStep:
             batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
             if self._algorithm.looks_first:
                 self.evaluate(state.params, in_reward, batch)
+            self.gaps(state.params, batch)
             part = self.gradients(state.params, in_loss, batch)
             programs.append(self.gradients.lower(state.params, in_loss, batch).compile())
         gradients, _ = self.combine(part, self.gradients(state.params, in_loss, batch))
@@ -136,29 +115,15 @@ class LearnerStep:
 
     def micro_batch(
         self, params: Params, reference: Params | None, batches: Sequence[PackedBatch]
-    ) -> tuple[Params, Sums]:
+    ) -> Part:
         """Gradients and sums over the packed batches of a micro-batch, in their order."""
-        first, *others = batches
-        total = self.gradients(params, reference, first)
-        for batch in others:
-            total = self.combine(total, self.gradients(params, reference, batch))
-        return total
+        return add_up((self.gradients(params, reference, b) for b in batches), self.combine)
 
 
 def _working_bytes(program: jax.stages.Compiled) -> int:
     """0 where the backend does not tell."""
     analysis = program.memory_analysis()
     return 0 if analysis is None else int(analysis.temp_size_in_bytes)
-
-
-def combine(left: tuple[Params, Sums], right: tuple[Params, Sums]) -> tuple[Params, Sums]:
-    """Gradients and sums over the tokens of both."""
-    (left_gradients, left_sums), (right_gradients, right_sums) = left, right
-    sums = {
-        key: (jnp.maximum if key in MAXIMA else jnp.add)(left_sums[key], right_sums[key])
-        for key in left_sums
-    }
-    return jax.tree.map(jnp.add, left_gradients, right_gradients), sums
 
 
 def _factors(
@@ -289,28 +254,3 @@ def _attention(learner: LearnerConfig, mesh: Mesh, num_tokens: int) -> str:
     if learner.attention != "auto":
         return learner.attention
     return "paged" if mesh.size == 1 and num_tokens <= MOST_PAGED_TOKENS else "dense"
-
-
-def _apply(
-    optimizer: optax.GradientTransformation,
-    learning_rate: Callable[[Array], Array],
-    opt_shardings: Any | None,
-) -> Callable[[TrainState, Params, Float[Array, ""]], tuple[TrainState, dict[str, Array]]]:
-    def apply(
-        state: TrainState, gradients: Params, divisor: Float[Array, ""]
-    ) -> tuple[TrainState, dict[str, Array]]:
-        gradients = jax.tree.map(lambda leaf: leaf / divisor, gradients)
-        norm = optax.tree.norm(gradients)  # leaf by leaf where it lies, without a gather
-        opt_state = state.opt_state
-        if opt_shardings is not None:
-            opt_state = jax.device_put(opt_state, opt_shardings)
-        updates, opt_state = optimizer.update(gradients, opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = {
-            "gradient_norm": norm,
-            "learning_rate": learning_rate(state.step),
-            "finite": jnp.isfinite(norm) & jnp.isfinite(optax.tree.norm(updates)),
-        }
-        return TrainState(params=params, opt_state=opt_state, step=state.step + 1), metrics
-
-    return apply

@@ -6,8 +6,8 @@ Rollouts that the learner's own log-probabilities contradict are sent back and g
 no gradient has been taken of them then.
 
 While the reserved devices are seeding, finished groups pile up; once they have handed over
-(`WindowClosed`) or nothing is left to generate, micro-batches are trained as they become
-complete, with the rest still being generated elsewhere.
+(`WindowClosed`) or nothing is left to generate, the batch is chosen from them and micro-batches
+are trained as they become complete, with the rest still being generated elsewhere.
 """
 
 import math
@@ -67,6 +67,7 @@ class Beside(Protocol):
     @property
     def complete(self) -> bool: ...
     def take(self, rollout: messages.FinishedRollout, /) -> bool: ...
+    def withdraw(self, withdrawn: messages.Withdrawn, /) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class StreamTimes:
     """Wall seconds of one step's stream, from its begin to the last micro-batch."""
 
     waiting: float  # idle for want of a complete micro-batch, once the devices were free
-    training: float  # inside `train`
+    training: float  # inside `train`, and looking at groups that may make up the batch
 
 
 def stream_step(
@@ -99,28 +100,36 @@ def stream_step(
         ManagerLost, ManagerNotStarted, WrongVersion: from the link and the collector.
         RewardWorkersLost: responses can no longer be judged.
     """
+    finished: deque[Group] = deque()  # that `selection` has not seen
     ready: deque[MicroBatch] = deque()
     handed_over: float | None = None
     training = 0.0
-
-    def begin(groups: Sequence[Group]) -> None:
-        for group in groups:
-            members, doubts = selection.take(group)
-            reject(doubts)
-            for member in members:
-                ready.extend(micro_batches.add(member))
 
     def reject(doubts: Sequence[Doubt]) -> None:
         if doubts:
             link.doubt(collector.step, doubts)
             collector.reject(doubt.sample for doubt in doubts)
 
+    def choose(group: Group) -> None:
+        members, doubts = selection.take(group)
+        reject(doubts)
+        for member in members:
+            ready.extend(micro_batches.add(member))
+
+    def train_on(index: int, groups: tuple[Group, ...]) -> None:
+        doubts = train(index, groups)
+        if doubts:
+            reject(doubts)
+            micro_batches.take_back(index, groups, {doubt.prompt for doubt in doubts})
+
     def take(message: messages.ToTrainer | None) -> None:
         nonlocal handed_over
         match message:
             case messages.FinishedRollout():
                 if beside is None or not beside.take(message):
-                    begin(collector.add(message))
+                    finished.extend(collector.add(message))
+            case messages.Withdrawn() if beside is not None:
+                beside.withdraw(message)
             case messages.WindowClosed(step=collector.step) if handed_over is None:
                 handed_over = clock()
 
@@ -128,23 +137,23 @@ def stream_step(
         return not selection.complete or not (beside is None or beside.complete)
 
     end = math.nan  # of the last micro-batch
-    while ready or missing():
-        begin(collector.settle())
+    while finished or ready or missing():
+        finished.extend(collector.settle())
         free = handed_over is not None or collector.generated or selection.complete
-        if not (ready and free):
+        if not (free and (finished or ready)):
             if missing():
                 take(link.receive())  # or None, woken by an answer
             continue
-        if handed_over is None:
-            handed_over = clock()
         since = clock()
-        index, groups = ready.popleft()
-        doubts = train(index, groups)
+        if handed_over is None:
+            handed_over = since
+        if finished:  # first, for it may want more prompts generated meanwhile
+            choose(finished.popleft())
+            training += clock() - since
+            continue
+        train_on(*ready.popleft())
         end = clock()
         training += end - since
-        if doubts:
-            reject(doubts)
-            micro_batches.take_back(index, groups, {doubt.prompt for doubt in doubts})
         while (message := link.receive(timeout=0)) is not None:
             take(message)
 

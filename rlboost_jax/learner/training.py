@@ -21,6 +21,7 @@ from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.followers import invite
 from rlboost_jax.learner.following import accept
+from rlboost_jax.learner.learners import learners_of
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, checkpoint_extra, window_of
 from rlboost_jax.learner.manager_process import ManagerProcess
@@ -30,7 +31,6 @@ from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines, devices_of_slices
 from rlboost_jax.learner.state import TrainState, abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.learner.updates import learners_of
 from rlboost_jax.learner.warmup import warm_up
 from rlboost_jax.messages import TrainerHello
 from rlboost_jax.models.checkpoint_files import read_checkpoint

@@ -13,7 +13,7 @@ from rlboost_jax.manager.events import (
     Start,
 )
 from rlboost_jax.manager.journal import Entry
-from rlboost_jax.messages import FinishedRollout, ToServer, ToTrainer, WindowClosed
+from rlboost_jax.messages import FinishedRollout, ToServer, ToTrainer, WindowClosed, Withdrawn
 
 
 class Outbox:
@@ -44,12 +44,12 @@ class Outbox:
         if self.trainer is not None:
             self._actions.append(Send(self.trainer, message))
 
-    def of_step(self, message: FinishedRollout | WindowClosed) -> None:
+    def of_step(self, message: FinishedRollout | WindowClosed | Withdrawn) -> None:
         """For a trainer that has asked for this. One that is back but has not yet said what
         it wants may want other tokens; what it is owed is sent when it does."""
         if self.wanted is None:
             return
-        if isinstance(message, WindowClosed) or message.sample in self.wanted:
+        if not isinstance(message, FinishedRollout) or message.sample in self.wanted:
             self.to_trainer(message)
 
     def close(self, stream: int, reason: str) -> None:

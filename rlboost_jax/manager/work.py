@@ -14,7 +14,14 @@ from rlboost_jax.manager.profile import Profile
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.window import Seeding
-from rlboost_jax.messages import Generate, GenerateRequest, Release, WindowClosed, pack_ids
+from rlboost_jax.messages import (
+    Generate,
+    GenerateRequest,
+    Release,
+    WindowClosed,
+    Withdrawn,
+    pack_ids,
+)
 
 GENERATE_BYTES = 8 * 2**20  # of tokens in one frame; more is split
 
@@ -91,11 +98,15 @@ class Work:
         return len(wait)
 
     def redo(self, step: Step, doubted: Iterable[Rollout], blamed: Collection[str]) -> None:
-        """Do again what blamed instances sampled: of the doubted responses and of all that are
-        not finished. Other finished ones are the learner's to check."""
-        suspects = [r for r in step.rollouts if r.result is None]
+        """Do again what blamed instances sampled: of the doubted responses, of all that are not
+        finished, and of those that measure the policy. Other finished ones are the learner's to
+        check."""
+        suspects = [r for r in step.rollouts if r.result is None or r.measures]
         cuts = {r: min(r.first_of(name) for name in blamed) for r in (*doubted, *suspects)}
         cuts = {r: length for r, length in cuts.items() if length < r.num_tokens}
+        withdrawn = [r.sample for r in cuts if r.result is not None and r.measures]
+        if withdrawn:
+            self._outbox.of_step(Withdrawn(step=step.begin.step, samples=pack_ids(withdrawn)))
         taken: list[Rollout] = []
         for instance in self._roster:
             held = [r for r in instance.held.values() if r in cuts]

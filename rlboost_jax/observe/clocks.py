@@ -38,18 +38,22 @@ class Clock:
             self._best = min(self._answers)
 
     def restart(self) -> None:
-        """Another stream, and maybe another process at its end: all begins anew."""
+        """Another stream, and maybe another process at its end: its answers alone will count.
+
+        Until the first of them, what was known stands: a manager that was started again on its
+        host has the clock of the one before, and spans may be moved at any moment.
+        """
         self._asked.clear()
         self._answers.clear()
 
     @property
     def ahead(self) -> float:
-        """Seconds to add to our clock for the other's; 0 while nothing is known."""
+        """Seconds to add to our clock for the other's; 0 before the first answer of all."""
         return self._best[1]
 
     @property
     def error(self) -> float:
-        """Seconds by which `ahead` may be wrong; 0 while nothing is known."""
+        """Seconds by which `ahead` may be wrong; 0 before the first answer of all."""
         return self._best[0]
 
     def moved(self, spans: Iterable[Span]) -> Iterator[Span]:

@@ -11,6 +11,8 @@ from configs import base, quickstart, tiny
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import run_config, run_config_from_dict, to_dict
 from rlboost_jax.config.ranges import ATTENTION, FINITE
+from rlboost_jax.config.validate import MAX_GROUP, MAX_TRAINED
+from rlboost_jax.messages import FIRST_HELDOUT
 
 
 def changed(changes: dict[str, object]) -> ConfigDict:
@@ -94,6 +96,22 @@ WRONG = [
     ),
     ({"task.name": "reversal"}, "8", ["engine.max_prompt_tokens", "task.max_length"]),
     ({"evaluation.num_prompts": 257}, "257", ["evaluation.num_prompts", "task.num_heldout"]),
+    ({"algorithm.group_size": 911, "learner.prompts_per_step": 6}, "911", ["algorithm.group_size"]),
+    (
+        {"algorithm.group_size": 32, "learner.prompts_per_step": 16_398},
+        "524,736",
+        ["learner.prompts_per_step", "algorithm.group_size"],
+    ),
+    (
+        {
+            "algorithm.name": "dapo",
+            "algorithm.group_size": 128,
+            "algorithm.dynamic_sampling_factor": 4.0,
+            "learner.prompts_per_step": 1_026,
+        },
+        "525,312",
+        ["learner.prompts_per_step", "algorithm.dynamic_sampling_factor"],
+    ),
     ({"fleet.provider": "none", "fleet.trace": "synthetic"}, "none", ["fleet.trace"]),
     ({"seed": -1}, "-1", ["seed"]),
     ({"sampling.temperature": 0.0}, "0.0", ["sampling.temperature"]),
@@ -152,6 +170,15 @@ def test_the_limits_themselves_pass() -> None:
             }
         )
     )
+
+
+def test_every_response_that_may_be_asked_for_has_a_number_of_its_own() -> None:
+    """Engines draw noise by numbers of 32 bits; held-out prompts come after all others."""
+    heldout = 2**19  # prompts, with one response to each
+    assert (FIRST_HELDOUT + heldout) * MAX_GROUP <= 2**32 < (FIRST_HELDOUT + heldout) * 911
+    assert FIRST_HELDOUT > MAX_TRAINED, "as many prompts as there may be"
+    values = {"algorithm.group_size": MAX_GROUP, "learner.prompts_per_step": 6}
+    run_config(changed(values))
 
 
 def test_every_mistake_is_told_at_once() -> None:

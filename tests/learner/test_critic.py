@@ -92,7 +92,7 @@ def test_its_loss_is_half_the_squared_error_of_response_tokens(config, critic, t
         float((np.float64(values[t.sample]) - t.returns) @ (values[t.sample] - t.returns)) / 2
         for t in trajectories
     )
-    np.testing.assert_allclose(sums["value_loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(sums["loss"], expected, rtol=1e-5)
     assert sums["tokens"] == sum(len(t.response_tokens) for t in trajectories)
 
 
@@ -117,10 +117,27 @@ def test_it_learns(config, critic, trajectories):
     losses = []
     for _ in range(20):
         gradients, sums = critic.micro_batch(state.params, batches)
-        losses.append(float(sums["value_loss"] / sums["tokens"]))
+        losses.append(float(sums["loss"] / sums["tokens"]))
         state, metrics = critic.apply(state, gradients, np.float32(sums["tokens"]))
         assert metrics["finite"]
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_its_moments_may_lie_on_the_host(config, critic, trajectories):
+    """The same bits."""
+    learner = replace(config.learner, moment_memory="host")
+    mesh = make_mesh((1, 1, 1))
+    away = CriticStep(config.model, learner, ALGORITHM, num_steps=10, mesh=mesh)
+    batches, digests = batches_of(trajectories), []
+    for step in (critic, away):
+        state = step.init(init_params(config.model, 0))
+        for _ in range(2):
+            gradients, sums = critic.micro_batch(state.params, batches)
+            state, _ = step.apply(state, gradients, np.float32(sums["tokens"]))
+        digests.append(params_digest(state.params))
+    assert digests[0] == digests[1]
+    kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim}
+    assert kinds == {"pinned_host"}
 
 
 def test_a_checkpoint_has_it_and_training_goes_on_bit_for_bit(

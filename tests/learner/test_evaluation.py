@@ -3,12 +3,15 @@
 import random
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task, get_task
-from rlboost_jax.learner.evaluation import FIRST_PROMPT, Measurement
+from rlboost_jax.learner.collector import WrongVersion
+from rlboost_jax.learner.evaluation import Measurement
+from rlboost_jax.messages import FIRST_HELDOUT
 from rlboost_jax.rewards.verdict import at_once
 
 
@@ -20,7 +23,7 @@ def task(config) -> Task:
 def measure(config, task, *, prompts: int, samples: int, group_size: int) -> Measurement:
     settings = replace(config.evaluation, samples=samples, temperature=0.5 if samples > 1 else 0.0)
     heldout = task.heldout(seed=0, count=prompts)
-    return Measurement(task, heldout, settings, max_tokens=24, group_size=group_size)
+    return Measurement(task, heldout, settings, step=3, max_tokens=24, group_size=group_size)
 
 
 def finished(measurement: Measurement, group_size: int) -> list[tuple[int, int]]:
@@ -42,14 +45,14 @@ def rollout(prompt: int, sample: int, tokens) -> m.FinishedRollout:
 
 def test_one_greedy_response_to_each(config, task):
     measurement = measure(config, task, prompts=5, samples=1, group_size=8)
-    (extension,) = measurement.extensions(step=3)
+    (extension,) = measurement.extensions()
     assert (extension.step, extension.samples) == (3, 1)
     assert extension.sampling == m.Sampling(
         temperature=0.0, top_p=1.0, top_k=0, max_tokens=24, stop_ids=task.stop_ids
     )
     asked = [m.unpack_tokens(prompt.tokens).tolist() for prompt in extension.prompts]
     assert asked == [prompt.tokens.tolist() for prompt in task.heldout(seed=0, count=5)]
-    assert [prompt.prompt for prompt in extension.prompts] == [FIRST_PROMPT + i for i in range(5)]
+    assert [prompt.prompt for prompt in extension.prompts] == [FIRST_HELDOUT + i for i in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,7 @@ def test_one_greedy_response_to_each(config, task):
 def test_more_responses_than_a_group_has_go_under_several_prompts(config, task, samples, sizes):
     """Groups of four: every prompt gets just its number, and no sample is asked for twice."""
     measurement = measure(config, task, prompts=3, samples=samples, group_size=4)
-    assert [extension.samples for extension in measurement.extensions(0)] == sizes
+    assert [extension.samples for extension in measurement.extensions()] == sizes
     asked = finished(measurement, 4)
     assert len(set(asked)) == len(asked) == 3 * samples
     tokens = [(prompt.tokens, size) for prompts, size in measurement.parts() for prompt in prompts]
@@ -76,7 +79,7 @@ def test_the_score_does_not_depend_on_who_is_first(config, task, samples):
     seen: dict[int, int] = {}
     rollouts = []
     for prompt, sample in sorted(finished(measurement, 4)):
-        place = (prompt - FIRST_PROMPT) // chunks
+        place = (prompt - FIRST_HELDOUT) // chunks
         number = seen[place] = seen.get(place, -1) + 1
         right = place % 2 == 1 if samples == 1 else number < place
         answer = task.worked_answer(heldout[place].problem)
@@ -98,10 +101,50 @@ def test_the_score_does_not_depend_on_who_is_first(config, task, samples):
 
 def test_responses_of_the_step_itself_are_none_of_its_business(config, task):
     measurement = measure(config, task, prompts=2, samples=1, group_size=4)
-    for prompt in (0, 7, FIRST_PROMPT - 1, FIRST_PROMPT + 2):
+    for prompt in (0, 7, FIRST_HELDOUT - 1, FIRST_HELDOUT + 2):
         assert not measurement.take(rollout(prompt, 4 * prompt, [1]))
     with pytest.raises(ValueError, match="0 of 2 responses are here"):
         measurement.score()
+
+
+def test_what_was_not_asked_for_counts_for_nothing(config, task):
+    """Another step's, or a sample that its prompt does not have."""
+    measurement = measure(config, task, prompts=2, samples=1, group_size=4)
+    (prompt, sample), (other, _) = finished(measurement, 4)
+    asked_for = rollout(prompt, sample, [1])
+    assert not measurement.take(msgspec.structs.replace(asked_for, step=2))
+    assert not measurement.take(rollout(prompt, sample + 1, [1])), "one response to each"
+    assert not measurement.take(rollout(other, sample, [1])), "of another prompt"
+    with pytest.raises(ValueError, match="0 of 2 responses are here"):
+        measurement.score()
+
+
+def test_a_response_of_another_version_ends_the_run(config, task):
+    measurement = measure(config, task, prompts=1, samples=1, group_size=4)
+    ((prompt, sample),) = finished(measurement, 4)
+    stale = msgspec.structs.replace(rollout(prompt, sample, [1, 1]), versions=((3, 1), (2, 1)))
+    with pytest.raises(WrongVersion, match=r"step 3, .*versions \[2, 3\], expected 3 only"):
+        measurement.take(stale)
+
+
+def test_what_is_withdrawn_is_waited_for_again(config, task):
+    measurement = measure(config, task, prompts=2, samples=1, group_size=4)
+    first, second = finished(measurement, 4)
+    lies = [rollout(*place, [1]) for place in (first, second)]
+    for lie in lies:
+        measurement.take(lie)
+    assert measurement.complete
+    withdrawn = m.Withdrawn(step=3, samples=m.pack_ids([first[1], 7]))
+    measurement.withdraw(msgspec.structs.replace(withdrawn, step=2))
+    assert measurement.complete, "of another step"
+    measurement.withdraw(withdrawn)
+    assert not measurement.complete
+    measurement.take(lies[0])
+    assert not measurement.complete, "the lie again"
+    answer = task.worked_answer(task.heldout(seed=0, count=2)[0].problem)
+    measurement.take(msgspec.structs.replace(rollout(*first, answer), attempt=1))
+    assert measurement.score().accuracy == 0.5
+    assert measurement.score().response_length_mean == (len(answer) + 1) / 2
 
 
 def test_rewards_that_failed_are_counted(config, task):

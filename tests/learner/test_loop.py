@@ -15,8 +15,8 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner import followers as followers_module
+from rlboost_jax.learner import learners as learners_module
 from rlboost_jax.learner import loop as loop_module
-from rlboost_jax.learner import updates as updates_module
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, RewardsFailed, StepNotWhole
@@ -215,6 +215,14 @@ def test_samples_are_shown_of_steps_that_are_due(build):
     assert mean == rows[0]["reward_mean"], "every prompt is answered alike here"
 
 
+def test_samples_are_shown_with_the_advantages_that_were_trained_with(build):
+    """Half of each group is right. Less the mean of the group that is ±0.5; whitened, ±1."""
+    shown = []
+    build(show=shown.append, algorithm={"advantage": "group_mean", "whiten": True}).step(0)
+    for row in shown[0]:
+        assert row.advantage == pytest.approx(1.0 if row.reward else -1.0, abs=1e-3)
+
+
 def run_all(loop):
     rows = []
     for step in range(3):
@@ -244,6 +252,17 @@ def test_the_last_version_is_measured_when_all_is_over(loop, world):
     assert loop._link.begin.sampling.temperature == 0.0
     assert (score.accuracy, score.samples) == (1.0, 1)
     assert score.prompts == len(loop._link.begin.prompts) == loop._run.evaluation.num_prompts
+
+
+def test_more_samples_than_a_group_has_are_generated_in_the_end_too(build, world):
+    """Eight go in a group: of 12 the other four of each prompt are asked for under another."""
+    loop = build(evaluation={"samples": 12, "temperature": 1.0})
+    assert loop._run.algorithm.group_size == 8
+    run_all(loop)
+    world.log.clear()
+    score = loop.final_score()
+    assert world.log == ["load 3", "begin 3", "extend 3", "trained 3"]
+    assert (score.samples, score.prompts) == (12, loop._run.evaluation.num_prompts)
 
 
 def test_where_nothing_is_evaluated_the_last_version_is_published_to_no_one(build, world):
@@ -482,7 +501,7 @@ def test_what_is_not_the_whole_step_is_not_applied(build, world, monkeypatch):
 def test_gradients_of_other_tokens_than_the_samples_are_not_applied(build, world, monkeypatch):
     loop = build()
     monkeypatch.setattr(
-        updates_module, "pack", lambda trajectories, **sizes: pack(trajectories[:-1], **sizes)
+        learners_module, "pack", lambda trajectories, **sizes: pack(trajectories[:-1], **sizes)
     )
     with pytest.raises(StepNotWhole, match="of 42 response tokens, its samples have 48"):
         loop.step(0)

@@ -69,6 +69,12 @@ def test_each_holds_half_of_parameters_and_moments(measured):
     assert on_one == 2 * each + (whole - 2 * 4 * count)
 
 
+def test_all_check_what_process_0_has_them_check(measured):
+    """Log-probabilities are of programs over both devices: alone, process 0 would wait for ever.
+    Where one is wrong all look for it, response by response."""
+    assert measured["doubts"] == [[], [[1, 1]]]
+
+
 def test_what_they_saved_together_goes_on_on_one_device(ended, measured):
     folder, _ = ended
     trainer = Trainer(ALONE)

@@ -206,6 +206,18 @@ def test_tells_what_the_programs_take_besides_their_arguments(config, learner_st
     assert step.compile(fresh(config, step), None, shapes=shapes) > taken
 
 
+def test_no_step_compiles_what_was_compiled_before_it(config, learner_step, groups, count_compiles):
+    """Looking for lies included: the first one comes when it comes."""
+    step, parts = learner_step(), packed_parts(groups)
+    state = fresh(config, step)
+    step.compile(state, None, shapes=[(ROWS, ROW_TOKENS)])
+    compiled = count_compiles()
+    for batch in parts[0]:
+        step.gaps(state.params, batch)
+    accumulate(step, state.params, parts)
+    assert count_compiles() == compiled
+
+
 def test_the_divisor_is_the_updates_own(config, learner_step, groups):
     """Clipping sees the mean: it must come after the division."""
     step = learner_step()

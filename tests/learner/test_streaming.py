@@ -167,6 +167,9 @@ class Aside:
         self.complete |= rollout.prompt == 9
         return rollout.prompt == 9
 
+    def withdraw(self, withdrawn: m.Withdrawn) -> None:
+        self.complete = False
+
 
 def test_what_is_generated_beside_a_step_is_waited_for_in_no_ones_time():
     groups = [message for prompt in range(4) for message in whole_group(prompt)]
@@ -182,6 +185,18 @@ def test_what_is_generated_beside_a_step_is_waited_for_in_no_ones_time():
     assert aside.complete and not link.script
     assert trained[-1] == 9.0 and link.now == 10.0
     assert times.waiting == 8.0, "until the last micro-batch"
+
+
+def test_what_is_withdrawn_beside_a_step_is_waited_for_again():
+    groups = [message for prompt in range(4) for message in whole_group(prompt)]
+    withdrawn = m.Withdrawn(step=0, samples=m.pack_ids([18]))
+    link, step = ScriptedLink([rollout(9, 0), *groups[:4], withdrawn, *groups[4:]]), collector()
+    link.script.append(rollout(9, 0))
+    stream_step(
+        *(link, step, Everything(step), MicroBatches(4, 1, True), lambda index, groups: []),
+        beside=Aside(),
+    )
+    assert not link.script
 
 
 def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
@@ -218,6 +233,30 @@ def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
     assert [t.sample for t in selection.trajectories()] == [2, 3, 6, 7]
     assert link.doubts == [(0, [Doubt(prompt=1, sample=2, attempt=0, position=1, gap=3.0)])]
     assert sampling.prompts_used == 4
+
+
+def test_groups_are_checked_when_the_devices_are_free_and_that_is_no_waiting():
+    """Two groups are there before the window closes, a third comes two seconds later."""
+    script = [*whole_group(0), *whole_group(1), closed(), *whole_group(2)]
+    link, step, looked = ScriptedLink(script), collector(prompts=3), []
+
+    def check(groups: tuple[Group, ...]) -> list[Doubt]:
+        looked.append((groups[0].prompt, link.now))
+        link.now += 3.0
+        return []
+
+    def train(index: int, groups: tuple[Group, ...]) -> list[Doubt]:
+        link.now += 10.0
+        return []
+
+    sampling = DynamicSampling(num_groups=3, most_prompts=3)
+    sampling.ask()
+    selection = Informative(sampling, check=check, request=lambda places: None)
+    batches = MicroBatches(3, 1, True)
+    times = stream_step(link, step, selection, batches, train, clock=lambda: link.now)
+    assert looked == [(0, 5.0), (1, 8.0), (2, 33.0)], "five messages first; then both, and train"
+    assert times.training == 3 * 3.0 + 3 * 10.0
+    assert times.waiting == 2.0
 
 
 def test_each_rollout_is_taken_once():

@@ -13,11 +13,12 @@ from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, StepNotWhole
+from rlboost_jax.learner.learners import Learners
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import Doubt
 from rlboost_jax.learner.trajectory import Group
-from rlboost_jax.learner.updates import BatchUpdates, Learners
+from rlboost_jax.learner.updates import BatchUpdates
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
 
@@ -121,14 +122,16 @@ def by_hand(learners, groups):
         moves, opt_state = learners.policy.optimizer.update(gradients, opt_state, params)
         params = optax.apply_updates(params, moves)
         if critic is not None:
-            state_now = replace(state, critic=critic)
-            gradients, _ = learners.critic_gradients(state_now, own)
+            gradients, _ = learners.critic_gradients(critic.params, own)
             gradients = jax.tree.map(lambda g, d=tokens: g / d, gradients)
             moves, opt = learners.critic.optimizer.update(
                 gradients, critic.opt_state, critic.params
             )
             critic = replace(
-                critic, params=optax.apply_updates(critic.params, moves), opt_state=opt
+                critic,
+                params=optax.apply_updates(critic.params, moves),
+                opt_state=opt,
+                step=critic.step + 1,
             )
     return params, critic
 
@@ -196,6 +199,63 @@ def test_the_trap_of_old_log_probabilities_later_updates_keep_those_of_before_th
     assert told["clipped"] == pytest.approx(also_told["clipped"], abs=1e-3)
     assert told["clipped"] > 0
     assert told["max_logprob_gap"] < 1e-5, "of engine and learner, not of two updates"
+
+
+def test_the_critics_loss_is_the_mean_over_the_tokens_it_is_trained_on(build, groups):
+    """Whatever the micro-batches. Of the first update, whose values are the old ones; responses of
+    12 tokens or more are filtered."""
+    learners = build(*CASES[3][:1], **CASES[3][1])
+    algorithm = replace(learners.run.algorithm, mini_batches=1, epochs=1, overlong_filter=True)
+    estimates = replace(learners.estimates, algorithm=algorithm, max_response_tokens=12)
+    figures, critics = [], []
+    for size in (1, PROMPTS):
+        learner = replace(learners.run.learner, micro_batch_prompts=size)
+        run = replace(learners.run, algorithm=algorithm, learner=learner)
+        these = replace(learners, run=run, estimates=estimates)
+        state, told = updated(these, groups)
+        figures.append(told["value_loss"])
+        critics.append(state.critic.params)
+    looked, _, _ = these.look(fresh(these), batch_of(these, groups))
+    trained = [t for t in looked if t.trained]
+    assert 0 < len(trained) < len(looked)
+    errors = [np.float64(t.old_values) - np.float64(t.returns) for t in trained]
+    expected = np.square(np.concatenate(errors)).mean() / 2
+    np.testing.assert_allclose(figures, [expected] * 2, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *critics)
+
+
+def test_what_was_trained_on_is_told_with_its_advantages(build, groups):
+    """The collector does not know them: they wait for a look at the batch, and for all of it."""
+    learners = build("reinforce_pp")
+    updates = BatchUpdates(learners, fresh(learners), step=STEP, checkpoint=lambda: None)
+    batch = batch_of(learners, groups)
+    for index in (2, 0, 3, 1):
+        updates.train(index, (batch[index],))
+    members = [t for group in batch for t in group.trajectories]
+    assert all(t.advantages is None for t in members)
+    updates.finish(members, prompts=range(PROMPTS), host_params=None)
+    told = updates.trajectories()
+    assert [t.sample for t in told] == [t.sample for t in members]
+    looked, _, _ = learners.look(fresh(learners), batch)
+    for t, expected in zip(told, learners.estimates.of_batch(looked), strict=True):
+        np.testing.assert_allclose(t.advantages, expected.advantages, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "said"),
+    [
+        ({"finite": False, "gradient_norm": 1.0}, NotFinite, "the critic's gradient is not finite"),
+        ({"finite": True, "gradient_norm": 99.0}, GuardTripped, "the critic's gradient_norm is 99"),
+    ],
+)
+def test_the_critic_is_guarded_as_the_policy_is(build, groups, monkeypatch, metrics, error, said):
+    learners = build(*CASES[3][:1], **CASES[3][1])
+    guarded = replace(learners.run.learner, guard_gradient_norm=98.0)
+    monkeypatch.setattr(
+        learners.critic, "apply", lambda state, gradients, divisor: (state, metrics)
+    )
+    with pytest.raises(error, match=f"step 3.*{said}.*checkpoint 7 is sound"):
+        updated(replace(learners, run=replace(learners.run, learner=guarded)), groups)
 
 
 def test_a_member_of_a_mini_batch_is_known_by_its_rank(build, groups):

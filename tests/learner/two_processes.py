@@ -8,6 +8,7 @@ Process 0 prints one JSON object and then dies without a word, with process 1 wa
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -17,7 +18,9 @@ from rlboost_jax.config.load import write_run_config
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.followers import invite
 from rlboost_jax.learner.following import accept
+from rlboost_jax.learner.learners import learners_of
 from rlboost_jax.learner.processes import World, check_mesh, join
+from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.models.params import params_digest
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.learner.on_mesh import (
@@ -32,9 +35,23 @@ from tests.learner.on_mesh import (
 MESH = (1, 2, 1)
 
 
+def response(sample: int, logprobs: list[float]) -> Trajectory:
+    """Of a policy close to uniform over 112 tokens."""
+    return Trajectory(
+        prompt=0,
+        sample=sample,
+        prompt_tokens=np.array([1, 2], np.int32),
+        response_tokens=np.array([3, 4, 5], np.int32),
+        behaviour_logprobs=np.array(logprobs, np.float32),
+        policy_versions=np.zeros(3, np.int32),
+        reward=0.0,
+        advantage=0.0,
+    )
+
+
 def measure(world: World, folder: Path):
     batches = random_batches()
-    trainer = Trainer(MESH)
+    trainer = Trainer(MESH, pack_rows=2, tolerated_gap=1.0)
     check_mesh(trainer.step.mesh, world)
     state = trainer.update(batches)
     yield "bytes of params", bytes_per_device(state.params)
@@ -50,9 +67,16 @@ def measure(world: World, folder: Path):
             store.write(1, {"w": np.ones(3, np.float32)}, "digest")
         state = trainer.update(batches)
         kept.save(2, state, {"window": None})
+    learners = learners_of(
+        trainer.run, policy=trainer.step, critic=None, reference=None, stop_ids=()
+    )
     if not world.leads:
-        connected.obey(None, state, None)
+        connected.obey(learners, state, None)
         raise AssertionError("process 0 never says that it is over")
+    check = connected.checking(partial(learners.check, state))
+    honest, lie = response(0, [-4.7] * 3), response(1, [-4.7, -0.1, -4.7])
+    told = [check((Group(prompt=0, trajectories=(honest, other)),)) for other in (honest, lie)]
+    yield "doubts", [[(doubt.sample, doubt.position) for doubt in doubts] for doubts in told]
     gathered = connected.gather(state.params)
     yield "digest", params_digest(gathered)
     alone = Trainer(ALONE)

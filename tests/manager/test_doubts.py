@@ -7,6 +7,7 @@ from rlboost_jax.manager.events import ServerGone
 from rlboost_jax.manager.rollouts import Rollout
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded
 from tests.manager.fakes import hello, settings
+from tests.manager.test_extending import GREEDY, extension
 
 A, B = 10, 11
 
@@ -68,6 +69,30 @@ def test_a_liar_leaves_and_all_its_unproved_tokens_with_it() -> None:
     assert lie.sample in {r.sample for r in desk.requests(B)} | {
         r.sample for r in after.values() if r.waiting
     }
+
+
+def test_a_liars_finished_answers_that_measure_the_policy_are_withdrawn() -> None:
+    """Nobody else checks them. The trainer hears of it before it can think that it has all."""
+    desk, held = two_servers()
+    for stream in (A, B):
+        for request in held[stream]:
+            finish(desk, stream, request)
+    desk.trainer(extension(5, 6, samples=1, sampling=GREEDY))
+    measured = {stream: desk.requests(stream) for stream in (A, B)}
+    assert [len(requests) for requests in measured.values()] == [1, 1]
+    for stream, requests in measured.items():
+        desk.tokens(stream, requests)
+    ((of_liar,), (of_other,)) = measured.values()
+    desk.sent(m.FinishedRollout)
+    desk.trainer(doubt((held[A][0].sample, 0)))
+    (withdrawn,) = desk.sent(m.Withdrawn)
+    assert m.unpack_ids(withdrawn.samples).tolist() == [of_liar.sample]
+    assert rollouts(desk)[of_other.sample].result is not None
+    again = next(r for r in desk.requests(B) if r.sample == of_liar.sample)
+    assert not again.response_tokens
+    desk.tokens(B, [again])
+    (answer,) = [r for r in desk.sent(m.FinishedRollout) if r.sample == of_liar.sample]
+    assert (answer.attempt, answer.instances) == (1, ("server-11",))
 
 
 def test_what_others_go_on_with_from_a_lie_is_stopped() -> None:

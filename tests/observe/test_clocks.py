@@ -41,6 +41,7 @@ def test_another_stream_is_another_clock() -> None:
     clock.asked(2.0)
     clock.restart()
     clock.answered(60.0, 2.1)  # nobody has asked on this stream
+    assert (clock.ahead, clock.error) == (50.0, 0.5), "what was known stands, until an answer"
     clock.asked(3.0)
     clock.answered(7.0, 5.0)
     assert (clock.ahead, clock.error) == (3.0, 1.0)

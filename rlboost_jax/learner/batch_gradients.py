@@ -1,0 +1,71 @@
+"""Gradients of the updates that a batch makes, of its policy or its critic."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+
+from rlboost_jax.learner.gradients import GradientSum
+from rlboost_jax.learner.objective import Sums
+from rlboost_jax.learner.optimization import Part
+from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.models.params import Params
+
+Members = tuple[Trajectory, ...]  # of a micro-batch
+
+
+class BatchGradients:
+    """Those of the first update stream in with micro-batches, where that can be; the others are
+    computed when their turn comes. Added up in the order of micro-batches all the same."""
+
+    def __init__(
+        self,
+        gradients: Callable[[Params, Sequence[Trajectory]], Part],
+        combine: Callable[[Part, Part], Part],
+        *,
+        num_parts: int,
+        streams: bool,
+    ) -> None:
+        """Args:
+        gradients: of the undivided loss over trajectories.
+        num_parts: micro-batches of an update.
+        streams: whether the first update's are known before the batch is whole.
+        """
+        self._gradients, self._combine = gradients, combine
+        self._num_parts = num_parts
+        self._streamed = self._sum() if streams else None
+        self._total: Params | None = None
+
+    def wants(self, index: int) -> bool:
+        """Whether this micro-batch is of those that stream in."""
+        return self._streamed is not None and index < self._num_parts
+
+    def part(self, params: Params, members: Members) -> Part:
+        return jax.block_until_ready(self._gradients(params, members))
+
+    def add(self, index: int, part: Part) -> None:
+        """A micro-batch of the first update."""
+        assert self._streamed is not None
+        self._streamed.add(index, part)
+
+    def total(self, params: Params, parts: Sequence[Members]) -> Sums:
+        """Over an update's micro-batches; `take` has the gradients.
+
+        Args:
+            params: with which those that did not stream in are computed.
+        """
+        summed, self._streamed = self._streamed, None
+        if summed is None:
+            summed = self._sum()
+            for place, members in enumerate(parts):
+                summed.add(place, self._gradients(params, members))
+        self._total, sums = summed.total()
+        return sums
+
+    def take(self) -> Params:
+        """The gradients of the last `total`, which are not held here any longer."""
+        gradients, self._total = self._total, None
+        assert gradients is not None
+        return gradients
+
+    def _sum(self) -> GradientSum:
+        return GradientSum(self._num_parts, self._combine)

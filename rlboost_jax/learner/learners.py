@@ -1,0 +1,128 @@
+"""What the updates of a run are made with, and what it says of trajectories before any of them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.learner.critic import CriticStep
+from rlboost_jax.learner.doubts import tolerated_gap
+from rlboost_jax.learner.estimates import ByToken, Estimates, Evaluations
+from rlboost_jax.learner.optimization import Part
+from rlboost_jax.learner.packing import PackedBatch, by_sample, pack
+from rlboost_jax.learner.state import TrainState
+from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.streaming import Doubt
+from rlboost_jax.learner.trajectory import Group, Trajectory
+from rlboost_jax.models.params import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learners:
+    """What updates are made with; the same for all steps of a run."""
+
+    run: RunConfig
+    policy: LearnerStep
+    critic: CriticStep | None
+    reference: Params | None
+    estimates: Estimates
+    tolerated_gap: float  # nats
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> list[PackedBatch]:
+        return pack(
+            trajectories,
+            rows=self.run.pack_rows,
+            row_tokens=self.run.row_tokens,
+            row_lengths=self.run.learner.row_lengths,
+            loss_aggregation=self.run.algorithm.loss_aggregation,
+        )
+
+    def gradients(self, params: Params, trajectories: Sequence[Trajectory]) -> Part:
+        """Of the undivided loss over these trajectories, with its sums."""
+        in_loss = None if self.run.algorithm.kl_in_reward else self.reference
+        return self.policy.micro_batch(params, in_loss, self.pack(trajectories))
+
+    def critic_gradients(self, params: Params, trajectories: Sequence[Trajectory]) -> Part:
+        """The same of the critic's."""
+        assert self.critic is not None
+        return self.critic.micro_batch(params, self.pack(trajectories))
+
+    def look(
+        self, state: TrainState, groups: Sequence[Group]
+    ) -> tuple[tuple[Trajectory, ...], float, float]:
+        """Forward passes over a micro-batch, before the first update of its batch.
+
+        Returns:
+            Its trajectories with all that follows, the largest |recomputed - behaviour|
+            log-probability, and the sum of the KL estimates that went into the reward.
+        """
+        everything = [t for group in groups for t in group.trajectories]
+        batches = self.pack(everything)
+        in_reward = self.reference if self.run.algorithm.kl_in_reward else None
+        parts = [self.policy.evaluate(state.params, in_reward, batch) for batch in batches]
+        found: dict[str, ByToken] = {
+            name: by_sample(batches, [np.asarray(part[name]) for part in parts])
+            for name in parts[0]
+        }
+        if self.critic is not None:
+            values = [self.critic.values(state.critic.params, batch) for batch in batches]
+            found["values"] = by_sample(batches, [np.asarray(part) for part in values])
+        evaluations = Evaluations(**found)
+        gaps = [np.abs(found["policy"][t.sample] - t.behaviour_logprobs) for t in everything]
+        members = [
+            t for group in groups for t in self.estimates.evaluated(group.trajectories, evaluations)
+        ]
+        kl = math.fsum(self.estimates.kl_of(t, evaluations) for t in everything)
+        return tuple(members), float(np.concatenate(gaps).max()), kl
+
+    def check(self, state: TrainState, groups: Sequence[Group]) -> list[Doubt]:
+        """The same as `doubts`, and quick where there are none."""
+        members = [t for group in groups for t in group.trajectories]
+        gaps = [self.policy.gaps(state.params, batch) for batch in self.pack(members)]
+        if float(np.max([np.asarray(gap).max() for gap in gaps])) <= self.tolerated_gap:
+            return []
+        return self.doubts(state, groups)
+
+    def doubts(self, state: TrainState, groups: Sequence[Group]) -> list[Doubt]:
+        """The responses of a micro-batch that were not sampled as their servers say."""
+        doubts = []
+        for trajectory in (t for group in groups for t in group.trajectories):
+            (batch,) = self.pack([trajectory])
+            gaps = np.asarray(self.policy.gaps(state.params, batch))[batch.response_mask]
+            wrong = np.flatnonzero(~(gaps <= self.tolerated_gap))
+            if wrong.size:
+                doubts.append(
+                    Doubt(
+                        prompt=trajectory.prompt,
+                        sample=trajectory.sample,
+                        attempt=trajectory.attempt,
+                        position=int(wrong[0]),
+                        gap=float(gaps.max()),
+                    )
+                )
+        return doubts
+
+
+def learners_of(
+    run: RunConfig,
+    *,
+    policy: LearnerStep,
+    critic: CriticStep | None,
+    reference: Params | None,
+    stop_ids: Sequence[int],
+) -> Learners:
+    """What the updates of `run` are made with, on every process."""
+    return Learners(
+        run=run,
+        policy=policy,
+        critic=critic,
+        reference=reference,
+        estimates=Estimates(
+            algorithm=run.algorithm,
+            max_response_tokens=run.sampling.max_response_tokens,
+            stop_ids=tuple(stop_ids),
+        ),
+        tolerated_gap=tolerated_gap(run, policy.mesh.devices.flat[0].platform),
+    )
