@@ -30,7 +30,7 @@ def logits(source: str, tokens: Int[np.ndarray, "B T"]) -> dict[str, Float[np.nd
         ConfigError, CheckpointUnusable, NotEnoughMemory: one line that says what to change.
     """
     from rlboost_jax.engine.teacher import teacher_forced_logits
-    from rlboost_jax.models.checkpoint_files import read_checkpoint
+    from rlboost_jax.models.checkpoint_reader import read_checkpoint
 
     model = ModelConfig(source=source, dtype="float32", **source_fields(source))
     _check(tokens, model.vocab_size)
