@@ -48,14 +48,16 @@ def learner_logits(
     import jax
     import jax.numpy as jnp
 
-    from rlboost_jax.models.forward import head, hidden_states
+    from rlboost_jax.models.forward import head, hidden_states_and_experts
 
     T = tokens.shape[1]
     positions, segments = jnp.arange(T)[None], jnp.ones((1, T), jnp.int32)
 
     @jax.jit
     def of_row(params: dict[str, Any], row: jax.Array) -> jax.Array:
-        x = hidden_states(model, params, row[None], positions, segments, remat="none")
+        x, _ = hidden_states_and_experts(
+            model, params, row[None], positions, segments, remat="none"
+        )
         return head(model, params, x)
 
     return np.stack([np.asarray(of_row(params, row)) for row in tokens])

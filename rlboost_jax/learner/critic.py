@@ -22,7 +22,7 @@ from rlboost_jax.learner.objective import Sums
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import make_optimizer
 from rlboost_jax.learner.step import combine
-from rlboost_jax.models.forward import head_factors, hidden_states
+from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import batch_sharding, param_shardings, program_on, replicated
 from rlboost_jax.pytree import pytree
@@ -161,7 +161,7 @@ def _values(
             jnp.asarray, (batch.tokens, batch.positions, batch.segments)
         )
         decoder = {name: part for name, part in params.items() if name != "value"}
-        x = hidden_states(
+        x, _ = hidden_states_and_experts(
             model, decoder, tokens, positions, segments, remat=learner.remat, mesh=mesh
         )
         x, _ = head_factors(model, decoder, x)
