@@ -174,8 +174,7 @@ def get_config() -> ConfigDict:
     config.learner.tolerated_gap = 0.0  # nats; 0: by precision, see learner/doubts.py
     # Guards: an update beyond one is not applied. The run ends with a report, the last checkpoint
     # is as it was, and the same command with a higher guard goes on from it. 0 is off.
-    # Most of the global norm before clipping, of the policy's gradient and of the critic's.
-    config.learner.guard_gradient_norm = 0.0
+    config.learner.guard_gradient_norm = 0.0  # most before clipping, the policy's and the critic's
     config.learner.guard_kl = 0.0  # most of the mean KL to the starting model, nats per token
     config.learner.mesh = (1, 1, 1)  # devices along (data, fsdp, tensor)
     # What the backward pass computes again: "none" nothing, "dots" all but what products with

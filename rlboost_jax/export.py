@@ -39,7 +39,7 @@ def export(
         ConfigError, CheckpointNotFound: one line that says what to change.
     """
     from rlboost_jax.learner.checkpoints import newest_step, read_params
-    from rlboost_jax.models.checkpoint_files import write_checkpoint
+    from rlboost_jax.models.checkpoint_writer import write_checkpoint
 
     workdir, folder = Path(workdir), Path(folder).absolute()
     model = read_run_config(workdir).model

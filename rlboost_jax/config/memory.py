@@ -19,9 +19,15 @@ def num_parameters(model: ModelConfig) -> int:
     attention = 2 * E * H * D + 2 * E * K * D
     biases = (H + 2 * K) * D * model.attention_bias + E * model.output_bias
     norms = (4 if model.post_norms else 2) * E + (2 * D if model.qk_norm else 0)
-    feed_forward = E * X + X * 3 * E * model.expert_dim if X else 3 * E * model.hidden_dim
+    feed_forward = E * X if X else 3 * E * model.hidden_dim
     layers = model.num_layers * (attention + biases + norms + feed_forward)
-    return layers + E + model.vocab_size * E * (1 if model.tie_embeddings else 2)
+    table = model.vocab_size * E * (1 if model.tie_embeddings else 2)
+    return layers + expert_parameters(model) + E + table
+
+
+def expert_parameters(model: ModelConfig) -> int:
+    """Parameters of all experts of all layers; 0 in a model without."""
+    return model.num_layers * model.num_experts * 3 * model.embed_dim * model.expert_dim
 
 
 def weight_bytes(model: ModelConfig, dtype: str) -> int:

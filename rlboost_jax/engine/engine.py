@@ -126,7 +126,7 @@ class Engine:
         )
         self.fingerprint = fingerprint(
             self.device,
-            model=model,
+            model=replace(model, source="", family=""),  # names
             token_rows=config.token_rows,
             slots=config.slots,
             page_size=config.page_size,

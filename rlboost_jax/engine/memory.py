@@ -17,6 +17,7 @@ import jax
 
 from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.memory import (
+    expert_parameters,
     page_bytes,
     pages_per_slot,
     size_text,
@@ -28,6 +29,8 @@ from rlboost_jax.config.records import EngineConfig, ModelConfig
 # more with top-k or top-p; as XLA reports it for CPU, with some to spare.
 _LOGITS: Final = 5
 _MORE_LOGITS_TRUNCATED: Final = 2
+# XLA for CPU cuts an expert out of a stack of bfloat16 by making all of the stack float32 first.
+_WIDENS_EXPERTS: Final = jax.__version_info__ < (0, 12)
 _BLOCK: Final = 16, 64  # rows and tokens (or one page, if longer) that attention gathers at a time
 
 
@@ -162,6 +165,8 @@ def engine_sizes(
         step += weight_bytes(model, model.dtype)
     if platform == "cpu" and products != "cpu" and model.dtype != "float32":
         step += weight_bytes(model, "float32")  # XLA has no products of 16-bit numbers there
+    elif platform == "cpu" and model.dtype == "bfloat16" and _WIDENS_EXPERTS:
+        step += 4 * expert_parameters(model)
     return Sizes(
         weights=weight_bytes(model, param_dtype),
         working=max(step, config.slots * page),  # `copy_pages` holds a page for each slot

@@ -26,7 +26,7 @@ from rlboost_jax.learner.state import (
     make_optimizer,
     shardings_of,
 )
-from rlboost_jax.models.forward import head_factors, hidden_states
+from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import batch_sharding, param_shardings, program_on, replicated
 
@@ -117,7 +117,7 @@ def _values(
             jnp.asarray, (batch.tokens, batch.positions, batch.segments)
         )
         decoder = {name: part for name, part in params.items() if name != "value"}
-        x = hidden_states(
+        x, _ = hidden_states_and_experts(
             model, decoder, tokens, positions, segments, remat=learner.remat, mesh=mesh
         )
         x, _ = head_factors(model, decoder, x)

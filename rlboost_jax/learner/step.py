@@ -21,7 +21,7 @@ from rlboost_jax.learner.optimization import Part, add_up, update_programs
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import TrainState, make_optimizer, state_shardings
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
-from rlboost_jax.models.forward import head_factors, hidden_states
+from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
 
@@ -138,7 +138,7 @@ def _factors(
             jnp.asarray, (batch.tokens, batch.positions, batch.segments)
         )
         attention = _attention(learner, mesh, tokens.size)
-        x = hidden_states(
+        x, _ = hidden_states_and_experts(
             model,
             params,
             tokens,

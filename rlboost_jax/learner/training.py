@@ -25,6 +25,7 @@ from rlboost_jax.learner.learners import learners_of
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, checkpoint_extra, window_of
 from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.origin import keep_origin
 from rlboost_jax.learner.packing import batch_shapes
 from rlboost_jax.learner.processes import ALONE, World, check_mesh
 from rlboost_jax.learner.publisher import Publisher
@@ -33,7 +34,7 @@ from rlboost_jax.learner.state import TrainState, abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.warmup import warm_up
 from rlboost_jax.messages import TrainerHello
-from rlboost_jax.models.checkpoint_files import read_checkpoint
+from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.observe.console import Console
@@ -71,6 +72,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
     Raises:
         WorkdirUnusable, NotEnoughDevices, IdleProcess: before anything is written.
         ConfigError, DataChanged: the data or the reward functions cannot be used.
+        OriginChanged, CheckpointUnusable: nor can the checkpoint to begin with.
         FollowerLost: another process of this trainer ended.
         NotEnoughMemory: learner and engine do not fit the first device together.
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
@@ -87,6 +89,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
                 live=run.observe.live,
             )
         )
+        keep_origin(workdir.path, run.model.source)
         with console.phase(f"reading the data of task {run.task.name}"):
             exercises = open_exercises(run)
         stack.callback(exercises.close)

@@ -85,32 +85,6 @@ def head_factors(
     return nnx.merge(graph, params["head"]).factors(x, params["embedding"]["table"])
 
 
-def hidden_states(
-    config: ModelConfig,
-    params: Params,
-    tokens: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    segments: Int[Array, "B T"],
-    *,
-    remat: str,
-    mesh: Mesh | None = None,
-    attention: str = "dense",
-    experts: Int[Array, "L B*T A"] | None = None,
-) -> Float[Array, "B*T E"]:
-    """The first result of `hidden_states_and_experts`."""
-    return hidden_states_and_experts(
-        config,
-        params,
-        tokens,
-        positions,
-        segments,
-        remat=remat,
-        mesh=mesh,
-        attention=attention,
-        experts=experts,
-    )[0]
-
-
 def hidden_states_and_experts(
     config: ModelConfig,
     params: Params,

@@ -1,4 +1,4 @@
-"""What the leaves of the parameter tree are called in a Hugging Face checkpoint.
+"""What the leaves of the parameter tree, and the files, are called in a Hugging Face checkpoint.
 
 A leaf of `layers` holds a tensor of every layer (and every expert), stacked; matrices are stored
 [in, out] here and [out, in] there.
@@ -43,6 +43,8 @@ _REST: Final = {
     "embedding.table": "embed_tokens.weight",
     "head.norm.scale": "norm.weight",
 }
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
 HEAD: Final = "lm_head.weight"
 PREFIX: Final = "model."
 

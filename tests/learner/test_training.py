@@ -15,7 +15,7 @@ from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.models.checkpoint_files import write_checkpoint
+from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.observe import trackers
 from rlboost_jax.observe.console import Console
