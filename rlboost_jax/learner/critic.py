@@ -22,6 +22,7 @@ from rlboost_jax.learner.objective import Sums
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import make_optimizer
 from rlboost_jax.learner.step import combine
+from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.forward import head_factors, hidden_states
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import batch_sharding, param_shardings, program_on, replicated
@@ -59,7 +60,8 @@ class CriticStep:
         num_steps: int,
         mesh: Mesh,
     ) -> None:
-        self._model = replace(model, tie_embeddings=True)  # no matrix of logits
+        # No matrix of logits; trained whole, whatever the policy's adapters are.
+        self._model = replace(base_model(model), tie_embeddings=True)
         learner = replace(learner, learning_rate=algorithm.critic_learning_rate)
         self.optimizer = make_optimizer(learner, num_steps)
         self.shardings = self._shardings(mesh)
@@ -81,10 +83,14 @@ class CriticStep:
         )
 
     def init(self, policy: Params) -> CriticState:
-        """The state before the first update, of copies of the policy's parameters."""
+        """The state before the first update, of float32 copies of the policy's parameters.
+
+        Args:
+            policy: without adapters: its base, where it has some.
+        """
 
         def fresh(policy: Params) -> CriticState:
-            params = jax.tree.map(jnp.copy, _trunk(policy))
+            params = jax.tree.map(lambda leaf: jnp.copy(leaf).astype(jnp.float32), _trunk(policy))
             params["value"] = {"kernel": jnp.zeros(self._model.embed_dim, jnp.float32)}
             return CriticState(params=params, opt_state=self.optimizer.init(params))
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.records import LearnerConfig, ModelConfig
+from rlboost_jax.models.adapters import trained_part
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import laid_out, param_shardings, replicated
 from rlboost_jax.pytree import pytree
@@ -21,7 +22,7 @@ HOST_MEMORY: Final = "pinned_host"  # as JAX calls it
 
 @pytree
 class TrainState:
-    params: Params  # float32
+    params: Params  # float32; with adapters they alone, see models/adapters.py
     opt_state: Any  # optax's, with moments laid out like the parameters, in `moment_dtype`
     step: Any  # updates made: an int32 scalar, or its sharding or shape
     critic: Any = None  # a CriticState, in runs that have one
@@ -117,7 +118,7 @@ def state_shardings(
     Raises:
         NoHostMemory: the devices of the mesh have no such memory.
     """
-    whole, params = replicated(mesh), param_shardings(model, mesh)
+    whole, params = replicated(mesh), trained_part(model, param_shardings(model, mesh))
     moments = params
     if moment_memory == "host":
         _check_host_memory(mesh)
@@ -125,7 +126,7 @@ def state_shardings(
     opt_state = optax.tree_map_params(
         optimizer,
         lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, abstract_params(model)),
+        jax.eval_shape(optimizer.init, trained_part(model, abstract_params(model))),
         moments,
         transform_non_params=lambda _: whole,
     )
@@ -159,7 +160,8 @@ def abstract_state(
     moment_memory: str = "device",
 ) -> TrainState:
     """Shapes, dtypes and shardings of a TrainState: what a checkpoint is restored onto."""
-    shapes = jax.eval_shape(lambda params: _fresh(params, optimizer), abstract_params(model))
+    params = trained_part(model, abstract_params(model))
+    shapes = jax.eval_shape(lambda params: _fresh(params, optimizer), params)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,

@@ -21,7 +21,7 @@ from rlboost_jax.learner.packing import PackedBatch
 from rlboost_jax.learner.reserved import devices_of_slices
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.models.params import abstract_params, init_params
+from rlboost_jax.models.params import init_params
 from rlboost_jax.models.sharding import make_mesh
 
 ROWS, ROW_TOKENS, NUM_BATCHES = 4, 24, 4
@@ -120,7 +120,7 @@ def engine_takes(params):
     taken = []
     for given in (params, jax.device_get(params)):
         device = jax.devices()[5]
-        engine = EngineParameters(abstract_params(small_run().model), device, "bfloat16")
+        engine = EngineParameters(small_run().model, device, "bfloat16")
         engine.load(given, 0)
         taken.append(engine.leaves)
         assert all(leaf.devices() == {device} for leaf in engine.leaves)
