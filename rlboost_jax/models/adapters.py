@@ -61,7 +61,7 @@ def merged_layer(model: ModelConfig, layer: Params, dtype: Any) -> Params:
 def merged_params(model: ModelConfig, params: Params, dtype: Any) -> Params:
     """A whole tree without adapters, layers stacked, of one with them; merged ones on the host."""
 
-    def merge(*factors: Array) -> np.ndarray:
+    def merge(*factors: Any) -> np.ndarray:
         each = zip(*factors, strict=True)
         return np.stack(
             [_merged(*map(jnp.asarray, f), model.lora.scale, model.dtype, dtype) for f in each]
@@ -85,5 +85,5 @@ def _merge(node: Params, merge: Callable[..., Any]) -> Params:
 
 
 @partial(jax.jit, static_argnums=(3, 4, 5))
-def _merged(kernel: Array, a: Array, b: Array, scale: float, rounded_to: str, dtype: str) -> Array:
+def _merged(kernel: Array, a: Array, b: Array, scale: float, rounded_to: str, dtype: Any) -> Array:
     return merged(kernel, a, b, scale=scale, dtype=jnp.dtype(rounded_to), by_row=True).astype(dtype)

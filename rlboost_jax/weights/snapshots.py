@@ -88,9 +88,12 @@ class SnapshotStore:
             params_digest: of the learner's parameters, before the cast to the rollout dtype.
         """
         place = self._folder / str(version)
-        leaves, files = self._save(place, host_params)
-        shutil.rmtree(place, ignore_errors=True)
-        place.with_name(place.name + PARTIAL).rename(place)
+        leaves, files = self._write_beside(place, host_params)
+        for entry in self._base_files:
+            own = _beside(place) / entry.path
+            own.parent.mkdir(parents=True, exist_ok=True)
+            own.hardlink_to(self._folder / BASE / entry.path)
+        _put_in_place(place)
         self._written = [v for v in self._written if v != version] + [version]
         return Manifest(
             version=version,
@@ -107,17 +110,14 @@ class SnapshotStore:
         are marked as lasting in each manifest.
         """
         place = self._folder / BASE
-        leaves, files = self._save(place, host_params)
-        shutil.rmtree(place, ignore_errors=True)
-        place.with_name(place.name + PARTIAL).rename(place)
-        self._base_files = files
+        leaves, self._base_files = self._write_beside(place, host_params)
+        _put_in_place(place)
         self._base_leaves = tuple(msgspec.structs.replace(leaf, lasting=True) for leaf in leaves)
 
-    def _save(
+    def _write_beside(
         self, place: Path, host_params: Params
     ) -> tuple[tuple[LeafEntry, ...], tuple[FileEntry, ...]]:
-        """Write beside the place, with the base's files."""
-        partial = place.with_name(place.name + PARTIAL)
+        partial = _beside(place)
         leaves = {name: self._cast(leaf) for name, leaf in flatten_params(host_params).items()}
         with ORBAX_BEGINS:
             self._checkpointer.save(partial, unflatten_params(leaves), force=True)
@@ -127,9 +127,6 @@ class SnapshotStore:
         names = _leaf_files(partial, leaves)
         with ThreadPoolExecutor(thread_name_prefix="hash") as threads:
             files = tuple(threads.map(lambda name: _file_entry(partial, name), names))
-        for entry in self._base_files:
-            (partial / entry.path).parent.mkdir(parents=True, exist_ok=True)
-            (partial / entry.path).hardlink_to(self._folder / BASE / entry.path)
         entries = (
             LeafEntry(name=name, shape=leaf.shape, dtype=leaf.dtype.name)
             for name, leaf in leaves.items()
@@ -148,6 +145,15 @@ class SnapshotStore:
         array = np.asarray(leaf)
         floating = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
         return array.astype(self._dtype, copy=False) if floating else array
+
+
+def _beside(place: Path) -> Path:
+    return place.with_name(place.name + PARTIAL)
+
+
+def _put_in_place(place: Path) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    _beside(place).rename(place)
 
 
 def _leaf_files(folder: Path, leaves: Mapping[str, Any]) -> list[str]:
