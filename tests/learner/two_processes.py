@@ -9,11 +9,13 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 
 from rlboost_jax.config.load import write_run_config
+from rlboost_jax.learner import orders
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.followers import invite
 from rlboost_jax.learner.following import accept
@@ -51,10 +53,12 @@ def measure(world: World, folder: Path):
         state = trainer.update(batches)
         kept.save(2, state, {"window": None})
     if not world.leads:
-        connected.obey(None, state, None)
+        learners = SimpleNamespace(policy=SimpleNamespace(base=state.params))
+        connected.obey(learners, state, None)
         raise AssertionError("process 0 never says that it is over")
     gathered = connected.gather(state.params)
     yield "digest", params_digest(gathered)
+    yield "digest of a base", params_digest(connected.gather(state.params, orders.BASE))
     alone = Trainer(ALONE)
     alone.update(batches)
     yield "gap", gap(gathered, alone.update(batches).params)
