@@ -54,7 +54,16 @@ def get_config() -> ConfigDict:
     config.model.experts_per_token = 0  # the most probable ones
     config.model.expert_dim = 0  # width of an expert
     config.model.normalize_experts = True  # weights of a token's experts add up to 1
-    config.model.dtype = "float32"  # activations; parameters are float32 in the learner
+    config.model.dtype = "float32"  # activations; what is trained is float32 in the learner
+    # Low-rank adapters, docs/lora.md: with a rank above 0 they are all that is trained, the model
+    # itself stays as it begins, in `dtype`, and servers fetch it once.
+    config.model.lora = ConfigDict()
+    config.model.lora.rank = 0  # 8 to 64 are usual; 0: none, all parameters are trained
+    config.model.lora.alpha = 32.0  # an adapter's product counts alpha / rank
+    config.model.lora.targets = (  # matrices of each layer that have an adapter
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    )
 
     config.task = ConfigDict()
     config.task.name = "clock"  # a name of rlboost_jax.data.tasks; "dataset": that of config.data

@@ -65,6 +65,7 @@ class LeafEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # parameter path joined by "."; the array's folder has this name
     shape: tuple[int, ...]
     dtype: str
+    lasting: bool = False  # in every version, with the same files: whoever has it may keep it
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from rlboost_jax.config.memory import (
+    BYTES,
     learner_bytes,
     moment_bytes,
     most_pages,
     num_parameters,
+    num_trained_parameters,
     page_bytes,
     size_text,
     weight_bytes,
@@ -48,6 +50,13 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"{num_parameters(model):,} parameters: {model.num_layers} layers, width "
         f"{model.embed_dim}, {model.num_query_heads} query and {model.num_key_heads} key heads",
     )
+    if lora := model.lora.rank:
+        trained = num_trained_parameters(model)
+        yield (
+            "adapters",
+            f"rank {lora}, alpha {model.lora.alpha:g}, on {' '.join(model.lora.targets)}: "
+            f"{trained:,} parameters ({100 * trained / num_parameters(model):.2g} %) are trained",
+        )
     yield "algorithm", _algorithm(config.algorithm)
     devices = math.prod(learner.mesh)
     data, fsdp, tensor = learner.mesh
@@ -64,7 +73,7 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"{'' if engine.num_pages else 'up to '}{most_pages(engine, config.slot_tokens)} pages of "
         f"{engine.page_size}, {engine.token_rows} rows a step; {_memory(engine_bytes(config))}",
     )
-    yield "weights", f"{config.weights.rollout_dtype} snapshots, pulled by {config.weights.source}"
+    yield "weights", _snapshots(config)
     yield "fleet", _fleet(config)
     reserved, each = fleet.reserved_price_per_hour, fleet.price_per_hour
     yield (
@@ -72,6 +81,14 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"${reserved:.2f} an hour reserved + ${each:.2f} for each preemptible instance: at most "
         f"${reserved + each * fleet.max_instances:.2f} an hour",
     )
+
+
+def _snapshots(config: RunConfig) -> str:
+    dtype = config.weights.rollout_dtype
+    each = size_text(num_trained_parameters(config.model) * BYTES[dtype])
+    once = size_text(weight_bytes(config.model, dtype))
+    size = f"{each}, and once {once}," if config.model.lora.rank else each
+    return f"{dtype} snapshots of {size} pulled by {config.weights.source}"
 
 
 def _on_host(config: RunConfig) -> str:

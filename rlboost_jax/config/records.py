@@ -5,6 +5,25 @@ record of their own section and never the whole. No JAX here: the manager reads 
 """
 
 from dataclasses import dataclass, field
+from typing import Final
+
+# Matrices of a layer, as Hugging Face calls them, that an adapter can be added to.
+ATTENTION_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
+LORA_TARGETS: Final = (*ATTENTION_TARGETS, "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters, which are then all that is trained; see docs/lora.md."""
+
+    rank: int = 0  # of an adapter; 0: none, all parameters are trained
+    alpha: float = 32.0  # an adapter's product counts alpha / rank
+    targets: tuple[str, ...] = LORA_TARGETS  # of these, the matrices that have one
+
+    @property
+    def scale(self) -> float:
+        """Factor of an adapter's product."""
+        return self.alpha / self.rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +64,12 @@ class ModelConfig:
     experts_per_token: int
     expert_dim: int
     normalize_experts: bool  # the weights of a token's experts add up to 1
-    dtype: str  # of activations in learner and engine; parameters are float32 in the learner
+    dtype: str  # of activations in learner and engine; what is trained is float32 in the learner
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+    def adapts(self, target: str) -> bool:
+        """Whether the matrices of that name have adapters."""
+        return self.lora.rank > 0 and target in self.lora.targets
 
     @property
     def layer_windows(self) -> tuple[int, ...]:

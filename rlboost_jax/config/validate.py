@@ -15,7 +15,7 @@ from rlboost_jax.config.combinations import of_algorithm
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.memory import pages_per_slot
 from rlboost_jax.config.ranges import MAX_POSITIONS, TRACKERS, out_of_range
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.records import ATTENTION_TARGETS, LORA_TARGETS, RunConfig
 from rlboost_jax.config.task_sizes import DATASET, MIN_LENGTH, NUM_COUNTERS, task_size
 from rlboost_jax.config.traces import read_trace
 from rlboost_jax.config.validate_data import dataset_mistakes, leftovers
@@ -38,7 +38,7 @@ def check(config: RunConfig) -> None:
     mistakes = list(out_of_range(config))
     if not mistakes:  # the checks of fields against each other may count on the ranges
         checks = (
-            *(_model, _task, _sampling, of_algorithm, _responses, _learner),
+            *(_model, _lora, _task, _sampling, of_algorithm, _responses, _learner),
             *(_engine, _manager, _fleet, _observe, _evaluation, _rest),
         )
         mistakes = [mistake for fields in checks for mistake in fields(config)]
@@ -89,6 +89,27 @@ def _model(config: RunConfig) -> Iterator[str]:
             )
         if model.expert_dim < 1:
             yield f"model.expert_dim is {model.expert_dim}; experts need a width of at least 1"
+
+
+def _lora(config: RunConfig) -> Iterator[str]:
+    model, lora = config.model, config.model.lora
+    if not lora.rank:
+        return
+    if not lora.targets:
+        yield f"model.lora.targets is empty; name some of {', '.join(LORA_TARGETS)}"
+    if len(set(lora.targets)) < len(lora.targets):
+        yield f"model.lora.targets is {lora.targets}; name each of them once"
+    for name in lora.targets:
+        if name not in LORA_TARGETS:
+            yield (
+                f"model.lora.targets has {name!r}, which can have no adapter; known: "
+                f"{', '.join(LORA_TARGETS)}"
+            )
+        elif model.num_experts and name not in ATTENTION_TARGETS:
+            yield (
+                f"model.lora.targets has {name!r}, but the feed-forward layers are experts, which "
+                f"can have no adapter: choose from {', '.join(ATTENTION_TARGETS)}"
+            )
 
 
 def _task(config: RunConfig) -> Iterator[str]:

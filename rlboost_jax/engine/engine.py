@@ -36,6 +36,7 @@ from rlboost_jax.engine.requests import Limits, RequestRejected, check_request
 from rlboost_jax.engine.rollouts import Rollout, new_rollout
 from rlboost_jax.engine.scheduler import Plan, Scheduler
 from rlboost_jax.messages import GenerateRequest
+from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.params import Params
 
 
@@ -104,7 +105,7 @@ class Engine:
         self.layout = replace(layout, num_pages=self.memory.num_pages)
         self.slots, self.slot_tokens = config.slots, slot_tokens
         self.programs = Programs(
-            model,
+            base_model(model),
             self.layout,
             max_steps=config.steps_per_dispatch,
             truncated_sampling=truncated_sampling,
@@ -113,7 +114,7 @@ class Engine:
             platform=self.device.platform,
         )
         self.parameters = EngineParameters(
-            self.programs.abstract_params,
+            model,
             self.device,
             param_dtype or model.dtype,
             double_buffered=self.memory.double_buffered,

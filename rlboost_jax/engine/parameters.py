@@ -1,31 +1,43 @@
-"""The engine's copy of the parameters: flat, unstacked, on one device, in one dtype."""
+"""The engine's copy of the parameters: flat, unstacked, on one device, in one dtype.
+
+Adapters are merged on the way to the device, a layer at a time: the engine runs a model without.
+"""
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from rlboost_jax.models.params import Params, flatten_params, unflatten_params, unstack_layers
+from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.models.adapters import merged_layer
+from rlboost_jax.models.params import (
+    Params,
+    abstract_params,
+    flatten_params,
+    unflatten_params,
+)
 
 
 class EngineParameters:
     """Leaves in the order of the programs, and the policy version they are."""
 
     def __init__(
-        self, abstract: Params, device: jax.Device, dtype: str, *, double_buffered: bool = True
+        self, model: ModelConfig, device: jax.Device, dtype: str, *, double_buffered: bool = True
     ) -> None:
         """Hold nothing yet.
 
         Args:
-            abstract: tree of shapes, layers stacked, that every `load` must match.
+            model: whose whole tree, layers stacked and adapters included, is given to every `load`.
             dtype: of the leaves on the device.
             double_buffered: whether a version stays until the next one is on the device, which
                 then holds both for a moment, or is freed before.
         """
-        self._shapes = {name: leaf.shape for name, leaf in flatten_params(abstract).items()}
+        leaves = flatten_params(abstract_params(model))
+        self._model, self._shapes = model, {name: leaf.shape for name, leaf in leaves.items()}
         self._device, self._dtype = device, jnp.dtype(dtype)
         self._double_buffered = double_buffered
         self.version: int | None = None
@@ -87,26 +99,39 @@ class EngineParameters:
     def _put_from_devices(self, params: Params) -> tuple[Array, ...]:
         """A layer of a leaf at a time: cast where it lies, then gathered on this device."""
 
-        def copied(leaf: Array) -> Array:
+        def of_layer(leaf: Array, index: int) -> Array:
+            layer = _layer(leaf, np.int32(index), self._dtype)
+            return jax.device_put(layer, self._device)
+
+        def whole(leaf: Array) -> Array:
             return jax.device_put(_cast(leaf, self._dtype), self._device)
 
-        num_layers = jax.tree.leaves(params["layers"])[0].shape[0]
-        layers = tuple(
-            jax.tree.map(
-                lambda leaf, i=i: jax.device_put(
-                    _layer(leaf, np.int32(i), self._dtype), self._device
-                ),
-                params["layers"],
-            )
-            for i in range(num_layers)
-        )
-        others = {name: part for name, part in params.items() if name != "layers"}
-        return tuple(jax.tree.leaves({**jax.tree.map(copied, others), "layers": layers}))
+        return self._assembled(params, of_layer, whole)
 
     def _put(self, params: Params) -> tuple[Array, ...]:
         """Copies first: on CPU a device array may be nothing but a view of a host array."""
-        leaves = [np.array(leaf, self._dtype) for leaf in jax.tree.leaves(unstack_layers(params))]
-        return tuple(jax.device_put(leaves, self._device))
+
+        def whole(leaf: np.ndarray) -> Array:
+            return jax.device_put(np.array(leaf, self._dtype), self._device)
+
+        return self._assembled(params, lambda leaf, index: whole(leaf[index]), whole)
+
+    def _assembled(
+        self, params: Params, of_layer: Callable[[Any, int], Array], whole: Callable[[Any], Array]
+    ) -> tuple[Array, ...]:
+        """Args:
+        of_layer: a layer's part of a stacked leaf, on the device.
+        whole: any other leaf, on the device.
+        """
+
+        def layer(index: int) -> Params:
+            parts = jax.tree.map(lambda leaf: of_layer(leaf, index), params["layers"])
+            return merged_layer(self._model, parts, self._dtype)
+
+        num_layers = jax.tree.leaves(params["layers"])[0].shape[0]
+        layers = tuple(layer(index) for index in range(num_layers))
+        rest = {name: part for name, part in params.items() if name != "layers"}
+        return tuple(jax.tree.leaves({**jax.tree.map(whole, rest), "layers": layers}))
 
 
 @partial(jax.jit, static_argnums=1)

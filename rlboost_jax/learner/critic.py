@@ -26,6 +26,7 @@ from rlboost_jax.learner.state import (
     make_optimizer,
     shardings_of,
 )
+from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import batch_sharding, param_shardings, program_on, replicated
@@ -53,7 +54,8 @@ class CriticStep:
         num_steps: int,
         mesh: Mesh,
     ) -> None:
-        self._model = replace(model, tie_embeddings=True)  # no matrix of logits
+        # No matrix of logits; trained whole, whatever the policy's adapters are.
+        self._model = replace(base_model(model), tie_embeddings=True)
         learner = replace(learner, learning_rate=algorithm.critic_learning_rate)
         self.optimizer = make_optimizer(learner, num_steps)
         self.shardings = shardings_of(
@@ -77,7 +79,11 @@ class CriticStep:
         )
 
     def init(self, policy: Params) -> TrainState:
-        """The state before the first update, of copies of the policy's parameters."""
+        """The state before the first update, of copies of the policy's parameters.
+
+        Args:
+            policy: without adapters: its base, where it has some.
+        """
         value = {"kernel": np.zeros(self._model.embed_dim, np.float32)}
         return init_state({**_trunk(policy), "value": value}, self.optimizer, self.shardings)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from rlboost_jax.learner.objective import Sums, objective
 from rlboost_jax.learner.optimization import Part, add_up, update_programs
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import TrainState, make_optimizer, state_shardings
+from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params
@@ -38,6 +40,9 @@ class LearnerStep:
         gaps: (params, packed batch) → |recomputed - behaviour| of each target, 0 outside
             responses; to find out whose they are where `max_logprob_gap` is too large.
         shardings: of a TrainState.
+        base: what the parameters of the state are added to, where they are adapters: the first
+            three programs take it along. To be set before their first use; None where everything
+            is trained.
 
     The sums are those of `objective`.
     """
@@ -53,25 +58,25 @@ class LearnerStep:
         mesh: Mesh,
     ) -> None:
         self._algorithm = algorithm
+        self.base: Params | None = None
         self.optimizer = make_optimizer(learner, num_steps)
         self.shardings = state_shardings(
             model, self.optimizer, mesh, moment_memory=learner.moment_memory
         )
         self.mesh = mesh
         params, whole = self.shardings.params, replicated(mesh)
-        program = partial(program_on, mesh)
         rows = batch_sharding(mesh)
-        self.gradients = program(
+        self.gradients = self._on_base(
             _gradients(model, learner, algorithm, sampling, mesh),
             in_shardings=(params, None, rows),
             out_shardings=(params, whole),
         )
-        self.evaluate = program(
+        self.evaluate = self._on_base(
             _evaluate(model, learner, sampling, mesh),
             in_shardings=(params, None, rows),
             out_shardings=whole,
         )
-        self.gaps = program(
+        self.gaps = self._on_base(
             _gaps(model, learner, sampling, mesh),
             in_shardings=(params, rows),
             out_shardings=whole,
@@ -79,6 +84,14 @@ class LearnerStep:
         self.combine, self.apply = update_programs(
             learner, self.optimizer, self.shardings, mesh, num_steps=num_steps
         )
+
+    def _on_base(
+        self, function: Callable[..., Any], *, in_shardings: tuple[Any, ...], out_shardings: Any
+    ) -> "_OnBase":
+        program = program_on(
+            self.mesh, function, in_shardings=(None, *in_shardings), out_shardings=out_shardings
+        )
+        return _OnBase(program, lambda: self.base)
 
     def compile(
         self,
@@ -120,6 +133,19 @@ class LearnerStep:
         return add_up((self.gradients(params, reference, b) for b in batches), self.combine)
 
 
+class _OnBase:
+    """A program whose first argument is the base of that moment."""
+
+    def __init__(self, program: Any, base: Callable[[], Params | None]) -> None:
+        self._program, self._base = program, base
+
+    def __call__(self, *args: Any) -> Any:
+        return self._program(self._base(), *args)
+
+    def lower(self, *args: Any) -> Any:
+        return self._program.lower(self._base(), *args)
+
+
 def _working_bytes(program: jax.stages.Compiled) -> int:
     """0 where the backend does not tell."""
     analysis = program.memory_analysis()
@@ -155,14 +181,14 @@ def _factors(
 
 def _gaps(
     model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
-) -> Callable[[Params, PackedBatch], Float[Array, "R T"]]:
+) -> Callable[[Params | None, Params, PackedBatch], Float[Array, "R T"]]:
     factors_of = _factors(model, learner, mesh)
 
-    def gaps(params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
+    def gaps(base: Params | None, params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         targets = jnp.ravel(batch.targets)
         logprobs, _ = sampled_logprobs(
-            *factors_of(params, batch),
+            *factors_of(joined(base, params), batch),
             targets,
             sampling,
             soft_cap=model.final_soft_cap,
@@ -176,14 +202,14 @@ def _gaps(
 
 def _evaluate(
     model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
-) -> Callable[[Params, Params | None, PackedBatch], dict[str, Float[Array, "R T"]]]:
+) -> Callable[..., dict[str, Float[Array, "R T"]]]:
     factors_of = _factors(model, learner, mesh)
 
     def evaluate(
-        params: Params, reference: Params | None, batch: PackedBatch
+        base: Params | None, params: Params, reference: Params | None, batch: PackedBatch
     ) -> dict[str, Float[Array, "R T"]]:
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
-        targets, factors = jnp.ravel(batch.targets), factors_of(params, batch)
+        targets, factors = jnp.ravel(batch.targets), factors_of(joined(base, params), batch)
         soft_cap = model.final_soft_cap
         logprobs, _ = sampled_logprobs(
             *factors, targets, sampling, soft_cap=soft_cap, by_row=by_row
@@ -193,7 +219,7 @@ def _evaluate(
             whole_of = partial(
                 whole_logprobs, tokens=targets, sampling=sampling, soft_cap=soft_cap, by_row=by_row
             )
-            found["reference"], _ = whole_of(*factors_of(reference, batch))
+            found["reference"], _ = whole_of(*factors_of(joined(base, reference), batch))
             found["whole"] = whole_of(*factors)[0] if sampling.truncated else found["policy"]
         return {name: values.reshape(batch.tokens.shape) for name, values in found.items()}
 
@@ -206,14 +232,14 @@ def _gradients(
     algorithm: AlgorithmConfig,
     sampling: SamplingConfig,
     mesh: Mesh,
-) -> Callable[[Params, Params | None, PackedBatch], tuple[Params, Sums]]:
+) -> Callable[..., tuple[Params, Sums]]:
     factors_of = _factors(model, learner, mesh)
 
     def loss(
-        params: Params, reference: Params | None, batch: PackedBatch
+        params: Params, base: Params | None, reference: Params | None, batch: PackedBatch
     ) -> tuple[Float[Array, ""], Sums]:
         targets = jnp.ravel(batch.targets)
-        factors = factors_of(params, batch)
+        factors = factors_of(joined(base, params), batch)
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         logprobs, entropy = sampled_logprobs(
             *factors, targets, sampling, soft_cap=model.final_soft_cap, by_row=by_row
@@ -228,7 +254,7 @@ def _gradients(
                 soft_cap=model.final_soft_cap,
                 by_row=by_row,
             )
-            frozen, _ = whole_of(*factors_of(reference, batch))
+            frozen, _ = whole_of(*factors_of(joined(base, reference), batch))
             whole = whole_of(*factors)[0] if sampling.truncated else logprobs
         return objective(
             algorithm,
@@ -240,9 +266,9 @@ def _gradients(
         )
 
     def gradients(
-        params: Params, reference: Params | None, batch: PackedBatch
+        base: Params | None, params: Params, reference: Params | None, batch: PackedBatch
     ) -> tuple[Params, Sums]:
-        grads, sums = jax.grad(loss, has_aux=True)(params, reference, batch)
+        grads, sums = jax.grad(loss, has_aux=True)(params, base, reference, batch)
         return grads, sums
 
     return gradients

@@ -1,7 +1,7 @@
 """Parameters from the safetensors files of a Hugging Face checkpoint.
 
 Reading goes leaf by leaf: a device is given its own slice of a leaf, which is put together from
-the slices of the tensors in it, in float32. The files are mapped, not loaded, so that the host
+the slices of the tensors in it, in one dtype. The files are mapped, not loaded, so that the host
 holds what one leaf has on its devices, and no device holds anything twice.
 """
 
@@ -35,13 +35,18 @@ class CheckpointUnusable(Mistake, ValueError):
 
 
 def read_checkpoint(
-    model: ModelConfig, folder: str | Path, *, shardings: Params | None = None
+    model: ModelConfig,
+    folder: str | Path,
+    *,
+    shardings: Params | None = None,
+    dtype: str = "float32",
 ) -> Params:
-    """The float32 parameters of a checkpoint.
+    """The parameters of a checkpoint.
 
     Args:
         model: its architecture, as `config/huggingface.py` reads it from the folder's config.json.
         shardings: where each leaf goes; None puts all on the default device.
+        dtype: that they are converted to.
 
     Raises:
         CheckpointUnusable: it does not hold just the tensors of the model; names the first.
@@ -58,7 +63,7 @@ def read_checkpoint(
         _check(tensors, model, {n: (plan[n], leaf.shape) for n, leaf in leaves.items()}, prefix)
         return unflatten_params(
             {
-                name: _read_leaf(tensors, plan[name], leaf.shape, places[name])
+                name: _read_leaf(tensors, plan[name], leaf.shape, places[name], np.dtype(dtype))
                 for name, leaf in leaves.items()
             }
         )
@@ -205,13 +210,17 @@ def _check(
 
 
 def _read_leaf(
-    tensors: _Tensors, how: Stored, shape: tuple[int, ...], sharding: jax.sharding.Sharding
+    tensors: _Tensors,
+    how: Stored,
+    shape: tuple[int, ...],
+    sharding: jax.sharding.Sharding,
+    dtype: np.dtype,
 ) -> jax.Array:
     stacked = len(next(iter(how.tensors)))
 
     def read(index: tuple[slice, ...] | None) -> np.ndarray:
         cuts = [slice(*cut.indices(n)) for cut, n in zip(index or (), shape, strict=True)]
-        out = np.empty([cut.stop - cut.start for cut in cuts], np.float32)
+        out = np.empty([cut.stop - cut.start for cut in cuts], dtype)
         inner = tuple(cuts[stacked:])
         for place in np.ndindex(*out.shape[:stacked]):
             at = tuple(i + cut.start for i, cut in zip(place, cuts, strict=False))

@@ -8,9 +8,10 @@ layers on [N, E] are twice as fast on CPU as on [B, T, E], and the engine has no
 to speak of. What a token may look at is the caller's business: attention arrives as a
 function of queries, keys and values.
 
-Products and sums over a row come in two forms, see `products.py`. Each parameter that starts
-random says its standard deviation as metadata (`std`), from which `params.py` draws it; others
-say what they start at (`start`).
+Products and sums over a row come in two forms, see `products.py`; matrices may have adapters, see
+`lora.py`. Each parameter that starts random says its standard deviation as metadata (`std`), or
+the bound of a uniform distribution (`bound`), from which `params.py` draws it; others say what
+they start at (`start`).
 """
 
 from collections.abc import Callable
@@ -25,7 +26,8 @@ from rlboost_kernels import matmul
 
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.experts import Activation, RoutedMLP
-from rlboost_jax.models.products import linear, normal, row_mean
+from rlboost_jax.models.lora import linear
+from rlboost_jax.models.products import normal, row_mean
 from rlboost_jax.models.rope import cos_sin, ropes, turn
 
 Attend = Callable[
@@ -70,10 +72,10 @@ class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool) -> None:
         E, D, bias = config.embed_dim, config.head_dim, config.attention_bias
         product = partial(linear, config, rngs=rngs, by_row=by_row)
-        self.query = product(E, config.num_query_heads * D, bias=bias)
-        self.key = product(E, config.num_key_heads * D, bias=bias)
-        self.value = product(E, config.num_key_heads * D, bias=bias)
-        self.output = product(config.num_query_heads * D, E, bias=config.output_bias)
+        self.query = product("q_proj", E, config.num_query_heads * D, bias=bias)
+        self.key = product("k_proj", E, config.num_key_heads * D, bias=bias)
+        self.value = product("v_proj", E, config.num_key_heads * D, bias=bias)
+        self.output = product("o_proj", config.num_query_heads * D, E, bias=config.output_bias)
         if config.qk_norm:
             self.query_norm = _norm(config, D, by_row)
             self.key_norm = _norm(config, D, by_row)
@@ -108,9 +110,9 @@ class GatedMLP(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool) -> None:
         product = partial(linear, config, rngs=rngs, by_row=by_row)
-        self.gate = product(config.embed_dim, config.hidden_dim)
-        self.up = product(config.embed_dim, config.hidden_dim)
-        self.down = product(config.hidden_dim, config.embed_dim)
+        self.gate = product("gate_proj", config.embed_dim, config.hidden_dim)
+        self.up = product("up_proj", config.embed_dim, config.hidden_dim)
+        self.down = product("down_proj", config.hidden_dim, config.embed_dim)
         self.activation = _activation(config)
 
     def __call__(self, x: Float[Array, "N E"]) -> Float[Array, "N E"]:

@@ -24,16 +24,22 @@ from rlboost_jax.models.params import (
 AXES: Final = ("data", "fsdp", "tensor")
 BATCH: Final = ("data", "fsdp")  # mesh axes that share out the rows of a batch
 
+# Products of a layer, and the mesh axes of their matrices [in, out].
+_MATRICES: Final[dict[str, tuple[str, str]]] = {
+    "attention.query": ("fsdp", "tensor"),
+    "attention.key": ("fsdp", "tensor"),
+    "attention.value": ("fsdp", "tensor"),
+    "attention.output": ("tensor", "fsdp"),
+    "mlp.gate": ("fsdp", "tensor"),
+    "mlp.up": ("fsdp", "tensor"),
+    "mlp.down": ("tensor", "fsdp"),
+}
 # End of the parameter's name → mesh axes of its last axes. Others (norms) are replicated.
 RULES: Final[dict[str, tuple[str | None, ...]]] = {
     "embedding.table": ("tensor", "fsdp"),
-    "attention.query.kernel": ("fsdp", "tensor"),
-    "attention.key.kernel": ("fsdp", "tensor"),
-    "attention.value.kernel": ("fsdp", "tensor"),
-    "attention.output.kernel": ("tensor", "fsdp"),
-    "mlp.gate.kernel": ("fsdp", "tensor"),
-    "mlp.up.kernel": ("fsdp", "tensor"),
-    "mlp.down.kernel": ("tensor", "fsdp"),
+    **{f"{name}.kernel": axes for name, axes in _MATRICES.items()},
+    **{f"{name}.lora_a": (axes[0], None) for name, axes in _MATRICES.items()},
+    **{f"{name}.lora_b": (None, axes[1]) for name, axes in _MATRICES.items()},
     "attention.query.bias": ("tensor",),
     "attention.key.bias": ("tensor",),
     "attention.value.bias": ("tensor",),
