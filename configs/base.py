@@ -143,6 +143,7 @@ def get_config() -> ConfigDict:
     config.algorithm.epochs = placeholder(int)  # passes over the batch
     config.algorithm.critic_learning_rate = placeholder(float)  # AdamW's, of the critic
     config.algorithm.value_clip = placeholder(float)  # most a value moves in a batch; 0: freely
+    config.algorithm.routing_replay = placeholder(bool)  # train on the experts sampled with
 
     config.sampling = ConfigDict()
     config.sampling.temperature = 1.0  # divides the logits; above 0

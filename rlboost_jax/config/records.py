@@ -185,6 +185,7 @@ class AlgorithmConfig:
     epochs: int  # passes over the batch
     critic_learning_rate: float  # of "gae"
     value_clip: float  # a value may move this far from the old one, units of reward; 0: freely
+    routing_replay: bool  # the learner sends tokens to the experts that they were sampled with
 
     @property
     def has_critic(self) -> bool:

@@ -11,12 +11,12 @@ The KV pool is one array [P, L, 2K, D] per layer, donated and written in place. 
 are arguments, flattened once, with the layers unstacked.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, UInt
 from rlboost_kernels import (
     copy_kv_pages,
     kv_pages_shape,
@@ -30,6 +30,7 @@ from rlboost_kernels.attention.api import choose_attention
 
 from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.metadata import Controls, Rows
@@ -39,9 +40,16 @@ from rlboost_jax.models.params import Params, abstract_params, unstack_layers
 Leaves = tuple[Array, ...]
 Pools = tuple[Float[Array, "P L C D"], ...]  # C: keys at even, values at odd head indices
 
-# Outputs of a step program, [3, steps, sequences] int32: token (-1: none), bits of its
-# log-probability, and a checksum of the logits it was sampled from.
+# Of what is sampled, [3, steps, sequences] int32: token (-1: none), bits of its log-probability,
+# and a checksum of the logits it was sampled from.
 TOKENS, LOGPROBS, CHECKSUMS = range(3)
+
+
+class Output(NamedTuple):
+    """What a step program leaves for the host."""
+
+    sampled: Int[Array, "3 X S"]
+    routes: UInt[Array, "*rows layers A"] | None  # of each row, and of each step of decode steps
 
 
 class AttentionNotAvailable(Mistake, ValueError):
@@ -61,11 +69,13 @@ class Programs:
         attention: str,
         kv_dtype: str,
         platform: str,
+        routing: Routing | None = None,
     ) -> None:
         """Compile nothing yet.
 
         Args:
             attention: "auto" or an implementation of `rlboost_kernels`.
+            routing: of the routes that are returned; None: none are.
             platform: of the device that they are for, as JAX names it.
 
         Raises:
@@ -73,7 +83,7 @@ class Programs:
         """
         self.model, self.layout, self.max_steps = model, layout, max_steps
         self._truncated = truncated_sampling
-        self._kv_dtype = kv_dtype
+        self._kv_dtype, self._routing = kv_dtype, routing
         self.attention = self._choose_attention(attention, platform)
         self.abstract_params = abstract_params(model)
         self._tree = jax.tree.structure(jax.eval_shape(unstack_layers, self.abstract_params))
@@ -114,7 +124,7 @@ class Programs:
 
     def _mixed(
         self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"]
-    ) -> tuple[Pools, Int[Array, "3 1 S"]]:
+    ) -> tuple[Pools, Output]:
         """One step over prefill chunks and single tokens.
 
         Every sequence is sampled after its last row; those whose budget is 0 (a prefill that
@@ -124,12 +134,13 @@ class Programs:
         rows, records, last_rows = metadata.unpack_mixed(self.layout, packed)
         controls = metadata.controls(records)
         keys = noise_keys(controls.seed, controls.step, controls.sample)
-        x, pools = self._run_layers(params, pools, rows)
+        x, pools, routes = self._run_layers(params, pools, rows)
         tokens, logprobs, checksums = self._sample(
             params, x[last_rows], keys, records[:, metadata.RESPONSE], controls
         )
         tokens = jnp.where(records[:, metadata.BUDGET] > 0, tokens, -1)
-        return pools, _outputs(tokens, logprobs, checksums)[:, None, : self.layout.slots]
+        sampled = _sampled(tokens, logprobs, checksums)[:, None, : self.layout.slots]
+        return pools, Output(sampled, routes)
 
     def _logits(
         self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"]
@@ -137,12 +148,12 @@ class Programs:
         """The same rows as a mixed step, with the logits after every one of them. For checks."""
         params = jax.tree.unflatten(self._tree, leaves)
         rows, _, _ = metadata.unpack_mixed(self.layout, packed)
-        x, pools = self._run_layers(params, pools, rows)
+        x, pools, _ = self._run_layers(params, pools, rows)
         return pools, head(self.model, params, x)
 
     def _decode(
         self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"], ends: Int[Array, " N"]
-    ) -> tuple[Pools, Int[Array, "3 X R"], Int[Array, " N"]]:
+    ) -> tuple[Pools, Output, Int[Array, " N"]]:
         """Up to X = `max_steps` decode steps of the sequences in the first rows.
 
         A sequence stops by itself after a stop id or when its budget is spent, and all is over
@@ -160,31 +171,38 @@ class Programs:
             return (done < num_steps) & live.any()
 
         def step(state: Any) -> Any:
-            done, newest, live, pools, outputs = state
+            done, newest, live, pools, output = state
             rows = metadata.decode_rows(
                 self.layout, records, num_sequences, newest, length + done, live
             )
-            x, pools = self._run_layers(params, pools, rows)
+            x, pools, routes = self._run_layers(params, pools, rows)
             tokens, logprobs, checksums = self._sample(params, x, keys, response + done, controls)
             tokens = jnp.where(live, tokens, -1)
-            outputs = jax.lax.dynamic_update_index_in_dim(
-                outputs, _outputs(tokens, logprobs, checksums), done, axis=1
-            )
+            output = _with_step(output, _sampled(tokens, logprobs, checksums), routes, done)
             stopped = (tokens[:, None] == controls.stop_ids).any(axis=1)
             newest = jnp.where(live, jnp.where(stopped, -1, tokens), newest)
             live &= ~stopped & (done + 1 < records[:, metadata.BUDGET])
-            return done + 1, newest, live, pools, outputs
+            return done + 1, newest, live, pools, output
 
-        nothing = jnp.full((3, self.max_steps, len(records)), -1, jnp.int32)
+        nothing = self._nothing(len(records))
         live = records[:, metadata.BUDGET] > 0
         start = (jnp.int32(0), records[:, metadata.TOKEN], live, pools, nothing)
-        _, newest, _, pools, outputs = jax.lax.while_loop(more, step, start)
+        _, newest, _, pools, output = jax.lax.while_loop(more, step, start)
         unused = jnp.full(len(ends) - len(records), -1, jnp.int32)
-        return pools, outputs, jnp.concatenate([newest, unused])
+        return pools, output, jnp.concatenate([newest, unused])
+
+    def _nothing(self, num_rows: int) -> Output:
+        """The output of decode steps before the first."""
+        sampled = jnp.full((3, self.max_steps, num_rows), -1, jnp.int32)
+        if self._routing is None:
+            return Output(sampled, None)
+        shape = (self.max_steps, num_rows, *self._routing.shape)
+        return Output(sampled, jnp.zeros(shape, self._routing.dtype))
 
     def _run_layers(
         self, params: Params, pools: Pools, rows: Rows
-    ) -> tuple[Float[Array, "T E"], Pools]:
+    ) -> tuple[Float[Array, "T E"], Pools, UInt[Array, "T layers A"] | None]:
+        chosen: list[Int[Array, "T A"] | None] = []
         written: list[Float[Array, "P L C D"]] = []
         model = self.model
 
@@ -208,12 +226,17 @@ class Programs:
 
         x = embed(model, params, rows.tokens)
         for layer, window in zip(params["layers"], model.layer_windows, strict=True):
-            x, _ = apply_layer(
+            x, experts = apply_layer(
                 model, layer, x, rows.positions, attend, local=window > 0, by_row=True
             )
+            chosen.append(experts)
         # The two programs take different rows from here on. Without a barrier the compiler may
         # keep bfloat16 values unrounded up to their next use in one of them and not in the other.
-        return jax.lax.optimization_barrier(x), tuple(written)
+        x = jax.lax.optimization_barrier(x)
+        if self._routing is None:
+            return x, tuple(written), None
+        routes = jnp.stack([experts for experts in chosen if experts is not None], axis=1)
+        return x, tuple(written), routes.astype(self._routing.dtype)
 
     def _sample(
         self,
@@ -232,7 +255,21 @@ class Programs:
         return tokens[:R], logprobs[:R], _checksum(logits)
 
 
-def _outputs(
+def _with_step(
+    output: Output,
+    sampled: Int[Array, "3 R"],
+    routes: UInt[Array, "R layers A"] | None,
+    step: Array,
+) -> Output:
+    """What one more of the decode steps came to."""
+    put = jax.lax.dynamic_update_index_in_dim
+    return Output(
+        put(output.sampled, sampled, step, axis=1),
+        None if routes is None else put(output.routes, routes, step, axis=0),
+    )
+
+
+def _sampled(
     tokens: Int[Array, " R"], logprobs: Float[Array, " R"], checksums: Int[Array, " R"]
 ) -> Int[Array, "3 R"]:
     bits = jax.lax.bitcast_convert_type(logprobs, jnp.int32)

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from rlboost_jax.algorithms.values import value_losses
 from rlboost_jax.config.records import AlgorithmConfig, LearnerConfig, ModelConfig
+from rlboost_jax.config.routing import routing_of
 from rlboost_jax.learner.objective import Sums
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import make_optimizer
@@ -60,6 +61,7 @@ class CriticStep:
         mesh: Mesh,
     ) -> None:
         self._model = replace(model, tie_embeddings=True)  # no matrix of logits
+        self._routing = routing_of(model, algorithm)  # batches bring it; the critic has routers
         learner = replace(learner, learning_rate=algorithm.critic_learning_rate)
         self.optimizer = make_optimizer(learner, num_steps)
         self.shardings = self._shardings(mesh)
@@ -101,7 +103,13 @@ class CriticStep:
     def compile(self, state: CriticState, *, shapes: Iterable[tuple[int, int]]) -> None:
         """Compile everything before the first step, as `LearnerStep.compile` does."""
         for rows, row_tokens in shapes:
-            batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+            batch, _ = fill(
+                [],
+                rows=rows,
+                row_tokens=row_tokens,
+                loss_aggregation=TOKEN_MEAN,
+                routing=self._routing,
+            )
             self.values(state.params, batch)
             part = self.gradients(state.params, batch)
         gradients, _ = self.combine(part, self.gradients(state.params, batch))

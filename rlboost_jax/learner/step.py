@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from rlboost_jax.config.records import (
     AlgorithmConfig,
@@ -21,6 +21,7 @@ from rlboost_jax.config.records import (
     ModelConfig,
     SamplingConfig,
 )
+from rlboost_jax.config.routing import routing_of
 from rlboost_jax.learner.logprobs import sampled_logprobs, whole_logprobs
 from rlboost_jax.learner.objective import MAXIMA, Sums, objective
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
@@ -52,6 +53,7 @@ class LearnerStep:
         gaps: (params, packed batch) → |recomputed - behaviour| of each target, 0 outside
             responses; to find out whose they are where `max_logprob_gap` is too large.
         shardings: of a TrainState.
+        routing: of the routes that batches have to bring; None: routers choose.
 
     The sums are those of `objective`.
     """
@@ -66,7 +68,7 @@ class LearnerStep:
         num_steps: int,
         mesh: Mesh,
     ) -> None:
-        self._algorithm = algorithm
+        self._algorithm, self.routing = algorithm, routing_of(model, algorithm)
         self.optimizer = make_optimizer(learner, num_steps)
         self.shardings = state_shardings(
             model, self.optimizer, mesh, moment_memory=learner.moment_memory
@@ -125,7 +127,13 @@ class LearnerStep:
         in_reward = reference if self._algorithm.kl_in_reward else None
         programs = []
         for rows, row_tokens in shapes:
-            batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+            batch, _ = fill(
+                [],
+                rows=rows,
+                row_tokens=row_tokens,
+                loss_aggregation=TOKEN_MEAN,
+                routing=self.routing,
+            )
             if self._algorithm.looks_first:
                 self.evaluate(state.params, in_reward, batch)
             part = self.gradients(state.params, in_loss, batch)
@@ -164,7 +172,7 @@ def combine(left: tuple[Params, Sums], right: tuple[Params, Sums]) -> tuple[Para
 def _factors(
     model: ModelConfig, learner: LearnerConfig, mesh: Mesh
 ) -> Callable[[Params, PackedBatch], tuple[Float[Array, "N E"], Float[Array, "E V"]]]:
-    """What logits are a product of."""
+    """What logits are a product of: under the batch's routes, if it has any, whoever's they are."""
 
     def factors_of(
         params: Params, batch: PackedBatch
@@ -182,10 +190,18 @@ def _factors(
             remat=learner.remat,
             mesh=mesh,
             attention=attention,
+            experts=_experts(batch),
         )
         return head_factors(model, params, x, by_row=attention == "paged")
 
     return factors_of
+
+
+def _experts(batch: PackedBatch) -> Int[Array, "L N A"] | None:
+    if batch.routes is None:
+        return None
+    routes = jnp.asarray(batch.routes).astype(jnp.int32)
+    return routes.reshape(-1, *routes.shape[2:]).transpose(1, 0, 2)
 
 
 def _gaps(

@@ -55,14 +55,20 @@ class Router(nnx.Module):
         logits = float32_product(x, self.kernel[...], by_row=self.by_row)
         if chosen is None:
             chosen = jax.lax.top_k(logits, self.config.experts_per_token)[1]
-        highest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
-        parts = jnp.exp(logits - highest)
-        weights = jnp.take_along_axis(parts, chosen, axis=-1)
+        taken = jnp.take_along_axis(logits, chosen, axis=-1)
         if self.config.normalize_experts:  # column by column, whatever the number of rows
+            weights = jnp.exp(taken - _highest(taken))
             columns = jnp.split(weights, weights.shape[1], axis=1)
             return chosen, weights / sum(columns[1:], start=columns[0])
+        highest = _highest(logits)
+        parts, weights = jnp.exp(logits - highest), jnp.exp(taken - highest)
         total = row_mean(parts, by_row=self.by_row) * parts.shape[-1]
         return chosen, weights / total
+
+
+def _highest(logits: Float[Array, "N _"]) -> Float[Array, "N 1"]:
+    """To be subtracted: the softmax is the same, and no exponential too large."""
+    return jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
 
 
 class Experts(nnx.Module):

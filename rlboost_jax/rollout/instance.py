@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 
 from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.routing import routing_of
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import Hello
 
@@ -38,6 +39,7 @@ def engine_of(
         param_dtype=run.weights.rollout_dtype,
         taken_bytes=taken_bytes,
         device=device,
+        routing=routing_of(run.model, run.algorithm),
     )
     if announce is not None:
         announce(str(engine.memory))

@@ -74,6 +74,17 @@ WRONG = [
         ["model.experts_per_token", "model.num_experts"],
     ),
     ({"model.num_experts": 4, "model.experts_per_token": 2}, "0", ["model.expert_dim"]),
+    (
+        {
+            "model.num_experts": 300,
+            "model.experts_per_token": 200,
+            "model.expert_dim": 8,
+            "model.num_layers": 64,
+            "sampling.max_response_tokens": 3000,
+        },
+        "25600 bytes",
+        ["algorithm.routing_replay", "sampling.max_response_tokens"],
+    ),
     ({"manager.lease_seconds": 2.5}, "2.5", ["manager.lease_seconds"]),
     ({"manager.host": "0.0.0.0"}, "0.0.0.0", ["manager.host", "fleet.tls"]),
     ({"manager.host": "10.1.2.3"}, "10.1.2.3", ["manager.host", "fleet.tls"]),
