@@ -198,6 +198,7 @@ def get_config() -> ConfigDict:
     # float8_e4m3fn takes half of bfloat16's memory and widens the gap to the learner's
     # log-probabilities: keys and values are stored with scale 1 and cut off at 448.
     config.engine.kv_dtype = "float32"  # of cached keys and values
+    config.engine.tensor_parallel = 1  # devices that weights and pages are split over
 
     config.manager = ConfigDict()
     config.manager.host = "127.0.0.1"  # address to listen on; beyond loopback with fleet.tls only

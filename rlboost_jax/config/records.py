@@ -260,6 +260,7 @@ class EngineConfig:
     steps_per_dispatch: int  # decode steps per program call when nothing is waiting
     attention: str  # implementation of rlboost_kernels, or "auto"
     kv_dtype: str
+    tensor_parallel: int  # devices that an engine's weights and pages are split over
 
 
 @dataclass(frozen=True, kw_only=True)

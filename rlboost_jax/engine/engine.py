@@ -38,6 +38,7 @@ from rlboost_jax.engine.routes import Routes, Told, Yield
 from rlboost_jax.engine.scheduler import Plan, Scheduler
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.params import Params
+from rlboost_jax.models.sharding import NotEnoughDevices, engine_mesh
 
 
 class EngineBusy(RuntimeError):
@@ -66,7 +67,11 @@ class Dispatch:
 
 
 class Engine:
-    """A decoder on one device with slots for `config.slots` rollouts."""
+    """A decoder on `config.tensor_parallel` devices with slots for `config.slots` rollouts.
+
+    Attributes:
+        device: the first of them.
+    """
 
     def __init__(
         self,
@@ -75,7 +80,7 @@ class Engine:
         *,
         slot_tokens: int,
         truncated_sampling: bool,
-        device: jax.Device | None = None,
+        devices: Sequence[jax.Device] | None = None,
         param_dtype: str | None = None,
         taken_bytes: int = 0,
         routing: Routing | None = None,
@@ -85,6 +90,7 @@ class Engine:
         Args:
             slot_tokens: longest prompt plus response.
             truncated_sampling: whether requests may ask for top-k or top-p.
+            devices: to run on, `config.tensor_parallel` of them; None takes the first there are.
             param_dtype: that loaded parameters are cast to; None is `model.dtype`.
             taken_bytes: that others have or will have on the device, in this process.
             routing: of the routes that come with tokens; None: none do.
@@ -92,8 +98,16 @@ class Engine:
         Raises:
             ValueError: settings do not fit together; names them.
             NotEnoughMemory: the device is too small for them.
+            NotEnoughDevices: there are fewer than `config.tensor_parallel`.
         """
-        self.device = jax.devices()[0] if device is None else device
+        found = jax.devices() if devices is None else devices
+        if len(found) < config.tensor_parallel:
+            raise NotEnoughDevices(
+                f"engine.tensor_parallel is {config.tensor_parallel}, {len(found)} devices found; "
+                "lower it or start on more devices"
+            )
+        self.device = found[0]
+        mesh = engine_mesh(found[: config.tensor_parallel]) if config.tensor_parallel > 1 else None
         products = choose(None, self.device.platform)
         layout = make_layout(config, slot_tokens, any_rows=products == "cpu")
         sizes = engine_sizes(
@@ -119,11 +133,12 @@ class Engine:
             kv_dtype=config.kv_dtype,
             platform=self.device.platform,
             routing=routing,
+            mesh=mesh,
         )
         self._routes = Routes(self.layout, routing) if routing else None
         self.parameters = EngineParameters(
             self.programs.abstract_params,
-            self.device,
+            self.programs.places(self.device),
             param_dtype or model.dtype,
             double_buffered=self.memory.double_buffered,
         )
@@ -144,6 +159,7 @@ class Engine:
             attention=self.programs.attention,
             truncated_sampling=truncated_sampling,
             routing=routing,
+            tensor_parallel=config.tensor_parallel,
         )
         self._scheduler = Scheduler(self.layout, config.steps_per_dispatch)
         self._held: dict[int, Rollout] = {}

@@ -1,7 +1,8 @@
-"""The engine's copy of the parameters: flat, unstacked, on one device, in one dtype."""
+"""The engine's copy of the parameters: flat, unstacked, on its devices, in one dtype."""
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +16,19 @@ class EngineParameters:
     """Leaves in the order of the programs, and the policy version they are."""
 
     def __init__(
-        self, abstract: Params, device: jax.Device, dtype: str, *, double_buffered: bool = True
+        self, abstract: Params, places: Params, dtype: str, *, double_buffered: bool = True
     ) -> None:
         """Hold nothing yet.
 
         Args:
             abstract: tree of shapes, layers stacked, that every `load` must match.
+            places: device or sharding of each leaf, layers unstacked.
             dtype: of the leaves on the device.
             double_buffered: whether a version stays until the next one is on the device, which
                 then holds both for a moment, or is freed before.
         """
         self._shapes = {name: leaf.shape for name, leaf in flatten_params(abstract).items()}
-        self._device, self._dtype = device, jnp.dtype(dtype)
+        self._places, self._dtype = places, jnp.dtype(dtype)
         self._double_buffered = double_buffered
         self.version: int | None = None
         self.leaves: tuple[Array, ...] = ()
@@ -85,28 +87,32 @@ class EngineParameters:
         return unflatten_params({name: make(name, shape) for name, shape in self._shapes.items()})
 
     def _put_from_devices(self, params: Params) -> tuple[Array, ...]:
-        """A layer of a leaf at a time: cast where it lies, then gathered on this device."""
+        """A layer of a leaf at a time: cast where it lies, then brought to its place."""
 
-        def copied(leaf: Array) -> Array:
-            return jax.device_put(_cast(leaf, self._dtype), self._device)
+        def copied(leaf: Array, place: Any) -> Array:
+            return jax.device_put(_cast(leaf, self._dtype), place)
 
-        num_layers = jax.tree.leaves(params["layers"])[0].shape[0]
         layers = tuple(
             jax.tree.map(
-                lambda leaf, i=i: jax.device_put(
-                    _layer(leaf, np.int32(i), self._dtype), self._device
+                lambda leaf, place, i=i: jax.device_put(
+                    _layer(leaf, np.int32(i), self._dtype), place
                 ),
                 params["layers"],
+                places,
             )
-            for i in range(num_layers)
+            for i, places in enumerate(self._places["layers"])
         )
-        others = {name: part for name, part in params.items() if name != "layers"}
-        return tuple(jax.tree.leaves({**jax.tree.map(copied, others), "layers": layers}))
+        others = {
+            name: jax.tree.map(copied, part, self._places[name])
+            for name, part in params.items()
+            if name != "layers"
+        }
+        return tuple(jax.tree.leaves({**others, "layers": layers}))
 
     def _put(self, params: Params) -> tuple[Array, ...]:
         """Copies first: on CPU a device array may be nothing but a view of a host array."""
         leaves = [np.array(leaf, self._dtype) for leaf in jax.tree.leaves(unstack_layers(params))]
-        return tuple(jax.device_put(leaves, self._device))
+        return tuple(jax.device_put(leaves, jax.tree.leaves(self._places)))
 
 
 @partial(jax.jit, static_argnums=1)

@@ -7,15 +7,20 @@ rows, or for a class of them: then R is T everywhere (`layouts.py`). Sequence i 
 and sampler. So a token's keys, values, logits and noise are the same whichever program computes
 them, which `invariance.py` checks on the device.
 
+Over several devices (`engine.tensor_parallel`) a program runs on each, on its share of the model
+and of the heads of the pool; rows and what is sampled are the same everywhere.
+
 The KV pool is one array [P, L, 2K, D] per layer, donated and written in place. Parameters
 are arguments, flattened once, with the layers unstacked.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Bool, Float, Int, Key, UInt
 from rlboost_kernels import (
     copy_kv_pages,
@@ -29,6 +34,7 @@ from rlboost_kernels import (
 from rlboost_kernels.attention.api import choose_attention
 
 from rlboost_jax.config.errors import Mistake
+from rlboost_jax.config.memory import share_of
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine import metadata
@@ -36,6 +42,8 @@ from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.metadata import Controls, Rows
 from rlboost_jax.models.forward import apply_layer, embed, head
 from rlboost_jax.models.params import Params, abstract_params, unstack_layers
+from rlboost_jax.models.sharding import param_shardings
+from rlboost_jax.models.tensor_parallel import AXIS
 
 Leaves = tuple[Array, ...]
 Pools = tuple[Float[Array, "P L C D"], ...]  # C: keys at even, values at odd head indices
@@ -50,6 +58,10 @@ class Output(NamedTuple):
 
     sampled: Int[Array, "3 X S"]
     routes: UInt[Array, "*rows layers A"] | None  # of each row, and of each step of decode steps
+
+
+_WHOLE: Final = PartitionSpec()
+_HEADS: Final = PartitionSpec(None, None, AXIS)  # of a layer's pool
 
 
 class AttentionNotAvailable(Mistake, ValueError):
@@ -70,39 +82,84 @@ class Programs:
         kv_dtype: str,
         platform: str,
         routing: Routing | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         """Compile nothing yet.
 
         Args:
             attention: "auto" or an implementation of `rlboost_kernels`.
             routing: of the routes that are returned; None: none are.
+            mesh: of several devices, whose axis `AXIS` model and pool are split over.
             platform: of the device that they are for, as JAX names it.
 
         Raises:
             AttentionNotAvailable: not here, or not with these sizes and types.
         """
         self.model, self.layout, self.max_steps = model, layout, max_steps
+        self._mesh, self._split = mesh, mesh is not None
+        self._share = model if mesh is None else share_of(model, mesh.shape[AXIS])
         self._truncated = truncated_sampling
         self._kv_dtype, self._routing = kv_dtype, routing
         self.attention = self._choose_attention(attention, platform)
         self.abstract_params = abstract_params(model)
         self._tree = jax.tree.structure(jax.eval_shape(unstack_layers, self.abstract_params))
-        self.mixed = jax.jit(self._mixed, donate_argnums=1)
-        self.logits = jax.jit(self._logits, donate_argnums=1)
-        self.decode = jax.jit(self._decode, donate_argnums=1)
-        self.copy_pages = jax.jit(_copy_pages, donate_argnums=0)
-        self.read_pages = jax.jit(_read_pages)
+        weights, whole = self._specs(), _WHOLE
+        step = (_HEADS, whole)
+        self.mixed = self._program(self._mixed, (weights, _HEADS, whole), step, donated=1)
+        self.logits = self._program(self._logits, (weights, _HEADS, whole), step, donated=1)
+        self.decode = self._program(
+            self._decode, (weights, _HEADS, whole, whole), (*step, whole), donated=1
+        )
+        self.copy_pages = self._program(_copy_pages, (_HEADS, whole), _HEADS, donated=0)
+        self.read_pages = self._program(_read_pages, (_HEADS, whole), _HEADS)
+
+    def _program(
+        self,
+        function: Callable[..., Any],
+        in_specs: Any,
+        out_specs: Any,
+        donated: int | None = None,
+    ) -> Any:
+        if self._mesh is not None:
+            function = jax.shard_map(
+                function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+            )
+        return jax.jit(function, donate_argnums=() if donated is None else donated)
+
+    def _specs(self) -> tuple[PartitionSpec, ...] | PartitionSpec:
+        """How the leaves are split."""
+        if self._mesh is None:
+            return _WHOLE
+        places = jax.tree.leaves(self.places(self._mesh.devices.flat[0]))
+        return tuple(place.spec for place in places)
+
+    def places(self, device: jax.Device) -> Params:
+        """Where each leaf of the unstacked parameters lies: on `device`, or split."""
+        if self._mesh is None:
+            abstract = jax.eval_shape(unstack_layers, self.abstract_params)
+            return jax.tree.map(lambda _: device, abstract)
+        stacked, mesh = param_shardings(self.model, self._mesh), self._mesh
+
+        def of_layer(place: NamedSharding) -> NamedSharding:
+            return NamedSharding(mesh, PartitionSpec(*place.spec[1:]))
+
+        layer = jax.tree.map(of_layer, stacked["layers"])
+        return {**stacked, "layers": (layer,) * self.model.num_layers}
+
+    def _place(self, device: jax.Device, spec: PartitionSpec) -> jax.Device | Sharding:
+        return device if self._mesh is None else NamedSharding(self._mesh, spec)
 
     @property
     def _pool(self) -> jax.ShapeDtypeStruct:
-        layout, model = self.layout, self.model
+        """A device's part."""
+        layout, model = self.layout, self._share
         shape = kv_pages_shape(
             layout.num_pages, layout.page_size, model.num_key_heads, model.head_dim
         )
         return jax.ShapeDtypeStruct(shape, self._kv_dtype)
 
     def _choose_attention(self, named: str, platform: str) -> str:
-        shape = (self.layout.token_rows, self.model.num_query_heads, self.model.head_dim)
+        shape = (self.layout.token_rows, self._share.num_query_heads, self.model.head_dim)
         q = jax.ShapeDtypeStruct(shape, self.model.dtype)
         try:
             return choose_attention(named, q, self._pool, platform=platform)
@@ -113,14 +170,20 @@ class Programs:
 
     def empty_pools(self, device: jax.Device) -> Pools:
         """A pool per layer. Zeros: what no one has written is masked, but must be finite."""
-        pool = self._pool
+        pool, num_layers, mesh = self._pool, self.model.num_layers, self._mesh
+        if mesh is not None:
+            shape = list(pool.shape)
+            shape[2] *= mesh.shape[AXIS]
+            place = NamedSharding(mesh, _HEADS)
+            return tuple(jnp.zeros(shape, pool.dtype, device=place) for _ in range(num_layers))
         with jax.default_device(device):
-            pools = tuple(jnp.zeros(pool.shape, pool.dtype) for _ in range(self.model.num_layers))
+            pools = tuple(jnp.zeros(pool.shape, pool.dtype) for _ in range(num_layers))
         return jax.device_put(pools, device)
 
     def no_ends(self, device: jax.Device) -> Int[Array, " N"]:
         """What decode steps are given as `ends` that come after no others."""
-        return jax.device_put(np.full(self.layout.decode_rows[-1], -1, np.int32), device)
+        ends = np.full(self.layout.decode_rows[-1], -1, np.int32)
+        return jax.device_put(ends, self._place(device, _WHOLE))
 
     def _mixed(
         self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"]
@@ -149,7 +212,7 @@ class Programs:
         params = jax.tree.unflatten(self._tree, leaves)
         rows, _, _ = metadata.unpack_mixed(self.layout, packed)
         x, pools, _ = self._run_layers(params, pools, rows)
-        return pools, head(self.model, params, x)
+        return pools, head(self._share, params, x, split=self._split)
 
     def _decode(
         self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"], ends: Int[Array, " N"]
@@ -204,7 +267,7 @@ class Programs:
     ) -> tuple[Float[Array, "T E"], Pools, UInt[Array, "T layers A"] | None]:
         chosen: list[Int[Array, "T A"] | None] = []
         written: list[Float[Array, "P L C D"]] = []
-        model = self.model
+        model, split = self._share, self._split
 
         def attend(
             q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"]
@@ -224,10 +287,17 @@ class Programs:
                 implementation=self.attention,
             ).astype(q.dtype)
 
-        x = embed(model, params, rows.tokens)
+        x = embed(model, params, rows.tokens, split=split)
         for layer, window in zip(params["layers"], model.layer_windows, strict=True):
             x, experts = apply_layer(
-                model, layer, x, rows.positions, attend, local=window > 0, by_row=True
+                model,
+                layer,
+                x,
+                rows.positions,
+                attend,
+                local=window > 0,
+                by_row=True,
+                split=split,
             )
             chosen.append(experts)
         # The two programs take different rows from here on. Without a barrier the compiler may
@@ -246,7 +316,8 @@ class Programs:
         positions: Int[Array, " R"],
         controls: Controls,
     ) -> tuple[Int[Array, " R"], Float[Array, " R"], Int[Array, " R"]]:
-        logits, noise = head(self.model, params, x), uniforms(keys, positions)
+        logits = head(self._share, params, x, split=self._split)
+        noise = uniforms(keys, positions)
         # Sums over the vocabulary are XLA's, whose order depends on the number of rows.
         R, most = len(x), self.layout.decode_rows[-1]
         columns = (logits, noise, controls.temperature, controls.top_p, controls.top_k)

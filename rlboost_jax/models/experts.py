@@ -29,6 +29,7 @@ from rlboost_kernels import matmul
 
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.products import float32_product, normal, row_mean
+from rlboost_jax.models.tensor_parallel import added_up, first_of
 
 Activation = Callable[[Array], Array]
 
@@ -88,11 +89,16 @@ class RoutedMLP(nnx.Module):
     """Router and experts in place of one gated layer."""
 
     def __init__(
-        self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool, activation: Activation
+        self,
+        config: ModelConfig,
+        rngs: nnx.Rngs,
+        by_row: bool,
+        split: bool,
+        activation: Activation,
     ) -> None:
         self.router = Router(config, rngs, by_row)
         self.experts = Experts(config, rngs)
-        self.by_row, self.activation = by_row, activation
+        self.by_row, self.split, self.activation = by_row, split, activation
 
     def __call__(
         self, x: Float[Array, "N E"], chosen: Int[Array, "N A"] | None, mesh: Mesh | None
@@ -107,7 +113,8 @@ class RoutedMLP(nnx.Module):
         gate, up, down = (matrix.astype(x.dtype) for matrix in self.experts.matrices())
         matrices = gate, up, down
         if self.by_row:
-            out = _by_row(x, chosen, weights, *matrices, activation=self.activation)
+            by_row = partial(_by_row, x, chosen, weights, *matrices, activation=self.activation)
+            out = added_up(by_row(first=first_of(len(gate)))) if self.split else by_row()
         elif mesh is None or mesh.size == 1:
             out = _sorted(x, chosen, weights, *matrices, activation=self.activation)
         else:
@@ -124,7 +131,10 @@ def _by_row(
     down: Float[Array, "X F E"],
     *,
     activation: Activation,
+    first: int | Int[Array, ""] = 0,
 ) -> Float[Array, "N E"]:
+    """What the experts from `first` on add to each token."""
+
     @jax.checkpoint  # backwards, one expert's activations at a time
     def add(
         total: Float[Array, "N E"], expert: tuple[Array, ...]
@@ -135,7 +145,7 @@ def _by_row(
         weight = jnp.where(here, weights, 0.0).sum(axis=1, keepdims=True)
         return total + jnp.where(here.any(axis=1, keepdims=True), weight * out, 0.0), None
 
-    indices = jnp.arange(len(gate), dtype=chosen.dtype)
+    indices = jnp.arange(len(gate), dtype=chosen.dtype) + first
     start = jnp.zeros(x.shape, jnp.float32)
     return jax.lax.scan(add, start, (indices, gate, up, down))[0]
 

@@ -129,6 +129,12 @@ WRONG = [
     ),
     ({"observe.wandb.mode": "on"}, "'on'", ["observe.wandb.mode"]),
     ({"observe.profile_step": 100}, "100", ["observe.profile_step", "num_steps"]),
+    (
+        {"engine.tensor_parallel": 3},
+        "3, which does not divide",
+        ["engine.tensor_parallel", "model.num_query_heads"],
+    ),
+    ({"engine.tensor_parallel": 2}, "has 1 devices", ["engine.tensor_parallel", "learner.mesh"]),
     ({"fleet.trace": "/no/such/trace.csv"}, "/no/such/trace.csv", ["fleet.trace"]),
 ]
 
@@ -232,6 +238,7 @@ POSITIVE_NUMBERS = [
     "engine.page_size",
     "engine.max_prompt_tokens",
     "engine.steps_per_dispatch",
+    "engine.tensor_parallel",
     "manager.lease_seconds",
     "manager.renew_seconds",
     "manager.progress_seconds",

@@ -41,6 +41,7 @@ CONFIG = EngineConfig(
     steps_per_dispatch=4,
     attention="auto",
     kv_dtype="float32",
+    tensor_parallel=1,
 )
 SLOT_TOKENS = 44
 

@@ -21,7 +21,7 @@ from rlboost_jax.learner.packing import PackedBatch
 from rlboost_jax.learner.reserved import devices_of_slices
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.models.params import abstract_params, init_params
+from rlboost_jax.models.params import abstract_params, init_params, unstack_layers
 from rlboost_jax.models.sharding import make_mesh
 
 ROWS, ROW_TOKENS, NUM_BATCHES = 4, 24, 4
@@ -117,10 +117,10 @@ def memory_kinds(tree):
 
 def engine_takes(params):
     """Whether an engine gets from all devices what it gets from the host, on its own device."""
-    taken = []
+    taken, device, abstract = [], jax.devices()[5], abstract_params(small_run().model)
+    places = jax.tree.map(lambda _: device, jax.eval_shape(unstack_layers, abstract))
     for given in (params, jax.device_get(params)):
-        device = jax.devices()[5]
-        engine = EngineParameters(abstract_params(small_run().model), device, "bfloat16")
+        engine = EngineParameters(abstract, places, "bfloat16")
         engine.load(given, 0)
         taken.append(engine.leaves)
         assert all(leaf.devices() == {device} for leaf in engine.leaves)
@@ -169,7 +169,8 @@ def measure():
             trainer.state, _ = kept.restore(1, trainer.abstract())
             yield f"restored on {name}", gap(trainer.state, saved)
             yield f"resumed on {name}", gap(trainer.update(batches), after)
-    yield "devices of slices", [device.id for device in devices_of_slices(spread.step.mesh)]
+    slices = devices_of_slices(spread.step.mesh, 2)
+    yield "devices of slices", [[device.id for device in devices] for devices in slices]
     yield "an engine's parameters are equal", engine_takes(spread.state.params)
     yield "moments on the host", memory_kinds(hosted.state.opt_state[1][0].mu)
     yield "parameters beside them", memory_kinds(hosted.state.params)
