@@ -154,6 +154,7 @@ def get_config() -> ConfigDict:
     config.algorithm.epochs = placeholder(int)  # passes over the batch
     config.algorithm.critic_learning_rate = placeholder(float)  # AdamW's, of the critic
     config.algorithm.value_clip = placeholder(float)  # most a value moves in a batch; 0: freely
+    config.algorithm.routing_replay = placeholder(bool)  # train on the experts sampled with
 
     config.sampling = ConfigDict()
     config.sampling.temperature = 1.0  # divides the logits; above 0
@@ -208,6 +209,7 @@ def get_config() -> ConfigDict:
     # float8_e4m3fn takes half of bfloat16's memory and widens the gap to the learner's
     # log-probabilities: keys and values are stored with scale 1 and cut off at 448.
     config.engine.kv_dtype = "float32"  # of cached keys and values
+    config.engine.tensor_parallel = 1  # devices that weights and pages are split over
 
     config.manager = ConfigDict()
     config.manager.host = "127.0.0.1"  # address to listen on; beyond loopback with fleet.tls only

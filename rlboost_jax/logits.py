@@ -76,6 +76,7 @@ def _engine(model: ModelConfig, num_tokens: int) -> Any:
         steps_per_dispatch=1,
         attention="auto",
         kv_dtype="float32",
+        tensor_parallel=1,
     )
     return Engine(model, config, slot_tokens=num_tokens + 1, truncated_sampling=False)
 

@@ -51,6 +51,13 @@ def num_trained_parameters(model: ModelConfig) -> int:
     return num_adapter_parameters(model) or num_parameters(model)
 
 
+def share_of(model: ModelConfig, devices: int) -> ModelConfig:
+    """What each device has of a model that is split over several (`engine.tensor_parallel`)."""
+    split = ("vocab_size", "num_query_heads", "num_key_heads", "hidden_dim", "num_experts")
+    shares = {name: getattr(model, name) // devices for name in split}
+    return dataclasses.replace(model, **shares)
+
+
 def weight_bytes(model: ModelConfig, dtype: str) -> int:
     """One copy of the parameters."""
     return num_parameters(model) * BYTES[dtype]

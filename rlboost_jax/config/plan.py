@@ -12,6 +12,7 @@ from rlboost_jax.config.memory import (
     num_parameters,
     num_trained_parameters,
     page_bytes,
+    share_of,
     size_text,
     weight_bytes,
 )
@@ -20,11 +21,12 @@ from rlboost_jax.config.records import AlgorithmConfig, RunConfig
 
 
 def engine_bytes(config: RunConfig) -> dict[str, int]:
-    """One copy of the weights, and the key-value pool where memory is no limit."""
+    """On each device: a copy of the weights, and the key-value pool where memory is no limit."""
     pages = most_pages(config.engine, config.slot_tokens)
+    model = share_of(config.model, config.engine.tensor_parallel)
     return {
-        "weights": weight_bytes(config.model, config.weights.rollout_dtype),
-        "kv pool": pages * page_bytes(config.model, config.engine),
+        "weights": weight_bytes(model, config.weights.rollout_dtype),
+        "kv pool": pages * page_bytes(model, config.engine),
     }
 
 

@@ -83,6 +83,7 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "engine.num_pages": 0,
     "engine.max_prompt_tokens": 1,
     "engine.steps_per_dispatch": 1,
+    "engine.tensor_parallel": 1,
     "manager.port": 0,
     "manager.max_pending": 0,
     "weights.keep_versions": 1,

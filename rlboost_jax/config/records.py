@@ -215,6 +215,7 @@ class AlgorithmConfig:
     epochs: int  # passes over the batch
     critic_learning_rate: float  # of "gae"
     value_clip: float  # a value may move this far from the old one, units of reward; 0: freely
+    routing_replay: bool  # the learner sends tokens to the experts that they were sampled with
 
     @property
     def has_critic(self) -> bool:
@@ -289,6 +290,7 @@ class EngineConfig:
     steps_per_dispatch: int  # decode steps per program call when nothing is waiting
     attention: str  # implementation of rlboost_kernels, or "auto"
     kv_dtype: str
+    tensor_parallel: int  # devices that an engine's weights and pages are split over
 
 
 @dataclass(frozen=True, kw_only=True)

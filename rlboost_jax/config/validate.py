@@ -244,6 +244,7 @@ def _engine(config: RunConfig) -> Iterator[str]:
             f"engine.max_prompt_tokens and sampling.max_response_tokens add up to "
             f"{config.slot_tokens}; the model has {MAX_POSITIONS} positions, lower one of them"
         )
+    yield from _tensor_parallel(config)
     if engine.slots > engine.token_rows:
         yield (
             f"engine.slots is {engine.slots}, more than engine.token_rows ({engine.token_rows}); "
@@ -254,6 +255,26 @@ def _engine(config: RunConfig) -> Iterator[str]:
         yield (
             f"engine.num_pages is {engine.num_pages}, one rollout of {config.slot_tokens} tokens "
             f"needs {needed}; raise it, or 0 gives every slot its own"
+        )
+
+
+def _tensor_parallel(config: RunConfig) -> Iterator[str]:
+    devices, model, (_, fsdp, tensor) = (
+        config.engine.tensor_parallel,
+        config.model,
+        config.learner.mesh,
+    )
+    hidden = "num_experts" if model.num_experts else "hidden_dim"
+    for name in ("num_query_heads", "num_key_heads", hidden, "vocab_size"):
+        if (count := getattr(model, name)) % devices:
+            yield (
+                f"engine.tensor_parallel is {devices}, which does not divide model.{name} "
+                f"({count}); choose another number of devices"
+            )
+    if devices > fsdp * tensor:
+        yield (
+            f"engine.tensor_parallel is {devices}, and a slice of learner.mesh has "
+            f"{fsdp * tensor} devices (fsdp * tensor) for an engine of its own: lower it"
         )
 
 

@@ -20,6 +20,7 @@ from rlboost_jax.config.memory import (
     expert_parameters,
     page_bytes,
     pages_per_slot,
+    share_of,
     size_text,
     weight_bytes,
 )
@@ -150,15 +151,16 @@ def engine_sizes(
     products: str,
     platform: str,
 ) -> Sizes:
-    """What the parts of an engine take; the arguments are those of `Engine`.
+    """What the parts of an engine take on each device; the arguments are those of `Engine`.
 
     Args:
         sampled_rows: that head and sampler run over, at most.
         products: implementation of `rlboost_kernels.matmul`.
         platform: of the device, as JAX names it.
     """
+    logits = 4 * sampled_rows * model.vocab_size  # whole on every device
+    model = share_of(model, config.tensor_parallel)
     page, slot_pages = page_bytes(model, config), pages_per_slot(config, slot_tokens)
-    logits = 4 * sampled_rows * model.vocab_size
     logits *= _LOGITS + (_MORE_LOGITS_TRUNCATED if truncated_sampling else 0)
     step = logits + _layer_bytes(model, config, slot_pages)
     if param_dtype != model.dtype:  # converted once, before the loop of a dispatch's steps

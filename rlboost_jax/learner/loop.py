@@ -131,6 +131,7 @@ class TrainingLoop:
             ask=lambda prompt, tokens: self._exercises.ask(prompts[prompt], tokens),
             wake=self._link.wake,
             estimate=self._learners.estimates.of_group,
+            routing=self._learners.policy.routing,
         )
         sampling = dynamic_sampling(self._run)
         selection = self._selection(sampling, collector, prompts)

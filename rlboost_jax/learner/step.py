@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from rlboost_jax.config.records import (
     AlgorithmConfig,
@@ -16,6 +16,7 @@ from rlboost_jax.config.records import (
     ModelConfig,
     SamplingConfig,
 )
+from rlboost_jax.config.routing import routing_of
 from rlboost_jax.learner.logprobs import sampled_logprobs, whole_logprobs
 from rlboost_jax.learner.objective import Sums, objective
 from rlboost_jax.learner.optimization import Part, add_up, update_programs
@@ -43,6 +44,7 @@ class LearnerStep:
         base: what the parameters of the state are added to, where they are adapters: the first
             three programs take it along. To be set before their first use; None where everything
             is trained.
+        routing: of the routes that batches have to bring; None: routers choose.
 
     The sums are those of `objective`.
     """
@@ -57,7 +59,7 @@ class LearnerStep:
         num_steps: int,
         mesh: Mesh,
     ) -> None:
-        self._algorithm = algorithm
+        self._algorithm, self.routing = algorithm, routing_of(model, algorithm)
         self.base: Params | None = None
         self.optimizer = make_optimizer(learner, num_steps)
         self.shardings = state_shardings(
@@ -116,7 +118,13 @@ class LearnerStep:
         in_reward = reference if self._algorithm.kl_in_reward else None
         programs = []
         for rows, row_tokens in shapes:
-            batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+            batch, _ = fill(
+                [],
+                rows=rows,
+                row_tokens=row_tokens,
+                loss_aggregation=TOKEN_MEAN,
+                routing=self.routing,
+            )
             if self._algorithm.looks_first:
                 self.evaluate(state.params, in_reward, batch)
             self.gaps(state.params, batch)
@@ -155,7 +163,7 @@ def _working_bytes(program: jax.stages.Compiled) -> int:
 def _factors(
     model: ModelConfig, learner: LearnerConfig, mesh: Mesh
 ) -> Callable[[Params, PackedBatch], tuple[Float[Array, "N E"], Float[Array, "E V"]]]:
-    """What logits are a product of."""
+    """What logits are a product of: under the batch's routes, if it has any, whoever's they are."""
 
     def factors_of(
         params: Params, batch: PackedBatch
@@ -173,10 +181,18 @@ def _factors(
             remat=learner.remat,
             mesh=mesh,
             attention=attention,
+            experts=_experts(batch),
         )
         return head_factors(model, params, x, by_row=attention == "paged")
 
     return factors_of
+
+
+def _experts(batch: PackedBatch) -> Int[Array, "L N A"] | None:
+    if batch.routes is None:
+        return None
+    routes = jnp.asarray(batch.routes).astype(jnp.int32)
+    return routes.reshape(-1, *routes.shape[2:]).transpose(1, 0, 2)
 
 
 def _gaps(

@@ -151,8 +151,8 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
         with console.phase("compiling the engine's programs"):
             taken_bytes = learner_bytes_per_device(run) + working_bytes
             engines = [
-                engine_of(run, taken_bytes=taken_bytes, device=device)
-                for device in devices_of_slices(mesh)
+                engine_of(run, taken_bytes=taken_bytes, devices=devices)
+                for devices in devices_of_slices(mesh, run.engine.tensor_parallel)
             ]
         console.note(str(engines[0].memory))
         reserved = ReservedEngines(

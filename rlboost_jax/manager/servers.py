@@ -309,7 +309,7 @@ class Servers:
 
     def _tokens(self, instance: Instance, batch: TokenBatch, now: float) -> bool:
         try:
-            rows = Rows(batch, self._settings.vocab_size)
+            rows = Rows(batch, self._settings.vocab_size, self._settings.routing)
         except MalformedBatch as error:
             self.lose(instance, f"malformed: {error}")
             return True
@@ -323,6 +323,9 @@ class Servers:
                 return False  # a duplicate
             due = instance.next_sequence
             self.lose(instance, f"malformed: token batch {batch.sequence} where {due} was due")
+            return True
+        if misled := rows.misled(instance.held):
+            self.lose(instance, f"malformed: {misled}")
             return True
         if rows.num_tokens and (server := self._fleet.server_of(instance.hello)) is not None:
             server.proved = True

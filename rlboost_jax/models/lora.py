@@ -34,10 +34,19 @@ def linear(
     rngs: nnx.Rngs,
     by_row: bool,
     bias: bool = False,
+    split_inputs: bool = False,
 ) -> nnx.Module:
     """`products.linear`, with an adapter where the configuration adds one to matrices so named."""
     if not config.adapts(target):
-        return products.linear(config, size_in, size_out, rngs=rngs, by_row=by_row, bias=bias)
+        return products.linear(
+            config,
+            size_in,
+            size_out,
+            rngs=rngs,
+            by_row=by_row,
+            bias=bias,
+            split_inputs=split_inputs,
+        )
     return LoraLinear(config, size_in, size_out, rngs=rngs, by_row=by_row, bias=bias)
 
 

@@ -5,7 +5,7 @@ Mesh axes: `data` replicates the parameters and splits the batch, `fsdp` splits 
 does not divide stays whole, so that any model runs on any mesh.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
@@ -66,6 +66,12 @@ def make_mesh(shape: tuple[int, int, int]) -> Mesh:
     return jax.make_mesh(
         shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:needed]
     )
+
+
+def engine_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    """With the learner's axes, of which only `tensor` has more than one device."""
+    grid = np.array(devices).reshape(1, 1, -1)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def param_shardings(config: ModelConfig, mesh: Mesh | AbstractMesh) -> Params:

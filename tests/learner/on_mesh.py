@@ -23,7 +23,7 @@ from rlboost_jax.learner.reserved import devices_of_slices
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.models.adapters import base_model, joined, trained_part
-from rlboost_jax.models.params import init_params
+from rlboost_jax.models.params import abstract_params, init_params, unstack_layers
 from rlboost_jax.models.sharding import make_mesh, param_shardings
 
 ROWS, ROW_TOKENS, NUM_BATCHES = 4, 24, 4
@@ -129,9 +129,11 @@ def memory_kinds(tree):
 def engine_takes(trainer):
     """Whether an engine gets from all devices what it gets from the host, on its own device."""
     taken, params = [], joined(trainer.step.base, trainer.state.params)
+    device, model = jax.devices()[5], trainer.run.model
+    shapes = jax.eval_shape(unstack_layers, abstract_params(base_model(model)))
+    places = jax.tree.map(lambda _: device, shapes)
     for given in (params, jax.device_get(params)):
-        device = jax.devices()[5]
-        engine = EngineParameters(trainer.run.model, device, "bfloat16")
+        engine = EngineParameters(model, places, "bfloat16")
         engine.load(given, 0)
         taken.append(engine.leaves)
         assert all(leaf.devices() == {device} for leaf in engine.leaves)
@@ -180,7 +182,8 @@ def measure():
             trainer.state, _ = kept.restore(1, trainer.abstract())
             yield f"restored on {name}", gap(trainer.state, saved)
             yield f"resumed on {name}", gap(trainer.update(batches), after)
-    yield "devices of slices", [device.id for device in devices_of_slices(spread.step.mesh)]
+    slices = devices_of_slices(spread.step.mesh, 2)
+    yield "devices of slices", [[device.id for device in devices] for devices in slices]
     yield "an engine's parameters are equal", engine_takes(spread)
     adapters = Trainer(SPREAD, rank=4)
     yield "bytes of adapters", bytes_per_device(adapters.state.params)

@@ -50,7 +50,7 @@ def test_moments_on_the_host_stay_there(measured):
 
 
 def test_each_data_parallel_slice_has_an_engine_that_is_fed_from_all_devices(measured):
-    assert measured["devices of slices"] == [0, 4]
+    assert measured["devices of slices"] == [[0, 1], [4, 5]]
     assert measured["an engine's parameters are equal"]
 
 

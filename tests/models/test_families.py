@@ -33,6 +33,7 @@ ENGINE = EngineConfig(
     steps_per_dispatch=8,
     attention="auto",
     kv_dtype="float32",
+    tensor_parallel=1,
 )
 
 
