@@ -4,6 +4,7 @@
 #   make hf-tiny               the same from a tiny Hugging Face checkpoint, made here (Python 3.11)
 #   make test                  lint, types and all tests; PYTHON=python3.12 for another lane
 #   make soak                  the long fault tests
+#   make experiments           all notebooks of experiments/ anew; EXPERIMENTS="names" for some
 #   make lint                  lint and types only
 #   make lock                  make requirements.lock anew from the newest versions
 #   make clean                 remove the environments
@@ -17,7 +18,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install -c 
 METADATA := pyproject.toml kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
-.PHONY: quickstart hf-tiny test soak lint lock clean
+.PHONY: quickstart hf-tiny test soak experiments lint lock clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m rlboost_jax.main --config=configs/quickstart.py --workdir=$(WORKDIR)
@@ -35,6 +36,9 @@ test: lint
 soak: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -q -m soak
 
+experiments: $(VENV)/.installed-notebooks
+	$(VENV)/bin/python -m experiments --jobs=2 $(EXPERIMENTS)
+
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -48,6 +52,11 @@ $(VENV)/.installed: $(METADATA) | $(VENV)/bin/python
 $(VENV)/.installed-dev: $(METADATA) | $(VENV)/bin/python
 	@echo "installing into $(VENV), with the tools for tests …"
 	@$(PIP) -e kernels -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-notebooks: $(METADATA) | $(VENV)/bin/python
+	@echo "installing into $(VENV), with what notebooks need …"
+	@$(PIP) -e kernels -e '.[notebooks]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/bin/python:

@@ -60,13 +60,15 @@ class StandIn:
 
 @dataclass
 class Dispatch:
-    """See `rlboost_jax.rollout.worker.DispatchLike`."""
+    """See `rlboost_jax.rollout.outgoing.DispatchLike`."""
 
     version: int
     request_ids: NDArray[np.uint32]
     counts: NDArray[np.uint16]
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
+    leads: NDArray[np.uint32]
+    routes: None = None
     prefilled_again: int = 0
 
 

@@ -54,7 +54,16 @@ def get_config() -> ConfigDict:
     config.model.experts_per_token = 0  # the most probable ones
     config.model.expert_dim = 0  # width of an expert
     config.model.normalize_experts = True  # weights of a token's experts add up to 1
-    config.model.dtype = "float32"  # activations; parameters are float32 in the learner
+    config.model.dtype = "float32"  # activations; what is trained is float32 in the learner
+    # Low-rank adapters, docs/lora.md: with a rank above 0 they are all that is trained, the model
+    # itself stays as it begins, in `dtype`, and servers fetch it once.
+    config.model.lora = ConfigDict()
+    config.model.lora.rank = 0  # 8 to 64 are usual; 0: none, all parameters are trained
+    config.model.lora.alpha = 32.0  # an adapter's product counts alpha / rank
+    config.model.lora.targets = (  # matrices of each layer that have an adapter
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    )
 
     config.task = ConfigDict()
     config.task.name = "clock"  # a name of rlboost_jax.data.tasks; "dataset": that of config.data
@@ -68,7 +77,8 @@ def get_config() -> ConfigDict:
     config.data.format = "auto"  # "jsonl", "parquet", "arrayrecord", "huggingface"; auto: by ending
     config.data.subset = ""  # configuration of a Hugging Face data set
     config.data.split = ""  # of a Hugging Face data set; "" is "train"
-    config.data.heldout_source = ""  # rows for evaluation; "": see the next two
+    config.data.heldout_source = ""  # rows for evaluation; "": those of the split or share below
+    config.data.heldout_subset = ""  # configuration of heldout_source
     config.data.heldout_split = ""  # split of the source (or heldout_source) for evaluation
     config.data.heldout_share = 0.05  # else this share, chosen by a hash of the prompt
     config.data.prompt_column = ""  # text of the prompt; "" is "prompt" where there is no template
@@ -88,7 +98,8 @@ def get_config() -> ConfigDict:
 
     config.rewards = ConfigDict()  # with task.name "dataset"; docs/rewards.md
     # Dictionaries: {"name": "math"} or {"name": "my.module:function", "weight": 0.1,
-    # "options": {"limit": 3}, "time_limit_seconds": 2.0}; () takes those of data.preset.
+    # "options": {"limit": 3}, "time_limit_seconds": 2.0, "label": "short"}; two of one name need
+    # a label each; () takes those of data.preset.
     config.rewards.functions = ()  # their weighted sum is the reward
     config.rewards.workers = 2  # processes that functions run in
     config.rewards.time_limit_seconds = 10.0  # of one function for one response
@@ -143,6 +154,7 @@ def get_config() -> ConfigDict:
     config.algorithm.epochs = placeholder(int)  # passes over the batch
     config.algorithm.critic_learning_rate = placeholder(float)  # AdamW's, of the critic
     config.algorithm.value_clip = placeholder(float)  # most a value moves in a batch; 0: freely
+    config.algorithm.routing_replay = placeholder(bool)  # train on the experts sampled with
 
     config.sampling = ConfigDict()
     config.sampling.temperature = 1.0  # divides the logits; above 0
@@ -172,8 +184,7 @@ def get_config() -> ConfigDict:
     config.learner.tolerated_gap = 0.0  # nats; 0: by precision, see learner/doubts.py
     # Guards: an update beyond one is not applied. The run ends with a report, the last checkpoint
     # is as it was, and the same command with a higher guard goes on from it. 0 is off.
-    # Most of the global norm before clipping, of the policy's gradient and of the critic's.
-    config.learner.guard_gradient_norm = 0.0
+    config.learner.guard_gradient_norm = 0.0  # most before clipping, the policy's and the critic's
     config.learner.guard_kl = 0.0  # most of the mean KL to the starting model, nats per token
     config.learner.mesh = (1, 1, 1)  # devices along (data, fsdp, tensor)
     # What the backward pass computes again: "none" nothing, "dots" all but what products with
@@ -200,6 +211,7 @@ def get_config() -> ConfigDict:
     # float8_e4m3fn takes half of bfloat16's memory and widens the gap to the learner's
     # log-probabilities: keys and values are stored with scale 1 and cut off at 448.
     config.engine.kv_dtype = "float32"  # of cached keys and values
+    config.engine.tensor_parallel = 1  # devices that weights and pages are split over
 
     config.manager = ConfigDict()
     config.manager.host = "127.0.0.1"  # address to listen on; beyond loopback with fleet.tls only
@@ -258,7 +270,7 @@ def get_config() -> ConfigDict:
     config.evaluation = ConfigDict()
     # Held-out prompts ride on a step whose version they measure, at the fleet and behind its own.
     config.evaluation.every_steps = 10  # and before the last update and after it; 0: never
-    config.evaluation.num_prompts = 128  # of an evaluation; at most task.num_heldout
+    config.evaluation.num_prompts = 128  # a time; of a generated task at most task.num_heldout
     config.evaluation.samples = 1  # responses to each prompt; with k of them mean@k and pass@k
     config.evaluation.temperature = 0.0  # 0 is greedy
     config.evaluation.keep_best = False  # True: the checkpoint of the highest accuracy stays

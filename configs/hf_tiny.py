@@ -25,7 +25,6 @@ def get_config() -> ConfigDict:
     config.num_steps = 40
     config.model.source = f"{START}/checkpoint"
     config.task.name = "dataset"
-    config.task.num_heldout = 50
     config.data.source = f"{START}/train.jsonl"
     config.data.heldout_source = f"{START}/test.jsonl"
     config.data.prompt_column = "question"

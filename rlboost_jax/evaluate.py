@@ -41,8 +41,9 @@ def evaluate(
     """
     from rlboost_jax import compile_cache
     from rlboost_jax.data.open import open_exercises
+    from rlboost_jax.learner.base import read_policy
     from rlboost_jax.learner.best import FOLDER, best_step
-    from rlboost_jax.learner.checkpoints import newest_step, read_params
+    from rlboost_jax.learner.checkpoints import newest_step
     from rlboost_jax.learner.evaluation import Measurement
     from rlboost_jax.rollout.instance import engine_of
 
@@ -56,7 +57,7 @@ def evaluate(
         step = kept[0]
     elif step is None:
         step = newest_step(folder)
-    params = read_params(folder, step, run.model)
+    params = read_policy(run.model, workdir, folder, step)
     compile_cache.enable(run.compile_cache_dir)
     engine = engine_of(run)
     engine.load(params, step)

@@ -1,9 +1,10 @@
 """Write a run's model as a checkpoint in Hugging Face's format.
 
-    python -m rlboost_jax.export --workdir=RUN --to=FOLDER [--step=N] [--dtype=bfloat16]
+    python -m rlboost_jax.export --workdir=RUN --to=FOLDER [--step=N] [--dtype=bfloat16] [--adapter]
 
 FOLDER then has config.json, safetensors files of at most 5 GB, and the tokenizer's files if the
 model that the run began with had some; transformers loads it. A model from scratch becomes a Qwen3.
+Adapters are merged, or with --adapter written alone, as the PEFT library has them.
 Works beside a run that is alive, and on the CPU.
 """
 
@@ -26,11 +27,19 @@ from rlboost_jax.config.sources import CONFIG, TOKENIZER, source_config, source_
 
 
 def export(
-    workdir: str | Path, folder: str | Path, *, step: int | None = None, dtype: str = "bfloat16"
+    workdir: str | Path,
+    folder: str | Path,
+    *,
+    step: int | None = None,
+    dtype: str = "bfloat16",
+    adapter: bool = False,
 ) -> list[str]:
     """Write the parameters after `step` updates, the newest checkpoint's if None.
 
     The folder appears under its name when it is whole.
+
+    Args:
+        adapter: write adapters alone, in the PEFT library's format.
 
     Returns:
         Lines for a person: what was written, and what could not be found.
@@ -38,21 +47,37 @@ def export(
     Raises:
         ConfigError, CheckpointNotFound: one line that says what to change.
     """
-    from rlboost_jax.learner.checkpoints import newest_step, read_params
-    from rlboost_jax.models.checkpoint_files import write_checkpoint
+    from rlboost_jax.learner.base import read_policy
+    from rlboost_jax.learner.checkpoints import newest_step
+    from rlboost_jax.models.adapters import base_model, merged_params
+    from rlboost_jax.models.checkpoint_writer import write_checkpoint
+    from rlboost_jax.models.peft_files import write_peft
 
     workdir, folder = Path(workdir), Path(folder).absolute()
     model = read_run_config(workdir).model
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--to={folder} exists; name a new folder")
+    if adapter and not model.lora.rank:
+        raise ConfigError(
+            f"--adapter: the run in {workdir} trains all parameters (model.lora.rank is 0); leave "
+            "the option out"
+        )
     checkpoints = workdir / "checkpoints"
     step = newest_step(checkpoints) if step is None else step
-    params = read_params(checkpoints, step, model)
+    params = read_policy(model, workdir, checkpoints, step)
 
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    files = write_checkpoint(model, params, partial, dtype=dtype)
+    if adapter:
+        write_peft(model, params, partial, dtype=dtype)
+        partial.replace(folder)
+        return [
+            f"{folder}: adapters of rank {model.lora.rank} after {step} updates, {dtype}; they "
+            f"belong to {model.source or 'a model from scratch, in ' + str(workdir / 'base')}"
+        ]
+    params = merged_params(model, params, model.dtype)
+    files = write_checkpoint(base_model(model), params, partial, dtype=dtype)
     values, notes = _config(model, dtype)
     (partial / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
     if model.source:
@@ -101,11 +126,18 @@ def main() -> None:
     parser.add_argument("--to", required=True, help="folder to write; must not exist")
     parser.add_argument("--step", type=int, help="updates made; the newest checkpoint if not given")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    parser.add_argument("--adapter", action="store_true", help="adapters alone, for PEFT")
     arguments = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # accelerators are a run's that may be alive
     logging.set_verbosity(logging.ERROR)  # Orbax warns that it may read only
     try:
-        lines = export(arguments.workdir, arguments.to, step=arguments.step, dtype=arguments.dtype)
+        lines = export(
+            arguments.workdir,
+            arguments.to,
+            step=arguments.step,
+            dtype=arguments.dtype,
+            adapter=arguments.adapter,
+        )
     except (Mistake, ValueError, OSError) as error:
         if not (isinstance(error, OSError) or type(error).__module__.startswith("rlboost_")):
             raise

@@ -30,7 +30,7 @@ def logits(source: str, tokens: Int[np.ndarray, "B T"]) -> dict[str, Float[np.nd
         ConfigError, CheckpointUnusable, NotEnoughMemory: one line that says what to change.
     """
     from rlboost_jax.engine.teacher import teacher_forced_logits
-    from rlboost_jax.models.checkpoint_files import read_checkpoint
+    from rlboost_jax.models.checkpoint_reader import read_checkpoint
 
     model = ModelConfig(source=source, dtype="float32", **source_fields(source))
     _check(tokens, model.vocab_size)
@@ -48,14 +48,16 @@ def learner_logits(
     import jax
     import jax.numpy as jnp
 
-    from rlboost_jax.models.forward import head, hidden_states
+    from rlboost_jax.models.forward import head, hidden_states_and_experts
 
     T = tokens.shape[1]
     positions, segments = jnp.arange(T)[None], jnp.ones((1, T), jnp.int32)
 
     @jax.jit
     def of_row(params: dict[str, Any], row: jax.Array) -> jax.Array:
-        x = hidden_states(model, params, row[None], positions, segments, remat="none")
+        x, _ = hidden_states_and_experts(
+            model, params, row[None], positions, segments, remat="none"
+        )
         return head(model, params, x)
 
     return np.stack([np.asarray(of_row(params, row)) for row in tokens])
@@ -74,6 +76,7 @@ def _engine(model: ModelConfig, num_tokens: int) -> Any:
         steps_per_dispatch=1,
         attention="auto",
         kv_dtype="float32",
+        tensor_parallel=1,
     )
     return Engine(model, config, slot_tokens=num_tokens + 1, truncated_sampling=False)
 

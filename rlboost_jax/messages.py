@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
+TOKEN_BATCH_BYTES: Final = 16 * 2**20  # of tokens and all about them; more is split between rows
 MAX_NOTICE_SECONDS: Final = 86_400.0
 MAX_SPANS: Final = 24  # in a message: 4 kB, which even the smallest engine's frames may have
 MAX_SPAN_ARGS: Final = 8
@@ -65,6 +66,7 @@ class LeafEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # parameter path joined by "."; the array's folder has this name
     shape: tuple[int, ...]
     dtype: str
+    lasting: bool = False  # in every version, with the same files: whoever has it may keep it
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +162,17 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     running: Count  # rollouts in slots
     waiting: Count  # rollouts accepted and not in a slot
     prefilled_again: Count  # tokens recomputed since the last message because of evictions
+
+
+class RoutedTokenBatch(TokenBatch, frozen=True, kw_only=True):
+    """A token batch of a run that replays routes, see `config/routing.py`.
+
+    Row i comes with `leads[i] + counts[i]` routes: that of the position which each of its tokens
+    was sampled after and, with the first token of a response, those of the prompt before.
+    """
+
+    leads: bytes  # uint32
+    routes: bytes  # uint8 or uint16 [routes, layers, experts]
 
 
 class Released(Message, frozen=True, kw_only=True):
@@ -357,6 +370,12 @@ class FinishedRollout(Message, frozen=True, kw_only=True):
     attempt: int = 0  # how often tokens of it were given up on before
 
 
+class RoutedRollout(FinishedRollout, frozen=True, kw_only=True):
+    """A finished rollout of a run that replays routes."""
+
+    routes: bytes  # of all positions but the last, from the prompt's first on
+
+
 class WindowClosed(Message, frozen=True, kw_only=True):
     step: int
     seconds: float
@@ -425,6 +444,7 @@ ServerMessage = (
     | Ready
     | WeightsRejected
     | TokenBatch
+    | RoutedTokenBatch
     | Released
     | Notice
     | Hint
@@ -436,7 +456,14 @@ TrainerMessage = (
     TrainerHello | Publish | BeginStep | ExtendStep | Doubt | StepTrained | StepCommitted | EndRun
 )
 ToTrainer = (
-    TrainerWelcome | Refused | FinishedRollout | Withdrawn | WindowClosed | StepReport | FleetStatus
+    TrainerWelcome
+    | Refused
+    | FinishedRollout
+    | RoutedRollout
+    | Withdrawn
+    | WindowClosed
+    | StepReport
+    | FleetStatus
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -4,7 +4,9 @@ config.json       the resolved configuration and the run's id
 metrics.jsonl     a row per step           events.jsonl   a row per fleet event
 checkpoints/      to go on from            snapshots/     policy versions for servers
 data.json         where prompts are read: of which rows, and which were left out
+origin.json       the checkpoint that it began with, and a digest of its weights
 reference/        where there is a KL term: the parameters that it is taken to
+base/             where adapters are trained: what they are added to
 manager.json      while a manager lives    logs/          of manager and servers
 join/             what a server's host needs to come in    trainer/   the same for the trainer
 authority/        with `fleet.tls`: the run's certificate authority

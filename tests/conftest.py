@@ -30,9 +30,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of compiled programs for this session, shared with the processes it starts."""
-    folder = tmp_path_factory.mktemp("compile_cache")
+def compile_cache(pytestconfig: pytest.Config) -> Path:
+    """A folder of compiled programs, shared by all workers, the processes that they start, and
+    later sessions. `pytest --cache-clear` empties it."""
+    assert pytestconfig.cache is not None
+    folder = pytestconfig.cache.mkdir("compiled")
     settings = {
         "JAX_COMPILATION_CACHE_DIR": str(folder),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

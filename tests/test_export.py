@@ -19,7 +19,8 @@ from rlboost_jax.config.records import ModelConfig, RunConfig
 from rlboost_jax.config.sources import source_fields
 from rlboost_jax.learner.checkpoints import CheckpointNotFound, Checkpoints
 from rlboost_jax.learner.state import TrainState
-from rlboost_jax.models.checkpoint_files import read_checkpoint, write_checkpoint
+from rlboost_jax.models.checkpoint_reader import read_checkpoint
+from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import Params, init_params, params_digest
 
 

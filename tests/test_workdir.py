@@ -1,5 +1,7 @@
 """Whose folder it is, and that a start which was killed is no obstacle to the next."""
 
+from dataclasses import replace
+
 import pytest
 
 from configs import tiny
@@ -18,6 +20,17 @@ def test_what_a_start_that_was_killed_has_left_is_no_obstacle(tmp_path, left):
     assert {path.name for path in tmp_path.iterdir()} == {"lock", "config.json"}
     with Workdir(tmp_path, RUN) as again:
         assert again.run_id == workdir.run_id
+
+
+def test_the_checkpoint_may_have_moved_but_not_changed_its_shape(tmp_path):
+    first, moved = (replace(RUN, model=replace(RUN.model, source=name)) for name in ("a", "b"))
+    with Workdir(tmp_path, first) as before:
+        pass
+    with Workdir(tmp_path, moved) as after:
+        assert after.run_id == before.run_id and after.config_changed
+    other = replace(moved, model=replace(RUN.model, family="llama"))
+    with pytest.raises(WorkdirUnusable, match=r"model\.family"):
+        Workdir(tmp_path, other).__enter__()
 
 
 def test_what_else_lies_there_is(tmp_path):

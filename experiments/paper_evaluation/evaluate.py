@@ -164,7 +164,9 @@ def main() -> None:
     for name, part in parts(chosen.trace).items():
         if any(name.startswith(prefix) for prefix in chosen.part):
             found = part()
-            (FOLDER / "results" / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+            (FOLDER / "results" / f"{name}.json").write_text(
+                json.dumps(found, indent=1, allow_nan=False) + "\n"
+            )
             print(name, "done", flush=True)
     if chosen.compare:
         from experiments.paper_evaluation.compare import compare

@@ -4,14 +4,17 @@ from collections.abc import Iterator
 from typing import Final
 
 from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.routing import routing_of
+from rlboost_jax.messages import MAX_FRAME_BYTES
 
 _COMPARING: Final = ("group_std", "group_mean", "leave_one_out")  # the responses of one prompt
 _BY_TOKEN: Final = ("return", "gae")
+_FRAME_LEFT: Final = MAX_FRAME_BYTES - 2**16  # for a response, beside names and numbers
 
 
 def of_algorithm(config: RunConfig) -> Iterator[str]:
     """The ranges of all fields have been checked before."""
-    for check in (_advantage, _surrogate, _kl, _correction, _overlong, _updates):
+    for check in (_advantage, _surrogate, _kl, _correction, _overlong, _updates, _routing):
         yield from check(config)
 
 
@@ -117,4 +120,19 @@ def _updates(config: RunConfig) -> Iterator[str]:
             f"{num_micro_batches} micro-batches of learner.prompts_per_step "
             f"({learner.prompts_per_step}) in learner.micro_batch_prompts "
             f"({learner.micro_batch_prompts})"
+        )
+
+
+def _routing(config: RunConfig) -> Iterator[str]:
+    """A response travels in one frame."""
+    routing = routing_of(config.model, config.algorithm)
+    if routing is None:
+        return
+    most = _FRAME_LEFT // (8 + routing.route_bytes)
+    if config.slot_tokens > most:
+        yield (
+            f"algorithm.routing_replay is True; with {routing.route_bytes} bytes of routes each, "
+            f"{config.slot_tokens} tokens (engine.max_prompt_tokens + "
+            f"sampling.max_response_tokens) are too long for a frame, which has room for {most}: "
+            "lower one of them, or set it to False"
         )

@@ -101,6 +101,8 @@ def resolved(run: RunConfig) -> tuple[DataConfig, tuple[RewardConfig, ...]]:
     if run.data.source:
         for name in ("source", "subset", "split", "heldout_split"):
             preset.pop(name, None)
+    if run.data.heldout_source:
+        preset.pop("heldout_split", None)
     if run.data.prompt_column or run.data.messages_column:
         preset.pop("template", None)
     empty = {name: value for name, value in preset.items() if not getattr(run.data, name)}

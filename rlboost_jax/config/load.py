@@ -20,10 +20,15 @@ from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.sources import source_fields
 from rlboost_jax.config.validate import check, check_files
 
-# What may differ when a run goes on in its workdir: nothing of this reaches a gradient.
+# What may differ when a run goes on in its workdir: nothing of this reaches a gradient. Places may,
+# since what lies there is compared: of data and tokenizer in `data/open.py`, of the checkpoint to
+# begin with in `learner/origin.py`.
 MAY_DIFFER: Final = (
     "checkpoint",
     "compile_cache_dir",
+    "data.heldout_source",
+    "data.source",
+    "data.tokenizer",
     "engine.memory_fraction",
     "engine.num_pages",
     "evaluation",
@@ -32,6 +37,7 @@ MAY_DIFFER: Final = (
     "learner.guard_kl",
     "learner.tolerated_gap",
     "manager",
+    "model.source",
     "observe",
     "rewards.tolerated_failures",
     "rewards.workers",

@@ -26,9 +26,43 @@ def num_parameters(model: ModelConfig) -> int:
     attention = 2 * E * H * D + 2 * E * K * D
     biases = (H + 2 * K) * D * model.attention_bias + E * model.output_bias
     norms = (4 if model.post_norms else 2) * E + (2 * D if model.qk_norm else 0)
-    feed_forward = E * X + X * 3 * E * model.expert_dim if X else 3 * E * model.hidden_dim
+    feed_forward = E * X if X else 3 * E * model.hidden_dim
     layers = model.num_layers * (attention + biases + norms + feed_forward)
-    return layers + E + model.vocab_size * E * (1 if model.tie_embeddings else 2)
+    table = model.vocab_size * E * (1 if model.tie_embeddings else 2)
+    return layers + expert_parameters(model) + E + table
+
+
+def expert_parameters(model: ModelConfig) -> int:
+    """Parameters of all experts of all layers; 0 in a model without."""
+    return model.num_layers * model.num_experts * 3 * model.embed_dim * model.expert_dim
+
+
+def num_adapter_parameters(model: ModelConfig) -> int:
+    """Of all adapters; 0 where everything is trained."""
+    E, D, F = model.embed_dim, model.head_dim, model.hidden_dim
+    queries, keys = model.num_query_heads * D, model.num_key_heads * D
+    sizes = {  # in + out
+        "q_proj": E + queries,
+        "k_proj": E + keys,
+        "v_proj": E + keys,
+        "o_proj": queries + E,
+        "gate_proj": E + F,
+        "up_proj": E + F,
+        "down_proj": F + E,
+    }
+    return model.num_layers * model.lora.rank * sum(sizes[t] for t in model.lora.targets)
+
+
+def num_trained_parameters(model: ModelConfig) -> int:
+    """Adapters where there are some, else all."""
+    return num_adapter_parameters(model) or num_parameters(model)
+
+
+def share_of(model: ModelConfig, devices: int) -> ModelConfig:
+    """What each device has of a model that is split over several (`engine.tensor_parallel`)."""
+    split = ("vocab_size", "num_query_heads", "num_key_heads", "hidden_dim", "num_experts")
+    shares = {name: getattr(model, name) // devices for name in split}
+    return dataclasses.replace(model, **shares)
 
 
 def weight_bytes(model: ModelConfig, dtype: str) -> int:
@@ -54,16 +88,17 @@ def most_pages(engine: EngineConfig, slot_tokens: int) -> int:
 
 def moment_bytes(config: RunConfig) -> int:
     """AdamW's two moments, wherever they lie."""
-    return 2 * weight_bytes(config.model, config.learner.moment_dtype)
+    return 2 * num_trained_parameters(config.model) * BYTES[config.learner.moment_dtype]
 
 
 def learner_bytes(config: RunConfig) -> dict[str, int]:
     """Float32 parameters and what training keeps beside them, over all devices of the mesh.
 
-    Moments that lie on the host are not counted: while an update is computed they are part of
-    its working space.
+    With adapters, `parameters` are these; what they are added to is the `base`, in the dtype of
+    activations. A critic is trained whole in any case. Moments that lie on the host are not
+    counted: while an update is computed they are part of its working space.
     """
-    parameters = 4 * num_parameters(config.model)
+    parameters = 4 * num_trained_parameters(config.model)
     micro_batches = config.learner.prompts_per_step // config.learner.micro_batch_prompts
     # One just computed, one of its micro-batch, and the partial sums of `learner/gradients.py`,
     # of which there are as many as a counter of the micro-batches has digits, less one.
@@ -72,6 +107,8 @@ def learner_bytes(config: RunConfig) -> dict[str, int]:
         "parameters": parameters,
         "gradients": trees * parameters,
     }
+    if config.model.lora.rank:
+        parts = {"base": weight_bytes(config.model, config.model.dtype), **parts}
     if config.learner.moment_memory == "device":
         parts["optimizer"] = moment_bytes(config)
     if config.algorithm.has_reference:

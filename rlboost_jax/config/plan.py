@@ -5,12 +5,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from rlboost_jax.config.memory import (
+    BYTES,
     attention_bytes_per_device,
     learner_bytes,
     moment_bytes,
     most_pages,
     num_parameters,
+    num_trained_parameters,
     page_bytes,
+    share_of,
     size_text,
     weight_bytes,
 )
@@ -19,11 +22,12 @@ from rlboost_jax.config.records import AlgorithmConfig, RunConfig
 
 
 def engine_bytes(config: RunConfig) -> dict[str, int]:
-    """One copy of the weights, and the key-value pool where memory is no limit."""
+    """On each device: a copy of the weights, and the key-value pool where memory is no limit."""
     pages = most_pages(config.engine, config.slot_tokens)
+    model = share_of(config.model, config.engine.tensor_parallel)
     return {
-        "weights": weight_bytes(config.model, config.weights.rollout_dtype),
-        "kv pool": pages * page_bytes(config.model, config.engine),
+        "weights": weight_bytes(model, config.weights.rollout_dtype),
+        "kv pool": pages * page_bytes(model, config.engine),
     }
 
 
@@ -49,6 +53,13 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"{num_parameters(model):,} parameters: {model.num_layers} layers, width "
         f"{model.embed_dim}, {model.num_query_heads} query and {model.num_key_heads} key heads",
     )
+    if lora := model.lora.rank:
+        trained = num_trained_parameters(model)
+        yield (
+            "adapters",
+            f"rank {lora}, alpha {model.lora.alpha:g}, on {' '.join(model.lora.targets)}: "
+            f"{trained:,} parameters ({100 * trained / num_parameters(model):.2g} %) are trained",
+        )
     yield "algorithm", _algorithm(config.algorithm)
     devices = math.prod(learner.mesh)
     data, fsdp, tensor = learner.mesh
@@ -66,7 +77,7 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"{'' if engine.num_pages else 'up to '}{most_pages(engine, config.slot_tokens)} pages of "
         f"{engine.page_size}, {engine.token_rows} rows a step; {_memory(engine_bytes(config))}",
     )
-    yield "weights", f"{config.weights.rollout_dtype} snapshots, pulled by {config.weights.source}"
+    yield "weights", _snapshots(config)
     yield "fleet", _fleet(config)
     reserved, each = fleet.reserved_price_per_hour, fleet.price_per_hour
     yield (
@@ -74,6 +85,14 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"${reserved:.2f} an hour reserved + ${each:.2f} for each preemptible instance: at most "
         f"${reserved + each * fleet.max_instances:.2f} an hour",
     )
+
+
+def _snapshots(config: RunConfig) -> str:
+    dtype = config.weights.rollout_dtype
+    each = size_text(num_trained_parameters(config.model) * BYTES[dtype])
+    once = size_text(weight_bytes(config.model, dtype))
+    size = f"{each}, and once {once}," if config.model.lora.rank else each
+    return f"{dtype} snapshots of {size} pulled by {config.weights.source}"
 
 
 def _on_host(config: RunConfig) -> str:

@@ -46,6 +46,7 @@ GRPO: Final = AlgorithmConfig(
     epochs=1,
     critic_learning_rate=1e-5,
     value_clip=0.2,
+    routing_replay=True,  # Ma et al. 2025, arXiv:2510.11370; BUILD-notes.md says why by default
 )
 
 # Liu et al. 2025, arXiv:2503.20783, section 3.2: neither the deviation nor the response's own

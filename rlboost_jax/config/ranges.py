@@ -41,6 +41,7 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "model.num_experts": 0,
     "model.experts_per_token": 0,
     "model.expert_dim": 0,
+    "model.lora.rank": 0,
     "task.num_heldout": 1,
     "data.heldout_share": 0,
     "data.max_prompt_tokens": 0,
@@ -82,6 +83,7 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "engine.num_pages": 0,
     "engine.max_prompt_tokens": 1,
     "engine.steps_per_dispatch": 1,
+    "engine.tensor_parallel": 1,
     "manager.port": 0,
     "manager.max_pending": 0,
     "weights.keep_versions": 1,
@@ -108,6 +110,7 @@ AT_LEAST: Final[Mapping[str, int]] = {
 ABOVE_ZERO: Final = (
     "model.rope_theta",
     "model.rope_factor",
+    "model.lora.alpha",
     "model.rope_low_frequency_factor",
     "model.rope_high_frequency_factor",
     "model.rope_original_positions",

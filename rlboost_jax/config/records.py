@@ -5,6 +5,25 @@ record of their own section and never the whole. No JAX here: the manager reads 
 """
 
 from dataclasses import dataclass, field
+from typing import Final
+
+# Matrices of a layer, as Hugging Face calls them, that an adapter can be added to.
+ATTENTION_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
+LORA_TARGETS: Final = (*ATTENTION_TARGETS, "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters, which are then all that is trained; see docs/lora.md."""
+
+    rank: int = 0  # of an adapter; 0: none, all parameters are trained
+    alpha: float = 32.0  # an adapter's product counts alpha / rank
+    targets: tuple[str, ...] = LORA_TARGETS  # of these, the matrices that have one
+
+    @property
+    def scale(self) -> float:
+        """Factor of an adapter's product."""
+        return self.alpha / self.rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +64,12 @@ class ModelConfig:
     experts_per_token: int
     expert_dim: int
     normalize_experts: bool  # the weights of a token's experts add up to 1
-    dtype: str  # of activations in learner and engine; parameters are float32 in the learner
+    dtype: str  # of activations in learner and engine; what is trained is float32 in the learner
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+    def adapts(self, target: str) -> bool:
+        """Whether the matrices of that name have adapters."""
+        return self.lora.rank > 0 and target in self.lora.targets
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
@@ -92,6 +116,7 @@ class DataConfig:
     subset: str  # of a Hugging Face data set
     split: str  # same; "" takes "train"
     heldout_source: str  # "" takes `heldout_split` or a share of the rows
+    heldout_subset: str  # of `heldout_source`
     heldout_split: str
     heldout_share: float  # of the rows, by a hash of the prompt, where they have no own place
     prompt_column: str
@@ -115,9 +140,14 @@ class RewardConfig:
     """One term of a response's reward; see docs/rewards.md."""
 
     name: str  # built in (rlboost_jax/rewards/builtin.py), or "package.module:function"
+    label: str = ""  # what records call it, and no other of the run; "" is its name
     weight: float = 1.0
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
     time_limit_seconds: float = 0.0  # 0: rewards.time_limit_seconds
+
+    @property
+    def shown_as(self) -> str:
+        return self.label or self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +215,7 @@ class AlgorithmConfig:
     epochs: int  # passes over the batch
     critic_learning_rate: float  # of "gae"
     value_clip: float  # a value may move this far from the old one, units of reward; 0: freely
+    routing_replay: bool  # the learner sends tokens to the experts that they were sampled with
 
     @property
     def has_critic(self) -> bool:
@@ -259,6 +290,7 @@ class EngineConfig:
     steps_per_dispatch: int  # decode steps per program call when nothing is waiting
     attention: str  # implementation of rlboost_kernels, or "auto"
     kv_dtype: str
+    tensor_parallel: int  # devices that an engine's weights and pages are split over
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from rlboost_jax.config.combinations import of_algorithm
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.memory import pages_per_slot
 from rlboost_jax.config.ranges import MAX_POSITIONS, TRACKERS, out_of_range
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.records import ATTENTION_TARGETS, LORA_TARGETS, RunConfig
 from rlboost_jax.config.task_sizes import DATASET, MIN_LENGTH, NUM_COUNTERS, task_size
 from rlboost_jax.config.traces import read_trace
 from rlboost_jax.config.validate_data import dataset_mistakes, leftovers
@@ -38,7 +38,7 @@ def check(config: RunConfig) -> None:
     mistakes = list(out_of_range(config))
     if not mistakes:  # the checks of fields against each other may count on the ranges
         checks = (
-            *(_model, _task, _sampling, of_algorithm, _responses, _learner),
+            *(_model, _lora, _task, _sampling, of_algorithm, _responses, _learner),
             *(_engine, _manager, _fleet, _observe, _evaluation, _rest),
         )
         mistakes = [mistake for fields in checks for mistake in fields(config)]
@@ -91,12 +91,38 @@ def _model(config: RunConfig) -> Iterator[str]:
             yield f"model.expert_dim is {model.expert_dim}; experts need a width of at least 1"
 
 
+def _lora(config: RunConfig) -> Iterator[str]:
+    model, lora = config.model, config.model.lora
+    if not lora.rank:
+        return
+    if not lora.targets:
+        yield f"model.lora.targets is empty; name some of {', '.join(LORA_TARGETS)}"
+    if len(set(lora.targets)) < len(lora.targets):
+        yield f"model.lora.targets is {lora.targets}; name each of them once"
+    for name in lora.targets:
+        if name not in LORA_TARGETS:
+            yield (
+                f"model.lora.targets has {name!r}, which can have no adapter; known: "
+                f"{', '.join(LORA_TARGETS)}"
+            )
+        elif model.num_experts and name not in ATTENTION_TARGETS:
+            yield (
+                f"model.lora.targets has {name!r}, but the feed-forward layers are experts, which "
+                f"can have no adapter: choose from {', '.join(ATTENTION_TARGETS)}"
+            )
+
+
 def _task(config: RunConfig) -> Iterator[str]:
     task = config.task
     if task.name == DATASET:
         yield from dataset_mistakes(config)
         return
     yield from leftovers(config)
+    if config.evaluation.num_prompts > task.num_heldout:
+        yield (
+            f"evaluation.num_prompts is {config.evaluation.num_prompts}; choose 1 to "
+            f"task.num_heldout ({task.num_heldout})"
+        )
     if not MIN_LENGTH <= task.max_length < NUM_COUNTERS:
         yield (
             f"task.max_length is {task.max_length}; problems count from {MIN_LENGTH} "
@@ -218,6 +244,7 @@ def _engine(config: RunConfig) -> Iterator[str]:
             f"engine.max_prompt_tokens and sampling.max_response_tokens add up to "
             f"{config.slot_tokens}; the model has {MAX_POSITIONS} positions, lower one of them"
         )
+    yield from _tensor_parallel(config)
     if engine.slots > engine.token_rows:
         yield (
             f"engine.slots is {engine.slots}, more than engine.token_rows ({engine.token_rows}); "
@@ -228,6 +255,26 @@ def _engine(config: RunConfig) -> Iterator[str]:
         yield (
             f"engine.num_pages is {engine.num_pages}, one rollout of {config.slot_tokens} tokens "
             f"needs {needed}; raise it, or 0 gives every slot its own"
+        )
+
+
+def _tensor_parallel(config: RunConfig) -> Iterator[str]:
+    devices, model, (_, fsdp, tensor) = (
+        config.engine.tensor_parallel,
+        config.model,
+        config.learner.mesh,
+    )
+    hidden = "num_experts" if model.num_experts else "hidden_dim"
+    for name in ("num_query_heads", "num_key_heads", hidden, "vocab_size"):
+        if (count := getattr(model, name)) % devices:
+            yield (
+                f"engine.tensor_parallel is {devices}, which does not divide model.{name} "
+                f"({count}); choose another number of devices"
+            )
+    if devices > fsdp * tensor:
+        yield (
+            f"engine.tensor_parallel is {devices}, and a slice of learner.mesh has "
+            f"{fsdp * tensor} devices (fsdp * tensor) for an engine of its own: lower it"
         )
 
 
@@ -314,10 +361,5 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
 
 
 def _rest(config: RunConfig) -> Iterator[str]:
-    if config.evaluation.num_prompts > config.task.num_heldout:
-        yield (
-            f"evaluation.num_prompts is {config.evaluation.num_prompts}; choose 1 to "
-            f"task.num_heldout ({config.task.num_heldout})"
-        )
     if config.compile_cache_dir and Path(config.compile_cache_dir).expanduser().is_file():
         yield f"compile_cache_dir {config.compile_cache_dir!r} is a file; name a folder"

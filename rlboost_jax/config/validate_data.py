@@ -4,9 +4,12 @@ import math
 import re
 import string
 from collections.abc import Iterator
+from typing import Final
 
 from rlboost_jax.config.data_presets import BUILT_IN_REWARDS, resolved
 from rlboost_jax.config.records import DataConfig, RewardConfig, RunConfig
+
+_COLUMN: Final = re.compile(r"[^\W\d](?:[\w -]*\w)?")  # of a template: neither index nor attribute
 
 
 def dataset_mistakes(config: RunConfig) -> Iterator[str]:
@@ -31,14 +34,18 @@ def dataset_mistakes(config: RunConfig) -> Iterator[str]:
             "data.heldout_share is 0, and neither data.heldout_source nor data.heldout_split says "
             "what to evaluate on; choose one of them, or set evaluation.every_steps to 0"
         )
+    if data.heldout_subset and not data.heldout_source:
+        yield (
+            f"data.heldout_subset is {data.heldout_subset!r} without a data.heldout_source; name "
+            "one, or set it to '' (a split of data.source is of data.subset)"
+        )
     if data.max_prompt_tokens > config.engine.max_prompt_tokens:
         yield (
             f"data.max_prompt_tokens is {data.max_prompt_tokens}, a slot takes prompts of "
             f"{config.engine.max_prompt_tokens} (engine.max_prompt_tokens); lower it, or raise that"
         )
-    if min(data.stop_ids, default=0) < 0 or max(data.stop_ids, default=0) >= (
-        size := config.model.vocab_size
-    ):
+    size = config.model.vocab_size
+    if not all(0 <= token < size for token in data.stop_ids):
         yield f"data.stop_ids is {data.stop_ids}; ids go from 0 to {size - 1} (model.vocab_size)"
     yield from _prompt(data)
     yield from _filters(data)
@@ -46,9 +53,9 @@ def dataset_mistakes(config: RunConfig) -> Iterator[str]:
         yield "rewards.functions is (); name at least one, such as {'name': 'exact'}"
     for index, reward in enumerate(rewards):
         yield from (f"rewards.functions[{index}]: {line}" for line in _reward(reward))
-    names = [reward.name for reward in rewards]
+    names = [reward.shown_as for reward in rewards]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"rewards.functions has {name!r} twice; add their weights up"
+        yield f"rewards.functions has {name!r} twice; give each a 'label' of its own"
 
 
 def leftovers(config: RunConfig) -> Iterator[str]:
@@ -76,22 +83,7 @@ def _prompt(data: DataConfig) -> Iterator[str]:
             f"{' and '.join(f'data.{name} ({value!r})' for name, value in given.items())} each say "
             "what the prompt is; keep one"
         )
-    try:
-        columns = [name for _, name, _, _ in string.Formatter().parse(data.template)]
-    except ValueError as error:
-        yield f"data.template: {error}; write {{{{ and }}}} for braces that are text"
-    else:
-        if data.template and not any(columns):
-            yield (
-                f"data.template is {data.template!r} without a column; name one in braces, "
-                "such as {question}"
-            )
-        for name in columns:
-            if name is not None and not name.isidentifier():
-                yield (
-                    f"data.template has {{{name}}}; a column stands in braces by its name alone, "
-                    "and braces that are text are written twice"
-                )
+    yield from _template(data.template)
     if data.answer_format and not data.answer_column:
         yield f"data.answer_format is {data.answer_format!r}; name data.answer_column, too"
     if data.chat == "always" and data.tokenizer == "bytes" and not data.chat_template:
@@ -99,8 +91,29 @@ def _prompt(data: DataConfig) -> Iterator[str]:
             "data.chat is 'always' and the tokenizer 'bytes' has no chat template; set "
             "data.chat_template"
         )
-    if data.system_prompt and data.chat == "never":
-        yield "data.system_prompt needs a chat, and data.chat is 'never'; change one of them"
+    for name in ("messages_column", "system_prompt", "chat_template"):
+        if getattr(data, name) and data.chat == "never":
+            yield f"data.{name} needs a chat, and data.chat is 'never'; change one of them"
+
+
+def _template(template: str) -> Iterator[str]:
+    try:
+        fields = list(string.Formatter().parse(template))
+    except ValueError as error:
+        yield f"data.template: {error}; write {{{{ and }}}} for braces that are text"
+        return
+    if template and not any(name for _, name, _, _ in fields):
+        yield (
+            f"data.template is {template!r} without a column; name one in braces, such as "
+            "{question}"
+        )
+    for _, name, spec, conversion in fields:
+        field = f"{name}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}"
+        if name is not None and not (name == field and _COLUMN.fullmatch(name)):
+            yield (
+                f"data.template has {{{field}}}; a column stands in braces by its name alone, and "
+                "braces that are text are written twice"
+            )
 
 
 def _filters(data: DataConfig) -> Iterator[str]:

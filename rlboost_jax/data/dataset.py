@@ -53,12 +53,16 @@ class Dataset:
         _check_vocabulary(run, data.tokenizer, self.tokenizer)
         limit = data.max_prompt_tokens or run.engine.max_prompt_tokens
 
-        self._rows = _open(data, source=data.source, split=data.split)
+        self._rows = _open(data, data.source, subset=data.subset, split=data.split)
         selection = select(self._rows, data, self.tokenizer, max_prompt_tokens=limit)
         own_place = bool(data.heldout_source or data.heldout_split)
         if own_place:
-            source, part = data.heldout_source or data.source, data.heldout_split
-            self._heldout_rows = _open(data, source=source, split=part)
+            self._heldout_rows = _open(
+                data,
+                data.heldout_source or data.source,
+                subset=data.heldout_subset if data.heldout_source else data.subset,
+                split=data.heldout_split,
+            )
             aside = select(self._heldout_rows, data, self.tokenizer, max_prompt_tokens=limit)
             heldout = by_hash(aside.usable)
             train, overlap = without(selection.usable, heldout)
@@ -134,10 +138,8 @@ class Questions:
         )
 
 
-def _open(data: DataConfig, *, source: str, split: str) -> Rows:
-    return open_rows(
-        source, data.format, subset=data.subset, split=split, columns=needed_columns(data)
-    )
+def _open(data: DataConfig, source: str, *, subset: str, split: str) -> Rows:
+    return open_rows(source, data.format, subset=subset, split=split, columns=needed_columns(data))
 
 
 def _left_out(selection: Selection) -> dict[str, dict[str, Any]]:

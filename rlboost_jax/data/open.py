@@ -5,23 +5,32 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.config.errors import Mistake
+from rlboost_jax.config.data_presets import resolved
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.task_sizes import DATASET
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.exercises import Exercises
+from rlboost_jax.data.rows import DataChanged
 from rlboost_jax.data.tasks import get_task
+from rlboost_jax.data.tokenizers import open_tokenizer
 
 FILE: Final = "data.json"
-
-
-class DataChanged(Mistake, RuntimeError):
-    """The data of a run is not what it was when the run began."""
 
 
 def open_exercises(run: RunConfig) -> Exercises:
     """Raises ConfigError where the data cannot be used; close what comes back."""
     return Dataset(run) if run.task.name == DATASET else get_task(run.task)
+
+
+def stop_ids_of(run: RunConfig) -> tuple[int, ...]:
+    """`stop_ids` of the run's exercises, for who does not need those: no row is read.
+
+    Raises ConfigError.
+    """
+    if run.task.name != DATASET:
+        return get_task(run.task).stop_ids
+    data, _ = resolved(run)
+    return open_tokenizer(data).stop_ids
 
 
 def keep_record(workdir: Path, record: Mapping[str, Any]) -> None:

@@ -46,12 +46,12 @@ def prompt_columns(data: DataConfig) -> tuple[str, ...]:
 
 
 def kept(row: Row, filters: Sequence[FilterConfig]) -> bool:
-    """Whether a row passes every filter."""
+    """Whether a row passes every filter. Raises BrokenRow."""
     return all(_passes(row, row_filter) != row_filter.exclude for row_filter in filters)
 
 
 def _passes(row: Row, row_filter: FilterConfig) -> bool:
-    value = row.get(row_filter.column)
+    value = _present(row, row_filter.column)
     if row_filter.one_of and value not in row_filter.one_of:
         return False
     if row_filter.pattern and not re.search(
@@ -61,8 +61,10 @@ def _passes(row: Row, row_filter: FilterConfig) -> bool:
     low, high = row_filter.at_least, row_filter.at_most
     if low is None and high is None:
         return True
-    if not isinstance(value, int | float):
+    if value is None:
         return False
+    if not isinstance(value, int | float):
+        raise BrokenRow(f"no number in column {row_filter.column!r}: {str(value)[:40]!r}")
     return (low is None or value >= low) and (high is None or value <= high)
 
 
@@ -162,8 +164,24 @@ def _conversation(value: Any, column: str) -> Sequence[Message]:
 
 
 def _value(row: Row, column: str) -> Any:
+    value = _present(row, column)
+    if value is None:
+        raise BrokenRow(f"no value in column {column!r}")
+    _check_text(value, column)
+    return value
+
+
+def _present(row: Row, column: str) -> Any:
     if column not in row:
         raise BrokenRow(f"no column {column!r} among {', '.join(map(repr, sorted(row)))}")
-    if row[column] is None:
-        raise BrokenRow(f"no value in column {column!r}")
     return row[column]
+
+
+def _check_text(value: Any, column: str) -> None:
+    """Raise BrokenRow for half a character (a lone surrogate), which no bytes stand for."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise BrokenRow(f"half a character in column {column!r}") from None
+    except RecursionError:
+        raise BrokenRow(f"nested too deeply in column {column!r}") from None

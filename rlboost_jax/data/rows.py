@@ -4,15 +4,17 @@ Row i is always the same one. Files are taken in the order of their names. A row
 read is found out about when it is asked for, and costs nothing but itself.
 """
 
+import glob
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.errors import ConfigError, Mistake
 
 Row = Mapping[str, Any]
 
@@ -32,13 +34,17 @@ class BrokenRow(ValueError):
     """A row is there and cannot be read; the message says why."""
 
 
+class DataChanged(Mistake, RuntimeError):
+    """The data of a run is not what it was when the run began."""
+
+
 class Rows(Protocol):
     """Only the columns that were asked for need be in a row."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Row:
-        """Raises BrokenRow."""
+        """Raises BrokenRow, and DataChanged where what was there is not any more."""
         ...
 
     def place(self, index: int) -> str:
@@ -54,6 +60,7 @@ def open_rows(
     Raises:
         ConfigError: there is no such thing, or it lacks a column.
     """
+    source = os.path.expanduser(source)
     if format == "auto":
         format = _format(source)
     if format == "huggingface":
@@ -93,53 +100,69 @@ def _format(source: str) -> str:
 
 
 def _files(source: str, format: str) -> list[Path]:
-    path = Path(source).expanduser()
+    path = Path(source)
     if path.is_dir():
         found = sorted(f for f in path.iterdir() if ENDINGS.get(f.suffix) == format)
-    elif "*" in path.name:
-        found = sorted(path.parent.glob(path.name))
+    elif "*" in source:
+        found = sorted(f for f in map(Path, glob.glob(source, recursive=True)) if f.is_file())
     else:
-        found = [path]
-    if not found or not all(f.is_file() for f in found):
+        found = [path] if path.is_file() else []
+    if not found:
         raise ConfigError(f"data.source {source!r}: no such file of format {format}; name another")
     return found
 
 
 class JsonLines:
-    """An object per line; blank lines are no rows. Lines are read from disk as they are needed."""
+    """An object per line; blank lines are no rows.
+
+    Lines are read from disk as they are needed, and no file is kept open: there may be more of
+    them than a process may have. A line that is another one by then is noticed.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
+        """Raises ConfigError."""
         self._paths = paths
-        self._files = [os.open(path, os.O_RDONLY) for path in paths]
-        spans = [(file, *span) for file, path in enumerate(paths) for span in _lines(path)]
-        # Rows of (file, first byte, byte after the last, line number from 1).
-        self._spans = np.array(spans, np.int64).reshape(len(spans), 4)
+        spans: list[tuple[int, ...]] = []
+        for number, path in enumerate(paths):
+            try:
+                with open(path, "rb", buffering=_CHUNK) as file:
+                    spans.extend((number, *span) for span in _lines(file))
+            except OSError as error:
+                raise ConfigError(f"data.source: cannot read {path}: {error.strerror}") from None
+        # Rows of (file, first byte, number of bytes, their CRC-32, line number from 1).
+        self._spans = np.array(spans, np.int64).reshape(len(spans), 5)
 
     def __len__(self) -> int:
         return len(self._spans)
 
     def __getitem__(self, index: int) -> Row:
-        file, first, end, _ = self._spans[index].tolist()
-        return _object(os.pread(self._files[file], end - first, first))
+        number, first, size, checksum, _ = self._spans[index].tolist()
+        try:
+            with open(self._paths[number], "rb", buffering=0) as file:
+                line = os.pread(file.fileno(), size, first)
+        except OSError as error:
+            raise DataChanged(
+                f"{self._paths[number]} cannot be read any more: {error.strerror}; bring it back"
+            ) from None
+        if zlib.crc32(line) != checksum:
+            raise DataChanged(
+                f"data.source: {self.place(index)} is not what it was when the run was started; "
+                "bring it back"
+            )
+        return _object(line)
 
     def place(self, index: int) -> str:
-        file, _, _, line = self._spans[index].tolist()
-        return f"{self._paths[file].name}, line {line}"
-
-    def __del__(self) -> None:
-        for file in getattr(self, "_files", ()):
-            os.close(file)
+        number, *_, line = self._spans[index].tolist()
+        return f"{self._paths[number].name}, line {line}"
 
 
-def _lines(path: Path) -> Iterator[tuple[int, int, int]]:
-    """(first byte, byte after the last, line number) of each line that is not blank."""
-    position, number = 0, 0
-    with open(path, "rb", buffering=_CHUNK) as file:
-        for line in file:
-            number += 1
-            if line.strip():
-                yield position, position + len(line), number
-            position += len(line)
+def _lines(file: Iterable[bytes]) -> Iterator[tuple[int, int, int, int]]:
+    """(first byte, number of bytes, their CRC-32, line number) of each line that is not blank."""
+    position = 0
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            yield position, len(line), zlib.crc32(line), number
+        position += len(line)
 
 
 def _object(line: bytes) -> Row:
@@ -158,8 +181,12 @@ class ParquetRows:
     """The columns that are needed, held in memory as Arrow has them."""
 
     def __init__(self, paths: Sequence[Path], *, columns: Collection[str]) -> None:
-        import pyarrow.parquet
-
+        try:
+            import pyarrow.parquet
+        except ImportError:
+            raise ConfigError(
+                f"data.source {str(paths[0])!r} is a Parquet file; install rlboost-jax[hf]"
+            ) from None
         tables = []
         for path in paths:
             try:
@@ -186,12 +213,19 @@ class ArrayRecords:
     """Records that are JSON objects, as text in UTF-8, read by Grain's own random access."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
+        """Raises ConfigError."""
         import grain
 
-        self._records = grain.sources.ArrayRecordDataSource([str(path) for path in paths])
+        try:
+            self._records = grain.sources.ArrayRecordDataSource([str(path) for path in paths])
+            self._num_records = len(self._records)
+        except (OSError, RuntimeError, ValueError) as error:  # of which file it does not say
+            line = str(error).partition("\n")[0]
+            names = ", ".join(path.name for path in paths)
+            raise ConfigError(f"data.source: cannot read {names}: {line}") from None
 
     def __len__(self) -> int:
-        return len(self._records)
+        return self._num_records
 
     def __getitem__(self, index: int) -> Row:
         return _object(self._records[index])

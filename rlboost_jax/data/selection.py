@@ -7,6 +7,7 @@ often it is there, in whatever order and whichever rows come to it.
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -50,6 +51,7 @@ class Skipped:
 class Usable(NamedTuple):
     row: int
     key: int  # 64 bits of the question's hash
+    judged: int  # the same of the columns that rewards get
     num_tokens: int
 
 
@@ -59,9 +61,6 @@ class Selection:
 
     usable: tuple[Usable, ...]  # in the order of the rows
     skipped: dict[str, Skipped] = field(default_factory=dict)
-
-    def skip(self, reason: str, example: str) -> None:
-        self.skipped.setdefault(reason, Skipped()).add(example)
 
 
 def select(
@@ -84,7 +83,7 @@ def select(
     chat = uses_chat(data, tokenizer)
     for batch in _batches(range(len(rows)), _BATCH):
         texts: list[str] = []
-        keys: list[tuple[int, int]] = []
+        keys: list[tuple[int, int, int]] = []
         for index in batch:
             try:
                 row = rows[index]
@@ -92,18 +91,18 @@ def select(
                     skip(index, FILTERED)
                     continue
                 messages = messages_of(row, data)
-                reward_columns(row, data)  # are there
+                judged = _hash(json.dumps(reward_columns(row, data), default=str).encode())
                 texts.append(prompt_text(messages, data, tokenizer))
-                keys.append((index, _hash(identity(messages))))
+                keys.append((index, _hash(identity(messages)), judged))
             except BrokenRow as error:
                 skip(index, BAD, str(error))
-        for (index, key), ids in zip(keys, tokenizer.encode(texts, chat=chat), strict=True):
+        for (index, key, judged), ids in zip(keys, tokenizer.encode(texts, chat=chat), strict=True):
             if not ids:
                 skip(index, BAD, "empty prompt")
             elif len(ids) > max_prompt_tokens:
                 skip(index, TOO_LONG, f"{len(ids)} tokens, {max_prompt_tokens} allowed")
             else:
-                usable.append(Usable(index, key, len(ids)))
+                usable.append(Usable(index, key, judged, len(ids)))
     return Selection(usable=tuple(usable), skipped=skipped)
 
 
@@ -131,17 +130,17 @@ def indices(entries: Sequence[Usable]) -> NDArray[np.int64]:
 
 
 def selection_digest(train: Sequence[Usable], heldout: Sequence[Usable]) -> str:
-    """SHA-256 of which questions are prompts, in which order and of which lengths."""
+    """SHA-256 of the prompts in their order: which, how long, and what they are judged by."""
     digest = hashlib.sha256()
     for entries in (train, heldout):
         digest.update(f"{len(entries)}\n".encode())
         for entry in entries:
-            digest.update(f"{entry.row} {entry.key} {entry.num_tokens}\n".encode())
+            digest.update(f"{entry.row} {entry.key} {entry.judged} {entry.num_tokens}\n".encode())
     return digest.hexdigest()
 
 
-def _hash(question: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(question, digest_size=8).digest(), "little")
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def _batches(values: range, size: int) -> Iterator[range]:

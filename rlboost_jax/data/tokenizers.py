@@ -98,24 +98,25 @@ class ByteTokenizer:
 def _template(text: str) -> Any:
     """Compiled as transformers does: sandboxed, since a template comes with somebody's model."""
     try:
-        from jinja2 import TemplateError
+        from jinja2 import TemplateSyntaxError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
-        raise ConfigError("data.chat_template needs Jinja; install rlboost-jax[hf]") from None
+        raise ConfigError("chat templates need Jinja; install rlboost-jax[hf]") from None
     try:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         return environment.from_string(text)
-    except TemplateError as error:
-        raise ConfigError(f"data.chat_template: {error}") from None
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"data.chat_template is no Jinja template: line {error.lineno}: {error.message}"
+        ) from None
 
 
 def _rendered(template: str, messages: Sequence[Message]) -> str:
-    from jinja2 import TemplateError
-
+    compiled = _template(template)
     try:
-        return str(_template(template).render(messages=messages, add_generation_prompt=True))
-    except TemplateError as error:
-        raise ChatRefused(str(error)) from None
+        return str(compiled.render(messages=messages, add_generation_prompt=True))
+    except Exception as error:  # templates raise what they like
+        raise ChatRefused(f"{type(error).__name__}: {error}") from None
 
 
 class HuggingFaceTokenizer:
@@ -157,6 +158,10 @@ class HuggingFaceTokenizer:
                 "data.chat to 'never'"
             )
         try:
+            import jinja2
+        except ImportError:
+            raise ConfigError("chat templates need Jinja; install rlboost-jax[hf]") from None
+        try:
             return str(
                 self._tokenizer.apply_chat_template(
                     [dict(message) for message in messages],
@@ -165,8 +170,13 @@ class HuggingFaceTokenizer:
                     add_generation_prompt=True,
                 )
             )
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(
+                f"{'data.chat_template' if self._chat_template else 'the chat template'} is no "
+                f"Jinja template: line {error.lineno}: {error.message}"
+            ) from None
         except Exception as error:  # templates raise what they like
-            raise ChatRefused(str(error)) from None
+            raise ChatRefused(f"{type(error).__name__}: {error}") from None
 
     def encode(self, texts: Sequence[str], *, chat: bool) -> list[list[int]]:
         if not texts:

@@ -20,23 +20,26 @@ from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
-from jaxtyping import Array
 from numpy.typing import NDArray
 from rlboost_kernels.implementations import choose
 
 from rlboost_jax.config.records import EngineConfig, ModelConfig
+from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine import invariance, metadata
 from rlboost_jax.engine.fingerprint import fingerprint
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.memory import device_memory, engine_sizes, plan_memory
 from rlboost_jax.engine.pages import PagePool
 from rlboost_jax.engine.parameters import EngineParameters
-from rlboost_jax.engine.programs import LOGPROBS, TOKENS, Programs
+from rlboost_jax.engine.programs import LOGPROBS, TOKENS, Output, Programs
 from rlboost_jax.engine.requests import Limits, RequestRejected, check_request
 from rlboost_jax.engine.rollouts import Rollout, new_rollout
+from rlboost_jax.engine.routes import Routes, Told, Yield
 from rlboost_jax.engine.scheduler import Plan, Scheduler
 from rlboost_jax.messages import GenerateRequest
+from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.params import Params
+from rlboost_jax.models.sharding import NotEnoughDevices, engine_mesh
 
 
 class EngineBusy(RuntimeError):
@@ -56,12 +59,20 @@ class Dispatch:
     counts: NDArray[np.uint16]
     tokens: NDArray[np.int32]  # concatenated in the order of the rows
     logprobs: NDArray[np.float32]  # nats
+    # Row i comes with `leads[i] + counts[i]` routes: of the position before each of its tokens and,
+    # with the first of a response, of the prompt's positions before.
+    leads: NDArray[np.uint32]
+    routes: NDArray[np.unsignedinteger] | None  # [routes, layers, experts], concatenated
     finished: tuple[int, ...]  # of the request ids; no longer held
     prefilled_again: int  # tokens run anew because of evictions
 
 
 class Engine:
-    """A decoder on one device with slots for `config.slots` rollouts."""
+    """A decoder on `config.tensor_parallel` devices with slots for `config.slots` rollouts.
+
+    Attributes:
+        device: the first of them.
+    """
 
     def __init__(
         self,
@@ -70,23 +81,34 @@ class Engine:
         *,
         slot_tokens: int,
         truncated_sampling: bool,
-        device: jax.Device | None = None,
+        devices: Sequence[jax.Device] | None = None,
         param_dtype: str | None = None,
         taken_bytes: int = 0,
+        routing: Routing | None = None,
     ) -> None:
         """Allocate the KV pool, as large as `memory.py` plans it. Nothing is compiled yet.
 
         Args:
             slot_tokens: longest prompt plus response.
             truncated_sampling: whether requests may ask for top-k or top-p.
+            devices: to run on, `config.tensor_parallel` of them; None takes the first there are.
             param_dtype: that loaded parameters are cast to; None is `model.dtype`.
             taken_bytes: that others have or will have on the device, in this process.
+            routing: of the routes that come with tokens; None: none do.
 
         Raises:
             ValueError: settings do not fit together; names them.
             NotEnoughMemory: the device is too small for them.
+            NotEnoughDevices: there are fewer than `config.tensor_parallel`.
         """
-        self.device = jax.devices()[0] if device is None else device
+        found = jax.devices() if devices is None else devices
+        if len(found) < config.tensor_parallel:
+            raise NotEnoughDevices(
+                f"engine.tensor_parallel is {config.tensor_parallel}, {len(found)} devices found; "
+                "lower it or start on more devices"
+            )
+        self.device = found[0]
+        mesh = engine_mesh(found[: config.tensor_parallel]) if config.tensor_parallel > 1 else None
         products = choose(None, self.device.platform)
         layout = make_layout(config, slot_tokens, any_rows=products == "cpu")
         sizes = engine_sizes(
@@ -104,17 +126,20 @@ class Engine:
         self.layout = replace(layout, num_pages=self.memory.num_pages)
         self.slots, self.slot_tokens = config.slots, slot_tokens
         self.programs = Programs(
-            model,
+            base_model(model),
             self.layout,
             max_steps=config.steps_per_dispatch,
             truncated_sampling=truncated_sampling,
             attention=config.attention,
             kv_dtype=config.kv_dtype,
             platform=self.device.platform,
+            routing=routing,
+            mesh=mesh,
         )
+        self._routes = Routes(self.layout, routing) if routing else None
         self.parameters = EngineParameters(
-            self.programs.abstract_params,
-            self.device,
+            model,
+            self.programs.places(self.device),
             param_dtype or model.dtype,
             double_buffered=self.memory.double_buffered,
         )
@@ -126,7 +151,7 @@ class Engine:
         )
         self.fingerprint = fingerprint(
             self.device,
-            model=model,
+            model=replace(model, source="", family=""),  # names
             token_rows=config.token_rows,
             slots=config.slots,
             page_size=config.page_size,
@@ -134,12 +159,14 @@ class Engine:
             param_dtype=param_dtype or model.dtype,
             attention=self.programs.attention,
             truncated_sampling=truncated_sampling,
+            routing=routing,
+            tensor_parallel=config.tensor_parallel,
         )
         self._scheduler = Scheduler(self.layout, config.steps_per_dispatch)
         self._held: dict[int, Rollout] = {}
         self._arrivals = 0
         self.ends = self.programs.no_ends(self.device)
-        self._launched: deque[tuple[Plan, Array, int]] = deque()  # not finished; at most two
+        self._launched: deque[tuple[Plan, Output, int]] = deque()  # not finished; at most two
 
     @property
     def version(self) -> int | None:
@@ -190,12 +217,12 @@ class Engine:
         say(f"compiling the mixed step (1 of {count})")
         empty = metadata.pack_mixed(self.layout, ())
         self.pools, output = self.programs.mixed(leaves, self.pools, empty)
-        output.block_until_ready()
+        output.sampled.block_until_ready()
         for i, rows in enumerate(self.layout.decode_rows):
             say(f"compiling the decode steps of {rows} rows ({2 + i} of {count})")
             empty = metadata.pack_decode(self.layout, (), 0, rows=rows)
             self.pools, output, _ = self.programs.decode(leaves, self.pools, empty, self.ends)
-            output.block_until_ready()
+            output.sampled.block_until_ready()
         say(f"compiling the copying of pages ({count} of {count})")
         self.pools = self.programs.copy_pages(self.pools, metadata.pack_copies(self.layout, ()))
         jax.block_until_ready(self.pools)
@@ -325,11 +352,12 @@ class Engine:
         if not self._launched or self.version is None:
             raise EngineBusy("finish came without begin; call begin first")
         plan, output, again = self._launched.popleft()
-        results = np.asarray(output)
+        results = np.asarray(output.sampled)
         tokens_SX = np.ascontiguousarray(results[TOKENS].T)
         logprobs_SX = np.ascontiguousarray(results[LOGPROBS].T).view(np.float32)
         counts = (tokens_SX >= 0).sum(axis=1)
         yielding = [i for i, work in enumerate(plan.work) if counts[i]]
+        told = self._told_routes(plan, output, counts, yielding)
         finished = []
         for i in yielding:
             rollout = plan.work[i].rollout
@@ -349,19 +377,33 @@ class Engine:
             counts=counts[yielding].astype(np.uint16),
             tokens=tokens_SX[valid],
             logprobs=logprobs,
+            leads=told.leads if told else np.zeros(len(yielding), np.uint32),
+            routes=told.routes if told else None,
             finished=tuple(finished),
             prefilled_again=again,
         )
 
-    def _launch(self, plan: Plan) -> Array:
+    def _told_routes(
+        self, plan: Plan, output: Output, counts: NDArray[np.int_], yielding: Sequence[int]
+    ) -> Told | None:
+        if self._routes is None:
+            return None
+        return self._routes.finished(
+            [Yield(plan.work[i].rollout, i, int(counts[i])) for i in yielding],
+            None if plan.mixed else np.asarray(output.routes),
+        )
+
+    def _launch(self, plan: Plan) -> Output:
         leaves, layout = self.parameters.leaves, self.layout
         if plan.copies:
             copies = metadata.pack_copies(layout, plan.copies)
             self.pools = self.programs.copy_pages(self.pools, copies)
+        kv_slots, rows = np.zeros(0, np.int32), None  # of the routes that pages get
         if plan.mixed:
             chunks = [w.rollout.chunk(w.start, w.count, w.budget) for w in plan.work]
             packed = metadata.pack_mixed(layout, chunks)
             self.pools, output = self.programs.mixed(leaves, self.pools, packed)
+            kv_slots, rows = metadata.kv_slots(layout, packed), output.routes
         else:
             records = [
                 work.rollout.decode_record(work.budget)
@@ -373,6 +415,8 @@ class Engine:
             self.pools, output, self.ends = self.programs.decode(
                 leaves, self.pools, packed, self.ends
             )
+        if self._routes is not None and (plan.mixed or plan.copies):
+            self._routes.launched(plan.copies, kv_slots, rows)
         return output
 
     def _require_idle(self, call: str) -> None:

@@ -140,7 +140,7 @@ class _Probe:
             self.pools, result, _ = self.programs.decode(
                 self.leaves, self.pools, packed, self._ends
             )
-            self._collect(np.asarray(result)[:, : self._steps], crowd, order, outputs)
+            self._collect(np.asarray(result.sampled)[:, : self._steps], crowd, order, outputs)
         return [
             _Trace(outputs=np.concatenate(outputs[i], axis=1), kv=self._read(crowd[i]))
             for i in range(copies)
@@ -178,7 +178,7 @@ class _Probe:
     ) -> None:
         packed = metadata.pack_mixed(self.programs.layout, chunks)
         self.pools, result = self.programs.mixed(self.leaves, self.pools, packed)
-        self._collect(np.asarray(result), crowd, order, outputs)
+        self._collect(np.asarray(result.sampled), crowd, order, outputs)
 
     def _collect(
         self,

@@ -17,8 +17,10 @@ import jax
 
 from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.memory import (
+    expert_parameters,
     page_bytes,
     pages_per_slot,
+    share_of,
     size_text,
     weight_bytes,
 )
@@ -28,6 +30,8 @@ from rlboost_jax.config.records import EngineConfig, ModelConfig
 # more with top-k or top-p; as XLA reports it for CPU, with some to spare.
 _LOGITS: Final = 5
 _MORE_LOGITS_TRUNCATED: Final = 2
+# XLA for CPU cuts an expert out of a stack of bfloat16 by making all of the stack float32 first.
+_WIDENS_EXPERTS: Final = jax.__version_info__ < (0, 12)
 _BLOCK: Final = 16, 64  # rows and tokens (or one page, if longer) that attention gathers at a time
 
 
@@ -147,21 +151,24 @@ def engine_sizes(
     products: str,
     platform: str,
 ) -> Sizes:
-    """What the parts of an engine take; the arguments are those of `Engine`.
+    """What the parts of an engine take on each device; the arguments are those of `Engine`.
 
     Args:
         sampled_rows: that head and sampler run over, at most.
         products: implementation of `rlboost_kernels.matmul`.
         platform: of the device, as JAX names it.
     """
+    logits = 4 * sampled_rows * model.vocab_size  # whole on every device
+    model = share_of(model, config.tensor_parallel)
     page, slot_pages = page_bytes(model, config), pages_per_slot(config, slot_tokens)
-    logits = 4 * sampled_rows * model.vocab_size
     logits *= _LOGITS + (_MORE_LOGITS_TRUNCATED if truncated_sampling else 0)
     step = logits + _layer_bytes(model, config, slot_pages)
     if param_dtype != model.dtype:  # converted once, before the loop of a dispatch's steps
         step += weight_bytes(model, model.dtype)
     if platform == "cpu" and products != "cpu" and model.dtype != "float32":
         step += weight_bytes(model, "float32")  # XLA has no products of 16-bit numbers there
+    elif platform == "cpu" and model.dtype == "bfloat16" and _WIDENS_EXPERTS:
+        step += 4 * expert_parameters(model)
     return Sizes(
         weights=weight_bytes(model, param_dtype),
         working=max(step, config.slots * page),  # `copy_pages` holds a page for each slot

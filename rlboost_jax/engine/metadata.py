@@ -105,6 +105,12 @@ def pack_mixed(layout: Layout, chunks: Sequence[Chunk]) -> NDArray[np.int32]:
     return packed
 
 
+def kv_slots(layout: Layout, packed: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Of each row of a mixed step; those of unused rows are outside the pool."""
+    rows = packed[_MIXED_HEADER : _MIXED_HEADER + _ROW * layout.token_rows]
+    return rows.reshape(_ROW, layout.token_rows)[2]
+
+
 def pack_decode(
     layout: Layout, records: Sequence[NDArray[np.int32]], steps: int, *, rows: int = 0
 ) -> NDArray[np.int32]:

@@ -1,32 +1,45 @@
-"""The engine's copy of the parameters: flat, unstacked, on one device, in one dtype."""
+"""The engine's copy of the parameters: flat, unstacked, on its devices, in one dtype.
+
+Adapters are merged on the way there, a layer at a time: the engine runs a model without.
+"""
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from rlboost_jax.models.params import Params, flatten_params, unflatten_params, unstack_layers
+from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.models.adapters import merged_layer
+from rlboost_jax.models.params import (
+    Params,
+    abstract_params,
+    flatten_params,
+    unflatten_params,
+)
 
 
 class EngineParameters:
     """Leaves in the order of the programs, and the policy version they are."""
 
     def __init__(
-        self, abstract: Params, device: jax.Device, dtype: str, *, double_buffered: bool = True
+        self, model: ModelConfig, places: Params, dtype: str, *, double_buffered: bool = True
     ) -> None:
         """Hold nothing yet.
 
         Args:
-            abstract: tree of shapes, layers stacked, that every `load` must match.
+            model: whose whole tree, layers stacked and adapters included, is given to every `load`.
+            places: device or sharding of each leaf, layers unstacked and without adapters.
             dtype: of the leaves on the device.
             double_buffered: whether a version stays until the next one is on the device, which
                 then holds both for a moment, or is freed before.
         """
-        self._shapes = {name: leaf.shape for name, leaf in flatten_params(abstract).items()}
-        self._device, self._dtype = device, jnp.dtype(dtype)
+        leaves = flatten_params(abstract_params(model))
+        self._model, self._shapes = model, {name: leaf.shape for name, leaf in leaves.items()}
+        self._places, self._dtype = places, jnp.dtype(dtype)
         self._double_buffered = double_buffered
         self.version: int | None = None
         self.leaves: tuple[Array, ...] = ()
@@ -85,28 +98,60 @@ class EngineParameters:
         return unflatten_params({name: make(name, shape) for name, shape in self._shapes.items()})
 
     def _put_from_devices(self, params: Params) -> tuple[Array, ...]:
-        """A layer of a leaf at a time: cast where it lies, then gathered on this device."""
+        """A layer of a leaf at a time: cast where it lies, then brought to its place."""
 
-        def copied(leaf: Array) -> Array:
-            return jax.device_put(_cast(leaf, self._dtype), self._device)
+        def of_layer(leaf: Array, index: int, place: Any) -> Array:
+            return jax.device_put(_layer(leaf, np.int32(index), self._dtype), place)
 
-        num_layers = jax.tree.leaves(params["layers"])[0].shape[0]
-        layers = tuple(
-            jax.tree.map(
-                lambda leaf, i=i: jax.device_put(
-                    _layer(leaf, np.int32(i), self._dtype), self._device
-                ),
-                params["layers"],
-            )
-            for i in range(num_layers)
-        )
-        others = {name: part for name, part in params.items() if name != "layers"}
-        return tuple(jax.tree.leaves({**jax.tree.map(copied, others), "layers": layers}))
+        def whole(leaf: Array, place: Any) -> Array:
+            return jax.device_put(_cast(leaf, self._dtype), place)
+
+        return self._assembled(params, of_layer, whole)
 
     def _put(self, params: Params) -> tuple[Array, ...]:
         """Copies first: on CPU a device array may be nothing but a view of a host array."""
-        leaves = [np.array(leaf, self._dtype) for leaf in jax.tree.leaves(unstack_layers(params))]
-        return tuple(jax.device_put(leaves, self._device))
+
+        def whole(leaf: np.ndarray, place: Any) -> Array:
+            return jax.device_put(np.array(leaf, self._dtype), place)
+
+        return self._assembled(params, lambda leaf, index, place: whole(leaf[index], place), whole)
+
+    def _assembled(
+        self,
+        params: Params,
+        of_layer: Callable[[Any, int, Any], Array],
+        whole: Callable[[Any, Any], Array],
+    ) -> tuple[Array, ...]:
+        """Adapters are merged on one device, as on a server with one.
+
+        Args:
+            of_layer: a layer's part of a stacked leaf, in a place.
+            whole: any other leaf, in a place.
+        """
+
+        def layer(index: int, places: Params) -> Params:
+            if not self._model.lora.rank:
+                return jax.tree.map(
+                    lambda leaf, place: of_layer(leaf, index, place), params["layers"], places
+                )
+            one = _first_device(places)
+            parts = jax.tree.map(lambda leaf: of_layer(leaf, index, one), params["layers"])
+            return jax.tree.map(
+                jax.device_put, merged_layer(self._model, parts, self._dtype), places
+            )
+
+        layers = tuple(layer(i, places) for i, places in enumerate(self._places["layers"]))
+        rest = {
+            name: jax.tree.map(whole, part, self._places[name])
+            for name, part in params.items()
+            if name != "layers"
+        }
+        return tuple(jax.tree.leaves({**rest, "layers": layers}))
+
+
+def _first_device(places: Params) -> jax.Device:
+    place = jax.tree.leaves(places)[0]
+    return place if isinstance(place, jax.Device) else place.mesh.devices.flat[0]
 
 
 @partial(jax.jit, static_argnums=1)

@@ -7,16 +7,21 @@ rows, or for a class of them: then R is T everywhere (`layouts.py`). Sequence i 
 and sampler. So a token's keys, values, logits and noise are the same whichever program computes
 them, which `invariance.py` checks on the device.
 
+Over several devices (`engine.tensor_parallel`) a program runs on each, on its share of the model
+and of the heads of the pool; rows and what is sampled are the same everywhere.
+
 The KV pool is one array [P, L, 2K, D] per layer, donated and written in place. Parameters
 are arguments, flattened once, with the layers unstacked.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jaxtyping import Array, Bool, Float, Int, Key, UInt
 from rlboost_kernels import (
     copy_kv_pages,
     kv_pages_shape,
@@ -29,19 +34,34 @@ from rlboost_kernels import (
 from rlboost_kernels.attention.api import choose_attention
 
 from rlboost_jax.config.errors import Mistake
+from rlboost_jax.config.memory import share_of
 from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.metadata import Controls, Rows
 from rlboost_jax.models.forward import apply_layer, embed, head
 from rlboost_jax.models.params import Params, abstract_params, unstack_layers
+from rlboost_jax.models.sharding import param_shardings
+from rlboost_jax.models.tensor_parallel import AXIS
 
 Leaves = tuple[Array, ...]
 Pools = tuple[Float[Array, "P L C D"], ...]  # C: keys at even, values at odd head indices
 
-# Outputs of a step program, [3, steps, sequences] int32: token (-1: none), bits of its
-# log-probability, and a checksum of the logits it was sampled from.
+# Of what is sampled, [3, steps, sequences] int32: token (-1: none), bits of its log-probability,
+# and a checksum of the logits it was sampled from.
 TOKENS, LOGPROBS, CHECKSUMS = range(3)
+
+
+class Output(NamedTuple):
+    """What a step program leaves for the host."""
+
+    sampled: Int[Array, "3 X S"]
+    routes: UInt[Array, "*rows layers A"] | None  # of each row, and of each step of decode steps
+
+
+_WHOLE: Final = PartitionSpec()
+_HEADS: Final = PartitionSpec(None, None, AXIS)  # of a layer's pool
 
 
 class AttentionNotAvailable(Mistake, ValueError):
@@ -61,38 +81,85 @@ class Programs:
         attention: str,
         kv_dtype: str,
         platform: str,
+        routing: Routing | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         """Compile nothing yet.
 
         Args:
             attention: "auto" or an implementation of `rlboost_kernels`.
+            routing: of the routes that are returned; None: none are.
+            mesh: of several devices, whose axis `AXIS` model and pool are split over.
             platform: of the device that they are for, as JAX names it.
 
         Raises:
             AttentionNotAvailable: not here, or not with these sizes and types.
         """
         self.model, self.layout, self.max_steps = model, layout, max_steps
+        self._mesh, self._split = mesh, mesh is not None
+        self._share = model if mesh is None else share_of(model, mesh.shape[AXIS])
         self._truncated = truncated_sampling
-        self._kv_dtype = kv_dtype
+        self._kv_dtype, self._routing = kv_dtype, routing
         self.attention = self._choose_attention(attention, platform)
         self.abstract_params = abstract_params(model)
         self._tree = jax.tree.structure(jax.eval_shape(unstack_layers, self.abstract_params))
-        self.mixed = jax.jit(self._mixed, donate_argnums=1)
-        self.logits = jax.jit(self._logits, donate_argnums=1)
-        self.decode = jax.jit(self._decode, donate_argnums=1)
-        self.copy_pages = jax.jit(_copy_pages, donate_argnums=0)
-        self.read_pages = jax.jit(_read_pages)
+        weights, whole = self._specs(), _WHOLE
+        step = (_HEADS, whole)
+        self.mixed = self._program(self._mixed, (weights, _HEADS, whole), step, donated=1)
+        self.logits = self._program(self._logits, (weights, _HEADS, whole), step, donated=1)
+        self.decode = self._program(
+            self._decode, (weights, _HEADS, whole, whole), (*step, whole), donated=1
+        )
+        self.copy_pages = self._program(_copy_pages, (_HEADS, whole), _HEADS, donated=0)
+        self.read_pages = self._program(_read_pages, (_HEADS, whole), _HEADS)
+
+    def _program(
+        self,
+        function: Callable[..., Any],
+        in_specs: Any,
+        out_specs: Any,
+        donated: int | None = None,
+    ) -> Any:
+        if self._mesh is not None:
+            function = jax.shard_map(
+                function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+            )
+        return jax.jit(function, donate_argnums=() if donated is None else donated)
+
+    def _specs(self) -> tuple[PartitionSpec, ...] | PartitionSpec:
+        """How the leaves are split."""
+        if self._mesh is None:
+            return _WHOLE
+        places = jax.tree.leaves(self.places(self._mesh.devices.flat[0]))
+        return tuple(place.spec for place in places)
+
+    def places(self, device: jax.Device) -> Params:
+        """Where each leaf of the unstacked parameters lies: on `device`, or split."""
+        if self._mesh is None:
+            abstract = jax.eval_shape(unstack_layers, self.abstract_params)
+            return jax.tree.map(lambda _: device, abstract)
+        stacked, mesh = param_shardings(self.model, self._mesh), self._mesh
+
+        def of_layer(place: NamedSharding) -> NamedSharding:
+            return NamedSharding(mesh, PartitionSpec(*place.spec[1:]))
+
+        layer = jax.tree.map(of_layer, stacked["layers"])
+        return {**stacked, "layers": (layer,) * self.model.num_layers}
+
+    def _place(self, device: jax.Device, spec: PartitionSpec) -> jax.Device | Sharding:
+        return device if self._mesh is None else NamedSharding(self._mesh, spec)
 
     @property
     def _pool(self) -> jax.ShapeDtypeStruct:
-        layout, model = self.layout, self.model
+        """A device's part."""
+        layout, model = self.layout, self._share
         shape = kv_pages_shape(
             layout.num_pages, layout.page_size, model.num_key_heads, model.head_dim
         )
         return jax.ShapeDtypeStruct(shape, self._kv_dtype)
 
     def _choose_attention(self, named: str, platform: str) -> str:
-        shape = (self.layout.token_rows, self.model.num_query_heads, self.model.head_dim)
+        shape = (self.layout.token_rows, self._share.num_query_heads, self.model.head_dim)
         q = jax.ShapeDtypeStruct(shape, self.model.dtype)
         try:
             return choose_attention(named, q, self._pool, platform=platform)
@@ -103,18 +170,24 @@ class Programs:
 
     def empty_pools(self, device: jax.Device) -> Pools:
         """A pool per layer. Zeros: what no one has written is masked, but must be finite."""
-        pool = self._pool
+        pool, num_layers, mesh = self._pool, self.model.num_layers, self._mesh
+        if mesh is not None:
+            shape = list(pool.shape)
+            shape[2] *= mesh.shape[AXIS]
+            place = NamedSharding(mesh, _HEADS)
+            return tuple(jnp.zeros(shape, pool.dtype, device=place) for _ in range(num_layers))
         with jax.default_device(device):
-            pools = tuple(jnp.zeros(pool.shape, pool.dtype) for _ in range(self.model.num_layers))
+            pools = tuple(jnp.zeros(pool.shape, pool.dtype) for _ in range(num_layers))
         return jax.device_put(pools, device)
 
     def no_ends(self, device: jax.Device) -> Int[Array, " N"]:
         """What decode steps are given as `ends` that come after no others."""
-        return jax.device_put(np.full(self.layout.decode_rows[-1], -1, np.int32), device)
+        ends = np.full(self.layout.decode_rows[-1], -1, np.int32)
+        return jax.device_put(ends, self._place(device, _WHOLE))
 
     def _mixed(
         self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"]
-    ) -> tuple[Pools, Int[Array, "3 1 S"]]:
+    ) -> tuple[Pools, Output]:
         """One step over prefill chunks and single tokens.
 
         Every sequence is sampled after its last row; those whose budget is 0 (a prefill that
@@ -124,12 +197,13 @@ class Programs:
         rows, records, last_rows = metadata.unpack_mixed(self.layout, packed)
         controls = metadata.controls(records)
         keys = noise_keys(controls.seed, controls.step, controls.sample)
-        x, pools = self._run_layers(params, pools, rows)
+        x, pools, routes = self._run_layers(params, pools, rows)
         tokens, logprobs, checksums = self._sample(
             params, x[last_rows], keys, records[:, metadata.RESPONSE], controls
         )
         tokens = jnp.where(records[:, metadata.BUDGET] > 0, tokens, -1)
-        return pools, _outputs(tokens, logprobs, checksums)[:, None, : self.layout.slots]
+        sampled = _sampled(tokens, logprobs, checksums)[:, None, : self.layout.slots]
+        return pools, Output(sampled, routes)
 
     def _logits(
         self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"]
@@ -137,12 +211,12 @@ class Programs:
         """The same rows as a mixed step, with the logits after every one of them. For checks."""
         params = jax.tree.unflatten(self._tree, leaves)
         rows, _, _ = metadata.unpack_mixed(self.layout, packed)
-        x, pools = self._run_layers(params, pools, rows)
-        return pools, head(self.model, params, x)
+        x, pools, _ = self._run_layers(params, pools, rows)
+        return pools, head(self._share, params, x, split=self._split)
 
     def _decode(
         self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"], ends: Int[Array, " N"]
-    ) -> tuple[Pools, Int[Array, "3 X R"], Int[Array, " N"]]:
+    ) -> tuple[Pools, Output, Int[Array, " N"]]:
         """Up to X = `max_steps` decode steps of the sequences in the first rows.
 
         A sequence stops by itself after a stop id or when its budget is spent, and all is over
@@ -160,33 +234,40 @@ class Programs:
             return (done < num_steps) & live.any()
 
         def step(state: Any) -> Any:
-            done, newest, live, pools, outputs = state
+            done, newest, live, pools, output = state
             rows = metadata.decode_rows(
                 self.layout, records, num_sequences, newest, length + done, live
             )
-            x, pools = self._run_layers(params, pools, rows)
+            x, pools, routes = self._run_layers(params, pools, rows)
             tokens, logprobs, checksums = self._sample(params, x, keys, response + done, controls)
             tokens = jnp.where(live, tokens, -1)
-            outputs = jax.lax.dynamic_update_index_in_dim(
-                outputs, _outputs(tokens, logprobs, checksums), done, axis=1
-            )
+            output = _with_step(output, _sampled(tokens, logprobs, checksums), routes, done)
             stopped = (tokens[:, None] == controls.stop_ids).any(axis=1)
             newest = jnp.where(live, jnp.where(stopped, -1, tokens), newest)
             live &= ~stopped & (done + 1 < records[:, metadata.BUDGET])
-            return done + 1, newest, live, pools, outputs
+            return done + 1, newest, live, pools, output
 
-        nothing = jnp.full((3, self.max_steps, len(records)), -1, jnp.int32)
+        nothing = self._nothing(len(records))
         live = records[:, metadata.BUDGET] > 0
         start = (jnp.int32(0), records[:, metadata.TOKEN], live, pools, nothing)
-        _, newest, _, pools, outputs = jax.lax.while_loop(more, step, start)
+        _, newest, _, pools, output = jax.lax.while_loop(more, step, start)
         unused = jnp.full(len(ends) - len(records), -1, jnp.int32)
-        return pools, outputs, jnp.concatenate([newest, unused])
+        return pools, output, jnp.concatenate([newest, unused])
+
+    def _nothing(self, num_rows: int) -> Output:
+        """The output of decode steps before the first."""
+        sampled = jnp.full((3, self.max_steps, num_rows), -1, jnp.int32)
+        if self._routing is None:
+            return Output(sampled, None)
+        shape = (self.max_steps, num_rows, *self._routing.shape)
+        return Output(sampled, jnp.zeros(shape, self._routing.dtype))
 
     def _run_layers(
         self, params: Params, pools: Pools, rows: Rows
-    ) -> tuple[Float[Array, "T E"], Pools]:
+    ) -> tuple[Float[Array, "T E"], Pools, UInt[Array, "T layers A"] | None]:
+        chosen: list[Int[Array, "T A"] | None] = []
         written: list[Float[Array, "P L C D"]] = []
-        model = self.model
+        model, split = self._share, self._split
 
         def attend(
             q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"]
@@ -206,14 +287,26 @@ class Programs:
                 implementation=self.attention,
             ).astype(q.dtype)
 
-        x = embed(model, params, rows.tokens)
+        x = embed(model, params, rows.tokens, split=split)
         for layer, window in zip(params["layers"], model.layer_windows, strict=True):
-            x, _ = apply_layer(
-                model, layer, x, rows.positions, attend, local=window > 0, by_row=True
+            x, experts = apply_layer(
+                model,
+                layer,
+                x,
+                rows.positions,
+                attend,
+                local=window > 0,
+                by_row=True,
+                split=split,
             )
+            chosen.append(experts)
         # The two programs take different rows from here on. Without a barrier the compiler may
         # keep bfloat16 values unrounded up to their next use in one of them and not in the other.
-        return jax.lax.optimization_barrier(x), tuple(written)
+        x = jax.lax.optimization_barrier(x)
+        if self._routing is None:
+            return x, tuple(written), None
+        routes = jnp.stack([experts for experts in chosen if experts is not None], axis=1)
+        return x, tuple(written), routes.astype(self._routing.dtype)
 
     def _sample(
         self,
@@ -223,7 +316,8 @@ class Programs:
         positions: Int[Array, " R"],
         controls: Controls,
     ) -> tuple[Int[Array, " R"], Float[Array, " R"], Int[Array, " R"]]:
-        logits, noise = head(self.model, params, x), uniforms(keys, positions)
+        logits = head(self._share, params, x, split=self._split)
+        noise = uniforms(keys, positions)
         # Sums over the vocabulary are XLA's, whose order depends on the number of rows.
         R, most = len(x), self.layout.decode_rows[-1]
         columns = (logits, noise, controls.temperature, controls.top_p, controls.top_k)
@@ -232,7 +326,21 @@ class Programs:
         return tokens[:R], logprobs[:R], _checksum(logits)
 
 
-def _outputs(
+def _with_step(
+    output: Output,
+    sampled: Int[Array, "3 R"],
+    routes: UInt[Array, "R layers A"] | None,
+    step: Array,
+) -> Output:
+    """What one more of the decode steps came to."""
+    put = jax.lax.dynamic_update_index_in_dim
+    return Output(
+        put(output.sampled, sampled, step, axis=1),
+        None if routes is None else put(output.routes, routes, step, axis=0),
+    )
+
+
+def _sampled(
     tokens: Int[Array, " R"], logprobs: Float[Array, " R"], checksums: Int[Array, " R"]
 ) -> Int[Array, "3 R"]:
     bits = jax.lax.bitcast_convert_type(logprobs, jnp.int32)

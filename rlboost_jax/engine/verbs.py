@@ -199,7 +199,7 @@ class SlotEngine:
             engine.pools, output = programs.mixed(leaves, engine.pools, packed)
         else:
             engine.pools, output, _ = programs.decode(leaves, engine.pools, packed, engine.ends)
-        return np.asarray(output)
+        return np.asarray(output.sampled)
 
     def _results(
         self,

@@ -16,8 +16,7 @@ from orbax.checkpoint._src.futures import synchronization
 
 from rlboost_jax.closing import Closing
 from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.records import ModelConfig
-from rlboost_jax.models.params import Params, abstract_params
+from rlboost_jax.models.params import Params
 from rlboost_jax.weights.snapshots import ORBAX_BEGINS
 
 Tree = TypeVar("Tree")  # a pytree of arrays
@@ -155,8 +154,11 @@ def newest_step(folder: Path) -> int:
     return int(newest)
 
 
-def read_params(folder: Path, step: int, model: ModelConfig) -> Params:
+def read_params(folder: Path, step: int, abstract: Params) -> Params:
     """The parameters of a step alone, on the default device; the folder is left as it is.
+
+    Args:
+        abstract: their shapes and dtypes.
 
     Raises:
         CheckpointNotFound: no complete checkpoint of the step is in the folder.
@@ -164,7 +166,7 @@ def read_params(folder: Path, step: int, model: ModelConfig) -> Params:
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        {"params": abstract_params(model)},
+        {"params": abstract},
     )
     arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
     with _reading(folder) as manager:

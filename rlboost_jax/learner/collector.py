@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
+from rlboost_jax.config.routing import Routing
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.rewards.verdict import Verdict
 
@@ -35,16 +36,18 @@ class StepCollector:
         ask: Ask,
         wake: Callable[[], None] = lambda: None,
         estimate: Estimate,
+        routing: Routing | None = None,
     ):
         """Args:
         ask: (prompt index, response tokens) → what the rewards say, then or later.
         wake: called, in any thread, when `settle` has something to do.
         estimate: gives the trajectories of a whole group their advantages.
+        routing: of the routes that come with tokens; None: none do.
         """
         self.step, self._version = step, version
         self._prompts, self._group_size, self._ask = list(prompts), group_size, ask
         self._wake = wake
-        self._estimate = estimate
+        self._estimate, self._routing = estimate, routing
         self._taken: dict[int, Trajectory] = {}  # reward and components only once judged
         self._asked: dict[int, Future[Verdict]] = {}  # those of `_taken` not judged yet
         self._answered: deque[tuple[int, Future[Verdict]]] = deque()  # filled by other threads
@@ -91,6 +94,7 @@ class StepCollector:
             reward=0.0,
             advantage=0.0,
             attempt=rollout.attempt,
+            routes=self._routes(rollout),
         )
         future = self._ask(rollout.prompt, tokens)
         self._asked[rollout.sample] = future
@@ -149,6 +153,12 @@ class StepCollector:
             f"{first[name, why].sample})"
             for (name, why), count in times.most_common()
         ]
+
+    def _routes(self, rollout: messages.FinishedRollout) -> NDArray[np.unsignedinteger] | None:
+        if self._routing is None:
+            return None
+        assert isinstance(rollout, messages.RoutedRollout), "the manager takes no others"
+        return self._routing.unpack(rollout.routes)
 
     def _hear(self, sample: int, future: Future[Verdict]) -> None:
         self._answered.append((sample, future))

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from rlboost_jax.algorithms.values import value_losses
 from rlboost_jax.config.records import AlgorithmConfig, LearnerConfig, ModelConfig
+from rlboost_jax.config.routing import routing_of
 from rlboost_jax.learner.objective import Sums
 from rlboost_jax.learner.optimization import Part, add_up, update_programs
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
@@ -26,7 +27,8 @@ from rlboost_jax.learner.state import (
     make_optimizer,
     shardings_of,
 )
-from rlboost_jax.models.forward import head_factors, hidden_states
+from rlboost_jax.models.adapters import base_model
+from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import batch_sharding, param_shardings, program_on, replicated
 
@@ -53,7 +55,9 @@ class CriticStep:
         num_steps: int,
         mesh: Mesh,
     ) -> None:
-        self._model = replace(model, tie_embeddings=True)  # no matrix of logits
+        # No matrix of logits; trained whole, whatever the policy's adapters are.
+        self._model = replace(base_model(model), tie_embeddings=True)
+        self._routing = routing_of(model, algorithm)  # batches bring it; the critic has routers
         learner = replace(learner, learning_rate=algorithm.critic_learning_rate)
         self.optimizer = make_optimizer(learner, num_steps)
         self.shardings = shardings_of(
@@ -77,9 +81,14 @@ class CriticStep:
         )
 
     def init(self, policy: Params) -> TrainState:
-        """The state before the first update, of copies of the policy's parameters."""
+        """The state before the first update, of float32 copies of the policy's parameters.
+
+        Args:
+            policy: without adapters: its base, where it has some.
+        """
         value = {"kernel": np.zeros(self._model.embed_dim, np.float32)}
-        return init_state({**_trunk(policy), "value": value}, self.optimizer, self.shardings)
+        trunk = jax.tree.map(lambda leaf: leaf.astype(np.float32), _trunk(policy))
+        return init_state({**trunk, "value": value}, self.optimizer, self.shardings)
 
     def abstract(self) -> TrainState:
         """Shapes, dtypes and shardings: what a checkpoint is restored onto."""
@@ -88,7 +97,13 @@ class CriticStep:
     def compile(self, state: TrainState, *, shapes: Iterable[tuple[int, int]]) -> None:
         """Compile everything before the first step, as `LearnerStep.compile` does."""
         for rows, row_tokens in shapes:
-            batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+            batch, _ = fill(
+                [],
+                rows=rows,
+                row_tokens=row_tokens,
+                loss_aggregation=TOKEN_MEAN,
+                routing=self._routing,
+            )
             self.values(state.params, batch)
             part = self.gradients(state.params, batch)
         gradients, _ = self.combine(part, self.gradients(state.params, batch))
@@ -120,7 +135,7 @@ def _values(
             jnp.asarray, (batch.tokens, batch.positions, batch.segments)
         )
         decoder = {name: part for name, part in params.items() if name != "value"}
-        x = hidden_states(
+        x, _ = hidden_states_and_experts(
             model,
             decoder,
             tokens,

@@ -78,14 +78,17 @@ class Followers:
     def save(self, step: int, extra: dict[str, Any]) -> None:
         self._order(orders.SAVE, step, extra)
 
-    def gather(self, params: Params) -> Params:
+    def gather(self, params: Params, which: str = orders.TRAINED) -> Params:
         """All parameters in this host's memory: a leaf at a time, each part from one process that
         holds it. Devices need no room for it.
+
+        Args:
+            which: of `orders.GATHER`.
         """
         if not self._channels:
             host_params: Params = jax.device_get(params)
             return host_params
-        self._order(orders.GATHER)
+        self._order(orders.GATHER, which)
         return unflatten_params(
             {name: self._whole(leaf) for name, leaf in flatten_params(params).items()}
         )

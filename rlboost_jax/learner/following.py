@@ -25,7 +25,7 @@ from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.learner.updates import BatchUpdates
 from rlboost_jax.learner.watch import PeerEnded, Watch, loss_behind
-from rlboost_jax.models.params import flatten_params
+from rlboost_jax.models.params import Params, flatten_params
 
 
 class LeaderLost(PeerEnded):
@@ -73,8 +73,11 @@ class Leader:
                     everything.sort(key=lambda t: (t.prompt, t.sample))
                     prompts = sorted({t.prompt for t in everything})
                     state, _ = updates.finish(everything, prompts=prompts, host_params=None)
-                case [orders.GATHER]:
-                    self._send_shards(state)
+                case [orders.GATHER, orders.TRAINED]:
+                    self._send_shards(state.params)
+                case [orders.GATHER, orders.BASE]:
+                    assert learners.policy.base is not None
+                    self._send_shards(learners.policy.base)
                 case [orders.SAVE, step, extra]:
                     checkpoints.save(step, state, extra)
                 case _:
@@ -108,8 +111,8 @@ class Leader:
                 return None
             raise loss from error
 
-    def _send_shards(self, state: TrainState) -> None:
-        for leaf in flatten_params(state.params).values():
+    def _send_shards(self, params: Params) -> None:
+        for leaf in flatten_params(params).values():
             for index, process in orders.shards_to_send(leaf.sharding, leaf.shape):
                 if process == self._world.index:
                     self._channel.send_array(np.asarray(orders.local_part(leaf, index)))

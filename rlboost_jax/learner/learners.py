@@ -37,6 +37,7 @@ class Learners:
             row_tokens=self.run.row_tokens,
             row_lengths=self.run.learner.row_lengths,
             loss_aggregation=self.run.algorithm.loss_aggregation,
+            routing=self.policy.routing,
         )
 
     def gradients(self, params: Params, trajectories: Sequence[Trajectory]) -> Part:

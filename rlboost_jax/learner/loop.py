@@ -22,6 +22,7 @@ from rlboost_jax import messages
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.data.prompts import PromptStream
+from rlboost_jax.learner.base import Base
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
@@ -42,6 +43,7 @@ from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import stream_step
 from rlboost_jax.learner.trajectory import trajectories_digest
 from rlboost_jax.learner.updates import BatchUpdates
+from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.params import Params, params_digest
 from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.spans import Recorder, traced
@@ -60,6 +62,7 @@ class TrainingLoop:
         learner: LearnerStep,
         state: TrainState,
         reference: Params | None,
+        base: Base | None = None,
         link: ManagerLink,
         reserved: ReservedEngines,
         publisher: Publisher,
@@ -73,6 +76,7 @@ class TrainingLoop:
         spans: Recorder | None = None,
     ):
         """Args:
+        base: of the adapters, where these are what is trained.
         best: is offered every checkpoint that is evaluated.
         prompts_used: of the prompt stream, by the steps before.
         note: shows a line to whoever watches.
@@ -81,7 +85,7 @@ class TrainingLoop:
         """
         self._spans = spans or Recorder()
         self._run, self._exercises, self._note = run, exercises, note
-        self.state = state
+        self.state, self._base = state, base
         self._learners = learners_of(
             run, policy=learner, critic=critic, reference=reference, stop_ids=exercises.stop_ids
         )
@@ -127,6 +131,7 @@ class TrainingLoop:
             ask=lambda prompt, tokens: self._exercises.ask(prompts[prompt], tokens),
             wake=self._link.wake,
             estimate=self._learners.estimates.of_group,
+            routing=self._learners.policy.routing,
         )
         sampling = dynamic_sampling(self._run)
         selection = self._selection(sampling, collector, prompts)
@@ -201,7 +206,7 @@ class TrainingLoop:
         Once it is durable no row of an earlier step is written any more.
         """
         if step % self._run.checkpoint.every_steps == 0 or step == self._run.num_steps:
-            extra = checkpoint_extra(self._window, self._used)
+            extra = checkpoint_extra(self._window, self._used, self._base)
             self._followers.save(step, extra)
             self._checkpoints.save(step, self.state, extra)
 
@@ -245,7 +250,7 @@ class TrainingLoop:
         since = time.perf_counter()
         self._params = self._followers.gather(self.state.params)
         seconds = time.perf_counter() - since
-        self._digest = params_digest(self._params)
+        self._digest = params_digest(self._params, base=self._base.digest if self._base else "")
         if version < self._run.num_steps or self._scoring.on:  # else no one needs it
             self._publisher.submit(version, self._params, self._digest)
         return seconds
@@ -253,7 +258,8 @@ class TrainingLoop:
     def _load(self, version: int) -> None:
         """Give the reserved engines the parameters that were published last."""
         # From device to device, unless other processes hold parts of it.
-        params = self._params if self._followers else self.state.params
+        trained = self._params if self._followers else self.state.params
+        params = joined(self._base.params if self._base else None, trained)
         self._reserved.load(params, version, self._digest)
 
     def _begin(self, step: int, prompts: Sequence[Prompt]) -> None:
@@ -300,13 +306,17 @@ def _requests(prompts: Sequence[Prompt], first: int) -> tuple[messages.PromptReq
     )
 
 
-def checkpoint_extra(window: messages.WindowState | None, prompts_used: int) -> dict[str, Any]:
+def checkpoint_extra(
+    window: messages.WindowState | None, prompts_used: int, base: Base | None = None
+) -> dict[str, Any]:
     """What a checkpoint holds besides arrays.
 
     Args:
         prompts_used: of the prompt stream, by the steps so far.
+        base: that its adapters were trained on.
     """
     return {
+        **({"base": base.digest} if base else {}),
         "prompts_used": prompts_used,
         "window": None
         if window is None

@@ -6,7 +6,8 @@ An order is a list: its name, then its arguments.
     check   groups                     compare log-probabilities with what was said
     train   index, groups              take a micro-batch in
     finish                             make the updates
-    gather                             send process 0 the parameters that it does not hold
+    gather  which                      send process 0 what it does not hold of the parameters that
+                                       are trained, or of the base that they are added to
     save    step, extra                begin a checkpoint
 """
 
@@ -24,6 +25,8 @@ CHECK: Final = "check"
 TRAIN: Final = "train"
 FINISH: Final = "finish"
 GATHER: Final = "gather"
+TRAINED: Final = "trained"
+BASE: Final = "base"
 SAVE: Final = "save"
 
 Shard = tuple[tuple[slice, ...], int]  # what it is of an array, and the process that sends it

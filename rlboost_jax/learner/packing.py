@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt
 
 from rlboost_jax.config.errors import Mistake
+from rlboost_jax.config.routing import Routing
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.pytree import pytree
 
@@ -44,6 +45,7 @@ class PackedBatch:
     old_logprobs: Float[np.ndarray, "R T"] | None = None
     old_values: Float[np.ndarray, "R T"] | None = None
     returns: Float[np.ndarray, "R T"] | None = None
+    routes: UInt[np.ndarray, "R T L A"] | None = None  # of the token, where they are replayed
 
 
 def pack(
@@ -53,6 +55,7 @@ def pack(
     row_tokens: int,
     loss_aggregation: str,
     row_lengths: int = 1,
+    routing: Routing | None = None,
 ) -> list[PackedBatch]:
     """Batches that hold each trajectory once.
 
@@ -64,6 +67,7 @@ def pack(
         rows: of a batch of the longest rows.
         row_tokens: of the longest rows.
         row_lengths: how many lengths of rows there are.
+        routing: of the routes that the trajectories have; None: none are packed.
 
     Raises:
         DoesNotFit: a trajectory needs more than a row.
@@ -75,7 +79,11 @@ def pack(
     for shape, (_, next_tokens) in itertools.pairwise([*shapes, (0, 0)]):
         while left and _num_positions(left[0], row_tokens) > next_tokens:
             batch, left = fill(
-                left, rows=shape[0], row_tokens=shape[1], loss_aggregation=loss_aggregation
+                left,
+                rows=shape[0],
+                row_tokens=shape[1],
+                loss_aggregation=loss_aggregation,
+                routing=routing,
             )
             batches.append(batch)
     return batches
@@ -91,7 +99,12 @@ def batch_shapes(rows: int, row_tokens: int, row_lengths: int) -> tuple[tuple[in
 
 
 def fill(
-    trajectories: Sequence[Trajectory], *, rows: int, row_tokens: int, loss_aggregation: str
+    trajectories: Sequence[Trajectory],
+    *,
+    rows: int,
+    row_tokens: int,
+    loss_aggregation: str,
+    routing: Routing | None = None,
 ) -> tuple[PackedBatch, list[Trajectory]]:
     """One batch, first-fit in the given order, and the trajectories that found no room.
 
@@ -104,7 +117,7 @@ def fill(
     places = first_fit(lengths, rows=rows, capacity=row_tokens)
     for trajectory, row in zip(trajectories, places, strict=True):
         (left if row is None else members[row]).append(trajectory)
-    return _batch(members, row_tokens, loss_aggregation), left
+    return _batch(members, row_tokens, loss_aggregation, routing), left
 
 
 def first_fit(lengths: Iterable[int], *, rows: int, capacity: int) -> list[int | None]:
@@ -162,7 +175,10 @@ def _num_positions(trajectory: Trajectory, row_tokens: int) -> int:
 
 
 def _batch(
-    members: Sequence[Sequence[Trajectory]], row_tokens: int, loss_aggregation: str
+    members: Sequence[Sequence[Trajectory]],
+    row_tokens: int,
+    loss_aggregation: str,
+    routing: Routing | None,
 ) -> PackedBatch:
     def zeros(dtype: type) -> np.ndarray:
         return np.zeros((len(members), row_tokens), dtype)
@@ -180,12 +196,19 @@ def _batch(
         old_logprobs=zeros(np.float32),
         old_values=zeros(np.float32),
         returns=zeros(np.float32),
+        routes=None if routing is None else _first_experts((len(members), row_tokens), routing),
     )
     for row, trajectories in enumerate(members):
         start = 0
         for segment, trajectory in enumerate(trajectories, start=1):
             start = _place(batch, row, start, segment, trajectory, loss_aggregation)
     return batch
+
+
+def _first_experts(positions: tuple[int, int], routing: Routing) -> UInt[np.ndarray, "R T L A"]:
+    """Routes for where there is no token: as good as any, and as long as all."""
+    experts = np.arange(routing.experts_per_token, dtype=routing.dtype)
+    return np.tile(experts, (*positions, routing.num_layers, 1))
 
 
 def _place(
@@ -207,6 +230,9 @@ def _place(
     of_sequence = loss_aggregation == SEQUENCE_MEAN
     if t.trained:
         batch.weights[response] = 1 / len(t.response_tokens) if of_sequence else 1.0
+    if batch.routes is not None:
+        assert t.routes is not None and len(t.routes) == end - start, "one of each position"
+        batch.routes[everything] = t.routes
     for name in ("old_logprobs", "old_values", "returns"):
         values = getattr(t, name)
         if values is not None:

@@ -1,7 +1,7 @@
 """The trainer's own engines: instances of the fleet that share the learner's devices.
 
-There is one for each data-parallel slice of the mesh, on the first of its devices, with a stream
-of its own to the manager.
+There is one for each data-parallel slice of the mesh, on the first of its devices, as many as
+`engine.tensor_parallel` says, with a stream of its own to the manager.
 """
 
 from collections.abc import Callable, Sequence
@@ -141,7 +141,8 @@ class ReservedEngines:
             engine.close()
 
 
-def devices_of_slices(mesh: Mesh) -> list[jax.Device]:
-    """The first device of each data-parallel slice that this process has one of."""
-    firsts = [slice_.flat[0] for slice_ in mesh.devices]
-    return [device for device in firsts if device.process_index == jax.process_index()]
+def devices_of_slices(mesh: Mesh, count: int) -> list[list[jax.Device]]:
+    """The first devices of each data-parallel slice of which this process has so many."""
+    firsts = [list(slice_.flat[:count]) for slice_ in mesh.devices]
+    here = jax.process_index()
+    return [devices for devices in firsts if all(d.process_index == here for d in devices)]

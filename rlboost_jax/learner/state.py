@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.records import LearnerConfig, ModelConfig
+from rlboost_jax.models.adapters import trained_part
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import laid_out, param_shardings, replicated
 from rlboost_jax.pytree import pytree
@@ -21,7 +22,7 @@ HOST_MEMORY: Final = "pinned_host"  # as JAX calls it
 
 @pytree
 class TrainState:
-    params: Params  # float32
+    params: Params  # float32; with adapters they alone, see models/adapters.py
     opt_state: Any  # optax's, with moments laid out like the parameters, in `moment_dtype`
     step: Any  # updates made: an int32 scalar, or its sharding or shape
     critic: Any = None  # a TrainState of its own, in runs that have one
@@ -110,10 +111,9 @@ def state_shardings(
     Args:
         moment_memory: see `shardings_of`.
     """
-    shardings = param_shardings(model, mesh)
-    return shardings_of(
-        abstract_params(model), shardings, optimizer, mesh, moment_memory=moment_memory
-    )
+    shapes = trained_part(model, abstract_params(model))
+    shardings = trained_part(model, param_shardings(model, mesh))
+    return shardings_of(shapes, shardings, optimizer, mesh, moment_memory=moment_memory)
 
 
 def shardings_of(
@@ -180,7 +180,7 @@ def abstract_state(
 ) -> TrainState:
     """Shapes, dtypes and shardings of a TrainState: what a checkpoint is restored onto."""
     shardings = state_shardings(model, optimizer, mesh, moment_memory=moment_memory)
-    return abstract_of(abstract_params(model), optimizer, shardings)
+    return abstract_of(trained_part(model, abstract_params(model)), optimizer, shardings)
 
 
 def abstract_of(

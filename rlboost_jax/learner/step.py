@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from rlboost_jax.config.records import (
     AlgorithmConfig,
@@ -15,13 +16,15 @@ from rlboost_jax.config.records import (
     ModelConfig,
     SamplingConfig,
 )
+from rlboost_jax.config.routing import routing_of
 from rlboost_jax.learner.logprobs import sampled_logprobs, whole_logprobs
 from rlboost_jax.learner.objective import Sums, objective
 from rlboost_jax.learner.optimization import Part, add_up, update_programs
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import TrainState, make_optimizer, state_shardings
+from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
-from rlboost_jax.models.forward import head_factors, hidden_states
+from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
 
@@ -38,6 +41,10 @@ class LearnerStep:
         gaps: (params, packed batch) → |recomputed - behaviour| of each target, 0 outside
             responses; to find out whose they are where `max_logprob_gap` is too large.
         shardings: of a TrainState.
+        base: what the parameters of the state are added to, where they are adapters: the first
+            three programs take it along. To be set before their first use; None where everything
+            is trained.
+        routing: of the routes that batches have to bring; None: routers choose.
 
     The sums are those of `objective`.
     """
@@ -52,26 +59,26 @@ class LearnerStep:
         num_steps: int,
         mesh: Mesh,
     ) -> None:
-        self._algorithm = algorithm
+        self._algorithm, self.routing = algorithm, routing_of(model, algorithm)
+        self.base: Params | None = None
         self.optimizer = make_optimizer(learner, num_steps)
         self.shardings = state_shardings(
             model, self.optimizer, mesh, moment_memory=learner.moment_memory
         )
         self.mesh = mesh
         params, whole = self.shardings.params, replicated(mesh)
-        program = partial(program_on, mesh)
         rows = batch_sharding(mesh)
-        self.gradients = program(
+        self.gradients = self._on_base(
             _gradients(model, learner, algorithm, sampling, mesh),
             in_shardings=(params, None, rows),
             out_shardings=(params, whole),
         )
-        self.evaluate = program(
+        self.evaluate = self._on_base(
             _evaluate(model, learner, sampling, mesh),
             in_shardings=(params, None, rows),
             out_shardings=whole,
         )
-        self.gaps = program(
+        self.gaps = self._on_base(
             _gaps(model, learner, sampling, mesh),
             in_shardings=(params, rows),
             out_shardings=whole,
@@ -79,6 +86,14 @@ class LearnerStep:
         self.combine, self.apply = update_programs(
             learner, self.optimizer, self.shardings, mesh, num_steps=num_steps
         )
+
+    def _on_base(
+        self, function: Callable[..., Any], *, in_shardings: tuple[Any, ...], out_shardings: Any
+    ) -> "_OnBase":
+        program = program_on(
+            self.mesh, function, in_shardings=(None, *in_shardings), out_shardings=out_shardings
+        )
+        return _OnBase(program, lambda: self.base)
 
     def compile(
         self,
@@ -103,7 +118,13 @@ class LearnerStep:
         in_reward = reference if self._algorithm.kl_in_reward else None
         programs = []
         for rows, row_tokens in shapes:
-            batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+            batch, _ = fill(
+                [],
+                rows=rows,
+                row_tokens=row_tokens,
+                loss_aggregation=TOKEN_MEAN,
+                routing=self.routing,
+            )
             if self._algorithm.looks_first:
                 self.evaluate(state.params, in_reward, batch)
             self.gaps(state.params, batch)
@@ -120,6 +141,19 @@ class LearnerStep:
         return add_up((self.gradients(params, reference, b) for b in batches), self.combine)
 
 
+class _OnBase:
+    """A program whose first argument is the base of that moment."""
+
+    def __init__(self, program: Any, base: Callable[[], Params | None]) -> None:
+        self._program, self._base = program, base
+
+    def __call__(self, *args: Any) -> Any:
+        return self._program(self._base(), *args)
+
+    def lower(self, *args: Any) -> Any:
+        return self._program.lower(self._base(), *args)
+
+
 def _working_bytes(program: jax.stages.Compiled) -> int:
     """0 where the backend does not tell."""
     analysis = program.memory_analysis()
@@ -129,7 +163,7 @@ def _working_bytes(program: jax.stages.Compiled) -> int:
 def _factors(
     model: ModelConfig, learner: LearnerConfig, mesh: Mesh
 ) -> Callable[[Params, PackedBatch], tuple[Float[Array, "N E"], Float[Array, "E V"]]]:
-    """What logits are a product of."""
+    """What logits are a product of: under the batch's routes, if it has any, whoever's they are."""
 
     def factors_of(
         params: Params, batch: PackedBatch
@@ -138,7 +172,7 @@ def _factors(
             jnp.asarray, (batch.tokens, batch.positions, batch.segments)
         )
         attention = _attention(learner, mesh, tokens.size)
-        x = hidden_states(
+        x, _ = hidden_states_and_experts(
             model,
             params,
             tokens,
@@ -147,22 +181,30 @@ def _factors(
             remat=learner.remat,
             mesh=mesh,
             attention=attention,
+            experts=_experts(batch),
         )
         return head_factors(model, params, x, by_row=attention == "paged")
 
     return factors_of
 
 
+def _experts(batch: PackedBatch) -> Int[Array, "L N A"] | None:
+    if batch.routes is None:
+        return None
+    routes = jnp.asarray(batch.routes).astype(jnp.int32)
+    return routes.reshape(-1, *routes.shape[2:]).transpose(1, 0, 2)
+
+
 def _gaps(
     model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
-) -> Callable[[Params, PackedBatch], Float[Array, "R T"]]:
+) -> Callable[[Params | None, Params, PackedBatch], Float[Array, "R T"]]:
     factors_of = _factors(model, learner, mesh)
 
-    def gaps(params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
+    def gaps(base: Params | None, params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         targets = jnp.ravel(batch.targets)
         logprobs, _ = sampled_logprobs(
-            *factors_of(params, batch),
+            *factors_of(joined(base, params), batch),
             targets,
             sampling,
             soft_cap=model.final_soft_cap,
@@ -176,14 +218,14 @@ def _gaps(
 
 def _evaluate(
     model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
-) -> Callable[[Params, Params | None, PackedBatch], dict[str, Float[Array, "R T"]]]:
+) -> Callable[..., dict[str, Float[Array, "R T"]]]:
     factors_of = _factors(model, learner, mesh)
 
     def evaluate(
-        params: Params, reference: Params | None, batch: PackedBatch
+        base: Params | None, params: Params, reference: Params | None, batch: PackedBatch
     ) -> dict[str, Float[Array, "R T"]]:
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
-        targets, factors = jnp.ravel(batch.targets), factors_of(params, batch)
+        targets, factors = jnp.ravel(batch.targets), factors_of(joined(base, params), batch)
         soft_cap = model.final_soft_cap
         logprobs, _ = sampled_logprobs(
             *factors, targets, sampling, soft_cap=soft_cap, by_row=by_row
@@ -193,7 +235,7 @@ def _evaluate(
             whole_of = partial(
                 whole_logprobs, tokens=targets, sampling=sampling, soft_cap=soft_cap, by_row=by_row
             )
-            found["reference"], _ = whole_of(*factors_of(reference, batch))
+            found["reference"], _ = whole_of(*factors_of(joined(base, reference), batch))
             found["whole"] = whole_of(*factors)[0] if sampling.truncated else found["policy"]
         return {name: values.reshape(batch.tokens.shape) for name, values in found.items()}
 
@@ -206,14 +248,14 @@ def _gradients(
     algorithm: AlgorithmConfig,
     sampling: SamplingConfig,
     mesh: Mesh,
-) -> Callable[[Params, Params | None, PackedBatch], tuple[Params, Sums]]:
+) -> Callable[..., tuple[Params, Sums]]:
     factors_of = _factors(model, learner, mesh)
 
     def loss(
-        params: Params, reference: Params | None, batch: PackedBatch
+        params: Params, base: Params | None, reference: Params | None, batch: PackedBatch
     ) -> tuple[Float[Array, ""], Sums]:
         targets = jnp.ravel(batch.targets)
-        factors = factors_of(params, batch)
+        factors = factors_of(joined(base, params), batch)
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         logprobs, entropy = sampled_logprobs(
             *factors, targets, sampling, soft_cap=model.final_soft_cap, by_row=by_row
@@ -228,7 +270,7 @@ def _gradients(
                 soft_cap=model.final_soft_cap,
                 by_row=by_row,
             )
-            frozen, _ = whole_of(*factors_of(reference, batch))
+            frozen, _ = whole_of(*factors_of(joined(base, reference), batch))
             whole = whole_of(*factors)[0] if sampling.truncated else logprobs
         return objective(
             algorithm,
@@ -240,9 +282,9 @@ def _gradients(
         )
 
     def gradients(
-        params: Params, reference: Params | None, batch: PackedBatch
+        base: Params | None, params: Params, reference: Params | None, batch: PackedBatch
     ) -> tuple[Params, Sums]:
-        grads, sums = jax.grad(loss, has_aux=True)(params, reference, batch)
+        grads, sums = jax.grad(loss, has_aux=True)(params, base, reference, batch)
         return grads, sums
 
     return gradients

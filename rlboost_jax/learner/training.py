@@ -13,19 +13,21 @@ from rlboost_jax import compile_cache
 from rlboost_jax.config.memory import learner_bytes_per_device
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.sources import WEIGHTS, source_folder
-from rlboost_jax.data.exercises import Exercises
-from rlboost_jax.data.open import keep_record, open_exercises, record_lines
-from rlboost_jax.data.tasks import Task
+from rlboost_jax.data.open import keep_record, open_exercises, record_lines, stop_ids_of
+from rlboost_jax.data.tasks import get_task
+from rlboost_jax.learner import orders
+from rlboost_jax.learner.base import Base, check_same, kept_base
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.evaluation import Score
-from rlboost_jax.learner.followers import invite
+from rlboost_jax.learner.followers import Followers, invite
 from rlboost_jax.learner.following import accept
 from rlboost_jax.learner.learners import learners_of
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop, checkpoint_extra, window_of
 from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.origin import keep_origin
 from rlboost_jax.learner.packing import batch_shapes
 from rlboost_jax.learner.processes import ALONE, World, check_mesh
 from rlboost_jax.learner.publisher import Publisher
@@ -34,9 +36,10 @@ from rlboost_jax.learner.state import TrainState, abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.warmup import warm_up
 from rlboost_jax.messages import TrainerHello
-from rlboost_jax.models.checkpoint_files import read_checkpoint
-from rlboost_jax.models.params import Params, init_params
-from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.models.adapters import base_model, is_adapter
+from rlboost_jax.models.checkpoint_reader import read_checkpoint
+from rlboost_jax.models.params import Params, init_params, params_digest
+from rlboost_jax.models.sharding import make_mesh, param_shardings
 from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.metrics import read_metrics
@@ -72,6 +75,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
     Raises:
         WorkdirUnusable, NotEnoughDevices, IdleProcess: before anything is written.
         ConfigError, DataChanged: the data or the reward functions cannot be used.
+        OriginChanged, CheckpointUnusable: nor can the checkpoint to begin with.
         FollowerLost: another process of this trainer ended.
         NotEnoughMemory: learner and engine do not fit the first device together.
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
@@ -88,6 +92,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
                 live=run.observe.live,
             )
         )
+        keep_origin(workdir.path, run.model.source)
         with console.phase(f"reading the data of task {run.task.name}"):
             exercises = open_exercises(run)
         stack.callback(exercises.close)
@@ -131,13 +136,23 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
         if restored:
             console.note(f"going on with step {first + 1} of {run.num_steps}")
         state, reference, working_bytes = _prepared(
-            run, workdir.path, exercises, learner, critic, checkpoints, restored, console
+            run, workdir.path, learner, critic, checkpoints, restored, console
         )
+        store = SnapshotStore(
+            workdir.path / "snapshots",
+            dtype=run.weights.rollout_dtype,
+            keep=run.weights.keep_versions,
+        )
+        base = None
+        if learner.base is not None:
+            with console.phase("copying the base for servers"):
+                base = _published_base(learner.base, followers, store)
+            check_same(base.digest, restored[1] if restored else {}, workdir.path)
         with console.phase("compiling the engine's programs"):
             taken_bytes = learner_bytes_per_device(run) + working_bytes
             engines = [
-                engine_of(run, taken_bytes=taken_bytes, device=device)
-                for device in devices_of_slices(mesh)
+                engine_of(run, taken_bytes=taken_bytes, devices=devices)
+                for devices in devices_of_slices(mesh, run.engine.tensor_parallel)
             ]
         console.note(str(engines[0].memory))
         reserved = ReservedEngines(
@@ -151,11 +166,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
         stack.callback(reserved.close)
         reserved.connect(manager.locate)
         publisher = Publisher(
-            SnapshotStore(
-                workdir.path / "snapshots",
-                dtype=run.weights.rollout_dtype,
-                keep=run.weights.keep_versions,
-            ),
+            store,
             announce=lambda manifest: link.publish(sealed(manifest, manager.server_token())),
             in_use=lambda: link.status.versions_in_use if link.status else (),
             report=console.note,
@@ -168,6 +179,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             learner=learner,
             state=state,
             reference=reference,
+            base=base,
             link=link,
             reserved=reserved,
             publisher=publisher,
@@ -203,16 +215,15 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
     learner, critic = _programs(run, mesh)
     path = Path(path)
     with (
-        contextlib.closing(open_exercises(run)) as exercises,
         accept(world, path) as leader,
         Checkpoints(path / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
     ):
         restored = _restore(run, learner, critic, checkpoints)
         state, reference, _ = _prepared(
-            run, path, exercises, learner, critic, checkpoints, restored, Silence()
+            run, path, learner, critic, checkpoints, restored, Silence()
         )
         learners = learners_of(
-            run, policy=learner, critic=critic, reference=reference, stop_ids=exercises.stop_ids
+            run, policy=learner, critic=critic, reference=reference, stop_ids=stop_ids_of(run)
         )
         leader.obey(learners, state, checkpoints)
 
@@ -231,7 +242,6 @@ def _programs(run: RunConfig, mesh: Mesh) -> tuple[LearnerStep, CriticStep | Non
 def _prepared(
     run: RunConfig,
     path: Path,
-    exercises: Exercises,
     learner: LearnerStep,
     critic: CriticStep | None,
     checkpoints: Checkpoints,
@@ -242,12 +252,20 @@ def _prepared(
 
     Every process of a trainer does this, and in this order.
     """
+    if run.model.lora.rank:
+        learner.base = kept_base(
+            run.model,
+            path,
+            learner.mesh,
+            lambda: _first_params(run, learner.mesh, console),
+            resumed=restored is not None,
+        )
     if restored:
         state = restored[0]
     else:
-        state = _start(run, exercises, learner, console)
+        state = _start(run, learner, console)
         if critic is not None:
-            state = replace(state, critic=critic.init(state.params))
+            state = replace(state, critic=critic.init(learner.base or state.params))
         checkpoints.save(0, state, checkpoint_extra(None, 0))
     reference = _reference(run, path, learner, state)
     shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
@@ -319,36 +337,57 @@ def _abstract(run: RunConfig, learner: LearnerStep) -> TrainState:
     )
 
 
-def _start(
-    run: RunConfig, exercises: Exercises, learner: LearnerStep, console: Console | Silence
-) -> TrainState:
-    """Fresh parameters, or those of the checkpoint to begin with, warmed up."""
-    params = _first_params(run, learner.shardings.params, console)
-    if run.warmup.max_updates:
-        assert isinstance(exercises, Task), "the configuration was checked for this"
-        task = exercises
-        reports: list[tuple[int, float]] = []
-        with console.phase(f"warming the model up on the {task.name} task"):
-            params = warm_up(
-                run, task, params, mesh=learner.mesh, report=lambda *report: reports.append(report)
-            )
-        for updates, loss in reports[-1:]:
-            console.note(f"  {updates} supervised updates, loss {loss:.3f} nats per token")
+def _start(run: RunConfig, learner: LearnerStep, console: Console | Silence) -> TrainState:
+    """The state before the first update; adapters are drawn from the seed."""
+    if run.model.lora.rank:
+        params = init_params(run.model, run.seed, shardings=learner.shardings.params, of=is_adapter)
+    else:
+        params = _first_params(run, learner.mesh, console)
     return init_state(params, learner.optimizer, learner.shardings, consume=True)
 
 
-def _first_params(run: RunConfig, shardings: Params, console: Console | Silence) -> Params:
-    source = run.model.source
-    if not source:
-        return init_params(run.model, run.seed, shardings=shardings)
-    with console.phase(f"reading the parameters of {source}"):
-        return read_checkpoint(run.model, source_folder(source, WEIGHTS), shardings=shardings)
+def _first_params(run: RunConfig, mesh: Mesh, console: Console | Silence) -> Params:
+    """Fresh parameters, or those of the checkpoint to begin with, warmed up; without adapters."""
+    frozen = run.model.lora.rank > 0 and not run.warmup.max_updates
+    run = replace(run, model=base_model(run.model))
+    source, shardings = run.model.source, param_shardings(run.model, mesh)
+    if source:
+        with console.phase(f"reading the parameters of {source}"):
+            params = read_checkpoint(
+                run.model,
+                source_folder(source, WEIGHTS),
+                shardings=shardings,
+                dtype=run.model.dtype if frozen else "float32",
+            )
+    else:
+        params = init_params(run.model, run.seed, shardings=shardings)
+    if run.warmup.max_updates:
+        task = get_task(run.task)  # the configuration was checked for there being one
+        reports: list[tuple[int, float]] = []
+        with console.phase(f"warming the model up on the {task.name} task"):
+            params = warm_up(
+                run, task, params, mesh=mesh, report=lambda *report: reports.append(report)
+            )
+        for updates, loss in reports[-1:]:
+            console.note(f"  {updates} supervised updates, loss {loss:.3f} nats per token")
+    return params
+
+
+def _published_base(params: Params, followers: Followers, store: SnapshotStore) -> Base:
+    """Written for servers, once for all versions of this start."""
+    host_params = followers.gather(params, orders.BASE)
+    store.write_base(host_params)
+    digest = params_digest(host_params)
+    return Base(params=host_params if followers else params, digest=digest)
 
 
 def _reference(
     run: RunConfig, path: Path, learner: LearnerStep, state: TrainState
 ) -> Params | None:
-    """The starting parameters that the KL term is taken to; None without such a term."""
+    """The starting parameters that the KL term is taken to; None without such a term.
+
+    With adapters, those that add nothing yet: the base is not kept twice.
+    """
     if not run.algorithm.has_reference:
         return None
     with Checkpoints(path / "reference", keep=1) as kept:

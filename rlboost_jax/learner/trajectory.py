@@ -26,6 +26,8 @@ class Trajectory:
     old_logprobs: NDArray[np.float32] | None = None  # nats, of the learner before the first update
     old_values: NDArray[np.float32] | None = None  # of the critic before the first update
     returns: NDArray[np.float32] | None = None  # what the critic is to expect
+    # [positions, layers, experts] of all tokens but the last, prompt included; None: not recorded
+    routes: NDArray[np.unsignedinteger] | None = None
     attempt: int = 0  # see `FinishedRollout`; no part of any digest
     # What each reward function returned, before its weight, and why those that failed did.
     reward_components: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -43,8 +45,9 @@ class Group:
 def trajectories_digest(trajectories: Iterable[Trajectory]) -> str:
     """SHA-256 of a step: who sampled what, in (prompt, sample) order, to the last bit.
 
-    Covers the tokens of prompts and responses, the bits of the behaviour log-probabilities
-    and the policy versions; not the order of arrival, nor what follows from these.
+    Covers the tokens of prompts and responses, the bits of the behaviour log-probabilities,
+    the policy versions and what routes there are; not the order of arrival, nor what follows
+    from these.
     """
     digest = hashlib.sha256()
     for t in sorted(trajectories, key=lambda t: (t.prompt, t.sample)):
@@ -57,4 +60,6 @@ def trajectories_digest(trajectories: Iterable[Trajectory]) -> str:
         ):
             data = np.asarray(values, dtype).tobytes()
             digest.update(f"{len(data)}\n".encode() + data)
+        if t.routes is not None:
+            digest.update(np.asarray(t.routes, "<u2").tobytes())
     return digest.hexdigest()

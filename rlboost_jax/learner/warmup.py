@@ -24,7 +24,7 @@ from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.state import TrainState, init_state, state_shardings
 from rlboost_jax.learner.trajectory import Trajectory
-from rlboost_jax.models.forward import head_factors, hidden_states
+from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
 
@@ -158,7 +158,9 @@ def _update(
         tokens, positions, segments = map(
             jnp.asarray, (batch.tokens, batch.positions, batch.segments)
         )
-        x = hidden_states(model, params, tokens, positions, segments, remat=remat, mesh=mesh)
+        x, _ = hidden_states_and_experts(
+            model, params, tokens, positions, segments, remat=remat, mesh=mesh
+        )
         targets, weights = jnp.ravel(batch.targets), jnp.ravel(batch.weights)
         logprobs, _ = selected_logprobs(
             *head_factors(model, params, x), targets, soft_cap=model.final_soft_cap or None

@@ -105,7 +105,8 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         journal = Journal(workdir / "journal", run_id)
         stack.callback(journal.close)
         entries, damages = journal.read()
-        manager = Manager(Settings.of(run, run_id), loop.time())
+        settings = Settings.of(run, run_id)
+        manager = Manager(settings, loop.time())
         watch = None
         if run.observe.profile_step:
             watch = StepWatch(workdir, run.observe.profile_step)
@@ -120,6 +121,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         tokens = read_tokens(workdir)
         tls = _tls(workdir, run)
         gate = Gate(max_connections=max_connections())
+        route_bytes = settings.routing.route_bytes if settings.routing else 0
         app = make_app(
             driver,
             tokens=tokens,
@@ -127,7 +129,9 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
                 slots=run.engine.slots,
                 slot_tokens=run.slot_tokens,
                 max_pending=run.manager.max_pending,
+                route_bytes=route_bytes,
             ),
+            route_bytes=route_bytes,
             admit=gate.admit,
             config=(workdir / "config.json").read_bytes(),
             snapshots=workdir / "snapshots",

@@ -43,6 +43,7 @@ CONFIG: web.AppKey[bytes] = web.AppKey("config", bytes)
 TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 SNAPSHOTS: web.AppKey[Path] = web.AppKey("snapshots", Path)
 SERVER_FRAME_BYTES: web.AppKey[int] = web.AppKey("server_frame_bytes", int)
+ROUTE_BYTES: web.AppKey[int] = web.AppKey("route_bytes", int)
 ADMIT: web.AppKey[Callable[[Any], None]] = web.AppKey("admit", Callable)  # type: ignore[arg-type]
 CALLERS: web.AppKey[Callers] = web.AppKey("callers", Callers)
 
@@ -62,6 +63,7 @@ def make_app(
     config: bytes,
     snapshots: Path,
     server_frame_bytes: int = MAX_FRAME_BYTES,
+    route_bytes: int = 0,
     admit: Callable[[Any], None] = lambda connection: None,
     add_routes: Iterable[Callable[[web.Application], None]] = (),
 ) -> web.Application:
@@ -70,6 +72,7 @@ def make_app(
         config: the resolved configuration as JSON, for servers.
         snapshots: the folder in which all that the trainer publishes lies.
         server_frame_bytes: the longest frame taken from a server.
+        route_bytes: that come with each token of one.
         admit: told of each connection that has shown a token.
         add_routes: of other parts; they lie behind either token.
     """
@@ -79,6 +82,7 @@ def make_app(
     app[TOKENS] = tokens
     app[SNAPSHOTS] = snapshots.resolve()
     app[SERVER_FRAME_BYTES] = server_frame_bytes
+    app[ROUTE_BYTES] = route_bytes
     app[ADMIT] = admit
     app[CALLERS] = Callers()
     app.router.add_get("/instance", serve_instance)
@@ -98,7 +102,8 @@ async def serve_instance(request: web.Request) -> web.WebSocketResponse:
         raise web.HTTPTooManyRequests(text="too many streams from this address; try again later\n")
     decode = partial(decode_from_server, from_trainer=from_trainer)
     bound = request.app[SERVER_FRAME_BYTES]
-    return await _serve(request, decode, FromServer, ServerGone, Leave, bound, Meter())
+    meter = Meter(request.app[ROUTE_BYTES])
+    return await _serve(request, decode, FromServer, ServerGone, Leave, bound, meter)
 
 
 async def serve_trainer(request: web.Request) -> web.WebSocketResponse:

@@ -1,11 +1,15 @@
 """A token batch taken apart and checked, before any of it is believed."""
 
+import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.messages import TokenBatch
+from rlboost_jax.config.routing import Routing
+from rlboost_jax.manager.rollouts import Rollout
+from rlboost_jax.messages import RoutedTokenBatch, TokenBatch
 
 MAX_LOGPROB = 1e-3  # nats; above 0 by more than rounding is no logarithm of a probability
 
@@ -17,13 +21,13 @@ class MalformedBatch(ValueError):
 class Rows:
     """A token batch taken apart and checked.
 
-    Raises `MalformedBatch` if lengths disagree, a token is outside the vocabulary or a
-    log-probability is not one.
+    Raises `MalformedBatch` if lengths disagree, a token is outside the vocabulary, a
+    log-probability is not one or a route leads nowhere.
     """
 
-    __slots__ = ("counts", "ids", "logprobs", "num_tokens", "raw", "tokens")
+    __slots__ = ("counts", "ids", "leads", "logprobs", "num_tokens", "raw", "routes", "tokens")
 
-    def __init__(self, batch: TokenBatch, vocab_size: int) -> None:
+    def __init__(self, batch: TokenBatch, vocab_size: int, routing: Routing | None = None) -> None:
         ids, counts = _array(batch.request_ids, "<u4"), _array(batch.counts, "<u2")
         self.tokens, logprobs = _array(batch.tokens, "<i4"), _array(batch.logprobs, "<f4")
         self.num_tokens = len(self.tokens)
@@ -44,6 +48,52 @@ class Rows:
         self.ids: list[int] = ids.tolist()
         self.counts: list[int] = counts.tolist()
         self.raw, self.logprobs = batch.tokens, batch.logprobs
+        self.leads: list[int] = []  # of a run without routes
+        self.routes: list[bytes] = []  # of each row
+        if isinstance(batch, RoutedTokenBatch):
+            if routing is None:
+                raise MalformedBatch("routes that nobody asked for")
+            self._take_routes(batch, counts, routing)
+        elif routing is not None and self.num_tokens:
+            raise MalformedBatch("tokens without routes")
+
+    def misled(self, held: Mapping[int, Rollout]) -> str:
+        """What routes are missing, or too many, for the rollouts that they go with; "" if none."""
+        for request_id, lead in zip(self.ids, self.leads, strict=False):
+            rollout = held.get(request_id)
+            if rollout is not None and rollout.result is None and lead != rollout.lead:
+                return (
+                    f"{lead} routes before the tokens of request {request_id}, not {rollout.lead}"
+                )
+        return ""
+
+    def _take_routes(
+        self, batch: RoutedTokenBatch, counts: NDArray[np.uint16], routing: Routing
+    ) -> None:
+        leads = _array(batch.leads, "<u4").astype(np.int64)
+        if len(leads) != len(counts) or len(set(self.ids)) != len(counts) or not counts.all():
+            raise MalformedBatch(
+                f"{len(leads)} leads for {len(counts)} rows, or a row that is empty or there twice"
+            )
+        size = routing.route_bytes
+        ends = size * np.cumsum(leads + counts)
+        total = int(ends[-1]) if len(ends) else 0
+        if total != len(batch.routes):
+            raise MalformedBatch(f"{len(batch.routes)} bytes of routes, not {total}")
+        _check_experts(np.frombuffer(batch.routes, routing.dtype), routing)
+        self.leads = leads.tolist()
+        self.routes = [
+            batch.routes[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])
+        ]
+
+
+def _check_experts(ids: NDArray[Any], routing: Routing) -> None:
+    """Raise unless all are experts, and those of one layer's choice different ones."""
+    if len(ids) and int(ids.max()) >= routing.num_experts:
+        raise MalformedBatch(f"expert {ids.max()} of 0..{routing.num_experts - 1}")
+    columns = np.ascontiguousarray(ids.reshape(-1, routing.experts_per_token).T)
+    if any((one == other).any() for one, other in itertools.combinations(columns, 2)):
+        raise MalformedBatch("an expert that is chosen twice")
 
 
 def _array(data: bytes, dtype: str) -> NDArray[Any]:

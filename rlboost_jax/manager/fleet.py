@@ -17,26 +17,6 @@ FIRST_RETRY_SECONDS = 0.5  # after a server ended that gave no token; doubles ea
 LAST_RETRY_SECONDS = 30.0
 
 
-class Tally:
-    """Counts of a fleet's servers, which follow every change of one."""
-
-    def __init__(self) -> None:
-        self.standing = 0  # not doomed
-        self.starting = 0  # of those, not joined
-        self.homeless = 0  # of those, without a machine
-        self.absent: dict[str, Server] = {}  # that have lost their stream
-
-    def count(self, server: "Server", one: int) -> None:
-        if not server.doomed:
-            self.standing += one
-            self.starting += one * (not server.joined)
-            self.homeless += one * (not server.machine)
-        if one < 0:
-            self.absent.pop(server.name, None)
-        elif server.absent_since < math.inf:
-            self.absent[server.name] = server
-
-
 @dataclass(slots=True)
 class Server:
     """A process of the provider."""
@@ -47,17 +27,7 @@ class Server:
     joined: bool = False
     proved: bool = False  # has given tokens
     doomed: bool = False  # signalled
-    absent_since: float = math.inf  # its stream has ended and there is no other yet
     sick: bool = False  # gave up by itself: whatever it proved, its machine is to rest
-    tally: Tally | None = None  # of the fleet that it belongs to
-
-    def __setattr__(self, name: str, value: object) -> None:
-        tally: Tally | None = getattr(self, "tally", None)
-        if tally is not None:
-            tally.count(self, -1)
-        object.__setattr__(self, name, value)
-        if (tally := getattr(self, "tally", None)) is not None:
-            tally.count(self, 1)
 
 
 def wanted(*, machines: int, max_instances: int, cap: int | None) -> int:
@@ -81,6 +51,9 @@ ABSENT_SECONDS = 30.0  # a server that lost its stream so long ago will not dial
 class Fleet:
     """Machines on loan and the provider's servers on them, from their start to their exit.
 
+    What is asked at every event is counted, so a server's `joined`, `doomed` and `machine` are
+    changed by the methods here only.
+
     A removal that names no machine hits some server at work. With none at work it waits for
     one; others that come meanwhile are the same removal.
     """
@@ -90,8 +63,11 @@ class Fleet:
         self._adaptive_cap = adaptive_cap
         self.machines: dict[str, str] = {}  # name → server on it, "" where free
         self._free: dict[str, None] = {}  # those, in any order
-        self._tally = Tally()
         self.servers: dict[str, Server] = {}
+        self._num_standing = 0  # not doomed
+        self._starting: set[str] = set()  # of those, not joined
+        self._homeless: dict[str, None] = {}  # of those, without a machine, as they were found
+        self._absent: dict[str, float] = {}  # joined ones without a stream: since when
         self.retry_at = -math.inf
         self.removal: MachineRemoved | None = None  # nameless: waits for a server at work
         self._returned_early = False  # the machine that `removal` will take
@@ -102,7 +78,7 @@ class Fleet:
     @property
     def starting(self) -> int:
         """Servers started that have not joined yet."""
-        return self._tally.starting
+        return len(self._starting)
 
     @property
     def standing(self) -> list[str]:
@@ -111,17 +87,37 @@ class Fleet:
     @property
     def absent_at(self) -> float:
         """When the next server that does not come back is given up; inf: never."""
-        standing = (s.absent_since for s in self._tally.absent.values() if not s.doomed)
-        return min(standing, default=math.inf) + ABSENT_SECONDS
+        servers = self.servers
+        waited_for = (since for name, since in self._absent.items() if not servers[name].doomed)
+        return min(waited_for, default=math.inf) + ABSENT_SECONDS
 
     def give_up(self, now: float) -> list[str]:
         """Servers that keep a machine and do nothing, doomed now."""
-        if not self._tally.absent:
-            return []
-        late = [s for s in self.servers.values() if now >= s.absent_since + ABSENT_SECONDS]
-        for server in late:
-            server.doomed, server.absent_since = True, math.inf
-        return [server.name for server in late]
+        late = [name for name, since in self._absent.items() if now >= since + ABSENT_SECONDS]
+        for name in late:
+            self._doom(self.servers[name])
+            del self._absent[name]
+        return late
+
+    def started(self, server: Server, pid: int, *, joined: bool) -> None:
+        """The process of that server is known, and whether its stream is there by now."""
+        if pid != server.pid:
+            self._absent.pop(server.name, None)  # that was another process
+        server.pid, server.joined = pid, joined
+        if joined or server.doomed:
+            self._starting.discard(server.name)
+        else:
+            self._starting.add(server.name)
+
+    def came(self, server: Server) -> None:
+        """Its stream is there."""
+        server.joined = True
+        self._starting.discard(server.name)
+        self._absent.pop(server.name, None)
+
+    def lost_sight_of(self, server: Server, now: float) -> None:
+        """Its stream has ended, and there is no other yet."""
+        self._absent[server.name] = now
 
     def lend(self, machine: str) -> None:
         """One machine more; "" returns the one that was taken first without a name."""
@@ -131,11 +127,10 @@ class Fleet:
             self._returned_early = True
         if machine and not self.machines.setdefault(machine, ""):
             self._free[machine] = None
-            if self._tally.homeless:
-                servers = self.servers.values()
-                server = next(s for s in servers if not s.machine and not s.doomed)
-                self.machines[machine], server.machine = server.name, machine
-                del self._free[machine]
+            if self._homeless:
+                name = next(iter(self._homeless))
+                del self._homeless[name], self._free[machine]
+                self.machines[machine], self.servers[name].machine = name, machine
 
     def is_(self, server: Server) -> Callable[[Hello], bool]:
         """Whether that server says this."""
@@ -163,7 +158,7 @@ class Fleet:
         name = self.machines.pop(machine, "")
         self._free.pop(machine, None)
         if name:
-            self.servers[name].doomed = True
+            self._doom(self.servers[name])
         return name
 
     def take_under(self, name: str) -> None:
@@ -172,7 +167,7 @@ class Fleet:
         if server.machine:
             self.take(server.machine)
             self._taken.append(server.machine)
-        server.doomed = True
+        self._doom(server)
         self.removal = None
         if self._returned_early:
             self._returned_early = False
@@ -186,7 +181,7 @@ class Fleet:
         cap = instance_cap if self._adaptive_cap else None
         machines = len(self.machines)
         target = wanted(machines=machines, max_instances=self._max_instances, cap=cap)
-        return max(0, min(target - self._tally.standing, len(self._free)))
+        return max(0, min(target - self._num_standing, len(self._free)))
 
     def start(self, count: int) -> list[str]:
         """Names for `count` new servers, on free machines in the order of their loan."""
@@ -207,14 +202,14 @@ class Fleet:
         server = self.servers.pop(name, None)
         if server is None:
             return None
-        self._tally.count(server, -1)
-        object.__setattr__(server, "tally", None)
+        doomed = server.doomed
+        self._forget(server)
         if self.machines.get(server.machine) == name:
             self.machines[server.machine] = ""
             self._free[server.machine] = None
         if server.proved and not server.sick:
             self._failures = 0
-        elif not server.doomed:
+        elif not doomed:
             self._failures += 1
             self.retry_at = now + backoff_seconds(
                 self._failures - 1, first=FIRST_RETRY_SECONDS, longest=LAST_RETRY_SECONDS
@@ -223,6 +218,20 @@ class Fleet:
 
     def _add(self, server: Server) -> None:
         if (before := self.servers.get(server.name)) is not None:
-            before.tally = None
+            self._forget(before)
         self.servers[server.name] = server
-        server.tally = self._tally
+        self._num_standing += 1
+        self._starting.add(server.name)
+        if not server.machine:
+            self._homeless[server.name] = None
+
+    def _doom(self, server: Server) -> None:
+        if not server.doomed:
+            server.doomed = True
+            self._num_standing -= 1
+            self._starting.discard(server.name)
+            self._homeless.pop(server.name, None)
+
+    def _forget(self, server: Server) -> None:
+        self._doom(server)
+        self._absent.pop(server.name, None)

@@ -88,6 +88,13 @@ class Collected(Entry, frozen=True, kw_only=True):
     at: float
 
 
+class CollectedRouted(Collected, frozen=True, kw_only=True):
+    """The same with routes, laid out as in `messages.RoutedTokenBatch`."""
+
+    leads: bytes  # uint32
+    routes: bytes
+
+
 class Redone(Entry, frozen=True, kw_only=True):
     """Rollouts were cut to their first `lengths[i]` tokens: the rest is not believed."""
 
@@ -132,6 +139,7 @@ AnyEntry = (
     | StepExtended
     | StepResumed
     | Collected
+    | CollectedRouted
     | Redone
     | Counted
     | StepClosed

@@ -9,7 +9,9 @@ Invariants:
 - a token is counted once as sampled, and once as lost unless its response is delivered.
 """
 
+import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from rlboost_jax.manager.accounts import Books
 from rlboost_jax.manager.batches import Rows
 from rlboost_jax.manager.journal import (
     Collected,
+    CollectedRouted,
     Forgotten,
     Redone,
     StepClosed,
@@ -35,6 +38,10 @@ from rlboost_jax.messages import (
     unpack_counts,
     unpack_ids,
 )
+
+# Of a rollout in a batch: its sample, tokens it had before, where the bytes of its new ones are,
+# the number of routes before theirs, and all of these routes.
+Piece = tuple[int, int, slice, int, bytes]
 
 
 class Ledger:
@@ -151,10 +158,12 @@ class Ledger:
             return
         step.last_token_at = max(step.last_token_at, min(entry.at, now))
         end = 0
-        for sample, start, count in zip(
+        counts = unpack_counts(entry.counts).tolist()
+        for sample, start, count, routes in zip(
             unpack_ids(entry.samples).tolist(),
             unpack_ids(entry.starts).tolist(),
-            unpack_counts(entry.counts).tolist(),
+            counts,
+            _routes(entry, counts),
             strict=True,
         ):
             part = slice(4 * end, 4 * (end + count))
@@ -162,7 +171,7 @@ class Ledger:
             rollout = step.rollout_of(sample)
             if rollout is None or rollout.result is not None or rollout.num_tokens != start:
                 continue
-            rollout.extend(entry.tokens[part], entry.logprobs[part], entry.instance)
+            rollout.extend(entry.tokens[part], entry.logprobs[part], entry.instance, routes)
             if rollout.complete:
                 rollout.finish()
 
@@ -186,10 +195,10 @@ class Ledger:
         response are counted as lost. Returns the rollouts that ended, cancelled ones too.
         """
         stops: dict[tuple[int, ...], list[int]] = {}  # where such ids are in this batch
-        taken: dict[int, list[tuple[int, int, int, int]]] = {}  # per step, for the journal
+        taken: dict[int, list[Piece]] = {}  # per step, for the journal
         ended: list[Rollout] = []
         end = 0
-        for request_id, count in zip(rows.ids, rows.counts, strict=True):
+        for row, (request_id, count) in enumerate(zip(rows.ids, rows.counts, strict=True)):
             start, end = end, end + count
             rollout = held.get(request_id)
             if (
@@ -213,11 +222,14 @@ class Ledger:
             books.sampled(count, reserved=reserved)
             books.lost += count if step.cancelled else count - kept
             if kept:
-                row = (rollout.sample, rollout.num_tokens, start, kept)
+                part, routes = slice(4 * start, 4 * (start + kept)), b""
+                if rows.routes:
+                    route_bytes = len(rows.routes[row]) // (rows.leads[row] + count)
+                    routes = rows.routes[row][: route_bytes * (rows.leads[row] + kept)]
                 if not step.cancelled:
-                    taken.setdefault(number, []).append(row)
-                part = slice(4 * start, 4 * (start + kept))
-                rollout.extend(rows.raw[part], rows.logprobs[part], name)
+                    piece = (rollout.sample, rollout.num_tokens, part, rollout.lead, routes)
+                    taken.setdefault(number, []).append(piece)
+                rollout.extend(rows.raw[part], rows.logprobs[part], name, routes)
                 rollout.yielded = True
             if rollout.complete:
                 rollout.finish()
@@ -227,24 +239,30 @@ class Ledger:
         return ended
 
 
-def _collected(
-    step: int, name: str, rows: Rows, pieces: list[tuple[int, int, int, int]], now: float
-) -> Collected:
-    """Args:
-    pieces: (sample, tokens it had before, first token in the batch, number of tokens).
-    """
-    samples, starts, _, counts = zip(*pieces, strict=True)
-    parts = [slice(4 * first, 4 * (first + count)) for _, _, first, count in pieces]
-    return Collected(
-        step=step,
-        instance=name,
-        samples=pack_ids(samples),
-        starts=pack_ids(starts),
-        counts=pack_counts(counts),
-        tokens=b"".join([rows.raw[part] for part in parts]),
-        logprobs=b"".join([rows.logprobs[part] for part in parts]),
-        at=now,
-    )
+def _collected(step: int, name: str, rows: Rows, pieces: list[Piece], now: float) -> Collected:
+    samples, starts, parts, leads, routes = zip(*pieces, strict=True)
+    fields: dict[str, Any] = {
+        "step": step,
+        "instance": name,
+        "samples": pack_ids(samples),
+        "starts": pack_ids(starts),
+        "counts": pack_counts([(part.stop - part.start) // 4 for part in parts]),
+        "tokens": b"".join([rows.raw[part] for part in parts]),
+        "logprobs": b"".join([rows.logprobs[part] for part in parts]),
+        "at": now,
+    }
+    if not rows.routes:
+        return Collected(**fields)
+    return CollectedRouted(**fields, leads=pack_ids(leads), routes=b"".join(routes))
+
+
+def _routes(entry: Collected, counts: list[int]) -> list[bytes]:
+    """Of each row of an entry."""
+    if not isinstance(entry, CollectedRouted):
+        return [b""] * len(counts)
+    ends = np.cumsum(unpack_ids(entry.leads).astype(np.int64) + counts)
+    ends *= len(entry.routes) // int(ends[-1])
+    return [entry.routes[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])]
 
 
 def _positions(tokens: NDArray[np.int32], stop_ids: tuple[int, ...]) -> list[int]:

@@ -9,6 +9,8 @@ import math
 from collections import OrderedDict
 from typing import Final
 
+from rlboost_jax.messages import TOKEN_BATCH_BYTES
+
 # An engine sends a frame per dispatch: 100 a second where a model is tiny, 10 where it is not.
 # What piled up while the manager stood still for a minute is let through.
 FRAMES_PER_SECOND: Final = 1_000
@@ -16,6 +18,8 @@ FRAME_BURST: Final = 20_000
 # 14 bytes a token: over a million tokens a second from one server.
 BYTES_PER_SECOND: Final = 16 * 2**20
 BYTE_BURST: Final = 64 * 2**20
+# With routes a token has hundreds of bytes, and models with experts are not that fast.
+ROUTED_TOKENS_PER_SECOND: Final = 100_000
 # What ends up in events.jsonl: two lines per version, or a failed download every 2 s.
 REMARKS_PER_SECOND: Final = 2.0
 REMARK_BURST: Final = 60
@@ -27,17 +31,24 @@ STREAM_BURST: Final = 2 * MAX_INSTANCES
 MAX_CALLERS: Final = 4_096  # addresses remembered
 
 _FRAME_OVERHEAD: Final = 4_096  # Hello at its longest, a reason, names of fields
-_ROW_BYTES: Final = 4 + 2  # of a token batch: request id and count
+_ROW_BYTES: Final = 4 + 2 + 4  # of a token batch: request id, count and lead
 _TOKEN_BYTES: Final = 4 + 4  # token and log-probability
 
 
-def server_frame_bytes(*, slots: int, slot_tokens: int, max_pending: int) -> int:
+def server_frame_bytes(
+    *, slots: int, slot_tokens: int, max_pending: int, route_bytes: int = 0
+) -> int:
     """The longest frame a rollout server can have reason to send.
 
-    A token batch with a whole slot of tokens in every row, or all it holds given back.
+    A token batch with a whole slot of tokens in every row that still goes into one, or all it
+    holds given back.
+
+    Args:
+        route_bytes: that come with each token besides.
     """
     rows = slots + max_pending
-    return _FRAME_OVERHEAD + rows * _ROW_BYTES + slots * slot_tokens * _TOKEN_BYTES
+    row = slot_tokens * (_TOKEN_BYTES + route_bytes)
+    return _FRAME_OVERHEAD + rows * _ROW_BYTES + min(slots * row, max(TOKEN_BATCH_BYTES, row))
 
 
 class Bucket:
@@ -65,16 +76,21 @@ class Bucket:
 class Meter:
     """Of the frames of one stream, control frames included."""
 
-    def __init__(self) -> None:
+    def __init__(self, route_bytes: int = 0) -> None:
+        """Args:
+        route_bytes: that come with each token.
+        """
+        routed = ROUTED_TOKENS_PER_SECOND * route_bytes
+        self._rate = BYTES_PER_SECOND + routed
         self._frames = Bucket(FRAMES_PER_SECOND, FRAME_BURST)
-        self._bytes = Bucket(BYTES_PER_SECOND, BYTE_BURST)
+        self._bytes = Bucket(self._rate, BYTE_BURST + 2 * routed)
 
     def objection(self, size: int, now: float) -> str:
         """Why a frame of that many bytes is one too many; "" if it is not."""
         if not self._frames.take(1, now):
             return f"over {FRAMES_PER_SECOND:,} frames per second"
         if not self._bytes.take(size, now):
-            return f"over {BYTES_PER_SECOND:,} bytes per second"
+            return f"over {self._rate:,} bytes per second"
         return ""
 
 

@@ -3,6 +3,7 @@
 import heapq
 import math
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 import msgspec
 
@@ -12,6 +13,7 @@ from rlboost_jax.messages import (
     FinishedRollout,
     GenerateRequest,
     PromptRequest,
+    RoutedRollout,
     Sampling,
 )
 
@@ -32,6 +34,7 @@ class Rollout:
         "prompt_tokens",
         "request_id",
         "result",
+        "routes",
         "sample",
         "sampling",
         "step",
@@ -54,6 +57,7 @@ class Rollout:
         self.sampling = measured_by or step.begin.sampling
         self.tokens = bytearray()  # int32
         self.logprobs = bytearray()  # float32
+        self.routes = bytearray()  # of all positions but the newest, where a run replays them
         self.num_tokens = 0
         self.parts: list[tuple[str, int]] = []  # (instance, tokens that it sampled), in order
         self.holder = ""  # instance that has it now
@@ -86,6 +90,11 @@ class Rollout:
         """Prompt and response so far, in tokens."""
         return len(self.prompt_tokens) // 4 + self.num_tokens
 
+    @property
+    def lead(self) -> int:
+        """Routes that come with the next tokens besides one for each: those of the prompt."""
+        return 0 if self.num_tokens else self.length - 1
+
     def request(self) -> GenerateRequest:
         begin = self.step.begin
         return GenerateRequest(
@@ -100,11 +109,12 @@ class Rollout:
             sampling=self.sampling,
         )
 
-    def extend(self, tokens: bytes, logprobs: bytes, name: str) -> None:
+    def extend(self, tokens: bytes, logprobs: bytes, name: str, routes: bytes = b"") -> None:
         """Append what instance `name` sampled."""
         count = len(tokens) // 4
         self.tokens += tokens
         self.logprobs += logprobs
+        self.routes += routes
         self.num_tokens += count
         if self.parts and self.parts[-1][0] == name:
             self.parts[-1] = name, self.parts[-1][1] + count
@@ -113,17 +123,21 @@ class Rollout:
 
     def finish(self) -> None:
         begin = self.step.begin
-        self.result = FinishedRollout(
-            step=begin.step,
-            prompt=self.prompt,
-            sample=self.sample,
-            tokens=bytes(self.tokens),
-            logprobs=bytes(self.logprobs),
-            versions=((begin.version, self.num_tokens),),
-            instances=tuple(dict.fromkeys(name for name, _ in self.parts)),
-            attempt=self.attempt,
-        )
-        self.tokens, self.logprobs = bytearray(), bytearray()  # the result has them
+        fields: dict[str, Any] = {
+            "step": begin.step,
+            "prompt": self.prompt,
+            "sample": self.sample,
+            "tokens": bytes(self.tokens),
+            "logprobs": bytes(self.logprobs),
+            "versions": ((begin.version, self.num_tokens),),
+            "instances": tuple(dict.fromkeys(name for name, _ in self.parts)),
+            "attempt": self.attempt,
+        }
+        if self.routes:
+            self.result = RoutedRollout(**fields, routes=bytes(self.routes))
+        else:
+            self.result = FinishedRollout(**fields)
+        self._forget()  # the result has them
         self.step.num_finished += 1
 
     def cut(self, length: int) -> None:
@@ -134,9 +148,16 @@ class Rollout:
                 bytearray(self.result.tokens),
                 bytearray(self.result.logprobs),
             )
+            if isinstance(self.result, RoutedRollout):
+                self.routes = bytearray(self.result.routes)
             self.result = None
             self.step.num_finished -= 1
-        del self.tokens[4 * length :], self.logprobs[4 * length :]
+        if length == 0:
+            self._forget()
+        elif length < self.num_tokens:
+            route_bytes = len(self.routes) // (self.length - 1)
+            del self.tokens[4 * length :], self.logprobs[4 * length :]
+            del self.routes[route_bytes * (self.length - 1 - self.num_tokens + length) :]
         self.num_tokens, parts = length, self.parts
         self.parts = []
         for name, count in parts:
@@ -144,6 +165,9 @@ class Rollout:
             length -= kept
             if kept:
                 self.parts.append((name, kept))
+
+    def _forget(self) -> None:
+        self.tokens, self.logprobs, self.routes = bytearray(), bytearray(), bytearray()
 
     def sampler_of(self, position: int) -> str:
         """The instance that sampled the token at a position of the response."""

@@ -171,7 +171,7 @@ class Servers:
         server = self._fleet.server_of(instance.hello)
         if server is not None and not self._roster.speaks(server.name, self._fleet.is_(server)):
             # else it has dialled again before this stream was given up
-            server.absent_since = self._roster.now
+            self._fleet.lost_sight_of(server, self._roster.now)
         if not instance.reserved and kind != "rejected":
             self._roster.lost += 1
             self._ledger.books.gone += 1
@@ -229,7 +229,7 @@ class Servers:
     def _join(self, stream: int, hello: Hello, now: float) -> None:
         instance = self._roster.join(stream, hello, now)
         if (server := self._fleet.server_of(hello)) is not None:
-            server.joined, server.absent_since = True, math.inf
+            self._fleet.came(server)
         self._outbox.send(
             stream,
             Welcome(
@@ -309,7 +309,7 @@ class Servers:
 
     def _tokens(self, instance: Instance, batch: TokenBatch, now: float) -> bool:
         try:
-            rows = Rows(batch, self._settings.vocab_size)
+            rows = Rows(batch, self._settings.vocab_size, self._settings.routing)
         except MalformedBatch as error:
             self.lose(instance, f"malformed: {error}")
             return True
@@ -323,6 +323,9 @@ class Servers:
                 return False  # a duplicate
             due = instance.next_sequence
             self.lose(instance, f"malformed: token batch {batch.sequence} where {due} was due")
+            return True
+        if misled := rows.misled(instance.held):
+            self.lose(instance, f"malformed: {misled}")
             return True
         if rows.num_tokens and (server := self._fleet.server_of(instance.hello)) is not None:
             server.proved = True

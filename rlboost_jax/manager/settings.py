@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from rlboost_jax.config.records import FleetConfig, ManagerConfig, RunConfig
+from rlboost_jax.config.routing import Routing, routing_of
 from rlboost_jax.manager.limits import MAX_INSTANCES
 
 
@@ -15,6 +16,7 @@ class Settings:
     vocab_size: int  # tokens are in [0, vocab_size)
     slots: int  # of an engine of the run
     slot_tokens: int  # longest prompt plus response of the run
+    routing: Routing | None = None  # of what comes with tokens
     max_servers: int = MAX_INSTANCES
     status_seconds: float = 1.0  # between two FleetStatus to the trainer
 
@@ -28,4 +30,5 @@ class Settings:
             vocab_size=run.model.vocab_size,
             slots=run.engine.slots,
             slot_tokens=run.slot_tokens,
+            routing=routing_of(run.model, run.algorithm),
         )

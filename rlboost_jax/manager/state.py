@@ -157,8 +157,8 @@ class Manager:
     def _started(self, name: str, pid: int) -> None:
         server = self.fleet.servers.get(name)
         if server is not None:  # else it has ended meanwhile
-            server.pid = pid
-            server.joined = self.roster.speaks(name, self.fleet.is_(server))
+            joined = self.roster.speaks(name, lambda h: (h.instance, h.pid) == (name, pid))
+            self.fleet.started(server, pid, joined=joined)
 
     def _remove(self, event: MachineRemoved) -> None:
         """The market takes a machine back."""

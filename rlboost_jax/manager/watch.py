@@ -1,19 +1,11 @@
-"""What a manager does in one chosen step, and what servers say they did: spans in a file.
+"""What a manager does in one chosen step, as spans, with those that servers say they did."""
 
-A line of `<workdir>/profile/step_N.jsonl` is a span, with its process; the trainer makes a
-trace of them (`observe/profile.py`). The file is of use to that alone: where it cannot be
-written, the run goes on without it.
-"""
-
-import json
-import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Any
 
 from rlboost_jax.manager.events import Action, Event, FromServer, FromTrainer, Record, Send
+from rlboost_jax.manager.span_file import SpanFile
 from rlboost_jax.messages import (
     BeginStep,
     Generate,
@@ -25,12 +17,7 @@ from rlboost_jax.messages import (
     TokenBatch,
     Welcome,
 )
-from rlboost_jax.observe.trace import spans_path
-
-MAX_LINES: Final = 200_000  # of a manager's life: some 30 MB
-LINES_AT_ONCE: Final = 512
-
-log = logging.getLogger(__name__)
+from rlboost_jax.observe.trace import Doubtful
 
 
 class StepWatch:
@@ -41,12 +28,11 @@ class StepWatch:
     """
 
     def __init__(self, workdir: Path, step: int) -> None:
-        self._path, self._step = spans_path(workdir, step), step
+        self._file, self._step = SpanFile(workdir, step), step
+        self._newest = -1  # step that has begun
         self._names: dict[int, str] = {}  # stream → instance
         self._begun: float | None = None  # when the step did; None outside of it
         self._window_seconds = 0.0  # of the step's seeding windows that are closed
-        self._lines: list[str] = []
-        self._left = MAX_LINES
 
     def __call__(self, event: Event, actions: Sequence[Action], began: float, ended: float) -> None:
         for action in actions:
@@ -54,19 +40,29 @@ class StepWatch:
                 self._names[action.stream] = action.message.instance
         match event:
             case FromServer(stream, Spans() as said):
-                self._take(self._names.get(stream, "?"), said)
+                if self._newest <= self._step + 1:  # with the one after, the trace is made
+                    process = self._names.get(stream, "?")
+                    self._file.add(process, said.spans)
+                    doubtful = Doubtful(clock_error=said.clock_error, dropped=said.dropped)
+                    self._file.doubt(process, doubtful)
+                    if not self._file.full:  # a server may say this endlessly
+                        self._file.flush()
                 return
             case FromTrainer(_, BeginStep(step=step)):
+                self._newest = step
                 self._begun = began if step == self._step else None
                 self._window_seconds = 0.0
-                self._flush()
+                if self._begun is None:
+                    self._file.flush()
+                else:
+                    self._file.begin()
         if self._begun is not None:
-            self._keep("manager", self._spans(event, actions, began, ended))
+            self._file.add("manager", self._spans(event, actions, began, ended))
         if isinstance(event, FromTrainer) and isinstance(event.message, StepTrained):
-            self._flush()
+            self._file.flush()
 
     def close(self) -> None:
-        self._flush()
+        self._file.flush()
 
     def _spans(
         self, event: Event, actions: Sequence[Action], began: float, ended: float
@@ -112,35 +108,6 @@ class StepWatch:
                     yield _span(label, "fleet", ended, ended, **_counts(detail))
         if placed or recalled:
             yield _span("placement", "placement", began, ended, placed=placed, recalled=recalled)
-
-    def _take(self, process: str, said: Spans) -> None:
-        self._keep(process, said.spans)
-        self._add({"process": process, "clock_error": said.clock_error, "dropped": said.dropped})
-        self._flush()
-
-    def _keep(self, process: str, spans: Iterable[Span]) -> None:
-        for span in spans:
-            self._add({"process": process, **msgspec.structs.asdict(span)})
-        if len(self._lines) >= LINES_AT_ONCE:
-            self._flush()
-
-    def _add(self, values: dict[str, Any]) -> None:
-        if self._left > 0:
-            self._left -= 1
-            self._lines.append(json.dumps(values) + "\n")
-
-    def _flush(self) -> None:
-        """Each time into the file of that name: a trainer that begins anew takes it away."""
-        lines, self._lines = self._lines, []
-        if not lines:
-            return
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.writelines(lines)
-        except OSError as error:
-            self._left = 0
-            log.error("step %d is not profiled any further: %s", self._step, error)
 
 
 def _span(name: str, lane: str, start: float, end: float, **args: int | float | str) -> Span:

@@ -8,9 +8,10 @@ layers on [N, E] are twice as fast on CPU as on [B, T, E], and the engine has no
 to speak of. What a token may look at is the caller's business: attention arrives as a
 function of queries, keys and values.
 
-Products and sums over a row come in two forms, see `products.py`. Each parameter that starts
-random says its standard deviation as metadata (`std`), from which `params.py` draws it; others
-say what they start at (`start`).
+Products and sums over a row come in two forms, see `products.py`; matrices may have adapters, see
+`lora.py`. Each parameter that starts random says its standard deviation as metadata (`std`), or
+the bound of a uniform distribution (`bound`), from which `params.py` draws it; others say what
+they start at (`start`).
 """
 
 from collections.abc import Callable
@@ -25,8 +26,10 @@ from rlboost_kernels import matmul
 
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.experts import Activation, RoutedMLP
-from rlboost_jax.models.products import linear, normal, row_mean
+from rlboost_jax.models.lora import linear
+from rlboost_jax.models.products import normal, row_mean
 from rlboost_jax.models.rope import cos_sin, ropes, turn
+from rlboost_jax.models.tensor_parallel import gathered_columns, looked_up
 
 Attend = Callable[
     [Float[Array, "N H D"], Float[Array, "N K D"], Float[Array, "N K D"]], Float[Array, "N H D"]
@@ -67,13 +70,14 @@ class Attention(nnx.Module):
     section 2 (layers with a window and rotary frequencies of their own).
     """
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool) -> None:
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool, split: bool) -> None:
         E, D, bias = config.embed_dim, config.head_dim, config.attention_bias
         product = partial(linear, config, rngs=rngs, by_row=by_row)
-        self.query = product(E, config.num_query_heads * D, bias=bias)
-        self.key = product(E, config.num_key_heads * D, bias=bias)
-        self.value = product(E, config.num_key_heads * D, bias=bias)
-        self.output = product(config.num_query_heads * D, E, bias=config.output_bias)
+        self.query = product("q_proj", E, config.num_query_heads * D, bias=bias)
+        self.key = product("k_proj", E, config.num_key_heads * D, bias=bias)
+        self.value = product("v_proj", E, config.num_key_heads * D, bias=bias)
+        heads = config.num_query_heads * D
+        self.output = product("o_proj", heads, E, bias=config.output_bias, split_inputs=split)
         if config.qk_norm:
             self.query_norm = _norm(config, D, by_row)
             self.key_norm = _norm(config, D, by_row)
@@ -106,11 +110,11 @@ class Attention(nnx.Module):
 class GatedMLP(nnx.Module):
     """SwiGLU or GeGLU. Source: Shazeer 2020, arXiv:2002.05202, equation 6."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool) -> None:
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool, split: bool) -> None:
         product = partial(linear, config, rngs=rngs, by_row=by_row)
-        self.gate = product(config.embed_dim, config.hidden_dim)
-        self.up = product(config.embed_dim, config.hidden_dim)
-        self.down = product(config.hidden_dim, config.embed_dim)
+        self.gate = product("gate_proj", config.embed_dim, config.hidden_dim)
+        self.up = product("up_proj", config.embed_dim, config.hidden_dim)
+        self.down = product("down_proj", config.hidden_dim, config.embed_dim, split_inputs=split)
         self.activation = _activation(config)
 
     def __call__(self, x: Float[Array, "N E"]) -> Float[Array, "N E"]:
@@ -120,17 +124,20 @@ class GatedMLP(nnx.Module):
 class DecoderLayer(nnx.Module):
     """Attention, then the feed-forward layer, each on a normalised copy of the residual stream.
 
-    With `post_norms` what they add to it is normalised, too.
+    With `post_norms` what they add to it is normalised, too. With `split`, which needs `by_row`, it
+    is a device's share of a layer, see `tensor_parallel.py`.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, by_row: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, *, rngs: nnx.Rngs, by_row: bool = False, split: bool = False
+    ) -> None:
         self.attention_norm = _norm(config, config.embed_dim, by_row)
-        self.attention = Attention(config, rngs, by_row)
+        self.attention = Attention(config, rngs, by_row, split)
         self.mlp_norm = _norm(config, config.embed_dim, by_row)
         self.mlp: GatedMLP | RoutedMLP = (
-            RoutedMLP(config, rngs, by_row, _activation(config))
+            RoutedMLP(config, rngs, by_row, split, _activation(config))
             if config.num_experts
-            else GatedMLP(config, rngs, by_row)
+            else GatedMLP(config, rngs, by_row, split)
         )
         if config.post_norms:
             self.attention_post_norm = _norm(config, config.embed_dim, by_row)
@@ -159,14 +166,16 @@ class DecoderLayer(nnx.Module):
 class Embedding(nnx.Module):
     """A row per vocabulary entry."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, split: bool = False) -> None:
         shape = (config.vocab_size, config.embed_dim)
+        self.split = split
         self.table = normal(shape, 0.5, rngs)
         self.dtype = config.dtype
         self.factor = config.embed_dim**0.5 if config.scale_embeddings else None
 
     def __call__(self, tokens: Int[Array, " N"]) -> Float[Array, "N E"]:
-        x = self.table[...][tokens].astype(self.dtype)
+        table = self.table[...]
+        x = (looked_up(table, tokens) if self.split else table[tokens]).astype(self.dtype)
         return x if self.factor is None else x * jnp.asarray(self.factor, self.dtype)
 
 
@@ -176,8 +185,10 @@ class Head(nnx.Module):
     A tied head multiplies by the embedding's table and has no matrix of its own.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, by_row: bool = False) -> None:
-        self.norm = _norm(config, config.embed_dim, by_row)
+    def __init__(
+        self, config: ModelConfig, *, rngs: nnx.Rngs, by_row: bool = False, split: bool = False
+    ) -> None:
+        self.norm, self.split = _norm(config, config.embed_dim, by_row), split
         self.tied, self.soft_cap = config.tie_embeddings, config.final_soft_cap
         if not self.tied:  # small, so that a fresh model's next token is close to uniform
             shape = (config.embed_dim, config.vocab_size)
@@ -188,6 +199,7 @@ class Head(nnx.Module):
         kernel = table if self.tied else self.kernel[...]
         x = self.norm(x)
         logits = matmul(x, kernel.astype(x.dtype), transposed=self.tied, out_dtype=jnp.float32)
+        logits = gathered_columns(logits) if self.split else logits
         return self.soft_cap * jnp.tanh(logits / self.soft_cap) if self.soft_cap else logits
 
     def factors(

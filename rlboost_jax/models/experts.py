@@ -29,6 +29,7 @@ from rlboost_kernels import matmul
 
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.products import float32_product, normal, row_mean
+from rlboost_jax.models.tensor_parallel import added_up, first_of
 
 Activation = Callable[[Array], Array]
 
@@ -55,14 +56,20 @@ class Router(nnx.Module):
         logits = float32_product(x, self.kernel[...], by_row=self.by_row)
         if chosen is None:
             chosen = jax.lax.top_k(logits, self.config.experts_per_token)[1]
-        highest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
-        parts = jnp.exp(logits - highest)
-        weights = jnp.take_along_axis(parts, chosen, axis=-1)
+        taken = jnp.take_along_axis(logits, chosen, axis=-1)
         if self.config.normalize_experts:  # column by column, whatever the number of rows
+            weights = jnp.exp(taken - _highest(taken))
             columns = jnp.split(weights, weights.shape[1], axis=1)
             return chosen, weights / sum(columns[1:], start=columns[0])
+        highest = _highest(logits)
+        parts, weights = jnp.exp(logits - highest), jnp.exp(taken - highest)
         total = row_mean(parts, by_row=self.by_row) * parts.shape[-1]
         return chosen, weights / total
+
+
+def _highest(logits: Float[Array, "N _"]) -> Float[Array, "N 1"]:
+    """To be subtracted: the softmax is the same, and no exponential too large."""
+    return jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
 
 
 class Experts(nnx.Module):
@@ -82,11 +89,16 @@ class RoutedMLP(nnx.Module):
     """Router and experts in place of one gated layer."""
 
     def __init__(
-        self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool, activation: Activation
+        self,
+        config: ModelConfig,
+        rngs: nnx.Rngs,
+        by_row: bool,
+        split: bool,
+        activation: Activation,
     ) -> None:
         self.router = Router(config, rngs, by_row)
         self.experts = Experts(config, rngs)
-        self.by_row, self.activation = by_row, activation
+        self.by_row, self.split, self.activation = by_row, split, activation
 
     def __call__(
         self, x: Float[Array, "N E"], chosen: Int[Array, "N A"] | None, mesh: Mesh | None
@@ -101,7 +113,8 @@ class RoutedMLP(nnx.Module):
         gate, up, down = (matrix.astype(x.dtype) for matrix in self.experts.matrices())
         matrices = gate, up, down
         if self.by_row:
-            out = _by_row(x, chosen, weights, *matrices, activation=self.activation)
+            by_row = partial(_by_row, x, chosen, weights, *matrices, activation=self.activation)
+            out = added_up(by_row(first=first_of(len(gate)))) if self.split else by_row()
         elif mesh is None or mesh.size == 1:
             out = _sorted(x, chosen, weights, *matrices, activation=self.activation)
         else:
@@ -118,7 +131,10 @@ def _by_row(
     down: Float[Array, "X F E"],
     *,
     activation: Activation,
+    first: int | Int[Array, ""] = 0,
 ) -> Float[Array, "N E"]:
+    """What the experts from `first` on add to each token."""
+
     @jax.checkpoint  # backwards, one expert's activations at a time
     def add(
         total: Float[Array, "N E"], expert: tuple[Array, ...]
@@ -129,7 +145,7 @@ def _by_row(
         weight = jnp.where(here, weights, 0.0).sum(axis=1, keepdims=True)
         return total + jnp.where(here.any(axis=1, keepdims=True), weight * out, 0.0), None
 
-    indices = jnp.arange(len(gate), dtype=chosen.dtype)
+    indices = jnp.arange(len(gate), dtype=chosen.dtype) + first
     start = jnp.zeros(x.shape, jnp.float32)
     return jax.lax.scan(add, start, (indices, gate, up, down))[0]
 

@@ -30,9 +30,11 @@ REMAT_POLICIES: Final = {
 _UNROLLED_LAYERS = 4  # a loop halves the speed on CPU; deeper models would compile for too long
 
 
-def embed(config: ModelConfig, params: Params, tokens: Int[Array, " N"]) -> Float[Array, "N E"]:
+def embed(
+    config: ModelConfig, params: Params, tokens: Int[Array, " N"], *, split: bool = False
+) -> Float[Array, "N E"]:
     """The residual stream before the first layer, in `config.dtype`."""
-    return nnx.merge(_graph(Embedding, config), params["embedding"])(tokens)
+    return nnx.merge(_graph(Embedding, config, split=split), params["embedding"])(tokens)
 
 
 def apply_layer(
@@ -44,6 +46,7 @@ def apply_layer(
     *,
     local: Local = False,
     by_row: bool = False,
+    split: bool = False,
     experts: Int[Array, "N A"] | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "N E"], Int[Array, "N A"] | None]:
@@ -56,6 +59,7 @@ def apply_layer(
             [N, K, D] and the values [N, K, D]; returns [N, H, D].
         local: whether this is a layer with a window, which may have its own rotary frequencies.
         by_row: whether a token's products depend on that token alone, see `products.py`.
+        split: whether parameters and `config` are a device's share, see `tensor_parallel.py`.
         experts: the A experts that each token is to go to, such as those it went to when it was
             sampled; None lets the router choose.
         mesh: over which tokens are split; needed by experts only.
@@ -64,13 +68,15 @@ def apply_layer(
         The residual stream, and the experts that each token went to, the most probable first;
         None in a model without.
     """
-    graph = _graph(DecoderLayer, config, by_row=by_row)
+    graph = _graph(DecoderLayer, config, by_row=by_row, split=split)
     return nnx.merge(graph, layer_params)(x, positions, attend, local, experts, mesh)
 
 
-def head(config: ModelConfig, params: Params, x: Float[Array, "N E"]) -> Float[Array, "N V"]:
+def head(
+    config: ModelConfig, params: Params, x: Float[Array, "N E"], *, split: bool = False
+) -> Float[Array, "N V"]:
     """Float32 logits of the token after each of the N, by row."""
-    graph = _graph(Head, config, by_row=True)
+    graph = _graph(Head, config, by_row=True, split=split)
     return nnx.merge(graph, params["head"])(x, params["embedding"]["table"])
 
 
@@ -83,32 +89,6 @@ def head_factors(
     """
     graph = _graph(Head, config, by_row=by_row)
     return nnx.merge(graph, params["head"]).factors(x, params["embedding"]["table"])
-
-
-def hidden_states(
-    config: ModelConfig,
-    params: Params,
-    tokens: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    segments: Int[Array, "B T"],
-    *,
-    remat: str,
-    mesh: Mesh | None = None,
-    attention: str = "auto",
-    experts: Int[Array, "L B*T A"] | None = None,
-) -> Float[Array, "B*T E"]:
-    """The first result of `hidden_states_and_experts`."""
-    return hidden_states_and_experts(
-        config,
-        params,
-        tokens,
-        positions,
-        segments,
-        remat=remat,
-        mesh=mesh,
-        attention=attention,
-        experts=experts,
-    )[0]
 
 
 def hidden_states_and_experts(

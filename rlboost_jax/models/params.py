@@ -6,7 +6,7 @@
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,7 +19,13 @@ from rlboost_jax.models.decoder import Decoder
 Params = dict[str, Any]  # nested; leaves are arrays, or ShapeDtypeStructs of them
 
 
-def init_params(config: ModelConfig, seed: int, *, shardings: Params | None = None) -> Params:
+def init_params(
+    config: ModelConfig,
+    seed: int,
+    *,
+    shardings: Params | None = None,
+    of: Callable[[str], bool] = lambda name: True,
+) -> Params:
     """Fresh float32 parameters of a model trained from scratch.
 
     Drawn on the host, leaf by leaf, from the seed and the leaf's name: nothing is compiled,
@@ -28,18 +34,21 @@ def init_params(config: ModelConfig, seed: int, *, shardings: Params | None = No
     Args:
         seed: not negative.
         shardings: where each leaf goes; None puts all on the default device.
+        of: whether a leaf of that dotted name is among them.
     """
 
     def draw(name: str, declared: nnx.Variable) -> np.ndarray:
         metadata = declared.get_metadata()
-        std = metadata.get("std")
-        if std is None:
+        if "start" in metadata:
             return np.full(declared.shape, metadata["start"], np.float32)
         rng = np.random.default_rng([seed, *name.encode()])
-        return np.float32(std) * rng.standard_normal(declared.shape, np.float32)
+        if "bound" in metadata:
+            uniform = 2 * rng.random(declared.shape, np.float32) - 1
+            return np.float32(metadata["bound"]) * uniform
+        return np.float32(metadata["std"]) * rng.standard_normal(declared.shape, np.float32)
 
-    params = unflatten_params({name: draw(name, leaf) for name, leaf in _declared(config).items()})
-    return jax.device_put(params, shardings)
+    leaves = {n: draw(n, leaf) for n, leaf in _declared(config).items() if of(n)}
+    return jax.device_put(unflatten_params(leaves), shardings)
 
 
 def abstract_params(config: ModelConfig) -> Params:
@@ -84,9 +93,13 @@ def unstack_layers(params: Params) -> Params:
     return {**params, "layers": layers}
 
 
-def params_digest(params: Params) -> str:
-    """SHA-256 over name, dtype, shape and little-endian bytes of every leaf, by name."""
-    digest = hashlib.sha256()
+def params_digest(params: Params, *, base: str = "") -> str:
+    """SHA-256 over name, dtype, shape and little-endian bytes of every leaf, by name.
+
+    Args:
+        base: digest of the parameters that these are added to.
+    """
+    digest = hashlib.sha256(base.encode())
     for name, leaf in flatten_params(jax.device_get(params)).items():
         array: np.ndarray = np.ascontiguousarray(leaf)
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())

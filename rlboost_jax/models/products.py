@@ -4,6 +4,7 @@ They are XLA's own or, `by_row`, those of `rlboost_kernels.matmul`, which give a
 bits in any company and number: what the engine needs, and a learner that wants to agree with it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jaxtyping import Array, Float
 from rlboost_kernels import matmul
 
 from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.models.tensor_parallel import added_up
 
 
 def normal(shape: tuple[int, ...], std: float, rngs: nnx.Rngs) -> nnx.Param:
@@ -28,15 +30,23 @@ def linear(
     rngs: nnx.Rngs,
     by_row: bool,
     bias: bool = False,
+    split_inputs: bool = False,
 ) -> nnx.Linear:
-    """A matrix stored [in, out] and, where there is one, a bias that starts at 0."""
+    """A matrix stored [in, out] and, where there is one, a bias that starts at 0.
+
+    Args:
+        split_inputs: of rows and matrix each device has some inputs, see `tensor_parallel.py`.
+    """
     std = size_in**-0.5
+    product: Callable[..., Array] = jax.lax.dot_general
+    if by_row:
+        product = _product_of_parts if split_inputs else _product_by_row
     return nnx.Linear(
         size_in,
         size_out,
         use_bias=bias,
         dtype=jnp.dtype(config.dtype),
-        dot_general=_product_by_row if by_row else jax.lax.dot_general,
+        dot_general=product,
         kernel_init=nnx.initializers.normal(std),
         kernel_metadata={"std": std},
         bias_metadata={"start": 0.0},
@@ -94,3 +104,10 @@ def _product_by_row(
 ) -> Float[Array, "N O"]:
     """What `nnx.Linear` asks of a `dot_general`: activations are flat, so the axes are known."""
     return matmul(x, kernel)
+
+
+def _product_of_parts(
+    x: Float[Array, "N I"], kernel: Float[Array, "I O"], *_: Any, **__: Any
+) -> Float[Array, "N O"]:
+    """Rounded once, as the whole product is."""
+    return added_up(matmul(x, kernel, out_dtype=jnp.float32)).astype(x.dtype)

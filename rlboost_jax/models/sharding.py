@@ -5,7 +5,7 @@ Mesh axes: `data` replicates the parameters and splits the batch, `fsdp` splits 
 does not divide stays whole, so that any model runs on any mesh.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
@@ -24,16 +24,22 @@ from rlboost_jax.models.params import (
 AXES: Final = ("data", "fsdp", "tensor")
 BATCH: Final = ("data", "fsdp")  # mesh axes that share out the rows of a batch
 
+# Products of a layer, and the mesh axes of their matrices [in, out].
+_MATRICES: Final[dict[str, tuple[str, str]]] = {
+    "attention.query": ("fsdp", "tensor"),
+    "attention.key": ("fsdp", "tensor"),
+    "attention.value": ("fsdp", "tensor"),
+    "attention.output": ("tensor", "fsdp"),
+    "mlp.gate": ("fsdp", "tensor"),
+    "mlp.up": ("fsdp", "tensor"),
+    "mlp.down": ("tensor", "fsdp"),
+}
 # End of the parameter's name → mesh axes of its last axes. Others (norms) are replicated.
 RULES: Final[dict[str, tuple[str | None, ...]]] = {
     "embedding.table": ("tensor", "fsdp"),
-    "attention.query.kernel": ("fsdp", "tensor"),
-    "attention.key.kernel": ("fsdp", "tensor"),
-    "attention.value.kernel": ("fsdp", "tensor"),
-    "attention.output.kernel": ("tensor", "fsdp"),
-    "mlp.gate.kernel": ("fsdp", "tensor"),
-    "mlp.up.kernel": ("fsdp", "tensor"),
-    "mlp.down.kernel": ("tensor", "fsdp"),
+    **{f"{name}.kernel": axes for name, axes in _MATRICES.items()},
+    **{f"{name}.lora_a": (axes[0], None) for name, axes in _MATRICES.items()},
+    **{f"{name}.lora_b": (None, axes[1]) for name, axes in _MATRICES.items()},
     "attention.query.bias": ("tensor",),
     "attention.key.bias": ("tensor",),
     "attention.value.bias": ("tensor",),
@@ -60,6 +66,12 @@ def make_mesh(shape: tuple[int, int, int]) -> Mesh:
     return jax.make_mesh(
         shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:needed]
     )
+
+
+def engine_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    """With the learner's axes, of which only `tensor` has more than one device."""
+    grid = np.array(devices).reshape(1, 1, -1)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def param_shardings(config: ModelConfig, mesh: Mesh | AbstractMesh) -> Params:

@@ -1,4 +1,4 @@
-"""What the leaves of the parameter tree are called in a Hugging Face checkpoint.
+"""What the leaves of the parameter tree, and the files, are called in a Hugging Face checkpoint.
 
 A leaf of `layers` holds a tensor of every layer (and every expert), stacked; matrices are stored
 [in, out] here and [out, in] there.
@@ -10,24 +10,30 @@ from typing import Final, NamedTuple
 
 from rlboost_jax.config.records import ModelConfig
 
-_ATTENTION: Final = {
-    f"attention.{ours}.{end}": f"self_attn.{theirs}.{their_end}"
-    for ours, theirs in {
-        "query": "q_proj",
-        "key": "k_proj",
-        "value": "v_proj",
-        "output": "o_proj",
-    }.items()
-    for end, their_end in {"kernel": "weight", "bias": "bias"}.items()
+_PROJECTIONS: Final = {
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+_ENDS: Final = {
+    "kernel": "weight",
+    "bias": "bias",
+    "lora_a": "lora_A.weight",  # as the PEFT library has them
+    "lora_b": "lora_B.weight",
 }
 _LAYER: Final = {
-    **_ATTENTION,
+    **{
+        f"{ours}.{end}": f"{theirs}.{their_end}"
+        for ours, theirs in _PROJECTIONS.items()
+        for end, their_end in _ENDS.items()
+    },
     "attention_norm.scale": "input_layernorm.weight",
     "attention.query_norm.scale": "self_attn.q_norm.weight",
     "attention.key_norm.scale": "self_attn.k_norm.weight",
-    "mlp.gate.kernel": "mlp.gate_proj.weight",
-    "mlp.up.kernel": "mlp.up_proj.weight",
-    "mlp.down.kernel": "mlp.down_proj.weight",
     "mlp.router.kernel": "mlp.gate.weight",
     "mlp.experts.gate": "mlp.experts.{expert}.gate_proj.weight",
     "mlp.experts.up": "mlp.experts.{expert}.up_proj.weight",
@@ -43,6 +49,8 @@ _REST: Final = {
     "embedding.table": "embed_tokens.weight",
     "head.norm.scale": "norm.weight",
 }
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
 HEAD: Final = "lm_head.weight"
 PREFIX: Final = "model."
 

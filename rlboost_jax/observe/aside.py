@@ -17,7 +17,7 @@ Call = Callable[[Tracker], None]
 
 
 class Aside:
-    """A tracker behind a queue. Nothing here blocks or raises.
+    """A tracker behind a queue. Nothing here raises, and nothing but `close` waits for it.
 
     Whatever it raises, from being made to being closed, is said once; it is closed, then, and
     told nothing more.
@@ -39,6 +39,7 @@ class Aside:
         self._name, self._note, self._close_seconds = name, note, close_seconds
         self._calls: queue.Queue[Call | None] = queue.Queue(MAX_WAITING)
         self._given_up = threading.Event()
+        self._reason_said = threading.Lock()  # never released: by whoever is the first
         self._thread = threading.Thread(target=self._run, args=[make], name=name, daemon=True)
         self._thread.start()
 
@@ -52,12 +53,12 @@ class Aside:
         self._put(lambda tracker: tracker.finish(summary))
 
     def close(self) -> None:
-        """Returns when all that it was told has been dealt with, or `close_seconds` later."""
+        """Returns when it is closed, having dealt with all that it was told unless it failed, or
+        `close_seconds` later."""
         self._put(None)
-        if not self._given_up.is_set():
-            self._thread.join(self._close_seconds)
-            if self._thread.is_alive():
-                self._give_up(f"it was not done {self._close_seconds:g} s after the end")
+        self._thread.join(self._close_seconds)
+        if self._thread.is_alive():
+            self._give_up(f"it was not done {self._close_seconds:g} s after the end")
 
     def _put(self, call: Call | None) -> None:
         if self._given_up.is_set():
@@ -83,7 +84,7 @@ class Aside:
         self._give_up(f"{type(error).__name__}: {error}")
 
     def _give_up(self, reason: str) -> None:
-        if not self._given_up.is_set():
+        if self._reason_said.acquire(blocking=False):
             self._given_up.set()
             line = " ".join(reason.split())[:REASON_LETTERS]
             self._note(f"{self._name} is left out from here on, the run goes on: {line}")

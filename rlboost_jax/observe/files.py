@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlboost_jax.observe.metrics import MetricsWriter
-from rlboost_jax.observe.samples import SampleRow, SamplesWriter
+from rlboost_jax.closing import Closing
+from rlboost_jax.observe import metrics, samples
+from rlboost_jax.observe.lines import StepLines
+from rlboost_jax.observe.samples import SampleRow, sample_values
 from rlboost_jax.observe.summary import Summary
 
 
-class FilesTracker:
+class FilesTracker(Closing):
     """Each row is on disk when the call returns; an error of the disk ends the run.
 
     Args:
@@ -17,14 +19,14 @@ class FilesTracker:
     """
 
     def __init__(self, workdir: str | Path, *, step: int = 0) -> None:
-        self._metrics = MetricsWriter(workdir, step=step)
-        self._samples = SamplesWriter(workdir, step=step)
+        self._metrics = StepLines(Path(workdir) / metrics.FILE, step=step)
+        self._samples = StepLines(Path(workdir) / samples.FILE, step=step)
 
     def samples(self, rows: Sequence[SampleRow]) -> None:
-        self._samples.write(rows)
+        self._samples.write(map(sample_values, rows))
 
     def step(self, row: Mapping[str, Any]) -> None:
-        self._metrics.write(row)
+        self._metrics.write([row])
 
     def finish(self, summary: Summary) -> None:
         """`summary.json` and the report are made by the trainer, also of a run that stopped."""

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.closing import Closing
-from rlboost_jax.observe.lines import Scalar, StepLines, read_lines, scalar
+from rlboost_jax.observe.lines import Scalar, read_lines, scalar
 
 FILE: Final = "metrics.jsonl"
 
@@ -55,26 +54,6 @@ KEYS: Final = (
     "corrected_fraction",  # tokens whose weight a correction's bound changed; null without one
     "value_loss",  # of the critic, per token; null without one
 )
-
-
-class MetricsWriter(Closing):
-    """Appends a row per step; each is on disk when `write` returns.
-
-    Args:
-        step: the first step to come; rows from there on, of a run that died, are taken out.
-    """
-
-    def __init__(self, workdir: str | Path, *, step: int = 0) -> None:
-        self._lines = StepLines(Path(workdir) / FILE, step=step)
-
-    def write(self, row: Mapping[str, Any]) -> dict[str, Scalar]:
-        """Append a row and return it as written; raises as `metrics_row` does."""
-        values = metrics_row(row)
-        self._lines.write([values])
-        return values
-
-    def close(self) -> None:
-        self._lines.close()
 
 
 def metrics_row(row: Mapping[str, Any]) -> dict[str, Scalar]:

@@ -5,7 +5,7 @@ the trainer keeps what it did itself, and puts it all together once the step aft
 the last of the others have come in.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -84,7 +84,10 @@ class StepProfile(Closing):
         except OSError as error:
             self._note(f"step {self._step} was profiled in vain: {error}")
         else:
-            self._note(f"the profile of step {self._step} is {path}; ui.perfetto.dev opens it")
+            self._note(
+                f"the profile of step {self._step} is {path}; ui.perfetto.dev opens it"
+                + _left_out(doubts)
+            )
 
     def _start_jax(self) -> None:
         import jax
@@ -108,3 +111,9 @@ class StepProfile(Closing):
                 jax.profiler.stop_trace()
             except Exception as error:  # as above; the run goes on
                 self._note(f"jax.profiler left no trace: {error}")
+
+
+def _left_out(doubts: Mapping[str, Doubtful]) -> str:
+    """Of whose spans some are missing; "" where none is."""
+    parts = [f"{doubt.dropped:,} of {name}" for name, doubt in doubts.items() if doubt.dropped]
+    return f"; there was no room for spans: {', '.join(parts)}" if parts else ""

@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.closing import Closing
-from rlboost_jax.observe.lines import StepLines, read_lines, scalar
+from rlboost_jax.observe.lines import read_lines, scalar
 
 FILE: Final = "samples.jsonl"
 
@@ -27,21 +26,11 @@ class SampleRow:
     rewards: Mapping[str, float] = field(default_factory=dict)  # parts of `reward`, by name
 
 
-class SamplesWriter(Closing):
-    """Appends rows; they are on disk when `write` returns.
-
-    Args:
-        step: the first step to come; rows from there on, of a run that died, are taken out.
-    """
-
-    def __init__(self, workdir: str | Path, *, step: int = 0) -> None:
-        self._lines = StepLines(Path(workdir) / FILE, step=step)
-
-    def write(self, rows: Sequence[SampleRow]) -> None:
-        self._lines.write(map(_values, rows))
-
-    def close(self) -> None:
-        self._lines.close()
+def sample_values(row: SampleRow) -> dict[str, Any]:
+    """A row as it is written: null for what is no finite number."""
+    values = asdict(row)
+    values["rewards"] = {name: scalar(value) for name, value in row.rewards.items()}
+    return {key: value if key == "rewards" else scalar(value) for key, value in values.items()}
 
 
 def read_samples(workdir: str | Path) -> list[dict[str, Any]]:
@@ -61,9 +50,3 @@ def shortened(text: str, letters: int) -> str:
     tail = letters // 2
     head = letters - tail
     return f"{text[:head]}\n… {len(text) - letters:,} letters left out …\n{text[-tail:]}"
-
-
-def _values(row: SampleRow) -> dict[str, Any]:
-    values = asdict(row)
-    values["rewards"] = {name: scalar(value) for name, value in row.rewards.items()}
-    return {key: value if key == "rewards" else scalar(value) for key, value in values.items()}

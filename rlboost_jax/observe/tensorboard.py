@@ -34,7 +34,7 @@ class TensorBoardTracker:
     """
 
     def __init__(self, workdir: str | Path, *, step: int = 0) -> None:
-        self._writer = SummaryWriter(str(Path(workdir) / "tensorboard"), purge_step=step or None)
+        self._writer = SummaryWriter(str(Path(workdir) / "tensorboard"), purge_step=step)
 
     def samples(self, rows: Sequence[SampleRow]) -> None:
         """A page of text for each prompt; the n-th prompt of every step has the same name."""

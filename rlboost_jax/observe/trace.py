@@ -44,6 +44,13 @@ class Doubtful:
     clock_error: float = 0.0  # seconds by which its starts may be off against the manager's
     dropped: int = 0  # spans that there was no room for
 
+    def and_also(self, other: "Doubtful") -> "Doubtful":
+        """Of the spans of both."""
+        return Doubtful(
+            clock_error=max(self.clock_error, other.clock_error),
+            dropped=self.dropped + other.dropped,
+        )
+
 
 def spans_path(workdir: str | Path, step: int) -> Path:
     """Where the manager collects the spans of a step, a line each."""
@@ -55,19 +62,15 @@ def trace_path(workdir: str | Path, step: int) -> Path:
 
 
 def read_spans(path: Path) -> tuple[list[Placed], dict[str, Doubtful]]:
-    """What `manager/watch.py` wrote; by process what is doubtful. Broken lines are passed over."""
+    """What `manager/span_file.py` wrote, and by process what is doubtful, without broken lines."""
     spans: list[Placed] = []
     doubts: dict[str, Doubtful] = {}
     for line in read_lines(path):
         if "name" in line:
             spans.append(Placed(**line))
         else:
-            process = line["process"]
-            before = doubts.get(process, Doubtful())
-            doubts[process] = Doubtful(
-                clock_error=max(before.clock_error, line["clock_error"]),
-                dropped=before.dropped + line["dropped"],
-            )
+            process = line.pop("process")
+            doubts[process] = doubts.get(process, Doubtful()).and_also(Doubtful(**line))
     return spans, doubts
 
 

@@ -4,6 +4,7 @@ The files are the run's record: one that cannot be written ends the run. All oth
 `aside`: slow, broken or hanging, they cost the run nothing but what they would have shown.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -51,5 +52,7 @@ class Trackers:
             tracker.finish(summary)
 
     def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.close()
+        """Close every one, also after one that raises; that goes on upwards."""
+        with contextlib.ExitStack() as stack:
+            for tracker in reversed(self._trackers):
+                stack.callback(tracker.close)

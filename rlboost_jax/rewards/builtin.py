@@ -42,6 +42,10 @@ def exact(
             "answer_tag".
     """
 
+    if extract not in FORMATS:
+        known = ", ".join(map(repr, FORMATS))
+        raise ValueError(f"extract is {extract!r}; choose one of {known}")
+
     def plain(text: str) -> str:
         text = " ".join(text.split())
         return text.casefold() if ignore_case else text
@@ -57,7 +61,10 @@ def regex(
     prompts: Sequence[str], completions: Sequence[str], *, pattern: str, whole: bool = False
 ) -> list[float]:
     """1 where the pattern is found in the completion, or is all of it with `whole`."""
-    compiled = re.compile(pattern, re.DOTALL)
+    try:
+        compiled = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise ValueError(f"pattern {pattern!r} is no regular expression: {error}") from None
     match = compiled.fullmatch if whole else compiled.search
     return [float(match(completion) is not None) for completion in completions]
 
@@ -71,6 +78,8 @@ def layout(
     first block in the prompt already: its opening tag may be absent.
     """
     names = [name.strip() for name in tags.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"tags is {tags!r}; give names, each once, such as 'think,answer'")
     return [float(_in_blocks(completion, names)) for completion in completions]
 
 
@@ -82,7 +91,10 @@ def _in_blocks(text: str, names: Sequence[str]) -> bool:
         opening, closing = f"<{name}>", f"</{name}>"
         if text.count(opening) > 1 or text.count(closing) != 1 or not rest.startswith(opening):
             return False
-        rest = rest[rest.index(closing) + len(closing) :].lstrip()
+        _, closed, rest = rest.partition(closing)
+        if not closed:  # it stands before its opening tag
+            return False
+        rest = rest.lstrip()
     return not rest
 
 

@@ -6,7 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rlboost_jax.rewards.sandbox import is_required, run_contained
+from rlboost_jax.rewards.sandbox import (
+    MEMORY_MB,
+    SECONDS,
+    NotStarted,
+    is_required,
+    run_contained,
+)
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
@@ -16,8 +22,8 @@ def code(
     completions: Sequence[str],
     *,
     tests: Sequence[Any],
-    seconds: float = 6.0,
-    memory_mb: int = 512,
+    seconds: float = SECONDS,
+    memory_mb: int = MEMORY_MB,
     partial: bool = False,
 ) -> list[float]:
     """1 where the program in the completion (its last ```python block) passes all tests.
@@ -32,6 +38,8 @@ def code(
         seconds: for all tests of a response together.
         partial: the share of tests passed, in place of all or nothing.
     """
+    if not (seconds > 0 and memory_mb > 0):
+        raise ValueError(f"seconds is {seconds} and memory_mb {memory_mb}; choose more than 0")
     return [
         _judged(completion, cases(given), seconds=seconds, memory_mb=memory_mb, partial=partial)
         for completion, given in zip(completions, tests, strict=True)
@@ -80,11 +88,17 @@ def _judged(
 ) -> float:
     program, passed = program_in(completion), 0
     end = time.monotonic() + seconds
-    for test in tests:
+    for number, test in enumerate(tests):
         left = end - time.monotonic()
         if left <= 0:
             break
-        if _passes(program, test, seconds=left, memory_mb=memory_mb):
+        try:
+            passes = _passes(program, test, seconds=left, memory_mb=memory_mb)
+        except NotStarted:
+            if number == 0 or time.monotonic() < end:
+                raise
+            passes = False  # those before took the time that the start of this one needs
+        if passes:
             passed += 1
         elif not partial:
             return 0.0
@@ -104,4 +118,4 @@ def _passes(program: str, test: str | tuple[str, str], *, seconds: float, memory
 
 
 # A host where programs cannot be contained is found out before the first response.
-run_contained("", seconds=20.0, memory_mb=512, required=is_required())
+run_contained("", seconds=20.0, memory_mb=MEMORY_MB, required=is_required())

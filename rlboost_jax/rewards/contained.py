@@ -1,15 +1,16 @@
 """Run a program that nobody has read, inside what Linux offers to contain it.
 
 A script of its own, of the standard library only, started by `sandbox.py` as
-`python -I -B contained.py HEADER_BYTES`. Standard input begins with so many bytes of JSON (the
-limits and the program); what follows is the program's own input. Before the first line of the
-program runs, this process has given up for good:
+`python -I -B contained.py HEADER REPORT`: two open files, by number. The first has the limits and
+the program as JSON; to the second goes what could not be given up, or `STARTED`. Both are closed
+before the first line of the program runs, and this process has given up for good:
 
 - network: no socket can be made (seccomp), and where the kernel allows, there is no interface
   either (a network namespace of its own), nor may TCP connect or bind (Landlock);
-- processes: none can be started, signalled, traced or looked into (seccomp);
+- processes: none can be started, signalled, traced, looked into, pinned or slowed (seccomp);
 - files: only the interpreter and system libraries can be read, nothing can be written
-  (Landlock); standard output is a file of limited length;
+  (Landlock), and no owner, right, time or attribute of a file be changed (seccomp); standard
+  output is a file of limited length;
 - memory, processor time, open files, core dumps: limited (setrlimit).
 
 It then tries each of the first three, and ends with `NOT_CONTAINED` where one is still open and
@@ -30,7 +31,7 @@ import struct
 import sys
 
 NOT_CONTAINED = 97  # exit code
-STARTED = b"\nstarted\n"  # written to standard error before the program's first line
+STARTED = b"started"  # reported before the program's first line
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_NEW_PRIVS, _SET_SECCOMP, _SET_PDEATHSIG = 38, 22, 1
@@ -79,10 +80,42 @@ DENIED = {
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "truncate": (76, 45),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
     "init_module": (175, 105),
     "finit_module": (313, 273),
     "delete_module": (176, 106),
 }
+# Denied with some values of one argument: numbers, which argument, values.
+DENIED_WITH = (
+    ((72, 25), 1, (8, 10, 15)),  # fcntl, its command: who gets which signal of a file
+    ((157, 167), 0, (_SET_PDEATHSIG,)),  # prctl: to outlive whoever started this
+)
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _X32 = 0x40000000  # numbers from here on are the x32 interface's
@@ -176,7 +209,7 @@ def _landlock(readable: list[str]) -> None:
 
 
 def _seccomp() -> None:
-    """Answer EPERM to everything in DENIED, and to clone unless it makes a thread."""
+    """Answer EPERM to what is in DENIED and DENIED_WITH, and to clone unless it makes a thread."""
     if platform.machine() not in _MACHINES:
         return
     column, architecture = _MACHINES[platform.machine()]
@@ -186,7 +219,18 @@ def _seccomp() -> None:
     def errno(number: int) -> int:
         return 0x00050000 | number
 
-    denied = [row[column] for row in DENIED.values() if row[column] is not None]
+    def refuse(value: int) -> tuple[tuple[int, int, int, int], ...]:
+        return (jump_equal, 0, 1, value), (give, 0, 0, errno(_EPERM))
+
+    denied = [number for row in DENIED.values() if (number := row[column]) is not None]
+    some = []
+    for numbers, argument, values in DENIED_WITH:
+        some += [
+            (jump_equal, 0, 2 * len(values) + 2, numbers[column]),
+            (load, 0, 0, 16 + 8 * argument),
+            *(step for value in values for step in refuse(value)),
+            (give, 0, 0, allow),
+        ]
     steps = [
         (load, 0, 0, 4),  # the architecture
         (jump_equal, 1, 0, architecture),
@@ -196,7 +240,8 @@ def _seccomp() -> None:
         (give, 0, 0, errno(_ENOSYS)),
         (jump_equal, 0, 1, _CLONE3[column]),
         (give, 0, 0, errno(_ENOSYS)),  # its flags are in memory: callers fall back to clone
-        *(step for n in denied for step in ((jump_equal, 0, 1, n), (give, 0, 0, errno(_EPERM)))),
+        *(step for number in denied for step in refuse(number)),
+        *some,
         (jump_equal, 0, 3, _CLONE[column]),
         (load, 0, 0, 16),  # low half of the first argument, the flags
         (jump_set, 1, 0, _THREAD),
@@ -209,18 +254,16 @@ def _seccomp() -> None:
 
 
 def main() -> None:
-    left = int(sys.argv[1])
-    data = b""
-    while len(data) < left:
-        data += os.read(0, left - len(data))
-    header = json.loads(data)
+    file, report = map(int, sys.argv[1:])
+    with open(file, encoding="utf-8") as source:
+        header = json.load(source)
     contain(header["limits"])
     open_still = gaps()
-    if open_still:
-        os.write(2, ", ".join(open_still).encode())
-        if header["required"]:
-            os._exit(NOT_CONTAINED)
-    os.write(2, STARTED)
+    if open_still and header["required"]:
+        os.write(report, ", ".join(open_still).encode())
+        os._exit(NOT_CONTAINED)
+    os.write(report, STARTED)
+    os.close(report)
     sys.argv = ["program"]
     sys.setrecursionlimit(10_000)
     loader = Program(header["program"])

@@ -52,7 +52,11 @@ class Outcomes(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: tuple[Outcome, ...]
 
 
-class FrameTooLong(ValueError):
+class Unsendable(ValueError):
+    """A record holds what no frame can carry: columns of a data set, for one."""
+
+
+class FrameTooLong(Unsendable):
     """More than a peer can have reason to send."""
 
 
@@ -61,9 +65,12 @@ def send(file: int, record: msgspec.Struct, *, timeout: float | None = None) -> 
 
     Raises:
         TimeoutError: nobody has read it in `timeout` seconds.
-        FrameTooLong
+        Unsendable: nothing was written.
     """
-    data = msgspec.msgpack.encode(record, enc_hook=_plain)
+    try:
+        data = msgspec.msgpack.encode(record, enc_hook=_plain)
+    except (OverflowError, TypeError, UnicodeError) as error:
+        raise Unsendable(f"it cannot be sent to a reward worker: {error}") from None
     if len(data) > MAX_FRAME_BYTES:
         raise FrameTooLong(f"a frame of {len(data)} bytes, {MAX_FRAME_BYTES} allowed")
     end = None if timeout is None else time.monotonic() + timeout

@@ -3,8 +3,11 @@
 import importlib
 import inspect
 import math
+import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from rlboost_jax.config.records import RewardConfig
 from rlboost_jax.rewards.builtin import BUILT_IN
@@ -36,7 +39,11 @@ def load(reward: RewardConfig, columns: Collection[str]) -> Call:
     except Exception as error:  # a module of the user's raises anything
         hint = "; install rlboost-jax[math]" if reward.name == "math" else ""
         raise Unusable(f"cannot be imported: {type(error).__name__}: {error}{hint}") from error
+    if reward.name in BUILT_IN:
+        _check_types(function, reward.options)
     wanted = _wanted(function, reward.options, columns)
+    if reward.name in BUILT_IN:
+        _try(function, reward.options, wanted)
 
     def call(job: Job) -> Outcome:
         given = {"completion_ids": list(job.completion_ids), "finished": job.finished}
@@ -52,14 +59,44 @@ def load(reward: RewardConfig, columns: Collection[str]) -> Call:
     return call
 
 
+def _check_types(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise Unusable where a built-in function has no such option, or one of another type."""
+    kinds = {
+        name: kind
+        for name, kind in typing.get_type_hints(function).items()
+        if kind in (bool, int, float, str)
+    }
+    for name, value in options.items():
+        if name not in kinds:
+            raise Unusable(f"takes no option {name!r}; it takes {', '.join(kinds) or 'none'}")
+        try:
+            msgspec.convert(value, kinds[name])
+        except msgspec.ValidationError as error:
+            raise Unusable(f"has option {name!r} of {value!r}: {error}") from None
+
+
+def _try(function: Callable[..., Any], options: Mapping[str, Any], wanted: Collection[str]) -> None:
+    """Raise Unusable where a built-in function, asked about no response, refuses its options."""
+    try:
+        function([], [], **{name: [] for name in wanted}, **options)
+    except Exception as error:  # of whatever kind, it would be the same for every response
+        raise Unusable(f"cannot be used with its options: {error}") from None
+
+
 def _wanted(
     function: Callable[..., Any], options: Mapping[str, Any], columns: Collection[str]
 ) -> frozenset[str]:
     """The names that a function takes of those there are."""
     if not callable(function):
         raise Unusable("is no function")
+    if inspect.iscoroutinefunction(function):
+        raise Unusable("is a coroutine function; make it a plain one, which has its own process")
     available = {*columns, *GIVEN}
-    parameters = dict(inspect.signature(function).parameters)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:  # of some written in C
+        raise Unusable(f"cannot be asked what it takes: {error}; wrap it in a function") from None
+    parameters = dict(signature.parameters)
     positional = [
         name
         for name, p in parameters.items()
@@ -79,7 +116,12 @@ def _wanted(
                 f"needs {name!r}, which is no option and no column; set it in the function's "
                 "options, in data.reward_columns, or data.answer_column for 'answer'"
             )
-    return frozenset((available if variable else named & available) - set(options))
+    wanted = frozenset((available if variable else named & available) - set(options))
+    try:
+        signature.bind([], [], **dict.fromkeys(wanted), **options)
+    except TypeError as error:
+        raise Unusable(f"cannot be called as f(prompts, completions, …): {error}") from None
+    return wanted
 
 
 def _outcome(result: Any) -> Outcome:

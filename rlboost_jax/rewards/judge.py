@@ -7,9 +7,11 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from types import MappingProxyType
 
+from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.records import RewardConfig, RewardsConfig
 from rlboost_jax.rewards.frames import Job, Outcome, Setup
 from rlboost_jax.rewards.pool import RewardPool
+from rlboost_jax.rewards.sandbox import MEMORY_MB, SECONDS
 from rlboost_jax.rewards.service import RewardService
 from rlboost_jax.rewards.verdict import Answered, Verdict
 
@@ -35,6 +37,9 @@ class Judge:
             replace(f, time_limit_seconds=f.time_limit_seconds or settings.time_limit_seconds)
             for f in functions
         )
+        for function in self._functions:
+            if function.name == "code":
+                _check_limits(function, settings)
         self._fallback = settings.fallback
         self._service_places = [i for i, f in enumerate(self._functions) if f.name == HTTP]
         self._pool_places = [i for i, f in enumerate(self._functions) if f.name != HTTP]
@@ -85,16 +90,38 @@ class Judge:
             outcome = outcomes[place]
             value = outcome.value
             if outcome.fault:
-                faults[function.name] = outcome.fault
+                faults[function.shown_as] = outcome.fault
                 value = self._fallback
             if value is not None:
-                components[function.name] = value
+                components[function.shown_as] = value
                 total += function.weight * value
         return Verdict(
             reward=total,
-            accuracy=components.get(self._functions[0].name, 0.0),
+            accuracy=components.get(self._functions[0].shown_as, 0.0),
             components=MappingProxyType(components),
             faults=MappingProxyType(faults),
+        )
+
+
+def _check_limits(code: RewardConfig, settings: RewardsConfig) -> None:
+    """Raise ConfigError where programs are allowed more than the function that runs them."""
+    place = f"rewards.functions {code.shown_as!r}"
+    seconds, memory_mb = (
+        value if isinstance(value, int | float) else 0  # a worker refuses other types
+        for value in (
+            code.options.get("seconds", SECONDS),
+            code.options.get("memory_mb", MEMORY_MB),
+        )
+    )
+    if seconds >= code.time_limit_seconds:
+        raise ConfigError(
+            f"{place}: its programs have {seconds:g} s (option seconds) and it itself "
+            f"{code.time_limit_seconds:g} (time_limit_seconds); lower the first or raise the second"
+        )
+    if memory_mb > settings.memory_mb:
+        raise ConfigError(
+            f"{place}: its programs have {memory_mb:g} MiB (option memory_mb) and it itself "
+            f"{settings.memory_mb} (rewards.memory_mb); lower the first or raise the second"
         )
 
 
@@ -114,14 +141,14 @@ def _when_all(
         except (Exception, CancelledError) as error:
             with lock:
                 left = -1  # whatever else comes
-                if not result.done():
+                if not result.done() and result.set_running_or_notify_cancel():
                     result.set_exception(error)
             return
         with lock:
             outcomes.update(zip(places, found, strict=True))
             left -= 1
             last = left == 0
-        if last:
+        if last and result.set_running_or_notify_cancel():  # else nobody wants it any more
             result.set_result(verdict(outcomes))
 
     for places, future in asked:

@@ -17,6 +17,7 @@ from rlboost_jax.rewards.answers import boxed
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the limits switched off
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\b")
+_DELIMITER = re.compile(r"(?<!\\)\$")  # of mathematics; \$ is a dollar
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _ANYWHERE = (LatexExtractionConfig(), ExprExtractionConfig())
 _BOXED = (LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False),)
@@ -56,7 +57,7 @@ def _judged(completion: str, wanted: str, boxed_only: bool) -> bool:
 
 
 def _reference(answer: str) -> Any:
-    parsed = parse(answer if "$" in answer else f"${answer}$", parsing_timeout=None)
+    parsed = parse(answer if _DELIMITER.search(answer) else f"${answer}$", parsing_timeout=None)
     if not parsed:
         raise ValueError(f"the reference answer {answer[:40]!r} is no mathematics")
     return parsed

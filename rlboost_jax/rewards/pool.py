@@ -10,6 +10,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
 from typing import Final
 
@@ -17,12 +18,12 @@ import msgspec
 
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.rewards.frames import (
-    FrameTooLong,
     Job,
     Outcome,
     Outcomes,
     Ready,
     Setup,
+    Unsendable,
     receive,
     send,
 )
@@ -43,12 +44,12 @@ class RewardPool:
     """Raises ConfigError, when made, for functions that a worker cannot use."""
 
     def __init__(self, setup: Setup, *, workers: int) -> None:
-        self._setup, self._num_workers = setup, workers
+        self._setup = setup
         self._jobs: queue.SimpleQueue[tuple[Job, Answer] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # of the two below
         self._closing = False
-        first = Worker(setup)  # alone, so that a mistake is told of once
-        self._workers = [first]
-        self._lock = threading.Lock()
+        self._workers: list[Worker] = []
+        first = self._started()  # alone, so that a mistake is told of once
         self._threads = [
             threading.Thread(
                 target=self._serve, args=(first if i == 0 else None,), name=f"rewards-{i}"
@@ -62,15 +63,23 @@ class RewardPool:
     def ask(self, job: Job) -> Answer:
         """An outcome for each function, in order; of any thread."""
         answer: Answer = Future()
-        self._jobs.put((job, answer))
+        with self._lock:
+            if self._closing:
+                answer.cancel()
+            else:
+                self._jobs.put((job, answer))
         return answer
 
     def close(self) -> None:
-        """End the workers; what was not answered is cancelled."""
-        self._closing = True
+        """End the workers, all at once; what was not answered is cancelled or an exception."""
         with self._lock:
-            for worker in self._workers:
-                worker.end()
+            self._closing = True
+        # From here on no worker comes or goes, and nothing is asked any more.
+        for worker in self._workers:
+            worker.tell_to_end()
+        end = time.monotonic() + END_SECONDS
+        for worker in self._workers:
+            worker.await_end(end)
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -99,28 +108,40 @@ class RewardPool:
         for _ in range(ATTEMPTS):
             if self._closing:
                 raise RewardWorkersLost("the reward workers were told to end")
-            worker = worker or self._started()
+            try:
+                worker = worker or self._started()
+            except (ConfigError, OSError) as error:
+                raise RewardWorkersLost(
+                    f"a reward worker cannot be started again: {error}"
+                ) from error
             try:
                 return worker, worker.judge(job)
+            except Unsendable as error:
+                return worker, (Outcome(fault=str(error)),) * len(self._setup.functions)
             except WorkerGone as error:
                 fault = str(error)
+                worker.end()
                 self._forget(worker)
                 worker = None
         return None, (Outcome(fault=fault),) * len(self._setup.functions)
 
     def _started(self) -> "Worker":
-        try:
-            worker = Worker(self._setup)
-        except (ConfigError, OSError) as error:
-            raise RewardWorkersLost(f"a reward worker cannot be started again: {error}") from error
+        """Raises ConfigError, OSError."""
         with self._lock:
             if self._closing:
-                worker.end()
+                raise RewardWorkersLost("the reward workers were told to end")
+            worker = Worker(self._setup)
             self._workers.append(worker)
+        try:
+            worker.prepare()
+        except BaseException:  # whatever it was, it goes on upwards
+            worker.end()
+            self._forget(worker)
+            raise
         return worker
 
     def _forget(self, worker: "Worker") -> None:
-        worker.end()
+        """One that has ended; `close` has its pipes closed itself."""
         with self._lock:
             if not self._closing:
                 self._workers.remove(worker)
@@ -132,13 +153,11 @@ class WorkerGone(RuntimeError):
 
 
 class Worker:
-    """One process; asked by one thread at a time, ended by any.
-
-    Raises:
-        ConfigError: it cannot use the functions.
-    """
+    """One process; asked by one thread at a time, ended by any."""
 
     def __init__(self, setup: Setup) -> None:
+        """Raises OSError. The worker is not ready before `prepare`."""
+        self._setup = setup
         self._limit = sum(f.time_limit_seconds for f in setup.functions) + GRACE_SECONDS
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rlboost_jax.rewards.worker"],
@@ -155,35 +174,45 @@ class Worker:
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
+
+    def prepare(self) -> None:
+        """Wait until it has imported the functions.
+
+        Raises:
+            ConfigError: it cannot use them.
+        """
         try:
-            send(self._stdin.fileno(), setup, timeout=START_SECONDS)
+            send(self._stdin.fileno(), self._setup, timeout=START_SECONDS)
             ready = receive(self._stdout.fileno(), Ready, timeout=START_SECONDS)
         except TimeoutError:
-            self.end()
+            names = ", ".join(function.name for function in self._setup.functions)
             raise ConfigError(
-                f"rewards.functions: importing {', '.join(f.name for f in setup.functions)} took "
-                f"longer than {START_SECONDS:g} s; import less at the top of the module"
+                f"rewards.functions: importing {names} took longer than {START_SECONDS:g} s; "
+                "import less at the top of the module"
             ) from None
         except OSError:
             ready = None
-        if ready is None or ready.mistake:
+        if ready is None:
             self.end()
             raise ConfigError(
-                ready.mistake
-                if ready is not None
-                else "rewards.functions: the process that imports them ended with code "
+                "rewards.functions: the process that imports them ended with code "
                 f"{self._process.returncode}; its own output says why"
             )
+        if ready.mistake:
+            raise ConfigError(ready.mistake)
 
     def judge(self, job: Job) -> tuple[Outcome, ...]:
-        """Raises WorkerGone."""
+        """Raises WorkerGone; Unsendable, after which the worker is as it was."""
         try:
             send(self._stdin.fileno(), job, timeout=GRACE_SECONDS)
+        except TimeoutError:
+            raise WorkerGone("the reward worker does not listen") from None
+        except OSError:
+            raise WorkerGone("the reward worker ended") from None
+        try:
             answer = receive(self._stdout.fileno(), Outcomes, timeout=self._limit)
         except TimeoutError:
             raise WorkerGone("the reward worker did not answer") from None
-        except FrameTooLong:
-            raise
         except (OSError, ValueError, msgspec.MsgspecError):
             answer = None
         if answer is None:
@@ -192,9 +221,16 @@ class Worker:
 
     def end(self) -> None:
         """Let it end what it runs and itself, or kill it where it does not."""
+        self.tell_to_end()
+        self.await_end(time.monotonic() + END_SECONDS)
+
+    def tell_to_end(self) -> None:
         self._process.terminate()
+
+    def await_end(self, end: float) -> None:
+        """Kill it where it has not ended by then, a time of the monotonic clock."""
         try:
-            self._process.wait(END_SECONDS)
+            self._process.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -16,6 +16,8 @@ from typing import Final
 
 from rlboost_jax.rewards import contained
 
+SECONDS: Final = 6.0  # for all tests of a program, unless its reward says otherwise
+MEMORY_MB: Final = 512  # the same
 OUTPUT_BYTES: Final = 256 * 2**10  # most that a program may print
 _TROUBLE_BYTES: Final = 4096  # of standard error that are looked at
 _SCRIPT: Final = Path(contained.__file__)
@@ -71,14 +73,20 @@ def run_contained(
         }
     ).encode()
     with (
+        tempfile.TemporaryFile() as head,
+        tempfile.TemporaryFile() as report,
         tempfile.TemporaryFile() as source,
         tempfile.TemporaryFile() as output,
         tempfile.TemporaryFile() as trouble,
     ):
-        source.write(header + stdin.encode(errors="surrogatepass"))
+        head.write(header)
+        head.seek(0)
+        source.write(stdin.encode(errors="surrogatepass"))
         source.seek(0)
+        files = (head.fileno(), report.fileno())
         process = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(_SCRIPT), str(len(header))],
+            [sys.executable, "-I", "-B", str(_SCRIPT), *map(str, files)],
+            pass_fds=files,
             stdin=source,
             stdout=output,
             stderr=trouble,
@@ -94,17 +102,19 @@ def run_contained(
             process.wait()
         output.seek(0)
         text = output.read(OUTPUT_BYTES).decode(errors="replace")
-        trouble.seek(0)
-        said = trouble.read(_TROUBLE_BYTES)
-        if code == contained.NOT_CONTAINED:
-            names = said.decode(errors="replace").split(", ")
+        report.seek(0)
+        reported = report.read(_TROUBLE_BYTES)
+        started = reported == contained.STARTED
+        if code == contained.NOT_CONTAINED and not started:
+            names = reported.decode(errors="replace").split(", ")
             raise NotContained(
                 f"a program would reach {' and '.join(_NAMES.get(n, n) for n in names)} "
                 "on this host; run on Linux 5.13 or later, x86_64 or aarch64, with Landlock and "
                 "seccomp, or set rewards.sandbox to 'best_effort'"
             )
-        if contained.STARTED not in said:
-            last = said.decode(errors="replace").strip().rpartition("\n")[2]
+        if not started:
+            trouble.seek(0)
+            last = trouble.read(_TROUBLE_BYTES).decode(errors="replace").strip().rpartition("\n")[2]
             why = f"no start in {seconds:g} s" if code is None else f"exit code {code}, {last!r}"
             raise NotStarted(f"a program's process did not come to run it: {why}")
     ending = token + "\n"

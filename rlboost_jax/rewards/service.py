@@ -46,7 +46,7 @@ class RewardService:
         self._first_pause = float(options["first_pause_seconds"])
         self._max_bytes = int(options["max_bytes"])
         self._limit = reward.time_limit_seconds
-        self._headers = _headers(self._url, str(options["token_env"]))
+        self._headers = _headers(reward, self._url, str(options["token_env"]))
         self._max_concurrent = int(options["max_concurrent"])
         self._session: aiohttp.ClientSession | None = None
         self._loop = asyncio.new_event_loop()
@@ -78,10 +78,13 @@ class RewardService:
         columns = {name: [value] for name, value in job.columns.items()}
         columns["completion_ids"] = [list(job.completion_ids)]
         columns["finished"] = [job.finished]
-        body = json.dumps(
-            {"prompts": [job.prompt], "completions": [job.completion], "columns": columns},
-            default=str,
-        ).encode()
+        try:
+            body = json.dumps(
+                {"prompts": [job.prompt], "completions": [job.completion], "columns": columns},
+                default=str,
+            ).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            return (Outcome(fault=f"a column cannot be sent to the service: {error}"),)
         if len(body) > self._max_bytes:
             return (Outcome(fault=f"a request of {len(body)} bytes, max_bytes {self._max_bytes}"),)
         fault = ""
@@ -141,35 +144,61 @@ def _outcome(data: bytes) -> Outcome:
 
 
 def _options(reward: RewardConfig) -> dict[str, Any]:
-    place = f"rewards.functions {reward.name!r}"
+    place = f"rewards.functions {reward.shown_as!r}"
     for name in reward.options:
         if name not in OPTIONS:
             raise ConfigError(f"{place} takes no option {name!r}; it takes {', '.join(OPTIONS)}")
     options: dict[str, Any] = {**OPTIONS, **reward.options}
-    parts = urlsplit(str(options["url"]))
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{place}: url is {options['url']!r}; give it as https://host/path")
+    _check_url(place, options["url"])
     for name, least in (("retries", 0), ("max_concurrent", 1), ("max_bytes", 1)):
         if not isinstance(options[name], int) or options[name] < least:
             raise ConfigError(f"{place}: {name} is {options[name]!r}; choose {least} or more")
-    if not 0 <= float(options["first_pause_seconds"]) < math.inf:
-        raise ConfigError(f"{place}: first_pause_seconds is {options['first_pause_seconds']!r}")
+    pause = options["first_pause_seconds"]
+    if not isinstance(pause, int | float) or not 0 <= pause < math.inf:
+        raise ConfigError(f"{place}: first_pause_seconds is {pause!r}; choose 0 or more")
     return options
 
 
-def _headers(url: str, token_env: str) -> dict[str, str]:
+def _check_url(place: str, url: object) -> None:
+    """Raise ConfigError for what is no address, or holds a secret that would be written down."""
+    try:
+        parts = urlsplit(str(url))
+        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        named = False
+    if not named or not _visible(str(url)):
+        raise ConfigError(f"{place}: url is {url!r}; give it as https://host/path")
+    if parts.username is not None:
+        raise ConfigError(
+            f"{place}: the url of {parts.hostname} has a name or password in it, which every "
+            "record of the configuration would show; give a token by token_env"
+        )
+
+
+def _headers(reward: RewardConfig, url: str, token_env: str) -> dict[str, str]:
     if not token_env:
         return {}
-    token = os.environ.get(token_env, "")
+    place = f"rewards.functions {reward.shown_as!r}"
+    token = os.environ.get(token_env, "").strip()  # a file it was read from ends in a newline
     if not token:
         raise ConfigError(
-            f"rewards.functions 'http': the environment has no {token_env} (token_env); set it to "
-            "the service's token"
+            f"{place}: the environment has no {token_env} (token_env); set it to the service's "
+            "token"
+        )
+    if not _visible(token):
+        raise ConfigError(
+            f"{place}: {token_env} (token_env) holds a character that no header can; set it to "
+            "the service's token alone"
         )
     parts = urlsplit(url)
     if parts.scheme != "https" and parts.hostname not in _LOOPBACK:
         raise ConfigError(
-            f"rewards.functions 'http': the token would cross the network for anyone to read; "
-            f"use https for {parts.hostname}"
+            f"{place}: the token would cross the network for anyone to read; use https for "
+            f"{parts.hostname}"
         )
     return {"Authorization": f"Bearer {token}"}
+
+
+def _visible(text: str) -> bool:
+    """Of ASCII only, without white space: what an address or a token may consist of."""
+    return all("!" <= character <= "~" for character in text)

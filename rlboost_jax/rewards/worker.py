@@ -53,7 +53,7 @@ def main() -> None:
         try:
             calls.append(load(reward, setup.columns))
         except Unusable as error:
-            send(replies, Ready(mistake=f"rewards.functions {reward.name!r} {error}"))
+            send(replies, Ready(mistake=f"rewards.functions {reward.shown_as!r} {error}"))
             return
     gc.collect()
     gc.freeze()  # else the first collection of every child copies all that was imported

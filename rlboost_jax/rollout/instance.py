@@ -3,11 +3,12 @@
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 
 from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.routing import routing_of
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import Hello
 
@@ -17,17 +18,18 @@ def engine_of(
     announce: Callable[[str], None] | None = None,
     *,
     taken_bytes: int = 0,
-    device: jax.Device | None = None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Engine:
     """The engine of a run with every program compiled, checked where equal bits are promised.
 
     Args:
         announce: told how memory is divided, and of each program before it is compiled.
         taken_bytes: of the device's memory that others in this process have or will have.
-        device: to run on; None takes the first.
+        devices: to run on, as many as `engine.tensor_parallel`; None takes the first.
 
     Raises:
         NotEnoughMemory: the engine does not fit the device.
+        NotEnoughDevices: there are too few.
         RowsNotInvariant: this device cannot take part in a deterministic run.
     """
     engine = Engine(
@@ -37,7 +39,8 @@ def engine_of(
         truncated_sampling=run.sampling.truncated,
         param_dtype=run.weights.rollout_dtype,
         taken_bytes=taken_bytes,
-        device=device,
+        devices=devices,
+        routing=routing_of(run.model, run.algorithm),
     )
     if announce is not None:
         announce(str(engine.memory))

@@ -16,32 +16,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rlboost_jax.messages import (
-    GenerateRequest,
-    Released,
-    TokenBatch,
-    pack_counts,
-    pack_ids,
-    pack_logprobs,
-    pack_tokens,
-)
+from rlboost_jax.messages import GenerateRequest, Released, TokenBatch, pack_ids
 from rlboost_jax.observe.spans import ENGINE_LANE, Recorder
+from rlboost_jax.rollout.outgoing import DispatchLike, token_batches
 
 T = TypeVar("T")
-
-
-class DispatchLike(Protocol):
-    """Tokens of one dispatch; row i has `counts[i]` of them, concatenated."""
-
-    version: int
-    request_ids: NDArray[np.uint32]
-    counts: NDArray[np.uint16]
-    tokens: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
-    prefilled_again: int
 
 
 class EngineLike(Protocol):
@@ -248,22 +227,36 @@ class Worker:
     def _send(self) -> None:
         """Emit the tokens not sent yet, with what the dispatches begun since can yield."""
         engine, dispatch = self._engine, self._unsent
-        version = -1 if engine.version is None else engine.version
-        batch = TokenBatch(
-            sequence=self._sequence,
-            version=version if dispatch is None else dispatch.version,
-            request_ids=pack_ids([] if dispatch is None else dispatch.request_ids),
-            counts=pack_counts([] if dispatch is None else dispatch.counts),
-            tokens=pack_tokens([] if dispatch is None else dispatch.tokens),
-            logprobs=pack_logprobs([] if dispatch is None else dispatch.logprobs),
-            in_flight=engine.in_flight,
-            running=engine.running,
-            waiting=engine.waiting,
-            prefilled_again=0 if dispatch is None else dispatch.prefilled_again,
-        )
-        self._sequence += 1
+        state = {
+            "in_flight": engine.in_flight,
+            "running": engine.running,
+            "waiting": engine.waiting,
+        }
         self._unsent = None
+        if dispatch is None:
+            version = -1 if engine.version is None else engine.version
+            self._send_batch(_nothing(self._sequence, version, **state))
+            return
+        for batch in token_batches(dispatch, sequence=self._sequence, **state):
+            self._send_batch(batch)
+
+    def _send_batch(self, batch: TokenBatch) -> None:
+        self._sequence += 1
         self._emit(batch)
+
+
+def _nothing(sequence: int, version: int, **state: int) -> TokenBatch:
+    """No tokens yet."""
+    return TokenBatch(
+        sequence=sequence,
+        version=version,
+        request_ids=b"",
+        counts=b"",
+        tokens=b"",
+        logprobs=b"",
+        prefilled_again=0,
+        **state,
+    )
 
 
 def _promise() -> Future[Any]:

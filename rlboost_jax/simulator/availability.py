@@ -18,13 +18,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.traces import TraceRow, read_trace
+from rlboost_jax.simulator.streams import stream
 
 FORMATS: Final = ("auto", "bamboo", "parcae", "gcp", "skypilot")
 SETTING: Final = "market.path"
+MAX_MACHINES: Final = 100_000  # at any time
 
 
 def read_availability(path: str | Path, form: str = "auto") -> tuple[TraceRow, ...]:
@@ -68,7 +68,7 @@ def keep(rows: Sequence[TraceRow], fraction: float, seed: int) -> tuple[TraceRow
     Source: RLBoost (NSDI '26), section 6, replays a random half of a trace's machines.
     """
     names = list(dict.fromkeys(row.name for row in rows))
-    order = np.random.default_rng(seed).permutation(len(names))
+    order = stream("kept machines", seed).permutation(len(names))
     kept = {names[i] for i in order[: round(fraction * len(names))]}
     return tuple(row for row in rows if row.name in kept)
 
@@ -135,8 +135,8 @@ def _gcp(fields: Sequence[str]) -> tuple[float, int]:
 
 
 def _point(milliseconds: float, count: int) -> tuple[float, int]:
-    if not (0 <= milliseconds < math.inf and count >= 0):
-        raise ValueError(f"{count} machines at {milliseconds} ms")
+    if not (0 <= milliseconds < math.inf and 0 <= count <= MAX_MACHINES):
+        raise ValueError(f"{count} machines at {milliseconds} ms, not 0 to {MAX_MACHINES}")
     return milliseconds, count
 
 
@@ -144,12 +144,19 @@ def _json_counts(text: str, path: str | Path) -> list[tuple[float, int]]:
     try:
         values = json.loads(text)
         gap = float(values["metadata"]["gap_seconds"])
-        points = [_point(i * gap * 1000, int(count)) for i, count in enumerate(values["data"])]
-        if gap <= 0 or not points:
-            raise ValueError(f"{len(points)} counts, {gap} s apart")
+        counts = [_whole(count) for count in values["data"]]
+        if not 0 < gap < math.inf or not counts:
+            raise ValueError(f"{len(counts)} counts, {gap} s apart")
+        points = [_point(i * gap * 1000, count) for i, count in enumerate(counts)]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{SETTING}: {str(path)!r} is no count trace ({type(error).__name__}: {error}); it "
             'must be {"metadata": {"gap_seconds": seconds}, "data": [counts]}'
         ) from None
     return points
+
+
+def _whole(count: object) -> int:
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"{count!r} is no count")
+    return count

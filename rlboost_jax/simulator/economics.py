@@ -5,7 +5,6 @@ idle time and drain included), and bytes that left the learner, begun and given-
 included.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,11 +37,11 @@ def on_demand_price(config: SimConfig) -> float:
 
 def break_even(
     config: SimConfig, rows: Sequence[Row], baseline: Sequence[Row], *, baseline_nodes: int
-) -> float:
+) -> float | None:
     """The discount on instances from which on a run trains more tokens per dollar than another.
 
     Tokens per dollar fall linearly in their inverse with the instances' price, so it is where
-    two straight lines meet; 0 where it wins at the full price, inf where it never does.
+    two straight lines meet; 0 where it wins at the full price, None where it never does.
 
     Args:
         baseline: rows without instances, of a run on `baseline_nodes` reserved nodes.
@@ -53,9 +52,9 @@ def break_even(
     hours = sum(row["billed_instance_seconds"] for row in rows) / 3600
     allowed = theirs * _tokens(rows) - free  # dollars for instances
     if hours <= 0:
-        return 0.0 if allowed >= 0 else math.inf
+        return 0.0 if allowed >= 0 else None
     if allowed < 0:
-        return math.inf
+        return None
     return max(0.0, 1 - allowed / hours / on_demand_price(config))
 
 

@@ -54,6 +54,7 @@ class Engine:
         self._ends: list[tuple[int, int]] = []  # (step count, request) of those in slots
         self._groups: dict[tuple[int, int], int] = {}  # rollouts here, of each prompt
         self._steps = 0
+        self._begun = 0  # step count when the stretch began, and a dispatch with it
         self._told_at = 0  # step count when everything was told last
         self._context = 0  # tokens held in slots
         self._at = 0.0  # the time that `_steps` belongs to
@@ -124,6 +125,13 @@ class Engine:
         self._seconds -= seconds
         self._context += steps * len(self.running)
 
+    def lose_dispatch(self, now: float) -> None:
+        """The machine vanishes: what the dispatch under way has sampled was never sent."""
+        self.advance(now)
+        unsent = (self._steps - self._begun) % self._dispatch
+        self._steps -= unsent
+        self._context -= unsent * len(self.running)
+
     def tell(self, now: float, *, everything: bool = False) -> list[Told]:
         """New tokens of rollouts that ended, which leave; then goes on.
 
@@ -156,6 +164,7 @@ class Engine:
 
     def _plan(self, now: float) -> None:
         """Fill the slots and begin a stretch."""
+        self._begun = self._steps
         if not self.running:
             self._at = max(self._at, now)
         while self._queue and len(self.running) < self._slots:

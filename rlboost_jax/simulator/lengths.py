@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.simulator.records import WorkloadConfig
+from rlboost_jax.simulator.streams import stream
 
 
 def response_lengths(workload: WorkloadConfig, *, seed: int, step: int) -> NDArray[np.int64]:
     """Tokens of every response of a step, by sample (prompt · group size + place)."""
-    random = np.random.default_rng([seed, step])
+    random = stream("lengths", seed, step)
     prompts, size = workload.prompts_per_step, workload.group_size
     shared = np.repeat(random.standard_normal(prompts), size)
     own = random.standard_normal(prompts * size)

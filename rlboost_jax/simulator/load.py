@@ -10,7 +10,7 @@ import msgspec
 
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import ConfigDictLike, record_from_dict
-from rlboost_jax.simulator.availability import FORMATS
+from rlboost_jax.simulator.availability import FORMATS, MAX_MACHINES
 from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.systems import SYSTEMS
@@ -34,7 +34,6 @@ MAY_BE_ZERO: Final = frozenset(
         "instance.detect_seconds",
         "instance.price_per_hour",
         "instance.egress_dollars_per_gb",
-        "reserved.price_per_node_hour",
         "market.keep_seed",
         "market.notice_seconds",
         "market.hazard.drought_hours",
@@ -54,6 +53,7 @@ AT_MOST: Final = {
     "engine.message_tokens": 65_535,
     "workload.max_response_tokens": 65_535,
 }
+MAX_CHANGES: Final = 10_000_000  # of a synthetic market
 CHOICES: Final = {"market.kind": ("static", "trace", "hazard"), "market.format": FORMATS}
 
 
@@ -116,6 +116,14 @@ def _fit(config: SimConfig) -> Iterator[str]:
             f"engine.chips is {engine.chips}, more than the reserved "
             f"{config.reserved.nodes} x {config.reserved.chips_per_node}; lower it"
         )
+    for row in engine.table:
+        batch, context, seconds = row
+        if not (1 <= batch < math.inf and 0 <= context < math.inf and 0 < seconds < math.inf):
+            yield (
+                f"engine.table has {row}; give a batch of 1 or more, a context of 0 or more and "
+                "seconds of more than 0"
+            )
+            return
     if engine.table:
         try:
             EngineRates(config)
@@ -140,8 +148,9 @@ def _fit(config: SimConfig) -> Iterator[str]:
 def _market(config: SimConfig) -> Iterator[str]:
     market = config.market
     if market.kind == "static":
-        if not market.instances or min(market.instances) < 0:
-            yield f"market.instances is {market.instances}; give fleets of 0 or more"
+        sizes = market.instances
+        if not sizes or not all(0 <= size <= MAX_MACHINES for size in sizes):
+            yield f"market.instances is {sizes}; give fleets of 0 to {MAX_MACHINES}"
         if not config.num_steps:
             yield "num_steps is 0 and a static market has no end; give num_steps"
     if market.kind == "trace" and not market.path:
@@ -149,6 +158,15 @@ def _market(config: SimConfig) -> Iterator[str]:
     if market.kind == "hazard":
         if not market.segments:
             yield "market.segments is empty; a synthetic market has no end, give (from, to) hours"
+        hours = max((end for _, end in market.segments), default=0.0)
+        changes = 2 * market.hazard.machines / market.hazard.lifetime_hours * hours
+        if market.hazard.machines > MAX_MACHINES:
+            yield f"market.hazard.machines is {market.hazard.machines}; choose up to {MAX_MACHINES}"
+        if changes > MAX_CHANGES:
+            yield (
+                f"market.hazard.lifetime_hours is {market.hazard.lifetime_hours}, some "
+                f"{changes:,.0f} changes in {hours:g} h; raise it until there are {MAX_CHANGES:,}"
+            )
         if market.hazard.batch_size < 1:
             yield f"market.hazard.batch_size is {market.hazard.batch_size}; choose 1 or more"
         if market.hazard.drought_hours and not market.hazard.drought_gap_hours:

@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.traces import TraceRow
 from rlboost_jax.simulator.availability import cut, keep, read_availability
 from rlboost_jax.simulator.hazard import HOUR, draw
 from rlboost_jax.simulator.records import MarketConfig
+
+Segments = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +39,16 @@ def static(instances: int, seconds: float = float("inf")) -> Market:
 def markets(config: MarketConfig, *, seed: int) -> tuple[Market, ...]:
     """Each is simulated by itself.
 
-    Raises ConfigError where a trace cannot be read.
+    Raises ConfigError where a trace cannot be read, or has nothing where it is looked at.
     """
     if config.kind == "static":
         return tuple(static(count) for count in config.instances)
     if config.kind == "trace":
-        rows = read_availability(config.path, config.format)
-        rows = keep(rows, config.keep_fraction, config.keep_seed)
+        rows, segments = _trace(config)
     else:
-        hours = max((end for _, end in config.segments), default=0.0)
+        segments = config.segments
+        hours = max(end for _, end in segments)
         rows = draw(config.hazard, hours=hours, seed=seed)
-    last = rows[-1].milliseconds / HOUR
-    segments = config.segments or ((0.0, last),)
     return tuple(_segment(rows, begin, end) for begin, end in segments)
 
 
@@ -55,6 +56,30 @@ def mean_alive(changes: tuple[Change, ...], seconds: float) -> float:
     """Machines on loan, averaged over the time."""
     signed = sum((1 if c.added else -1) * (seconds - min(c.seconds, seconds)) for c in changes)
     return signed / seconds
+
+
+def _trace(config: MarketConfig) -> tuple[tuple[TraceRow, ...], Segments]:
+    """The machines that are kept, and the segments to look at."""
+    rows = read_availability(config.path, config.format)
+    last = rows[-1].milliseconds / HOUR
+    kept = keep(rows, config.keep_fraction, config.keep_seed)
+    if not kept:
+        machines = len({row.name for row in rows})
+        raise ConfigError(
+            f"market.keep_fraction is {config.keep_fraction}, which keeps none of the {machines} "
+            f"machines of {config.path!r}; raise it"
+        )
+    if not config.segments and not last:
+        raise ConfigError(
+            f"market.path: {config.path!r} ends as it begins; give market.segments in hours"
+        )
+    for segment in config.segments:
+        if segment[0] >= last > 0:
+            raise ConfigError(
+                f"market.segments has {segment}, and {config.path!r} ends at {last:.4g} h; "
+                "choose an earlier one"
+            )
+    return kept, config.segments or ((0.0, last),)
 
 
 def _segment(rows: tuple[TraceRow, ...], begin: float, end: float) -> Market:

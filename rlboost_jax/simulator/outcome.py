@@ -1,14 +1,13 @@
 """From the rows of simulated steps to what was asked: ratios, means, intervals."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.simulator.economics import break_even, dollars
+from rlboost_jax.simulator.intervals import Number, mean, with_interval
 from rlboost_jax.simulator.records import SimConfig
-from rlboost_jax.simulator.systems import BASELINE
+from rlboost_jax.simulator.systems import BASELINE, PUBLISHED
 
 Row = Mapping[str, Any]
 MEANS = (
@@ -25,100 +24,126 @@ MEANS = (
     "tokens_lost",
     "tokens_prefilled_again",
 )
+RATIOS = ("throughput_ratio", "cost_efficiency")
 
 
 class Outcome:
     """One system on one market with one seed, settled steps only.
 
-    Raises ValueError where there is none.
+    Args:
+        rows: None of a system that generates nothing and never ends a step: it yields no tokens.
+
+    Raises ConfigError where no step is left.
     """
 
-    def __init__(self, config: SimConfig, rows: Sequence[Row], *, settling: int) -> None:
+    def __init__(self, config: SimConfig, rows: Sequence[Row] | None, *, settling: int) -> None:
         self.config = config
-        self.rows = rows[settling:]
+        self.rows: Sequence[Row] = () if rows is None else rows[settling:]
+        if rows is None:
+            self.seconds = self.dollars = self.tokens_per_second = self.tokens_per_dollar = 0.0
+            return
         if not self.rows:
-            raise ValueError(
-                f"{len(rows)} whole steps, of which the first {settling} are left out "
-                "(settling_steps); simulate for longer"
+            raise ConfigError(
+                f"settling_steps is {settling} and {len(rows)} whole steps fit the market; lower "
+                "it, or simulate for longer"
             )
         tokens = sum(row["response_tokens"] for row in self.rows)
         self.seconds = sum(row["step_seconds"] for row in self.rows)
         self.dollars = sum(dollars(config, row) for row in self.rows)
         self.tokens_per_second = tokens / self.seconds
-        self.tokens_per_dollar = tokens / self.dollars if self.dollars else math.inf
+        self.tokens_per_dollar = tokens / self.dollars
 
-    def means(self) -> dict[str, float]:
+    def means(self) -> dict[str, Number]:
         """Of what the rows have, per step."""
-        present = [key for key in MEANS if key in self.rows[0]]
-        return {key: float(np.mean([row[key] for row in self.rows])) for key in present}
+        present = [key for key in MEANS if self.rows and key in self.rows[0]]
+        return {key: mean([row[key] for row in self.rows]) for key in present}
 
-    def against(self, baseline: "Outcome") -> dict[str, float]:
-        """Throughput and cost efficiency (tokens per dollar), relative."""
+    def against(self, baseline: "Outcome") -> dict[str, Number]:
+        """Throughput and cost efficiency (tokens per dollar), relative; the discount on
+        instances from which on it is the cheaper one, None where none is enough."""
         nodes = baseline.config.reserved.nodes
+        discount = None
+        if self.rows:
+            discount = break_even(self.config, self.rows, baseline.rows, baseline_nodes=nodes)
         return {
             "throughput_ratio": self.tokens_per_second / baseline.tokens_per_second,
             "cost_efficiency": self.tokens_per_dollar / baseline.tokens_per_dollar,
-            "break_even_discount": break_even(
-                self.config, self.rows, baseline.rows, baseline_nodes=nodes
-            ),
+            "break_even_discount": discount,
         }
 
 
-def summary(
-    outcomes: Mapping[tuple[str, str], Sequence[Outcome]],
-    instances: Mapping[str, int | None],
-) -> dict[str, Any]:
+Outcomes = Mapping[tuple[str, str], Sequence[Outcome]]  # (system, market) → one per seed
+
+
+def summary(outcomes: Outcomes, instances: Mapping[str, int | None]) -> dict[str, Any]:
     """
     Args:
-        outcomes: (system, market) → an outcome per seed; the baseline's among them.
+        outcomes: the baseline's among them.
         instances: market → its size, if that is fixed.
     """
-    results: list[dict[str, Any]] = []
-    for (system, market), each in outcomes.items():
-        pairs = zip(each, outcomes[BASELINE, market], strict=True)
-        ratios = [outcome.against(baseline) for outcome, baseline in pairs]
-        results.append(
-            {
-                "system": system,
-                "market": market,
-                "instances": instances[market],
-                "tokens_per_second": _mean([o.tokens_per_second for o in each]),
-                "tokens_per_dollar": _mean([o.tokens_per_dollar for o in each]),
-                **{key: _mean([ratio[key] for ratio in ratios]) for key in ratios[0]},
-                "throughput_ratio_half_width": _half_width([r["throughput_ratio"] for r in ratios]),
-                "cost_efficiency_half_width": _half_width([r["cost_efficiency"] for r in ratios]),
-                **{k: _mean([o.means()[k] for o in each]) for k in each[0].means()},
-            }
-        )
-    static = [r for r in results if r["system"] == "rlboost" and r["instances"] is not None]
-    by_instances = {
-        f"{key}_by_instances": {str(r["instances"]): round(r[name], 4) for r in static}
-        for key, name in (
-            ("throughput_ratio", "throughput_ratio"),
-            ("cost_efficiency", "cost_efficiency"),
-        )
+    results: list[dict[str, Any]] = [
+        {
+            "system": system,
+            "market": market,
+            "instances": instances[market],
+            **_figures(outcomes, system, market),
+        }
+        for system, market in outcomes
+    ]
+    systems = dict.fromkeys(system for system, _ in outcomes)
+    means = {system: _over_markets(outcomes, system) for system in systems}
+    return {**_by_instances(results), "mean_over_markets": means, "results": results}
+
+
+def _figures(outcomes: Outcomes, system: str, market: str) -> dict[str, Number]:
+    """Means over seeds. Ratios are taken seed by seed: both sides have met the same lengths and
+    the same market, so that what these did to both is not in the interval."""
+    each = outcomes[system, market]
+    ratios = _ratios(outcomes, system, market, BASELINE)
+    figures = {
+        **with_interval("tokens_per_second", [o.tokens_per_second for o in each]),
+        **with_interval("tokens_per_dollar", [o.tokens_per_dollar for o in each]),
+    }
+    for name in ratios[0]:
+        figures |= with_interval(name, [ratio[name] for ratio in ratios])
+    if (PUBLISHED, market) in outcomes:
+        over = _ratios(outcomes, system, market, PUBLISHED)
+        for name in RATIOS:
+            figures |= with_interval(f"{name}_over_{PUBLISHED}", [ratio[name] for ratio in over])
+    means = [outcome.means() for outcome in each]
+    return figures | {key: mean([row[key] for row in means]) for key in means[0]}
+
+
+def _ratios(outcomes: Outcomes, system: str, market: str, other: str) -> list[dict[str, Number]]:
+    """Of a system to another in the same market, per seed."""
+    pairs = zip(outcomes[system, market], outcomes[other, market], strict=True)
+    return [outcome.against(baseline) for outcome, baseline in pairs]
+
+
+def _over_markets(outcomes: Outcomes, system: str) -> dict[str, Number]:
+    """Mean over markets, with the interval that seeds give it."""
+    markets = [market for own, market in outcomes if own == system]
+    each = [_ratios(outcomes, system, market, BASELINE) for market in markets]
+    by_seed = list(zip(*each, strict=True))
+    found: dict[str, Number] = {}
+    for name in RATIOS:
+        found |= with_interval(name, [mean([r[name] for r in ratios]) for ratios in by_seed])
+    return found
+
+
+def _by_instances(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """What fixed fleets gain under the published policies, by their size."""
+    static = [r for r in results if r["system"] == PUBLISHED and r["instances"] is not None]
+    if not static:
+        return {}
+    found = {
+        f"{name}_by_instances": {str(r["instances"]): round(r[name], 4) for r in static}
+        for name in RATIOS
     }
     split = next((r for r in results if r["system"] == "colocated_static"), None)
     if split is not None:
-        by_instances["throughput_ratio_over_static_by_instances"] = {
+        found["throughput_ratio_over_static_by_instances"] = {
             str(r["instances"]): round(r["tokens_per_second"] / split["tokens_per_second"], 4)
             for r in static
         }
-    means = {}
-    for system in dict.fromkeys(r["system"] for r in results):
-        own = [r for r in results if r["system"] == system]
-        means[system] = {
-            key: _mean([r[key] for r in own]) for key in ("throughput_ratio", "cost_efficiency")
-        }
-    return {**(by_instances if static else {}), "mean_over_markets": means, "results": results}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
-
-
-def _half_width(values: Sequence[float]) -> float | None:
-    """Of a 95 % interval of the mean over seeds, by the normal law; None of one seed."""
-    if len(values) < 2:
-        return None
-    return float(1.96 * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return found

@@ -85,6 +85,7 @@ class LinkConfig:
     receiver_bytes_per_second: float  # of one instance
     load_bytes_per_second: float  # host to device, in the instance
     latency_seconds: float  # from an announcement to the first byte
+    in_step: bool  # an instance that joins in mid-step pulls at once; else with the next version
 
 
 @dataclass(frozen=True, kw_only=True)

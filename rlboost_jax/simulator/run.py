@@ -12,7 +12,7 @@ from rlboost_jax.simulator.load import to_dict
 from rlboost_jax.simulator.markets import markets
 from rlboost_jax.simulator.outcome import Outcome, summary
 from rlboost_jax.simulator.records import SimConfig
-from rlboost_jax.simulator.systems import BASELINE, rows_of
+from rlboost_jax.simulator.systems import BASELINE, Rows, rows_of
 
 SUMMARY: Final = "summary.json"
 STEPS: Final = "steps.jsonl"
@@ -28,8 +28,7 @@ def simulate(
         tell: called with a line as each part is done.
 
     Raises:
-        ConfigError: a trace cannot be read.
-        ValueError: a market is too short for a step.
+        ConfigError: a trace cannot be read, or a market is too short for a step.
     """
     folder = Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,12 +39,13 @@ def simulate(
     since = time.process_time()
     with open(folder / STEPS, "w") as steps, _without_collections():
         for seed in range(config.seed, config.seed + config.num_seeds):
-            known: list[dict[str, Any]] = []  # the baseline knows no market but its length
+            known: Rows | None = None  # the baseline knows no market but its length
             for market in markets(config.market, seed=seed):
                 instances[market.name] = market.instances
                 for system in systems:
-                    used = config
-                    if system == BASELINE and known and market.instances is not None:
+                    used: SimConfig = config
+                    rows: Rows | None
+                    if system == BASELINE and known is not None and market.instances is not None:
                         rows = known
                     else:
                         used, rows = rows_of(system, config, market, seed=seed)
@@ -53,9 +53,9 @@ def simulate(
                         known = rows
                     outcome = Outcome(used, rows, settling=config.settling_steps)
                     outcomes.setdefault((system, market.name), []).append(outcome)
-                    for row in rows:
+                    for row in rows or ():
                         named = {"system": system, "market": market.name, "seed": seed, **row}
-                        steps.write(json.dumps(named) + "\n")
+                        steps.write(json.dumps(named, allow_nan=False) + "\n")
                     tell(
                         f"{market.name:>16}  {system:<14} seed {seed}: "
                         f"{outcome.tokens_per_second:,.0f} tokens/s, "
@@ -64,21 +64,25 @@ def simulate(
                 gc.collect()
     found = summary(outcomes, instances)
     found["cpu_seconds"] = round(time.process_time() - since, 2)
-    (folder / SUMMARY).write_text(json.dumps(found, indent=2) + "\n")
+    (folder / SUMMARY).write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
     return found
 
 
 def report(found: dict[str, Any]) -> str:
     """The summary for a person: a table of systems and markets."""
-    lines = [f"{'market':>16}  {'system':<14} {'tokens/s':>9} {'ratio':>6} {'$ eff.':>6} "
+    lines = [f"{'market':>16}  {'system':<16} {'tokens/s':>9} {'ratio':>6} {'$ eff.':>6} "
              f"{'step s':>7} {'window s':>8}"]  # fmt: skip
     for row in found["results"]:
         lines.append(
-            f"{row['market']:>16}  {row['system']:<14} {row['tokens_per_second']:>9,.0f} "
+            f"{row['market']:>16}  {row['system']:<16} {row['tokens_per_second']:>9,.0f} "
             f"{row['throughput_ratio']:>6.2f} {row['cost_efficiency']:>6.2f} "
-            f"{row['step_seconds']:>7.0f} {row.get('seeding_window_seconds', 0.0):>8.0f}"
+            f"{_seconds(row, 'step_seconds'):>7} {_seconds(row, 'seeding_window_seconds'):>8}"
         )
     return "\n".join(lines)
+
+
+def _seconds(row: dict[str, Any], name: str) -> str:
+    return "" if row.get(name) is None else f"{row[name]:.0f}"
 
 
 @contextmanager

@@ -75,10 +75,15 @@ class Server:
                 self._take(requests, digest)
             case m.Release(request_ids=ids):
                 self._release(m.unpack_ids(ids).tolist())
-            case m.Announce(manifest=manifest):
+            case m.Announce(manifest=manifest) if self._may_fetch:
                 self._fetch(manifest)
             case m.Leave(reason=reason):
                 self.leave(reason)
+
+    @property
+    def _may_fetch(self) -> bool:
+        world = self._world
+        return world.config.links.in_step or world.clock.now == world.published_at
 
     def offer(self, version: int, digest: str) -> None:
         """A reserved engine is handed its weights."""
@@ -105,6 +110,7 @@ class Server:
     def kill(self, reason: str) -> None:
         """The machine is gone; the manager finds out a while later."""
         if self.alive:
+            self.engine.lose_dispatch(self._world.clock.now)
             self._tell()
             self._end(self._world.config.instance.detect_seconds, reason)
 

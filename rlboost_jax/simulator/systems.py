@@ -2,12 +2,14 @@
 
 - rlboost: the manager as it is, with the policies of RLBoost (NSDI '26) as published.
 - no_seeding, no_memory, no_balance, no_migration: the same, less one of them.
+- sync_weights: the same, but weights are sent when a step begins, as collectives send them:
+  whoever joins in mid-step works from the next step on.
 - colocated: everything on the reserved nodes, work dealt out as engines have room.
 - colocated_static: the same, dealt out beforehand, as veRL did when RLBoost was compared with it.
 - colocated_2x: the same on twice as many nodes, at twice the price.
 - disaggregated: StreamRL's synchronous way (Zhong et al. 2025, arXiv:2504.15930) by the same
   manager. The reserved nodes only train; a fixed number of instances at the reserved price
-  generates, and training follows group by group.
+  generates, and training follows group by group. With 0 instances nothing is ever generated.
 """
 
 import math
@@ -23,9 +25,11 @@ from rlboost_jax.simulator.world import World
 
 FOREVER: Final = 1e9  # seconds
 Rows = list[dict[str, Any]]
+Simulated = tuple[SimConfig, Rows | None]  # None: it generates nothing and never ends a step
+System = Callable[[SimConfig, Market, int, float], Simulated]
 
 
-def rows_of(system: str, config: SimConfig, market: Market, *, seed: int) -> tuple[SimConfig, Rows]:
+def rows_of(system: str, config: SimConfig, market: Market, *, seed: int) -> Simulated:
     """Simulate one system on one market.
 
     Returns:
@@ -37,18 +41,21 @@ def rows_of(system: str, config: SimConfig, market: Market, *, seed: int) -> tup
     return SYSTEMS[system](config, market, seed, seconds)
 
 
-def _with_manager(**changes: bool) -> Callable[[SimConfig, Market, int, float], Any]:
-    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> tuple[SimConfig, Rows]:
+def _with_manager(**changes: bool) -> System:
+    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
         config = replace(config, policy=replace(config.policy, **changes))
         return config, World(config, market.changes, seed=seed, seconds=seconds).run()
 
     return run
 
 
-def _colocated(
-    nodes: int, *, static: bool = False
-) -> Callable[[SimConfig, Market, int, float], Any]:
-    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> tuple[SimConfig, Rows]:
+def _sync_weights(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
+    config = replace(config, links=replace(config.links, in_step=False))
+    return config, World(config, market.changes, seed=seed, seconds=seconds).run()
+
+
+def _colocated(nodes: int, *, static: bool = False) -> System:
+    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
         config = replace(
             config, reserved=replace(config.reserved, nodes=nodes * config.reserved.nodes)
         )
@@ -57,9 +64,7 @@ def _colocated(
     return run
 
 
-def _disaggregated(
-    config: SimConfig, market: Market, seed: int, seconds: float
-) -> tuple[SimConfig, Rows]:
+def _disaggregated(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
     """With as many instances as keep the learner busy: those of the fleet, if that is fixed,
     else as many as the reserved nodes have engines."""
     instances = config.num_engines if market.instances is None else market.instances
@@ -68,20 +73,24 @@ def _disaggregated(
         policy=replace(config.policy, seeding=False, adaptive_cap=False),
         instance=replace(config.instance, price_per_hour=on_demand_price(config)),
     )
-    changes = static(max(1, instances)).changes
+    if not instances:
+        return config, None
+    changes = static(instances).changes
     world = World(config, changes, seed=seed, seconds=seconds, reserved_engines=False)
     return config, world.run()
 
 
-SYSTEMS: Final[dict[str, Callable[[SimConfig, Market, int, float], tuple[SimConfig, Rows]]]] = {
+SYSTEMS: Final[dict[str, System]] = {
     "rlboost": _with_manager(),
     "no_seeding": _with_manager(seeding=False),
     "no_memory": _with_manager(window_memory=False),
     "no_balance": _with_manager(balance=False),
     "no_migration": _with_manager(migration=False),
+    "sync_weights": _sync_weights,
     "colocated": _colocated(1),
     "colocated_static": _colocated(1, static=True),
     "colocated_2x": _colocated(2),
     "disaggregated": _disaggregated,
 }
 BASELINE: Final = "colocated"  # what all are compared with
+PUBLISHED: Final = "rlboost"  # what others are compared with as well, where it is simulated

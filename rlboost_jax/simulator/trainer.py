@@ -63,13 +63,21 @@ class Trainer:
         self._ready: deque[MicroBatch] = deque()
         self._handed_over: float | None = None
         self._training = 0.0
+        switch = config.trainer.switch_seconds if self._world.reserved else 0.0
+        self._world.clock.after(switch, lambda: self._ask(step))
+
+    def _ask(self, step: int) -> None:
+        """The reserved engines hold the version before anyone is asked for tokens of it."""
+        for engine in self._world.reserved:
+            engine.offer(step, digest(step))
+        work = self._config.workload
         prompt_tokens = m.pack_tokens([1] * work.prompt_tokens)
         self._say(
             m.BeginStep(
                 step=step,
                 version=step,
                 params_digest=digest(step),
-                seed=config.seed,
+                seed=self._config.seed,
                 group_size=work.group_size,
                 sampling=m.Sampling(
                     temperature=1.0,
@@ -84,12 +92,6 @@ class Trainer:
                 ),
             )
         )
-        self._world.clock.after(config.trainer.switch_seconds, lambda: self._offer(step))
-
-    def _offer(self, step: int) -> None:
-        if step == self.step and self._handed_over is None:
-            for engine in self._world.reserved:
-                engine.offer(step, digest(step))
 
     def _finished(self, rollout: m.FinishedRollout) -> None:
         lengths = self._lengths[rollout.prompt]
@@ -172,6 +174,7 @@ class Trainer:
             files=(),
             leaves=(),
         )
+        self._world.published_at = self._world.clock.now
         self._say(m.Publish(manifest=manifest))
 
     def _reported(self, report: m.StepReport) -> None:

@@ -67,6 +67,7 @@ class World:
         self.link = Link(self.clock, sender=sender, receiver=links.receiver_bytes_per_second)
         self.slot_tokens = config.workload.prompt_tokens + config.workload.max_response_tokens
         self.manager = Manager(settings(config), 0.0)
+        self.published_at = 0.0  # the newest weights
         self._streams = STREAM
         self._pids = 0
         self._peers: dict[int, Server] = {}

@@ -26,6 +26,7 @@ import tensorstore as ts
 from rlboost_jax.credentials import Endpoint
 from rlboost_jax.messages import FileEntry, Manifest
 from rlboost_jax.weights.download import SILENCE_SECONDS, copy_file, download_file
+from rlboost_jax.weights.kept import KeptLeaves, put_leaf
 from rlboost_jax.weights.names import WeightsError, check_names
 from rlboost_jax.weights.seal import check_seal
 from rlboost_jax.weights.serve import weights_url
@@ -44,7 +45,7 @@ class Pulled:
 
 
 class Puller:
-    """Pulls whole snapshots for one server.
+    """Pulls snapshots for one server; lasting leaves once, which then stay in its memory.
 
     Args:
         source: "directory", "http", or "auto": the directory where it is visible, else HTTP.
@@ -55,6 +56,7 @@ class Puller:
 
     def __init__(self, *, source: str, manager: Endpoint | None, folder: Path | None = None):
         self._source, self._manager, self._folder = source, manager, folder
+        self._kept = KeptLeaves()
 
     async def pull(self, manifest: Manifest) -> Pulled:
         """Fetch, verify and read; nothing is touched for a manifest without the run's seal.
@@ -64,13 +66,15 @@ class Puller:
         """
         if self._manager is not None:
             check_seal(manifest, self._manager.credentials.token)
-        num_bytes = sum(entry.size for entry in manifest.files)
+        missing = self._kept.missing(manifest)
+        num_bytes = sum(entry.size for entry in missing.files)
         try:
             async with _spool(self._folder, num_bytes) as spool:
-                await fetch(manifest, source=self._source, manager=self._manager, spool=spool)
-                params = await asyncio.to_thread(read_params, spool, manifest)
+                await fetch(missing, source=self._source, manager=self._manager, spool=spool)
+                params = await asyncio.to_thread(read_params, spool, missing)
         except OSError as error:  # of this host: no room, no permission
             raise WeightsError(f"version {manifest.version}: {error}") from error
+        self._kept.complete(params, manifest)
         return Pulled(params=params, fetched_bytes=num_bytes)
 
 
@@ -133,7 +137,7 @@ def read_params(folder: Path, manifest: Manifest) -> dict[str, Any]:
                 )
             reading[leaf.name] = array.read()
         for leaf in manifest.leaves:
-            _put(params, leaf.name, np.asarray(reading[leaf.name].result()))
+            put_leaf(params, leaf.name, np.asarray(reading[leaf.name].result()))
     except ValueError as error:  # tensorstore's word for everything
         raise WeightsError(f"leaf {leaf.name}: {str(error).splitlines()[0]}") from None
     return params
@@ -197,14 +201,6 @@ def _make_folders(spool: Path, manifest: Manifest) -> None:
 
 def _visible(directory: Path, manifest: Manifest) -> bool:
     return bool(manifest.files) and (directory / manifest.files[0].path).is_file()
-
-
-def _put(params: dict[str, Any], name: str, leaf: np.ndarray) -> None:
-    """Set the leaf of a dotted name."""
-    *folders, last = name.split(".")
-    for folder in folders:
-        params = params.setdefault(folder, {})
-    params[last] = leaf
 
 
 @contextlib.asynccontextmanager

@@ -4,6 +4,9 @@ A version is written beside its place and renamed into it; the manifest that ann
 exists only after that. The folders are ordinary Orbax checkpoints of plain Zarr arrays
 (neither OCDBT nor compression: both cost more time than they save here), one folder per
 leaf, which tensorstore reads without Orbax.
+
+Where only adapters are trained, all else, the *base*, is written once. A version's own files are
+then its adapters; its folder and its manifest have the base's files besides.
 """
 
 import hashlib
@@ -17,6 +20,7 @@ from typing import Any
 
 import jax
 import ml_dtypes  # noqa: F401  (NumPy knows "bfloat16" by it)
+import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -24,6 +28,7 @@ from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
 from rlboost_jax.models.params import Params, flatten_params, unflatten_params
 
 PARTIAL = ".partial"
+BASE = "base"  # folder of what all versions share
 
 # Orbax names the signals between a save's threads after a counter of the whole process, read as
 # they start: two saves that begin at once wait for each other's, for ever. Where the trainer has
@@ -47,6 +52,8 @@ class SnapshotStore:
         self._folder = Path(folder).absolute()
         self._dtype = np.dtype(dtype)
         self._keep = keep
+        self._base_leaves: tuple[LeafEntry, ...] = ()
+        self._base_files: tuple[FileEntry, ...] = ()
         self._folder.mkdir(parents=True, exist_ok=True)
         for leftover in self._folder.glob(f"*{PARTIAL}*"):
             shutil.rmtree(leftover)
@@ -81,7 +88,36 @@ class SnapshotStore:
             params_digest: of the learner's parameters, before the cast to the rollout dtype.
         """
         place = self._folder / str(version)
-        partial = place.with_name(place.name + PARTIAL)
+        leaves, files = self._write_beside(place, host_params)
+        for entry in self._base_files:
+            own = _beside(place) / entry.path
+            own.parent.mkdir(parents=True, exist_ok=True)
+            own.hardlink_to(self._folder / BASE / entry.path)
+        _put_in_place(place)
+        self._written = [v for v in self._written if v != version] + [version]
+        return Manifest(
+            version=version,
+            directory=str(place),
+            params_digest=params_digest,
+            files=(*self._base_files, *files),
+            leaves=(*self._base_leaves, *leaves),
+        )
+
+    def write_base(self, host_params: Params) -> None:
+        """Write the parameters that every version from now on has beside its own.
+
+        Their files are in each version's folder under a second name (hard links), and their leaves
+        are marked as lasting in each manifest.
+        """
+        place = self._folder / BASE
+        leaves, self._base_files = self._write_beside(place, host_params)
+        _put_in_place(place)
+        self._base_leaves = tuple(msgspec.structs.replace(leaf, lasting=True) for leaf in leaves)
+
+    def _write_beside(
+        self, place: Path, host_params: Params
+    ) -> tuple[tuple[LeafEntry, ...], tuple[FileEntry, ...]]:
+        partial = _beside(place)
         leaves = {name: self._cast(leaf) for name, leaf in flatten_params(host_params).items()}
         with ORBAX_BEGINS:
             self._checkpointer.save(partial, unflatten_params(leaves), force=True)
@@ -90,21 +126,12 @@ class SnapshotStore:
         self._checkpointer.wait_until_finished()
         names = _leaf_files(partial, leaves)
         with ThreadPoolExecutor(thread_name_prefix="hash") as threads:
-            entries = threads.map(lambda name: _file_entry(partial, name), names)
-            files = tuple(entries)
-        shutil.rmtree(place, ignore_errors=True)
-        partial.rename(place)
-        self._written = [v for v in self._written if v != version] + [version]
-        return Manifest(
-            version=version,
-            directory=str(place),
-            params_digest=params_digest,
-            files=files,
-            leaves=tuple(
-                LeafEntry(name=name, shape=leaf.shape, dtype=leaf.dtype.name)
-                for name, leaf in leaves.items()
-            ),
+            files = tuple(threads.map(lambda name: _file_entry(partial, name), names))
+        entries = (
+            LeafEntry(name=name, shape=leaf.shape, dtype=leaf.dtype.name)
+            for name, leaf in leaves.items()
         )
+        return tuple(entries), files
 
     def prune(self, in_use: Collection[int] = ()) -> tuple[int, ...]:
         """Delete all but the newest `keep` versions and those in use; returns the deleted."""
@@ -118,6 +145,15 @@ class SnapshotStore:
         array = np.asarray(leaf)
         floating = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
         return array.astype(self._dtype, copy=False) if floating else array
+
+
+def _beside(place: Path) -> Path:
+    return place.with_name(place.name + PARTIAL)
+
+
+def _put_in_place(place: Path) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    _beside(place).rename(place)
 
 
 def _leaf_files(folder: Path, leaves: Mapping[str, Any]) -> list[str]:

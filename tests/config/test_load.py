@@ -166,6 +166,13 @@ def test_what_may_differ_exists(config: RunConfig) -> None:
             value = getattr(value, part)
 
 
+def test_data_may_have_moved(config: RunConfig) -> None:
+    data = dataclasses.replace(config.data, source="b/train.jsonl", tokenizer="b/tokenizer")
+    moved = dataclasses.replace(config, data=data)
+    assert load.differences(config, moved)
+    assert not load.differences(config, moved, ignore=load.may_differ(moved))
+
+
 def test_ignore_means_whole_names(config: RunConfig) -> None:
     other = dataclasses.replace(config, seed=1)
     assert load.differences(config, other, ignore=("see",))

@@ -76,6 +76,17 @@ WRONG = [
         ["model.experts_per_token", "model.num_experts"],
     ),
     ({"model.num_experts": 4, "model.experts_per_token": 2}, "0", ["model.expert_dim"]),
+    (
+        {
+            "model.num_experts": 300,
+            "model.experts_per_token": 200,
+            "model.expert_dim": 8,
+            "model.num_layers": 64,
+            "sampling.max_response_tokens": 3000,
+        },
+        "25600 bytes",
+        ["algorithm.routing_replay", "sampling.max_response_tokens"],
+    ),
     ({"manager.lease_seconds": 2.5}, "2.5", ["manager.lease_seconds"]),
     ({"manager.host": "0.0.0.0"}, "0.0.0.0", ["manager.host", "fleet.tls"]),
     ({"manager.host": "10.1.2.3"}, "10.1.2.3", ["manager.host", "fleet.tls"]),
@@ -136,6 +147,12 @@ WRONG = [
     ),
     ({"observe.wandb.mode": "on"}, "'on'", ["observe.wandb.mode"]),
     ({"observe.profile_step": 100}, "100", ["observe.profile_step", "num_steps"]),
+    (
+        {"engine.tensor_parallel": 3},
+        "3, which does not divide",
+        ["engine.tensor_parallel", "model.num_query_heads"],
+    ),
+    ({"engine.tensor_parallel": 2}, "has 1 devices", ["engine.tensor_parallel", "learner.mesh"]),
     ({"fleet.trace": "/no/such/trace.csv"}, "/no/such/trace.csv", ["fleet.trace"]),
 ]
 
@@ -248,6 +265,7 @@ POSITIVE_NUMBERS = [
     "engine.page_size",
     "engine.max_prompt_tokens",
     "engine.steps_per_dispatch",
+    "engine.tensor_parallel",
     "manager.lease_seconds",
     "manager.renew_seconds",
     "manager.progress_seconds",

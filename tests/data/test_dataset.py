@@ -12,8 +12,16 @@ from configs import base
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import run_config
 from rlboost_jax.data.dataset import Dataset
-from rlboost_jax.data.open import DataChanged, keep_record, open_exercises, record_lines
+from rlboost_jax.data.open import (
+    DataChanged,
+    keep_record,
+    open_exercises,
+    record_lines,
+    stop_ids_of,
+)
 from rlboost_jax.data.prompts import PromptStream
+from rlboost_jax.data.rows import open_rows
+from rlboost_jax.data.vocabulary import END
 from tests.data.conftest import GSM8K
 
 PLAIN = {"prompt_column": "question", "answer_column": "answer"}
@@ -118,6 +126,8 @@ BAD = [
     {"question": None, "answer": "2"},
     {"question": "  \n", "answer": "2"},
     {"question": ["no", "text"], "answer": "2"},
+    {"question": "half \ud83d", "answer": "2"},
+    {"question": "What is 1 + 1?", "answer": ["\udc00"]},
     {"question": "What is 2 + 2? " * 40, "answer": "4"},
     {"question": "What is 3 + 3?", "answer": "6"},
 ]
@@ -127,18 +137,18 @@ def test_what_cannot_be_used_is_left_out_and_counted(dataset, write_lines, tmp_p
     data = dataset(write_lines(BAD), heldout_share=0.0, **PLAIN)
     assert all_of(data) == ["What is 1 + 1?", "What is 3 + 3?"]
     left_out = data.record["left_out"]
-    assert left_out["unusable"]["rows"] == 5
+    assert left_out["unusable"]["rows"] == 7
     assert left_out["unusable"]["first"].startswith("rows.jsonl, line 2: no JSON")
     assert left_out["too long"]["rows"] == 1
-    assert left_out["too long"]["first"] == "rows.jsonl, line 7: 601 tokens, 256 allowed"
+    assert left_out["too long"]["first"] == "rows.jsonl, line 9: 601 tokens, 256 allowed"
     lines = list(record_lines(data.record))
-    assert "8 rows of" in lines[0] and "2 to train on, 0 held out" in lines[0]
+    assert "10 rows of" in lines[0] and "2 to train on, 0 held out" in lines[0]
     assert any(
-        line.startswith("  5 rows left out, unusable (first: rows.jsonl, line 2") for line in lines
+        line.startswith("  7 rows left out, unusable (first: rows.jsonl, line 2") for line in lines
     )
 
 
-@pytest.mark.parametrize("index", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("index", range(1, 8))
 def test_or_ends_the_run_before_it_begins(index, dataset, write_lines):
     with pytest.raises(ConfigError, match=r"rows.jsonl, line 2: .*data.bad_rows"):
         dataset(write_lines([BAD[0], BAD[index]]), bad_rows="error", **PLAIN)
@@ -158,7 +168,7 @@ def test_a_column_that_is_nowhere_is_an_error_that_names_those_there_are(dataset
         ({"column": "score", "at_least": 2}, "bc"),
         ({"column": "score", "at_least": 2, "at_most": 2.5}, "b"),
         ({"column": "score", "one_of": (None,)}, "d"),
-        ({"column": "absent", "one_of": (None,), "exclude": True}, ""),
+        ({"column": "score", "one_of": (None,), "exclude": True}, "abc"),
     ],
 )
 def test_filters(row_filter, kept, dataset, write_lines):
@@ -169,13 +179,88 @@ def test_filters(row_filter, kept, dataset, write_lines):
         {"question": "d", "level": "", "score": None},
     ]
     options = {"rewards": [{"name": "format"}], "heldout_share": 0.0}
-    if not kept:
-        with pytest.raises(ConfigError, match="no row of 4 is left to train on"):
-            dataset(write_lines(rows), prompt_column="question", filters=(row_filter,), **options)
-        return
     data = dataset(write_lines(rows), prompt_column="question", filters=(row_filter,), **options)
     assert all_of(data) == list(kept)
     assert data.record["left_out"]["filtered"]["rows"] == 4 - len(kept)
+
+
+@pytest.mark.parametrize("exclude", [False, True])
+@pytest.mark.parametrize(
+    ("row_filter", "reason"),
+    [
+        ({"column": "levl", "one_of": ("1",)}, r"no column 'levl' among 'level', 'question'"),
+        ({"column": "levl", "pattern": "1"}, r"no column 'levl' among 'level', 'question'"),
+        ({"column": "level", "at_least": 2}, r"no number in column 'level': '1'"),
+    ],
+)
+def test_a_filter_of_what_is_not_there_keeps_nothing(
+    row_filter, reason, exclude, dataset, write_lines
+):
+    rows = [{"question": "a", "level": "1"}, {"question": "b", "level": "2"}]
+    with pytest.raises(ConfigError, match=rf"no row of 2 is left .*line 1: {reason}"):
+        dataset(
+            write_lines(rows),
+            prompt_column="question",
+            filters=({**row_filter, "exclude": exclude},),
+            rewards=[{"name": "format"}],
+        )
+
+
+def test_a_row_without_the_column_of_a_filter_is_left_out_visibly(dataset, write_lines):
+    rows = [{"question": "a"}, {"question": "b", "source": "x"}, {"question": "c", "source": "y"}]
+    data = dataset(
+        write_lines(rows),
+        prompt_column="question",
+        filters=({"column": "source", "one_of": ("x",), "exclude": True},),
+        rewards=[{"name": "format"}],
+        heldout_share=0.0,
+    )
+    assert all_of(data) == ["c"]
+    assert "no column 'source'" in data.record["left_out"]["unusable"]["first"]
+
+
+def test_a_template_takes_columns_by_whatever_name(dataset, write_lines):
+    data = dataset(
+        write_lines([{"the question": "2 + 2?", "größe-2": [1, None]}]),
+        template="{{{the question}}} {größe-2}",
+        rewards=[{"name": "format"}],
+        heldout_share=0.0,
+    )
+    assert all_of(data) == ["{2 + 2?} [1, None]"]
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content + 1 }}", "{{ nobody.name }}"])
+def test_a_chat_template_that_fails_says_so(template, dataset, write_lines):
+    """Not only where it means to: whatever is raised in it."""
+    pytest.importorskip("jinja2")
+    with pytest.raises(
+        ConfigError, match=r"no row of 240 .*the chat template refuses it: \w+Error"
+    ):
+        dataset(write_lines(GSM8K), chat_template=template, **PLAIN)
+
+
+def test_heldout_rows_may_be_of_another_subset(dataset, write_lines, tmp_path, monkeypatch):
+    opened = []
+
+    def spy(source, format, *, subset, split, columns):
+        opened.append((source, subset, split))
+        return open_rows(str(path), format, subset="", split="", columns=columns)
+
+    path = write_lines(GSM8K)
+    monkeypatch.setattr("rlboost_jax.data.dataset.open_rows", spy)
+    hub = {"source": "a/train", "subset": "main", "split": "all"}
+    for own in (
+        {"heldout_split": "test"},
+        {"heldout_source": "b/test", "heldout_subset": "hard", "heldout_split": "test"},
+    ):
+        with pytest.raises(ConfigError, match="no row of 240 is left to train on: also held out"):
+            dataset(**hub, **own, **PLAIN)
+    assert opened == [
+        ("a/train", "main", "all"),
+        ("a/train", "main", "test"),
+        ("a/train", "main", "all"),
+        ("b/test", "hard", "test"),
+    ]
 
 
 def test_messages_end_where_the_policy_speaks(dataset, write_lines):
@@ -219,7 +304,12 @@ def test_what_was_read_must_be_the_same_when_the_run_goes_on(dataset, write_line
     keep_record(tmp_path, record)
     assert json.loads((tmp_path / "data.json").read_text()) == record
     keep_record(tmp_path, dataset(write_lines(GSM8K), **PLAIN).record)
-    for other in (GSM8K[1:], [{**GSM8K[0], "question": "Another?"}, *GSM8K[1:]]):
+    first = GSM8K[0]
+    for other in (
+        GSM8K[1:],
+        [{**first, "question": "Another?"}, *GSM8K[1:]],
+        [{**first, "answer": first["answer"] + "0"}, *GSM8K[1:]],
+    ):
         with pytest.raises(DataChanged, match="began with"):
             keep_record(tmp_path, dataset(write_lines(other, "rows.jsonl"), **PLAIN).record)
 
@@ -247,11 +337,28 @@ def test_a_response_is_judged_as_text(dataset, write_lines):
     assert (wrong.reward, wrong.accuracy, dict(wrong.faults)) == (0.0, 0.0, {})
 
 
+def test_stop_ids_are_known_without_the_rows(build):
+    run = build("no/such/rows.jsonl", stop_ids=(7,), **PLAIN)
+    assert stop_ids_of(run) == (7, 257)
+    assert stop_ids_of(run_config(base.get_config())) == (END,)
+
+
 def test_the_vocabulary_must_hold_the_tokenizer(build, write_lines):
     run = build(write_lines(GSM8K), **PLAIN)
     small = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=257))
     with pytest.raises(ConfigError, match=r"model.vocab_size is 257, .* 258 tokens"):
         open_exercises(small)
+
+
+def test_held_out_problems_of_generated_tasks_do_not_bound_those_of_a_data_set():
+    config = base.get_config()
+    config.task.name = "dataset"
+    config.warmup.max_updates = 0
+    config.data.source = "rows.jsonl"
+    config.data.tokenizer = "bytes"
+    config.rewards.functions = ({"name": "exact"},)
+    config.evaluation.num_prompts = config.task.num_heldout + 1
+    assert run_config(config).evaluation.num_prompts == 257
 
 
 @pytest.mark.parametrize(
@@ -267,18 +374,31 @@ def test_the_vocabulary_must_hold_the_tokenizer(build, write_lines):
         ({"data.template": "{question"}, ["data.template"]),
         ({"data.template": "no column"}, ["data.template", "no column"]),
         ({"data.template": "{question.x}"}, ["data.template", "question.x"]),
+        ({"data.template": "{question[0]}"}, ["data.template", "{question[0]}"]),
+        ({"data.template": "{a} {0}"}, ["data.template", "{0}"]),
+        ({"data.template": "{a} {}"}, ["data.template", "{}"]),
+        ({"data.template": "{a!r:>{b}}"}, ["data.template", "{a!r:>{b}}"]),
+        ({"data.template": "{a:.2f}"}, ["data.template", "{a:.2f}"]),
+        ({"data.template": 'As {"answer": 4}: {a}'}, ["data.template", "written twice"]),
         ({"data.template": "{a}", "data.messages_column": "m"}, ["data.messages_column"]),
+        ({"data.chat_template": "x", "data.chat": "never"}, ["data.chat_template", "'never'"]),
+        ({"data.heldout_subset": "x"}, ["data.heldout_subset", "data.heldout_source"]),
         ({"data.preset": "gsm9k"}, ["data.preset", "gsm8k"]),
         ({"data.answer_format": "boxed"}, ["data.answer_format", "data.answer_column"]),
         ({"data.chat": "always"}, ["data.chat_template"]),
         ({"data.system_prompt": "x", "data.chat": "never"}, ["data.system_prompt"]),
+        ({"data.messages_column": "m", "data.chat": "never"}, ["data.messages_column", "'never'"]),
         ({"data.filters": ({"column": "a", "pattern": "("},)}, ["data.filters[0]", "'('"]),
         ({"data.filters": ({"column": "a"},)}, ["data.filters[0]", "keeps every row"]),
         ({"data.filters": ({"pattern": "a"},)}, ["data.filters[0]", "'column' is missing"]),
         ({"data.filters": ({"column": "a", "patern": "a"},)}, ["did you mean pattern?"]),
         ({"rewards.functions": ()}, ["rewards.functions"]),
         ({"rewards.functions": ({"name": "maths"},)}, ["'maths'", "math,"]),
-        ({"rewards.functions": ({"name": "exact"}, {"name": "exact"})}, ["twice"]),
+        ({"rewards.functions": ({"name": "exact"}, {"name": "exact"})}, ["twice", "'label'"]),
+        (
+            {"rewards.functions": ({"name": "exact"}, {"name": "format", "label": "exact"})},
+            ["'exact' twice"],
+        ),
         ({"rewards.functions": ({"name": "exact", "weight": float("nan")},)}, ["weight is nan"]),
         ({"rewards.functions": ({"name": "exact", "time_limit_seconds": -1.0},)}, ["-1.0"]),
         ({"task.name": "clock", "engine.max_prompt_tokens": 8}, ["data.source", "'clock'"]),

@@ -1,12 +1,15 @@
 """The same rows from every format."""
 
 import json
+import os
+import resource
+import sys
 from pathlib import Path
 
 import pytest
 
 from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.data.rows import BrokenRow, open_rows
+from rlboost_jax.data.rows import BrokenRow, DataChanged, open_rows
 
 ROWS = [
     {"problem": f"What is {n} + {n}? é☃", "answer": str(2 * n), "level": n % 5, "nums": [n, n]}
@@ -113,14 +116,66 @@ def test_a_broken_line_costs_itself_and_says_where_it_is(tmp_path):
     [
         ("none.jsonl", {}, r"'none.jsonl': no such file of format jsonl"),
         ("./rows.txt", {}, r"ending says no format; set data.format"),
+        ("rows-*.jsonl", {}, r"'rows-\*.jsonl': no such file of format jsonl"),
+        ("parts*/rows.jsonl", {}, r"no such file of format jsonl"),
+        ("~/none.jsonl", {}, r"home/none.jsonl': no such file"),
+        ("empty.arrayrecord", {}, r"cannot read empty.arrayrecord: .*64KB"),
         ("part-*.jsonl", {"split": "test"}, r"data.split is 'test', and files of format jsonl"),
     ],
 )
 def test_what_is_not_there_is_named(source, options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/no/home")
     jsonl(tmp_path)
+    (tmp_path / "empty.arrayrecord").touch()
     with pytest.raises(ConfigError, match=message):
         opened(source, **options)
+
+
+def test_a_home_folder_and_a_star_for_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("b", "a"):
+        (tmp_path / "sets" / name).mkdir(parents=True)
+        (tmp_path / "sets" / name / "x.jsonl").write_text(json.dumps({"from": name}))
+    for source in ("~/sets/*/x.jsonl", "~/sets/**/*.jsonl"):
+        assert seen(opened(source), ["from"]) == [{"from": "a"}, {"from": "b"}]
+    assert seen(opened("~/sets/a"), ["from"]) == [{"from": "a"}]
+    with pytest.raises(ConfigError, match="folder of no known files"):
+        opened("~")
+
+
+@pytest.mark.parametrize("write", [huggingface, parquet])
+def test_what_is_not_installed_is_named(write, tmp_path, monkeypatch):
+    path = write(tmp_path)
+    for name in ("datasets", "pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"install rlboost-jax\[hf\]"):
+        opened(path)
+
+
+def test_there_may_be_more_files_than_a_process_may_have_open(tmp_path):
+    for number in range(200):
+        (tmp_path / f"{number:03}.jsonl").write_text(json.dumps({"n": number}))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 50, limits[1]))
+    try:
+        assert seen(opened(tmp_path), ["n"]) == [{"n": number} for number in range(200)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_line_that_becomes_another_one_is_not_read(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    rows = opened(path)
+    path.write_text('{"a": 1}\n{"a": 3}\n{"a": 4}\n')  # one as before, one not, one more
+    assert (len(rows), rows[0]) == (2, {"a": 1})
+    with pytest.raises(DataChanged, match=r"rows.jsonl, line 2 is not what it was"):
+        rows[1]
+    path.unlink()
+    with pytest.raises(DataChanged, match=r"rows.jsonl cannot be read any more: No such file"):
+        rows[0]
 
 
 def test_a_split_that_is_not_there_is_named(tmp_path):

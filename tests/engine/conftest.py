@@ -41,6 +41,7 @@ CONFIG = EngineConfig(
     steps_per_dispatch=4,
     attention="auto",
     kv_dtype="float32",
+    tensor_parallel=1,
 )
 SLOT_TOKENS = 44
 
@@ -200,11 +201,13 @@ class Oracle:
                 weights = np.exp(scores - scores.max(-1, keepdims=True))
                 mixed.append(weights / weights.sum(-1, keepdims=True) @ v[:, shared])
             x = x + np.concatenate(mixed, -1) @ at["output"]["kernel"]
-            h = norm(x, layer["mlp_norm"]["scale"])
-            gate = h @ mlp["gate"]["kernel"]
-            gated = gate / (1 + np.exp(-gate)) * (h @ mlp["up"]["kernel"])
-            x = x + gated @ mlp["down"]["kernel"]
+            x = x + self.feed_forward(mlp, norm(x, layer["mlp_norm"]["scale"]))
         return norm(x[-1], p["head"]["norm"]["scale"]) @ p["head"]["kernel"]
+
+    def feed_forward(self, mlp: dict[str, Any], h: np.ndarray) -> np.ndarray:
+        gate = h @ mlp["gate"]["kernel"]
+        gated = gate / (1 + np.exp(-gate)) * (h @ mlp["up"]["kernel"])
+        return gated @ mlp["down"]["kernel"]
 
     def rollout(self, request: GenerateRequest) -> tuple[list[int], list[float]]:
         """Tokens and log-probabilities of the whole response."""

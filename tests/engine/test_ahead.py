@@ -144,7 +144,11 @@ def test_decode_steps_begin_with_the_ends_of_others_or_touch_nothing(
         packed = metadata.pack_decode(layout, [rollout.decode_record(0), record], 3)
         leaves = engine.parameters.leaves
         engine.pools, outputs, ends = programs.decode(leaves, engine.pools, packed, ends)
-        return np.asarray(outputs)[:, :3, 1], ends, [np.array(pool) for pool in engine.pools]
+        return (
+            np.asarray(outputs.sampled)[:, :3, 1],
+            ends,
+            [np.array(pool) for pool in engine.pools],
+        )
 
     width = len(engine.ends)
     expected, ends, pools = decode(rollout.decode_record(3).copy(), engine.ends)

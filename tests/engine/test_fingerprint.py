@@ -15,10 +15,15 @@ from rlboost_jax.engine.engine import Engine
 @pytest.fixture
 def fingerprint_of(model: ModelConfig, engine_config: EngineConfig) -> Callable[..., str]:
     def make(
-        *, slot_tokens: int = 44, hidden_dim: int = 24, truncated: bool = False, **settings: Any
+        *,
+        slot_tokens: int = 44,
+        hidden_dim: int = 24,
+        source: str = "",
+        truncated: bool = False,
+        **settings: Any,
     ) -> str:
         return Engine(
-            replace(model, hidden_dim=hidden_dim),
+            replace(model, hidden_dim=hidden_dim, source=source),
             replace(engine_config, **settings),
             slot_tokens=slot_tokens,
             truncated_sampling=truncated,
@@ -43,7 +48,9 @@ def test_changes_with(fingerprint_of: Callable[..., str], change: dict[str, Any]
     assert fingerprint_of(**change) != fingerprint_of()
 
 
-@pytest.mark.parametrize("change", [{}, {"num_pages": 30}, {"steps_per_dispatch": 1}])
+@pytest.mark.parametrize(
+    "change", [{}, {"num_pages": 30}, {"steps_per_dispatch": 1}, {"source": "moved"}]
+)
 def test_stays_with(fingerprint_of: Callable[..., str], change: dict[str, Any]) -> None:
     assert fingerprint_of(**change) == fingerprint_of()
 

@@ -236,6 +236,14 @@ def test_plans_the_bytes_that_are_there(
         ({}, {"attention": "reference"}, False),
         ({"dtype": "float16", "embed_dim": 128, "hidden_dim": 512}, {}, False),
         ({"num_experts": 8, "experts_per_token": 2, "expert_dim": 512, "embed_dim": 64}, {}, False),
+        (
+            {
+                **{"num_experts": 8, "experts_per_token": 2, "expert_dim": 512, "embed_dim": 64},
+                **{"dtype": "bfloat16", "num_layers": 2},
+            },
+            {},
+            False,
+        ),
         ({"sliding_window": 5, "attention_pattern": "L", "hidden_dim": 1024}, {}, False),
     ],
 )

@@ -27,6 +27,7 @@ SERVER: Final[dict[str, m.ServerMessage]] = {
     "token_batch": batch(0, 0, [(1, [5, 6, 7]), (2, [8])], in_flight=8, running=2, waiting=1),
     "token_batch_late": batch(7, 0, [(4_000_000_000, [1] * 12)], in_flight=1, running=1),
     "token_batch_empty": batch(0, 0, []),
+    "routed_token_batch": batch(0, 0, [(1, [5, 6, 7]), (2, [8])], running=2, leads=[2, 0]),
     "released": m.Released(request_ids=m.pack_ids([1, 2, 3])),
     "released_none": m.Released(request_ids=b""),
     "renew_echo": m.Renew(echo=12.5),

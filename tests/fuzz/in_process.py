@@ -43,15 +43,18 @@ from rlboost_jax.manager.state import Manager
 from tests.fuzz import corpus
 from tests.fuzz.mutators import Mutator
 from tests.manager.fakes import (
+    ROUTING,
     RUN,
     SNAPSHOTS,
     STOP,
     batch,
     begin_step,
     hello,
+    lead,
     length,
     manifest,
     ready,
+    routes,
     settings,
     token,
 )
@@ -92,6 +95,7 @@ class Scene:
         self.now = 0.0
         self.manager = Manager(
             settings(
+                routing=ROUTING,
                 manager__lease_seconds=1e12,
                 manager__progress_seconds=1e12,
                 fleet__provider="none",
@@ -136,8 +140,9 @@ class Scene:
     def _advance(self, count: int) -> None:
         """Each honest server gives the next tokens of all it holds."""
         for stream, work in self._work.items():
-            rows = []
+            rows, leads = [], []
             for request in list(work.values()):
+                leads.append(lead(request))
                 had = len(request.response_tokens) // 4
                 whole = length(DIGEST, request.step, request.sample)
                 place = range(had, min(whole, had + count))
@@ -151,7 +156,7 @@ class Scene:
             if rows:
                 sequence = self._sequence[stream]
                 self._sequence[stream] += 1
-                self._do(FromServer(stream, batch(sequence, self._step, rows)))
+                self._do(FromServer(stream, batch(sequence, self._step, rows, leads=leads)))
 
     def _end(self) -> None:
         """Everything is finished by the honest, and what arrives is what was to be sampled."""
@@ -165,6 +170,8 @@ class Scene:
             tokens = [token(DIGEST, self._step, sample, i) for i in range(whole)]
             honest = set(result.instances) <= {"reserved", "good"}
             assert not honest or result.tokens == m.pack_tokens(tokens), f"sample {sample}"
+            assert isinstance(result, m.RoutedRollout)
+            assert not honest or result.routes == routes(2, tokens), f"sample {sample}"
         trained = m.StepTrained(step=self._step, train_wait_seconds=0.0, train_seconds=1.0)
         self._do(FromTrainer(TRAINER, trained))
         self._do(FromTrainer(TRAINER, m.StepCommitted(step=self._step)))
@@ -257,16 +264,18 @@ class Scene:
         ids = [r.request_id for r in requests]
         for sequence in (0, 1):
             rows = [(i, [1, 2]) for i in ids]
-            self._mutants.learn(m.encode(batch(sequence, self._step, rows, running=1)))
+            told = batch(sequence, self._step, rows, running=1, leads=[2] * len(rows))
+            self._mutants.learn(m.encode(told))
         self._mutants.learn(m.encode(m.Released(request_ids=m.pack_ids(ids))))
 
     def _tempt(self, stream: int, requests: tuple[m.GenerateRequest, ...]) -> None:
         """Have the mutants know what an insider could answer now."""
         sequence = self.manager.roster.streams[stream].next_sequence
         rows = [(r.request_id, [1, 2, 3]) for r in requests]
+        leads = [lead(r) for r in requests]
         for frame in (
-            batch(sequence, self._step, rows, in_flight=4, running=len(rows)),
-            batch(sequence + 1, self._step, rows[:1], in_flight=1, running=1),
+            batch(sequence, self._step, rows, in_flight=4, running=len(rows), leads=leads),
+            batch(sequence + 1, self._step, rows[:1], in_flight=1, running=1, leads=[0]),
             m.Released(request_ids=m.pack_ids([r.request_id for r in requests])),
             ready(self._step, DIGEST),
         ):
@@ -309,7 +318,11 @@ class Scene:
         assert step is not None
         return (
             tuple((r.holder, r.request_id, r.num_tokens, r.releasing) for r in step.rollouts),
-            tuple(bytes(r.tokens) + bytes(r.logprobs) for r in step.rollouts if r.result is None),
+            tuple(
+                bytes(r.tokens) + bytes(r.logprobs) + bytes(r.routes)
+                for r in step.rollouts
+                if r.result is None
+            ),
             step.num_waiting,
             step.num_finished,
             step.books.generated - step.books.lost,

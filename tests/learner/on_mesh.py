@@ -15,6 +15,7 @@ import numpy as np
 from configs import base
 from rlboost_jax.config.load import run_config
 from rlboost_jax.config.memory import ATTENTION_BLOCKS
+from rlboost_jax.config.records import LoraConfig
 from rlboost_jax.engine.parameters import EngineParameters
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.gradients import GradientSum
@@ -22,8 +23,9 @@ from rlboost_jax.learner.packing import PackedBatch
 from rlboost_jax.learner.reserved import devices_of_slices
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.models.params import abstract_params, init_params
-from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.models.adapters import base_model, joined, trained_part
+from rlboost_jax.models.params import abstract_params, init_params, unstack_layers
+from rlboost_jax.models.sharding import make_mesh, param_shardings
 
 ROWS, ROW_TOKENS, NUM_BATCHES = 4, 24, 4
 NUM_TOKENS = ROWS * ROW_TOKENS * NUM_BATCHES
@@ -58,8 +60,12 @@ def random_batches(num_batches=NUM_BATCHES):
 
 
 class Trainer:
-    def __init__(self, shape, **learner):
+    def __init__(self, shape, rank=0, **learner):
+        """Args:
+        rank: of adapters that add something.
+        """
         self.run = small_run(**learner)
+        self.run = replace(self.run, model=replace(self.run.model, lora=LoraConfig(rank=rank)))
         self.step = LearnerStep(
             self.run.model,
             self.run.learner,
@@ -69,6 +75,11 @@ class Trainer:
             mesh=make_mesh(shape),
         )
         params = init_params(self.run.model, 0)
+        if rank:
+            base = base_model(self.run.model)
+            places = param_shardings(base, self.step.mesh)
+            self.step.base = init_params(base, 0, shardings=places)
+            params = jax.tree.map(lambda leaf: leaf + 0.02, trained_part(self.run.model, params))
         self.state = init_state(params, self.step.optimizer, self.step.shardings)
 
     def gradients(self, batches, num_micro_batches=1):
@@ -116,12 +127,14 @@ def memory_kinds(tree):
     return sorted({leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree)})
 
 
-def engine_takes(params):
+def engine_takes(trainer):
     """Whether an engine gets from all devices what it gets from the host, on its own device."""
-    taken = []
+    taken, params = [], joined(trainer.step.base, trainer.state.params)
+    device, model = jax.devices()[5], trainer.run.model
+    shapes = jax.eval_shape(unstack_layers, abstract_params(base_model(model)))
+    places = jax.tree.map(lambda _: device, shapes)
     for given in (params, jax.device_get(params)):
-        device = jax.devices()[5]
-        engine = EngineParameters(abstract_params(small_run().model), device, "bfloat16")
+        engine = EngineParameters(model, places, "bfloat16")
         engine.load(given, 0)
         taken.append(engine.leaves)
         assert all(leaf.devices() == {device} for leaf in engine.leaves)
@@ -172,8 +185,14 @@ def measure():
             trainer.state, _ = kept.restore(1, trainer.abstract())
             yield f"restored on {name}", gap(trainer.state, saved)
             yield f"resumed on {name}", gap(trainer.update(batches), after)
-    yield "devices of slices", [device.id for device in devices_of_slices(spread.step.mesh)]
-    yield "an engine's parameters are equal", engine_takes(spread.state.params)
+    slices = devices_of_slices(spread.step.mesh, 2)
+    yield "devices of slices", [[device.id for device in devices] for devices in slices]
+    yield "an engine's parameters are equal", engine_takes(spread)
+    adapters = Trainer(SPREAD, rank=4)
+    yield "bytes of adapters", bytes_per_device(adapters.state.params)
+    yield "bytes of their base", bytes_per_device(adapters.step.base)
+    yield "adapters' gradient gap", gap(mean(adapters), mean(Trainer(ALONE, rank=4)))
+    yield "an engine's merged parameters are equal", engine_takes(adapters)
     yield "moments on the host", memory_kinds(hosted.state.opt_state[1][0].mu)
     yield "parameters beside them", memory_kinds(hosted.state.params)
 

@@ -40,6 +40,7 @@ def test_messages_and_arrays_arrive_as_they_were_sent(pair, groups):
         advantage=np.float64(0.5),
         advantages=np.arange(3, dtype=np.float32),
         trained=False,
+        routes=np.arange(12, dtype=np.uint8).reshape(3, 2, 2),
         reward_components=MappingProxyType({"exact": 1.0}),
     )
     sent = (replace(groups[0], trajectories=(trajectory,)), *groups[1:])

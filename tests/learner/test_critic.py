@@ -11,7 +11,7 @@ from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.packing import by_sample, pack
 from rlboost_jax.learner.state import abstract_state, init_state
-from rlboost_jax.models.forward import head_factors, hidden_states
+from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
 
@@ -70,7 +70,7 @@ def test_a_value_is_of_the_tokens_before_its_own(config, critic, trajectories):
     for t in trajectories[:4]:
         tokens = np.concatenate([t.prompt_tokens, t.response_tokens])[None, :-1]
         positions = np.arange(tokens.shape[1])[None]
-        x = hidden_states(
+        x, _ = hidden_states_and_experts(
             model,
             decoder,
             *map(jnp.asarray, (tokens, positions, np.ones_like(tokens))),

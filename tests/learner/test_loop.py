@@ -157,9 +157,9 @@ def build(config, learner_step, world, monkeypatch):
         world.now += COPY
         return device_get(params)
 
-    def digest(params):
+    def digest(params, **options):
         world.now += DIGEST
-        return params_digest(params)
+        return params_digest(params, **options)
 
     monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: world.now))
     faked = SimpleNamespace(**vars(jax) | {"device_get": copy})

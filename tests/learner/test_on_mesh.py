@@ -1,10 +1,12 @@
 """The learner on eight simulated devices, and what of it lies where."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from rlboost_jax.config.memory import num_parameters
+from rlboost_jax.config.memory import num_adapter_parameters, num_parameters
+from rlboost_jax.config.records import LoraConfig
 from tests.learner.on_mesh import small_run
 
 
@@ -48,5 +50,14 @@ def test_moments_on_the_host_stay_there(measured):
 
 
 def test_each_data_parallel_slice_has_an_engine_that_is_fed_from_all_devices(measured):
-    assert measured["devices of slices"] == [0, 4]
+    assert measured["devices of slices"] == [[0, 1], [4, 5]]
     assert measured["an engine's parameters are equal"]
+
+
+def test_adapters_lie_as_their_matrices_do(measured):
+    """A factor is split along the axis that it shares with its matrix, over fsdp or tensor."""
+    count = num_adapter_parameters(replace(small_run().model, lora=LoraConfig(rank=4)))
+    assert measured["bytes of adapters"] == [[4 * count // 2] * 8, 4 * count]
+    assert measured["bytes of their base"] == measured["bytes of params on (2, 2, 2)"]
+    assert measured["adapters' gradient gap"] < 1e-6
+    assert measured["an engine's merged parameters are equal"]

@@ -83,6 +83,7 @@ def test_what_they_saved_together_goes_on_on_one_device(ended, measured):
         trainer.state, extra = kept.restore(2, trainer.abstract())
     assert extra == {"window": None}
     assert params_digest(trainer.state.params) == measured["digest"], "what was gathered, too"
+    assert measured["digest of a base"] == measured["digest"], "the followers' share was the same"
     twice = Trainer(ALONE)
     for _ in range(2):
         twice.update(random_batches())

@@ -16,7 +16,7 @@ from rlboost_jax.learner.gradients import GradientSum
 from rlboost_jax.learner.packing import fill, pack, update_divisor
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.models.forward import head, hidden_states
+from rlboost_jax.models.forward import head, hidden_states_and_experts
 from rlboost_jax.models.params import abstract_params, init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
 
@@ -48,7 +48,9 @@ def padded(groups):
 def token_logprobs(model, params, tokens):
     """[B, T] log-probabilities of each token after the first, given those before it."""
     positions = jnp.tile(jnp.arange(tokens.shape[1]), (tokens.shape[0], 1))
-    x = hidden_states(model, params, tokens, positions, jnp.ones_like(tokens), remat="none")
+    x, _ = hidden_states_and_experts(
+        model, params, tokens, positions, jnp.ones_like(tokens), remat="none"
+    )
     logits = head(model, params, x).reshape(*tokens.shape, -1) / TEMPERATURE
     following = jnp.take_along_axis(
         jax.nn.log_softmax(logits)[:, :-1], tokens[:, 1:, None], axis=-1
@@ -295,7 +297,7 @@ def test_no_logits_of_all_tokens_are_made(config, top_p):
 
     def with_logits(params):
         given = map(jnp.asarray, (batch.tokens, batch.positions, batch.segments))
-        x = hidden_states(model, params, *given, remat="none")
+        x, _ = hidden_states_and_experts(model, params, *given, remat="none")
         return head(model, params, x)
 
     assert largest_tensor(jax.jit(with_logits).lower(abstract_params(model))) == N * V

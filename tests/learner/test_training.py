@@ -9,14 +9,13 @@ import jax
 import pytest
 
 from rlboost_jax.config.memory import learner_bytes
-from rlboost_jax.data.tasks import get_task
 from rlboost_jax.learner import training
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.models.checkpoint_files import write_checkpoint
+from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.observe import trackers
 from rlboost_jax.observe.console import Console
@@ -271,7 +270,7 @@ def test_a_run_begins_with_the_parameters_of_its_source(config, learner_step, tm
         warmup=dataclasses.replace(config.warmup, max_updates=0),
     )
     with Console(num_steps=1, reserved_price_per_hour=0.0, live=False) as console:
-        state = training._start(run, get_task(run.task), learner_step(), console)
+        state = training._start(run, learner_step(), console)
     assert params_digest(state.params) == params_digest(other)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state.params)
     assert shardings == learner_step().shardings.params

@@ -10,11 +10,13 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 
 from rlboost_jax.config.load import write_run_config
+from rlboost_jax.learner import orders
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.followers import invite
 from rlboost_jax.learner.following import accept
@@ -71,7 +73,8 @@ def measure(world: World, folder: Path):
         trainer.run, policy=trainer.step, critic=None, reference=None, stop_ids=()
     )
     if not world.leads:
-        connected.obey(learners, state, None)
+        told = SimpleNamespace(policy=SimpleNamespace(base=state.params), check=learners.check)
+        connected.obey(told, state, None)
         raise AssertionError("process 0 never says that it is over")
     check = connected.checking(partial(learners.check, state))
     honest, lie = response(0, [-4.7] * 3), response(1, [-4.7, -0.1, -4.7])
@@ -79,6 +82,7 @@ def measure(world: World, folder: Path):
     yield "doubts", [[(doubt.sample, doubt.position) for doubt in doubts] for doubts in told]
     gathered = connected.gather(state.params)
     yield "digest", params_digest(gathered)
+    yield "digest of a base", params_digest(connected.gather(state.params, orders.BASE))
     alone = Trainer(ALONE)
     alone.update(batches)
     yield "gap", gap(gathered, alone.update(batches).params)

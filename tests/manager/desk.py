@@ -22,6 +22,7 @@ from tests.manager.fakes import (
     batch,
     begin_step,
     hello,
+    lead,
     length,
     manifest,
     ready,
@@ -104,6 +105,8 @@ class Desk:
                     [token("d", r.step, r.sample, i) for i in range(had, min(whole, had + count))],
                 )
             )
+        if self.settings.routing and requests:
+            values["leads"] = [lead(r) for r in requests]
         sequence = self._sequence.get(stream, 0)
         self._sequence[stream] = sequence + 1
         version = requests[0].version if requests else 0

@@ -10,9 +10,11 @@ from typing import Any
 
 from rlboost_jax import messages as m
 from rlboost_jax.config.records import ChaosConfig, FleetConfig, ManagerConfig
+from rlboost_jax.config.routing import Routing
 from rlboost_jax.manager.settings import Settings
 
 VOCAB, STOP, MAX_TOKENS = 64, 0, 12
+ROUTING = Routing(num_layers=2, num_experts=5, experts_per_token=2)
 RUN = "run"
 SNAPSHOTS = "/run/snapshots"
 
@@ -69,6 +71,16 @@ def logprob(token_id: int) -> float:
     return -(token_id + 1) / 16  # exact in float32
 
 
+def routes(lead: int, tokens: list[int]) -> bytes:
+    """Of the first positions of a prompt, by their places, and of those before some tokens."""
+    return bytes((n + i) % 5 for n in (*range(lead), *tokens) for i in (0, 1, 2, 4))
+
+
+def lead(request: m.GenerateRequest) -> int:
+    """Routes that come before those of the next tokens."""
+    return 0 if request.response_tokens else len(request.prompt_tokens) // 4 - 1
+
+
 def manifest(version: int, digest: str) -> m.Manifest:
     directory = f"{SNAPSHOTS}/{version}"
     return m.Manifest(
@@ -114,10 +126,11 @@ def batch(
     in_flight: int = 0,
     running: int = 0,
     waiting: int = 0,
+    leads: list[int] | None = None,
 ) -> m.TokenBatch:
-    """A token batch of (request id, tokens) rows."""
+    """A token batch of (request id, tokens) rows; with routes where it is said how many lead."""
     tokens = [t for _, row in rows for t in row]
-    return m.TokenBatch(
+    fields: dict[str, Any] = dict(
         sequence=sequence,
         version=version,
         request_ids=m.pack_ids([r for r, _ in rows]),
@@ -129,3 +142,7 @@ def batch(
         waiting=waiting,
         prefilled_again=0,
     )
+    if leads is None:
+        return m.TokenBatch(**fields)
+    each = [routes(lead, row) for lead, (_, row) in zip(leads, rows, strict=True)]
+    return m.RoutedTokenBatch(**fields, leads=m.pack_ids(leads), routes=b"".join(each))

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager import watch as watch_module
+from rlboost_jax.manager import span_file
 from rlboost_jax.manager.driver import Driver
-from rlboost_jax.manager.events import Action, Event, FromServer
+from rlboost_jax.manager.events import Action, Event, FromServer, FromTrainer
 from rlboost_jax.manager.state import Manager
 from rlboost_jax.manager.watch import StepWatch
+from rlboost_jax.observe.trace import Doubtful, read_spans, spans_path
 from tests.manager.desk import RESERVED, Desk, trained
-from tests.manager.fakes import ready, settings
+from tests.manager.fakes import begin_step, ready, settings
 
 A = 10
 TAKES = 2**-10  # seconds from an event to the end of what is done about it
@@ -131,12 +132,55 @@ def test_nothing_of_other_steps_is_kept(desk: Watched, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "profile").iterdir()] == ["step_1.jsonl"]
 
 
-def test_there_is_an_end_to_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "MAX_LINES", 10)
+def test_what_there_is_no_room_for_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what the server itself had no room for, however often it says so."""
+    monkeypatch.setattr(span_file, "MAX_LINES", 10)
     watch = StepWatch(tmp_path, 1)
-    for _ in range(4):
-        watch(FromServer(3, m.Spans(spans=(DISPATCH,) * 3, clock_error=0.0)), [], 0.0, 0.0)
-    assert len(lines(tmp_path, 1)) == 10
+    said = FromServer(3, m.Spans(spans=(DISPATCH,) * 4, clock_error=0.0, dropped=2))
+    for _ in range(50):
+        watch(said, [], 0.0, 0.0)
+    assert len(lines(tmp_path, 1)) <= 11
+    watch.close()
+    kept, doubts = read_spans(spans_path(tmp_path, 1))
+    assert 0 < len(kept) <= 10
+    assert doubts == {"?": Doubtful(dropped=50 * (4 + 2) - len(kept))}
+
+
+def test_the_managers_own_spans_are_counted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(span_file, "MAX_LINES", 3)
+    watch = StepWatch(tmp_path, 1)
+    for event in (FromTrainer(1, begin_step(1, 1, "d")), *[FromServer(3, ready(1))] * 10):
+        watch(event, [], 0.0, 0.0)
+    watch(FromTrainer(1, trained(1)), [], 1.0, 1.0)
+    kept, doubts = read_spans(spans_path(tmp_path, 1))
+    assert len(kept) == 3 and doubts["manager"].dropped == 10 + 1 - 3
+
+
+def test_a_step_that_is_done_again_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(span_file, "MAX_LINES", 3)
+    watch = StepWatch(tmp_path, 1)
+    for _ in range(2):
+        spans_path(tmp_path, 1).unlink(missing_ok=True)  # as a trainer does that begins anew
+        for event in (FromTrainer(1, begin_step(1, 1, "d")), *[FromServer(3, ready(1))] * 10):
+            watch(event, [], 0.0, 0.0)
+    watch.close()
+    assert len(read_spans(spans_path(tmp_path, 1))[0]) == 3
+
+
+def test_once_the_trace_is_made_nothing_is_kept(tmp_path: Path) -> None:
+    watch = StepWatch(tmp_path, 1)
+    said = FromServer(3, m.Spans(spans=(DISPATCH,), clock_error=0.0))
+    for step in (1, 2, 3):
+        watch(FromTrainer(1, begin_step(step, step, "d")), [], 0.0, 0.0)
+        watch(said, [], 0.0, 0.0)
+    watch.close()
+    assert len([line for line in lines(tmp_path, 1) if line["process"] == "?"]) == 2 * 2
 
 
 def test_a_full_disk_costs_the_profile_only(tmp_path: Path) -> None:
@@ -144,7 +188,7 @@ def test_a_full_disk_costs_the_profile_only(tmp_path: Path) -> None:
     watch = StepWatch(tmp_path, 1)
     for _ in range(2):
         watch(FromServer(3, m.Spans(spans=(DISPATCH,), clock_error=0.0)), [], 0.0, 0.0)
-    assert watch._left == 0
+    assert watch._file.full
 
 
 def test_the_driver_shows_every_event_with_what_came_of_it(tmp_path: Path) -> None:

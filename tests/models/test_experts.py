@@ -150,7 +150,8 @@ def test_the_whole_decoder_replays_its_own_choices(small_model):
 
 
 def test_experts_over_a_mesh(run_with_devices, small_model):
-    """Outputs, choices and gradients are those of one device; experts lie along `tensor`."""
+    """Outputs, choices and gradients are those of one device, with choices told and without;
+    experts lie along `tensor`."""
     model = small_model(**{**MOE, "num_experts": 4}, num_layers=1)
     source = f"""
 import jax, jax.numpy as jnp, numpy as np
@@ -176,6 +177,15 @@ split = jax.device_put(params, param_shardings(model, mesh))
 np.testing.assert_array_equal(chosen, chosen8)
 np.testing.assert_allclose(x, x8, atol=1e-5)
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient, gradient8)
+def replayed(params, mesh, told):
+    return hidden_states_and_experts(
+        model, params, tokens, *at, remat="none", mesh=mesh, experts=told
+    )
+
+replay = jax.jit(replayed, static_argnums=1)
+told = (chosen + 1) % model.num_experts
+np.testing.assert_allclose(replay(params, None, told)[0], replay(split, mesh, told)[0], atol=1e-5)
+assert np.abs(replay(params, None, told)[0] - x).max() > 1e-2
 experts = split["layers"]["mlp"]["experts"]
 print(*{{str(leaf.addressable_shards[0].data.shape) for leaf in experts.values()}}, sep="\\n")
 """

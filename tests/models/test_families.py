@@ -17,7 +17,8 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.teacher import teacher_forced_logits
 from rlboost_jax.logits import learner_logits
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
-from rlboost_jax.models.checkpoint_files import read_checkpoint, write_checkpoint
+from rlboost_jax.models.checkpoint_reader import read_checkpoint
+from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from tests.models.checkpoints import CASES, PLAIN_WEIGHTS, SIZES, checkpoint, logits_of
 
 TOLERANCE = 1e-4  # of the logits' spread
@@ -32,6 +33,7 @@ ENGINE = EngineConfig(
     steps_per_dispatch=8,
     attention="auto",
     kv_dtype="float32",
+    tensor_parallel=1,
 )
 
 

@@ -9,7 +9,13 @@ import pytest
 from rlboost_kernels import available_implementations
 
 from rlboost_jax.models.decoder import RMSNorm
-from rlboost_jax.models.forward import REMAT_POLICIES, apply_layer, embed, head, hidden_states
+from rlboost_jax.models.forward import (
+    REMAT_POLICIES,
+    apply_layer,
+    embed,
+    head,
+    hidden_states_and_experts,
+)
 from rlboost_jax.models.params import init_params, unstack_layers
 
 B, T = 2, 12
@@ -23,7 +29,7 @@ def rows(config, seed=0):
 
 @functools.partial(jax.jit, static_argnames=("config", "remat"))
 def logits(config, params, tokens, positions, segments, *, remat="none"):
-    x = hidden_states(config, params, tokens, positions, segments, remat=remat)
+    x, _ = hidden_states_and_experts(config, params, tokens, positions, segments, remat=remat)
     return head(config, params, x).reshape(*tokens.shape, config.vocab_size)
 
 
@@ -62,9 +68,9 @@ def test_no_gradient_reaches_the_future(small_model):
 
     def one_row(table):
         params = {**own_entries, "embedding": {"table": table}}
-        return hidden_states(
+        return hidden_states_and_experts(
             config, params, jnp.arange(T)[None], positions[:1], segments[:1], remat="none"
-        )
+        )[0]
 
     np.testing.assert_allclose(jax.jit(one_row)(table), jax.jit(outputs)(table), atol=1e-5)
     influence = jnp.abs(jax.jit(jax.jacrev(one_row))(table)).sum(axis=(1, 3))  # [output t, input s]

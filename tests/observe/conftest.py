@@ -9,7 +9,8 @@ import pytest
 from configs import base
 from rlboost_jax.config.load import run_config, write_run_config
 from rlboost_jax.observe.events import EventsWriter
-from rlboost_jax.observe.metrics import MetricsWriter
+from rlboost_jax.observe.files import FilesTracker
+from rlboost_jax.observe.metrics import metrics_row
 from rlboost_jax.observe.samples import SampleRow
 
 EPOCH = 1_750_000_000.0
@@ -85,9 +86,9 @@ def workdir(tmp_path: Path, rows: list[dict[str, object]]) -> Path:
     folder = tmp_path / "quickstart"
     folder.mkdir()
     write_run_config(folder / "config.json", run_config(base.get_config()), "abc123")
-    with MetricsWriter(folder) as metrics:
+    with FilesTracker(folder) as files:
         for values in rows:
-            metrics.write(values)
+            files.step(metrics_row(values))
     rng = np.random.default_rng(0)
     events: list[tuple[float, str, str, dict[str, object]]] = [
         (0.0, "joined", "trainer", {"reserved": True}),

@@ -77,11 +77,70 @@ def test_a_failure_is_said_once_and_it_is_closed_and_told_nothing_more(
     assert notes == [
         "board is left out from here on, the run goes on: " + f"{type(error).__name__}: {reason}"
     ]
-    tracker._thread.join(PATIENCE_SECONDS)
     before = [("samples", 1), ("step", 20), "finish"]
     order = ["make", "samples", "step", "finish", "close"]
     closed = ["close"] if where in ("samples", "step", "finish") else []
     assert told.log == before[: max(0, order.index(where) - 1)] + closed
+
+
+def test_the_end_of_the_run_waits_for_the_closing_of_one_that_failed() -> None:
+    told, failed, waited_for = Told(), threading.Event(), threading.Event()
+
+    def fail(_: Any) -> None:
+        raise OSError("no room")
+
+    def close() -> None:
+        waited_for.wait(PATIENCE_SECONDS)
+        told.log.append("closed")
+
+    told.step, told.close = fail, close  # type: ignore[method-assign]
+    tracker = Aside("board", lambda: told, note=lambda _: failed.set())
+    join = tracker._thread.join
+
+    def joined(timeout: float) -> None:
+        waited_for.set()
+        join(timeout)
+
+    tracker._thread.join = joined  # type: ignore[method-assign, assignment]
+    tracker.step({"step": 0})
+    assert failed.wait(PATIENCE_SECONDS)
+    tracker.close()
+    assert told.log == ["closed"]
+
+
+def test_of_two_reasons_at_once_one_is_said() -> None:
+    """That it failed, by its thread, and that it is behind, by the run's."""
+    notes = list[str]()
+    tracker = Aside("board", Told, note=notes.append)
+    both = threading.Barrier(2, timeout=PATIENCE_SECONDS)
+
+    class Asked(threading.Event):
+        def is_set(self) -> bool:
+            found = super().is_set()
+            both.wait()  # what was found has become old
+            return found
+
+    tracker.close()
+    tracker._given_up = Asked()
+    reasons = [
+        threading.Thread(target=tracker._give_up, args=[reason]) for reason in ("one", "other")
+    ]
+    for thread in reasons:
+        thread.start()
+    for thread in reasons:
+        thread.join(PATIENCE_SECONDS)
+    assert len(notes) == 1
+
+
+def test_one_that_cannot_be_closed_leaves_no_other_open() -> None:
+    class Broken(Told):
+        def close(self) -> None:
+            raise OSError("no room")
+
+    one, other = Told(), Told()
+    with pytest.raises(OSError, match="no room"):
+        Trackers([one, Broken(), other]).close()
+    assert one.log == other.log == ["close"]
 
 
 def hanging(told: Told) -> tuple[Callable[[], Tracker], threading.Event]:
@@ -102,7 +161,7 @@ def test_one_that_hangs_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aside_module, "MAX_WAITING", 5)
     told, notes = Told(), list[str]()
     make, released = hanging(told)
-    tracker = Aside("board", make, note=notes.append)
+    tracker = Aside("board", make, note=notes.append, close_seconds=0.01)
     for step in range(20):
         tracker.step({"step": step})
     assert notes == ["board is left out from here on, the run goes on: it is 5 calls behind"]

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlboost_jax.observe.metrics import KEYS, MetricsWriter, read_metrics
+from rlboost_jax.observe.files import FilesTracker
+from rlboost_jax.observe.metrics import KEYS, metrics_row, read_metrics
 
 # As the design fixes them; other tools read these files.
 DESIGNED = """step, version, prompts_used, reward_mean, reward_std, reward_failures, accuracy,
@@ -24,46 +25,47 @@ def test_the_keys_are_stable() -> None:
 
 
 def test_every_row_has_every_key_in_order(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path) as writer:
-        writer.write({"loss": 0.5, "step": 0})
+    with FilesTracker(tmp_path) as files:
+        files.step(metrics_row({"loss": 0.5, "step": 0}))
     line = (tmp_path / "metrics.jsonl").read_text()
     assert list(json.loads(line)) == list(KEYS)
     assert read_metrics(tmp_path) == [dict.fromkeys(KEYS) | {"step": 0, "loss": 0.5}]
 
 
 def test_a_row_can_be_read_at_once(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path) as writer:
-        writer.write({"step": 0})
+    with FilesTracker(tmp_path) as files:
+        files.step(metrics_row({"step": 0}))
         assert len(read_metrics(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan")])
 def test_what_is_no_number_is_null(tmp_path: Path, value: float) -> None:
-    with MetricsWriter(tmp_path) as writer:
-        written = writer.write({"step": 0, "kl": value})
-    assert written["kl"] is None
+    with FilesTracker(tmp_path) as files:
+        files.step(metrics_row({"step": 0, "kl": value}))
     assert '"kl": null' in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_array_scalars_are_numbers(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path) as writer:
-        writer.write({"step": np.int64(3), "loss": jnp.float32(0.25), "accuracy": np.float64(1)})
+    with FilesTracker(tmp_path) as files:
+        files.step(
+            metrics_row({"step": np.int64(3), "loss": jnp.float32(0.25), "accuracy": np.float64(1)})
+        )
     (row,) = read_metrics(tmp_path)
     assert (row["step"], row["loss"], row["accuracy"]) == (3, 0.25, 1.0)
 
 
-def test_a_key_of_no_row_is_refused(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path) as writer:
-        with pytest.raises(ValueError, match="reward_men"):
-            writer.write({"step": 0, "reward_men": 1.0})
-        with pytest.raises(ValueError, match="step"):
-            writer.write({"loss": 1.0})
-    assert read_metrics(tmp_path) == []
+def test_a_key_of_no_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="reward_men"):
+        metrics_row({"step": 0, "reward_men": 1.0})
+    with pytest.raises(ValueError, match="step"):
+        metrics_row({"loss": 1.0})
 
 
 def test_numbers_of_a_group_follow_the_stable_keys(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path) as writer:
-        writer.write({"reward/format": np.float32(0.5), "step": 0, "reward/length": math.nan})
+    with FilesTracker(tmp_path) as files:
+        files.step(
+            metrics_row({"reward/format": np.float32(0.5), "step": 0, "reward/length": math.nan})
+        )
     line = (tmp_path / "metrics.jsonl").read_text()
     assert list(json.loads(line)) == [*KEYS, "reward/format", "reward/length"]
     (row,) = read_metrics(tmp_path)
@@ -71,23 +73,23 @@ def test_numbers_of_a_group_follow_the_stable_keys(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_takes_out_what_it_does_again(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path) as writer:
+    with FilesTracker(tmp_path) as files:
         for step in range(5):
-            writer.write({"step": step, "loss": 1.0})
-    with MetricsWriter(tmp_path, step=3) as writer:
+            files.step(metrics_row({"step": step, "loss": 1.0}))
+    with FilesTracker(tmp_path, step=3) as files:
         assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2]
-        writer.write({"step": 3, "loss": 2.0})
+        files.step(metrics_row({"step": 3, "loss": 2.0}))
     assert [(row["step"], row["loss"]) for row in read_metrics(tmp_path)][2:] == [(2, 1), (3, 2)]
 
 
 def test_a_line_cut_off_by_a_kill_is_passed_over(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path) as writer:
-        writer.write({"step": 0})
+    with FilesTracker(tmp_path) as files:
+        files.step(metrics_row({"step": 0}))
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 1, "ver')
     assert [row["step"] for row in read_metrics(tmp_path)] == [0]
-    with MetricsWriter(tmp_path, step=1) as writer:
-        writer.write({"step": 1})
+    with FilesTracker(tmp_path, step=1) as files:
+        files.step(metrics_row({"step": 1}))
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1]
 
 

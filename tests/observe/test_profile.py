@@ -73,6 +73,21 @@ def test_a_step_that_is_done_again_is_profiled_again(
     assert not Trace(load(trace_path(tmp_path, 2))).spans("a", "engine")
 
 
+def test_a_person_is_told_of_spans_there_was_no_room_for(
+    observe: ObserveConfig, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    collected(tmp_path, 1.0)
+    with StepProfile(observe, tmp_path, note=notes.append) as profile:
+        profile.at(2)
+        with open(spans_path(tmp_path, 2), "a") as file:
+            for dropped in (1_000, 234):
+                line = {"process": "manager", "clock_error": 0.0, "dropped": dropped}
+                file.write(json.dumps(line) + "\n")
+    assert notes[0].endswith("no room for spans: 1,234 of manager")
+    assert load(trace_path(tmp_path, 2))["otherData"]["dropped_spans"]["manager"] == 1_234
+
+
 def test_nothing_happens_where_no_step_is_asked_for(observe: ObserveConfig, tmp_path: Path) -> None:
     with StepProfile(replace(observe, profile_step=0), tmp_path, note=print) as profile:
         steps(profile, 0, 3)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.observe.metrics import MetricsWriter, read_metrics
+from rlboost_jax.observe.files import FilesTracker
+from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
-from rlboost_jax.observe.samples import SamplesWriter
 from rlboost_jax.observe.summary import summarize, write_summary
 from tests.observe.conftest import sample
 
@@ -26,11 +26,10 @@ def test_the_page_says_what_the_files_say(workdir: Path) -> None:
 def test_samples_and_the_parts_of_a_reward_are_shown_where_there_are_any(workdir: Path) -> None:
     before = write_report(workdir).read_text()
     assert "<h2>Samples" not in before and "What the reward is made of" not in before
-    with SamplesWriter(workdir) as samples:
-        samples.write([sample(response_text="<i>five</i>")])
     rows = read_metrics(workdir)
-    with MetricsWriter(workdir, step=59) as metrics:
-        metrics.write(rows[59] | {"reward/format": 0.625})
+    with FilesTracker(workdir, step=59) as files:
+        files.samples([sample(step=59, response_text="<i>five</i>")])
+        files.step(rows[59] | {"reward/format": 0.625})
     page = write_report(workdir).read_text()
     assert "<h2>Samples" in page and "&lt;i&gt;five&lt;/i&gt;" in page
     assert "<h2>What the reward is made of" in page and '"name":"format"' in page

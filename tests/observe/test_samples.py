@@ -5,32 +5,33 @@ from pathlib import Path
 
 import numpy as np
 
+from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.sample_table import sample_section
-from rlboost_jax.observe.samples import SamplesWriter, part_names, read_samples, shortened
+from rlboost_jax.observe.samples import part_names, read_samples, shortened
 from tests.observe.conftest import sample
 
 
 def test_rows_come_back(tmp_path: Path) -> None:
     rows = [sample(rewards={"format": 0.5}), sample(sample=1, response_text="\u2028 … \x1b[2J")]
-    with SamplesWriter(tmp_path) as writer:
-        writer.write(rows)
+    with FilesTracker(tmp_path) as files:
+        files.samples(rows)
         assert read_samples(tmp_path) == list(map(asdict, rows))
     assert len((tmp_path / "samples.jsonl").read_text().split("\n")) == 3, "a line each"
 
 
 def test_what_is_no_number_is_null(tmp_path: Path) -> None:
-    with SamplesWriter(tmp_path) as writer:
-        writer.write([sample(reward=np.float32(0.25), rewards={"judge": math.nan})])
+    with FilesTracker(tmp_path) as files:
+        files.samples([sample(reward=np.float32(0.25), rewards={"judge": math.nan})])
     (row,) = read_samples(tmp_path)
     assert (row["reward"], row["rewards"]) == (0.25, {"judge": None})
 
 
 def test_a_resumed_run_takes_out_what_it_does_again(tmp_path: Path) -> None:
-    with SamplesWriter(tmp_path) as writer:
+    with FilesTracker(tmp_path) as files:
         for step in (0, 10, 20):
-            writer.write([sample(step=step, response_text="before")])
-    with SamplesWriter(tmp_path, step=12) as writer:
-        writer.write([sample(step=20, response_text="again")])
+            files.samples([sample(step=step, response_text="before")])
+    with FilesTracker(tmp_path, step=12) as files:
+        files.samples([sample(step=20, response_text="again")])
     assert [(row["step"], row["response_text"]) for row in read_samples(tmp_path)] == [
         (0, "before"),
         (10, "before"),

@@ -84,6 +84,14 @@ def text(prompts, completions):
     return "1"
 
 
+async def coroutine(prompts, completions):
+    return [1.0]
+
+
+def of_one_list(completions):
+    return [1.0]
+
+
 def words(prompts, completions):
     return ["one"]
 

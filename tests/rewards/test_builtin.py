@@ -65,6 +65,8 @@ def test_regex():
         ("<answer>4</answer><think>hm</think>", 0.0),
         ("<think>a</think><think>b</think><answer>4</answer>", 0.0),
         ("<think>hm</think>", 0.0),
+        ("</answer><think>hm</think><answer>4", 0.0),
+        ("</think><answer>4</answer>", 1.0),
         ("", 0.0),
     ],
 )

@@ -2,8 +2,10 @@
 
 import json
 import os
+import platform
+import re
 import socket
-import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,19 @@ FORBIDDEN = {
     "a higher limit": "import resource as r; r.setrlimit(r.RLIMIT_CPU, (99, 99))",
     "a namespace": "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0",
     "a trace": "import ctypes; assert ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0",
+    "the rights of a file": "import os; os.fchmod(0, 0o600)",
+    "the owner of a file": "import os; os.fchown(0, -1, -1)",
+    "the times of a file": "import os; os.utime(0)",
+    "an attribute of a file": "import os; os.setxattr(0, 'user.x', b'')",
+    "its priority": "import os; os.setpriority(os.PRIO_PROCESS, 0, 19)",
+    "its scheduling": "import os; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))",
+    "its scheduling parameters": "import os; os.sched_setparam(0, os.sched_param(0))",
+    "its processors": "import os; os.sched_setaffinity(0, os.sched_getaffinity(0))",
+    "a signal to its parent by way of a file": (
+        "import fcntl, os; fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())"
+    ),
+    "the choice of that signal": "import fcntl; fcntl.fcntl(0, fcntl.F_SETSIG, 9)",
+    "to outlive its parent": "import ctypes; assert ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0",
 }
 
 
@@ -58,6 +73,50 @@ def test_it_can_do_nothing_else(what):
     errors = "(OSError, ValueError, AssertionError)"
     program = f"try:\n    {FORBIDDEN[what]}\nexcept {errors}:\n    print('refused')"
     assert ran(program).output == "refused\n"
+
+
+DENIED_CALLS = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+for name, arguments in CALLS:
+    if libc.syscall(*arguments) != -1 or ctypes.get_errno() != 1:
+        print(name, ctypes.get_errno())
+"""
+
+
+def test_every_call_of_the_list_is_refused():
+    """By the filter: with these arguments most would fail for another reason without it."""
+    column, _ = contained._MACHINES[platform.machine()]
+    calls = [
+        (name, (numbers[column], -1, 0, 0, 0, 0, 0))
+        for name, numbers in contained.DENIED.items()
+        if numbers[column] is not None
+    ]
+    for numbers, argument, values in contained.DENIED_WITH:
+        for value in values:
+            place = [-1] * argument + [value]
+            calls.append((f"{numbers[column]} of {value}", (numbers[column], *place, 0, 0)))
+    done = ran(DENIED_CALLS.replace("CALLS", repr(calls)))
+    assert (done.completed, done.output) == (True, "")
+
+
+HEADERS = (
+    (0, "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    (1, "/usr/include/asm-generic/unistd.h"),  # which aarch64 takes
+)
+
+
+@pytest.mark.parametrize(("column", "header"), HEADERS)
+def test_the_numbers_are_those_of_the_kernels_headers(column, header):
+    if not Path(header).exists():
+        pytest.skip("the kernel's headers are not installed")
+    lines = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text())
+    known = {name: int(number) for name, number in lines}
+    for name, numbers in contained.DENIED.items():
+        if name in known:
+            assert numbers[column] == known[name], name
+        elif max(known.values()) >= (numbers[column] or 0):  # else newer than the headers
+            assert numbers[column] is None, name
 
 
 OPEN_FILES = """
@@ -111,13 +170,11 @@ def test_a_hang_is_over_in_time(program):
 def test_a_service_on_this_host_is_out_of_reach():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
-        reached = threading.Event()
         program = f"import socket\nsocket.create_connection({address!r}, 1)\nprint('reached')"
         assert ran(program).output == ""
         server.settimeout(0.0)
         with pytest.raises(BlockingIOError):
             server.accept()
-        assert not reached.is_set()
 
 
 def test_where_it_cannot_be_contained_it_does_not_run(monkeypatch, tmp_path):
@@ -187,6 +244,34 @@ def test_a_program_cannot_have_more_memory_than_who_judges_it(monkeypatch):
         ran("pass")
 
 
+WRITE_ALL = """
+import os
+for file in range(64):
+    for text in TEXTS:
+        try:
+            os.lseek(file, 0, 0)
+            os.ftruncate(file, 0)
+            os.write(file, text)
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.parametrize("texts", [[b"network"], [b"started"], [b""]])
+@pytest.mark.parametrize("code", [contained.NOT_CONTAINED, 1])
+def test_a_program_cannot_say_that_it_was_not_contained_or_not_started(texts, code):
+    """Which would end the run."""
+    program = WRITE_ALL.replace("TEXTS", repr(texts)) + f"os._exit({code})"
+    assert not ran(program).completed
+
+
+def test_only_the_report_says_that_it_started(monkeypatch, tmp_path):
+    (tmp_path / "contained.py").write_text("import os\nfor f in 1, 2: os.write(f, b'started')")
+    monkeypatch.setattr(sandbox, "_SCRIPT", tmp_path / "contained.py")
+    with pytest.raises(NotStarted, match="exit code 0"):
+        ran("pass")
+
+
 DOUBLE = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```\nDone."
 ECHO = "```python\nfor line in open(0):\n    print(int(line) * 2)\n```"
 
@@ -214,6 +299,46 @@ def test_or_for_a_share_of_them():
     tests = ["assert double(2) == 4", "assert double(3) == 7", "while True: pass", "assert True"]
     got = code_module.code(["p"], [DOUBLE], tests=[tests[:2]], seconds=SECONDS, partial=True)
     assert got == [0.5]
+
+
+@pytest.fixture
+def slow_tests(monkeypatch):
+    """`slow_tests(2.0, NotStarted())`: a test that passes after 2 s, and one not started."""
+    clock = types.SimpleNamespace(now=100.0)
+    monkeypatch.setattr(code_module, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+
+    def judged(*happening, partial):
+        happening = iter(happening)
+
+        def passes(program, test, *, seconds, memory_mb):
+            taken, error = next(happening)
+            clock.now += taken
+            if error is not None:
+                raise error
+            return True
+
+        monkeypatch.setattr(code_module, "_passes", passes)
+        return code_module.code(["p"], ["x"], tests=[["a", "b"]], seconds=6.0, partial=partial)
+
+    return judged
+
+
+@pytest.mark.parametrize(("partial", "reward"), [(False, 0.0), (True, 0.5)])
+def test_a_test_for_which_no_time_is_left_has_failed(partial, reward, slow_tests):
+    assert slow_tests((5.9, None), (0.1, NotStarted("late")), partial=partial) == [reward]
+    assert slow_tests((6.1, None), partial=partial) == [reward]
+
+
+@pytest.mark.parametrize(
+    "happening",
+    [
+        [(6.0, NotStarted("the host is too slow"))],
+        [(1.0, None), (1.0, NotStarted("the host is too slow"))],
+    ],
+)
+def test_a_program_that_could_have_started_and_did_not_is_a_fault(happening, slow_tests):
+    with pytest.raises(NotStarted, match="too slow"):
+        slow_tests(*happening, partial=True)
 
 
 @pytest.mark.parametrize("tests", [[], 7, [7], {"inputs": []}, [{"input": "1"}]])

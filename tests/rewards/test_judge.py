@@ -2,16 +2,22 @@
 
 import os
 import signal
+import threading
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 
 import pytest
 
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.records import RewardConfig, RewardsConfig
-from rlboost_jax.rewards.judge import Judge
+from rlboost_jax.rewards import pool
+from rlboost_jax.rewards.frames import Outcome
+from rlboost_jax.rewards.judge import Judge, _when_all
+from rlboost_jax.rewards.pool import RewardWorkersLost
 from rlboost_jax.rewards.verdict import Answered
 
 MODULE = "tests.rewards.functions_for_tests"
+BUILT_IN_COLUMNS = ("answer", "tests")
 WAIT = 120.0  # for what comes sooner or not at all
 
 
@@ -30,6 +36,10 @@ def settings(**changes):
 
 def own(name, **options):
     return RewardConfig(name=f"{MODULE}:{name}", **options)
+
+
+def built_in(name, *, label="", weight=1.0, **options):
+    return RewardConfig(name=name, label=label, weight=weight, options=options)
 
 
 def answered(completion="four", **columns):
@@ -185,12 +195,90 @@ def test_what_a_function_prints_and_reads_is_nobodys(judge):
         (own("not_callable"), r"not_callable' is no function"),
         (own("columns_of"), r"columns_of' needs 'answer', which is no option and no column"),
         (own("plain", options={"scale": 1}), r"plain' takes no option 'scale'"),
+        (own("coroutine"), r"coroutine' is a coroutine function"),
+        (own("of_one_list"), r"of_one_list' cannot be called as f\(prompts, completions"),
+        (RewardConfig(name="builtins:dict"), r"dict' cannot be asked what it takes"),
         (RewardConfig(name="regex"), r"'regex' needs 'pattern'"),
+        (built_in("regex", pattern="(", label="code"), r"'code' .*'\(' is no regular expression"),
+        (built_in("regex", pattern=7), r"'regex' has option 'pattern' of 7: Expected `str`"),
+        (built_in("regex", pattern="x", hole=True), r"no option 'hole'; it takes pattern, whole"),
+        (
+            built_in("exact", extract="box"),
+            r"'exact' .*extract is 'box'; choose one of '', 'boxed'",
+        ),
+        (built_in("exact", ignore_case=1), r"option 'ignore_case' of 1: Expected `bool`"),
+        (built_in("exact", answer="4"), r"'exact' takes no option 'answer'"),
+        (built_in("format", tags="a,,b"), r"'format' .*tags is 'a,,b'"),
+        (built_in("format", tags="a,a"), r"'format' .*tags is 'a,a'"),
+        (built_in("length", free_tokens=9, limit_tokens=9), r"free_tokens 9 is not below"),
+        (built_in("length", free_tokens=9), r"'length' needs 'limit_tokens'"),
+        (built_in("code", seconds=0.0), r"'code' .*seconds is 0.0 and memory_mb 512"),
+        (built_in("code", seconds=30.0, label="x"), r"'x': .* 30 s .* 20 \(time_limit_seconds\)"),
+        (built_in("code", memory_mb=999), r"'code': .* 999 MiB .* 600 \(rewards.memory_mb\)"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_known_before_the_first_response(judge, reward, message):
     with pytest.raises(ConfigError, match=message):
-        judge(reward)
+        judge(
+            reward, columns=() if "needs 'answer'" in message else BUILT_IN_COLUMNS, memory_mb=600
+        )
+
+
+def test_two_of_one_name_have_a_label_each(judge):
+    functions = (
+        built_in("regex", pattern="fo", label="first"),
+        built_in("regex", pattern="x", label="second", weight=9.0),
+        built_in("regex", pattern="ur$", weight=0.5),
+    )
+    verdict = judge(*functions).ask(answered("four")).result(WAIT)
+    assert dict(verdict.components) == {"first": 1.0, "second": 0.0, "regex": 1.0}
+    assert (verdict.reward, verdict.accuracy, dict(verdict.faults)) == (1.5, 1.0, {})
+
+
+def test_closing_does_not_wait_for_imports(judge, monkeypatch, tmp_path):
+    """Of a second worker, in the midst of them; nothing else would end them here."""
+    monkeypatch.setattr(pool, "START_SECONDS", 3600.0)
+    monkeypatch.setenv("REWARDS_IMPORT", str(tmp_path))
+    asked = judge(RewardConfig(name="tests.rewards.slow_import:good"), workers=2)
+    (tmp_path / "slow").touch()
+    pending = [asked.ask(answered()) for _ in range(2)]
+    while not (tmp_path / "importing").exists():
+        assert sum(future.done() for future in pending) < 2
+    closing = threading.Thread(target=asked.close, daemon=True)
+    closing.start()
+    closing.join(WAIT)
+    assert not closing.is_alive()
+    assert all(future.done() for future in pending)
+
+
+def test_all_workers_are_told_to_end_before_any_is_waited_for(judge):
+    asked = judge(own("good"))
+    happened = []
+
+    class Slow:
+        def __init__(self, name):
+            self.name = name
+
+        def tell_to_end(self):
+            happened.append(("told", self.name))
+
+        def await_end(self, end):
+            happened.append(("awaited", self.name))
+
+        def close(self):
+            happened.append(("closed", self.name))
+
+    asked._pool._workers += [Slow("a"), Slow("b")]
+    asked.close()
+    order = ["told", "awaited", "closed"]
+    assert happened == [(what, name) for what in order for name in "ab"]
+
+
+def test_whoever_asks_after_the_end_is_told(judge):
+    asked = judge(own("good"))
+    asked.close()
+    with pytest.raises(CancelledError):
+        asked.ask(answered()).result(WAIT)
 
 
 def test_a_worker_that_is_killed_is_replaced(judge):
@@ -199,6 +287,48 @@ def test_a_worker_that_is_killed_is_replaced(judge):
         (worker,) = asked._pool._workers
         os.kill(worker._process.pid, signal_number)
         assert asked.ask(answered()).result(WAIT).reward == 4.0
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (2**64, "can't serialize ints"),
+        (object(), "a column holds object"),
+        ("\ud800", "surrogates not allowed"),
+    ],
+)
+def test_columns_that_cannot_be_sent_cost_their_response_only(value, fault, judge):
+    asked = judge(own("good"), columns=("x",))
+    (worker,) = asked._pool._workers
+    verdict = asked.ask(answered(x=value)).result(WAIT)
+    assert verdict.reward == -0.5
+    assert fault in verdict.faults[f"{MODULE}:good"]
+    assert asked.ask(answered(x=2**63)).result(WAIT).reward == 4.0
+    assert asked._pool._workers == [worker]
+
+
+@pytest.mark.parametrize("error", [None, RewardWorkersLost("gone")])
+def test_a_verdict_that_nobody_wants_any_more_is_no_trouble(error, caplog):
+    asked: Future[tuple[Outcome, ...]] = Future()
+    verdict = _when_all([([0], asked)], lambda outcomes: outcomes)
+    assert verdict.cancel()
+    if error is None:
+        asked.set_result((Outcome(value=1.0),))
+    else:
+        asked.set_exception(error)
+    assert verdict.cancelled()
+    assert not caplog.records, "what a callback raises is logged, not raised"
+
+
+def test_the_first_error_is_the_verdicts(caplog):
+    asked: list[Future[tuple[Outcome, ...]]] = [Future() for _ in range(3)]
+    verdict = _when_all([([i], f) for i, f in enumerate(asked)], lambda outcomes: outcomes)
+    asked[0].set_result((Outcome(value=1.0),))
+    asked[1].set_exception(RewardWorkersLost("gone"))
+    asked[2].cancel()
+    with pytest.raises(RewardWorkersLost, match="gone"):
+        verdict.result(0)
+    assert not caplog.records
 
 
 def test_nobody_is_left_behind(judge):

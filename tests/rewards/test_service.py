@@ -108,6 +108,28 @@ def test_it_gets_the_response_and_its_columns(service, stand_in, monkeypatch):
     assert stand_in.headers[0]["Authorization"] == "Bearer secret"
 
 
+def test_a_token_read_from_a_file_ends_in_a_newline(service, stand_in, monkeypatch):
+    monkeypatch.setenv("REWARD_TOKEN", " secret\r\n")
+    stand_in.script = [{"rewards": [1.0]}]
+    assert asked(service(token_env="REWARD_TOKEN")).value == 1.0
+    assert stand_in.headers[0]["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("token", ["one\r\nHost: other", "two words", "é", "\n"])
+def test_a_token_cannot_be_more_than_one(token, service, monkeypatch):
+    monkeypatch.setenv("REWARD_TOKEN", token)
+    with pytest.raises(ConfigError, match=r"REWARD_TOKEN \(token_env\)"):
+        service(token_env="REWARD_TOKEN")
+
+
+def test_columns_that_are_no_json_cost_their_response(service, stand_in):
+    stand_in.script = [{"rewards": [1.0]}]
+    odd = Job(prompt="", completion="", completion_ids=(), finished=True, columns={"a": {(1,): 2}})
+    asking = service()
+    assert "a column cannot be sent" in asked(asking, odd).fault
+    assert asked(asking).value == 1.0
+
+
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_what_may_pass_is_tried_again(status, service, stand_in):
     stand_in.script = [status, status, {"rewards": [1]}]
@@ -205,6 +227,12 @@ def test_closing_does_not_wait(service, stand_in):
     ("options", "message"),
     [
         ({"url": "service.example"}, "url is 'service.example'"),
+        ({"url": "http://[::1"}, "give it as https://host/path"),
+        ({"url": "http://host:port/"}, "give it as https://host/path"),
+        ({"url": "http://host/a b"}, "give it as https://host/path"),
+        ({"url": "http://host/\r\nX: y"}, "give it as https://host/path"),
+        ({"url": "https://me:secret@host/"}, "name or password in it.* token_env"),
+        ({"first_pause_seconds": "soon"}, "first_pause_seconds is 'soon'"),
         ({"retries": -1}, "retries is -1"),
         ({"retry": 1}, "takes no option 'retry'"),
         ({"token_env": "NO_SUCH_VARIABLE"}, "no NO_SUCH_VARIABLE"),
@@ -212,5 +240,6 @@ def test_closing_does_not_wait(service, stand_in):
     ],
 )
 def test_mistakes(options, message, service):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         service(**options)
+    assert "secret" not in str(caught.value)

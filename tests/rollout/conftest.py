@@ -104,6 +104,8 @@ class FakeEngine:
             counts=np.array([len(row) for row in rows.values()], np.uint16),
             tokens=np.array([expected_token(*place) for place in places], np.int32),
             logprobs=np.array([expected_logprob(*place) for place in places], np.float32),
+            leads=np.zeros(len(rows), np.uint32),
+            routes=None,
             prefilled_again=0,
         )
 

@@ -104,13 +104,12 @@ def test_a_server_that_leaves_amid_a_load_has_made_no_mistake() -> None:
             return done
 
     async def scenario() -> None:
-        said: asyncio.Queue[Any] = asyncio.Queue()
+        said, ended = asyncio.Queue[Any](), asyncio.Event()
         updates = WeightUpdates(SlowToEnd(), Stopped(), say=said.put_nowait, fail=said.put_nowait)  # type: ignore[arg-type]
         updates.announce(manifest(1))
-        await asyncio.sleep(0)
-        async with asyncio.timeout(30):
-            while updates._newest is not None and not updates._newest.done():
-                await asyncio.sleep(0)
+        assert updates._newest is not None
+        updates._newest.add_done_callback(lambda _: ended.set())  # after its own, which may fail
+        await asyncio.wait_for(ended.wait(), timeout=30)
         await updates.stop()
         assert said.empty()
 

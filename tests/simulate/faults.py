@@ -12,7 +12,7 @@ import msgspec
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Event, FromServer, MachineAdded, MachineRemoved
-from tests.manager.fakes import settings
+from tests.manager.fakes import ROUTING, settings
 from tests.simulate.invariants import check
 from tests.simulate.server import Server
 from tests.simulate.trainer import Trainer
@@ -80,6 +80,7 @@ class Run:
         self._next: dict[str, float] = {}  # what happens to the next frame of a server: amount
         chosen = settings(
             deterministic=schedule.seeding,
+            routing=ROUTING,
             manager__progress_seconds=PROGRESS_SECONDS,
             manager__drain_seconds=DRAIN_SECONDS,
         )

@@ -2,7 +2,6 @@
 
 import math
 
-from rlboost_jax.manager.fleet import ABSENT_SECONDS
 from rlboost_jax.manager.instances import Instance
 from tests.simulate.world import World
 
@@ -109,8 +108,9 @@ def _servers(world: World) -> None:
     standing = [s for s in fleet.servers.values() if not s.doomed]
     assert [s.name for s in standing] == fleet.standing
     assert fleet.starting == len([s for s in standing if not s.joined])
-    absent = min([s.absent_since for s in standing], default=math.inf)
-    assert fleet.absent_at == absent + ABSENT_SECONDS
+    roster = manager.roster
+    absent = [s for s in standing if s.joined and not roster.speaks(s.name, fleet.is_(s))]
+    assert (fleet.absent_at < math.inf) == bool(absent)
     cap = max(len(fleet.machines), 1)
     free = list(fleet.machines.values()).count("")
     limit = min(len(fleet.machines), world.settings.fleet.max_instances)

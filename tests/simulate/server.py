@@ -10,7 +10,7 @@ from typing import Any
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromServer, InstanceExited, ServerGone
-from tests.manager.fakes import MAX_TOKENS, VOCAB, batch, hello, length, token
+from tests.manager.fakes import MAX_TOKENS, VOCAB, batch, hello, lead, length, token
 
 REDIAL_SECONDS = 0.1
 
@@ -23,6 +23,7 @@ class Held:
     position: int
     digest: str  # of the weights that it is sampled from
     astray: bool  # goes on from tokens that another made up
+    lead: int  # routes that go with its first token here, besides that token's own
 
     def sample(self, count: int, *, lying: bool) -> list[int]:
         """The next tokens, at most `count`."""
@@ -33,7 +34,7 @@ class Held:
         row = [token(self.digest, step, sample, i) for i in range(self.position, upto)]
         if self.astray:
             row = [t % (VOCAB - 1) + 1 for t in row]
-        self.position = upto
+        self.position, self.lead = upto, 0
         return row
 
     @property
@@ -190,7 +191,7 @@ class Server:
         expected = [token(self.digest, request.step, request.sample, i) for i in range(len(had))]
         astray = had != expected
         assert not astray or self.world.lied, "resumed with the wrong tokens"
-        held = Held(request, len(had), self.digest, astray)
+        held = Held(request, len(had), self.digest, astray, lead(request))
         assert not held.over, "resumed though it was over"
         self.held[request.request_id] = held
 
@@ -237,7 +238,7 @@ class Server:
         if self._busy or not self.held:
             return
         self._busy = True
-        self._send([])
+        self._send([], [])
         self._go_on()
 
     def _go_on(self) -> None:
@@ -250,7 +251,7 @@ class Server:
             if self.wedged:
                 self.world.later(self.seconds, done)
                 return
-            rows = []
+            rows, leads = [], [held.lead for _, held, _ in plan]
             for request_id, held, count in plan:
                 rows.append((request_id, held.sample(count, lying=self.lying)))
                 if held.over:
@@ -258,7 +259,7 @@ class Server:
             for request_id in self._asked:
                 self.held.pop(request_id, None)
             self._busy = bool(self.held)
-            self._send(rows, version=plan[0][1].request.version)
+            self._send(rows, leads, version=plan[0][1].request.version)
             self._asked, asked = [], self._asked
             if asked:
                 self.say(m.Released(request_ids=m.pack_ids(asked)))
@@ -274,7 +275,9 @@ class Server:
         if ids:
             self.say(m.Released(request_ids=m.pack_ids(ids)))
 
-    def _send(self, rows: list[tuple[int, list[int]]], version: int | None = None) -> None:
+    def _send(
+        self, rows: list[tuple[int, list[int]]], leads: list[int], version: int | None = None
+    ) -> None:
         """A token batch with what the next dispatch may yield."""
         running = len(self._running()) if self._busy else 0
         message = batch(
@@ -284,6 +287,7 @@ class Server:
             in_flight=4 * running,
             running=running,
             waiting=len(self.held) - running if self._busy else 0,
+            leads=leads,
         )
         self._sequence += 1
         self.say(message)

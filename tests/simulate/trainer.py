@@ -12,7 +12,7 @@ import msgspec
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, TrainerGone
-from tests.manager.fakes import RUN, begin_step, length, logprob, manifest, token
+from tests.manager.fakes import RUN, begin_step, length, logprob, manifest, routes, token
 from tests.simulate.server import REDIAL_SECONDS, Server
 
 
@@ -184,6 +184,7 @@ class Trainer:
         assert found == tokens
         assert m.unpack_logprobs(result.logprobs).tolist() == [logprob(t) for t in tokens]
         assert result.versions == ((self.step, whole),)
+        assert isinstance(result, m.RoutedRollout) and result.routes == routes(2, tokens)
         known = result.sample in self.results  # said again on a new stream
         self.results[result.sample] = result
         if self.extends and self.prompts_known == self.prompts:

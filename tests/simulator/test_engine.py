@@ -75,12 +75,14 @@ def test_looking_at_it_changes_nothing(lengths, cuts):
     for machine in (calm, watched):
         machine.add([row(n, length) for n, length in enumerate(lengths)], 0.0)
     end, told = run(calm)
-    seen = 0
+    seen, looked = 0, 0.0
     for now in sorted(cuts):
         if now < watched.due_at < math.inf:
             watched.advance(now)
             seen += sum(part.tokens for part in watched.tell(now, everything=True))
+            looked = now
     later, rest = run(watched)
+    later = max(later, looked)  # the last token may have been there when it was looked at
     assert seen + sum(rest.values()) == sum(told.values()) == sum(lengths)
     # A stretch's mean context stands for each of its steps, so cuts move little.
     assert later == pytest.approx(end, rel=0.02, abs=0.2)
@@ -122,3 +124,26 @@ def test_a_pause_is_time_lost():
     assert paused.due_at == math.inf
     paused.pause(False, 8.0)
     assert run(paused)[0] == pytest.approx(run(calm)[0] + 7.0, abs=0.05)
+
+
+def test_a_machine_that_vanishes_has_sent_its_whole_dispatches():
+    """Of 21 steps in dispatches of 8, two dispatches were sent; the third goes with it."""
+    machine = engine(dispatch=8)
+    machine.add([row(n, 500) for n in range(3)], 0.0)
+    seconds = 3 * 200 * RATES.prefill_seconds  # of the prompts, before the first step
+    step = RATES.step_seconds(3, 3 * 200 + 504 * 3 / 2)  # mean of the stretch until the first end
+    now = seconds + 21.5 * step
+    machine.lose_dispatch(now)
+    assert {part.row.request_id: part.tokens for part in machine.tell(now, everything=True)} == {
+        0: 16,
+        1: 16,
+        2: 16,
+    }
+
+
+def test_one_that_vanishes_between_two_dispatches_loses_none():
+    machine = engine(dispatch=8)
+    machine.add([row(1, 16)], 0.0)
+    now = machine.due_at
+    machine.lose_dispatch(now)
+    assert [part.tokens for part in machine.tell(now)] == [16]

@@ -40,6 +40,22 @@ def test_it_goes_through_json():
         ({"market__kind": "trace"}, "market.path is ''"),
         ({"market__kind": "hazard"}, "market.segments is empty"),
         ({"market__segments": ((2.0, 1.0),)}, "market.segments has"),
+        ({"market__segments": ((0.0, float("nan")),)}, "market.segments has (0.0, nan)"),
+        ({"market__instances": (2, -1)}, "market.instances is (2, -1); give fleets of 0 to 100000"),
+        ({"market__instances": (10**9,)}, "give fleets of 0 to 100000"),
+        ({"reserved__price_per_node_hour": 0.0}, "price_per_node_hour is 0.0; choose more than 0"),
+        ({"workload__mean_tokens": -5.0}, "workload.mean_tokens is -5.0; choose more than 0"),
+        ({"workload__prompt_tokens": -5}, "workload.prompt_tokens is -5; choose more than 0"),
+        ({"engine__table": ((1.0, -1.0, 1.0),)}, "engine.table has (1.0, -1.0, 1.0); give a batch"),
+        ({"engine__table": ((1.0, 1.0, 0.0),)}, "seconds of more than 0"),
+        (
+            {
+                "market__kind": "hazard",
+                "market__segments": ((0.0, 99.0),),
+                "market__hazard__lifetime_hours": 1e-9,
+            },
+            "market.hazard.lifetime_hours is 1e-09",
+        ),
         ({"engine__table": ((1.0, 1.0, 1.0), (2.0, 2.0, 1.0))}, "engine.table is no grid"),
     ],
 )

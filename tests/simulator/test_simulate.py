@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.simulator.outcome import Outcome
 from rlboost_jax.simulator.run import report, simulate
 from rlboost_jax.simulator.systems import SYSTEMS
@@ -39,6 +40,12 @@ def test_the_summary_by_its_own_steps(found):
     ratios = [rates["rlboost", seed] / rates["colocated", seed] for seed in (0, 1)]
     assert told["throughput_ratio_by_instances"]["2"] == pytest.approx(sum(ratios) / 2, abs=1e-4)
     assert set(told["cost_efficiency_by_instances"]) == {"0", "2"}
+    row = next(r for r in told["results"] if (r["system"], r["instances"]) == ("rlboost", 2))
+    # Of two seeds: Student's t with one degree of freedom is Cauchy's, 97.5 % at 12.706.
+    half = 12.706 * abs(ratios[0] - ratios[1]) / 2
+    assert row["throughput_ratio_half_width"] == pytest.approx(half)
+    assert row["throughput_ratio_over_rlboost"] == 1.0
+    assert row["throughput_ratio_over_rlboost_half_width"] == 0.0
 
 
 def test_every_system_is_there_and_ordered(found):
@@ -51,13 +58,35 @@ def test_every_system_is_there_and_ordered(found):
     assert by["rlboost", 2]["throughput_ratio"] > by["no_seeding", 2]["throughput_ratio"]
     # Instances at the reserved price are worth less than the same at the market's.
     assert by["disaggregated", 2]["cost_efficiency"] < by["rlboost", 2]["cost_efficiency"]
-    assert by["rlboost", 2]["throughput_ratio_half_width"] >= 0
+    # One engine for eight without a node of its own: nothing is generated, and that is told.
+    assert by["disaggregated", 0]["tokens_per_second"] == 0.0
+    assert (
+        by["disaggregated", 0]["throughput_ratio"] == by["disaggregated", 0]["cost_efficiency"] == 0
+    )
+    assert "step_seconds" not in by["disaggregated", 0]
     assert "colocated_2x" in report(told)
 
 
 def test_a_market_too_short_is_told(tmp_path):
-    with pytest.raises(ValueError, match="2 whole steps, of which the first 3 are left out"):
+    with pytest.raises(ConfigError, match="settling_steps is 3 and 2 whole steps fit the market"):
         Outcome(make_config(), [{}, {}], settling=3)
+
+
+def test_the_files_are_json_as_everyone_reads_it(tmp_path):
+    """Instances that cannot pay at any discount: null, not Infinity."""
+    config = make_config(
+        market__instances=(0, 1), num_steps=2, systems=("disaggregated",),
+        reserved__price_per_node_hour=1e-9, instance__egress_dollars_per_gb=9.0,
+    )  # fmt: skip
+    simulate(config, tmp_path)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    told = json.loads((tmp_path / "summary.json").read_text(), parse_constant=refuse)
+    for line in (tmp_path / "steps.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    assert told["results"][-1]["break_even_discount"] is None
 
 
 def test_traces_and_hazards(tmp_path):
@@ -72,6 +101,42 @@ def test_traces_and_hazards(tmp_path):
         told = simulate(config, tmp_path / "run")
         assert "throughput_ratio_by_instances" not in told
         assert told["mean_over_markets"]["rlboost"]["throughput_ratio"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "told"),
+    [
+        ("", {}, "has no rows"),
+        ("0,add,a\n", {}, "ends as it begins; give market.segments"),
+        ("0,add,a\n6,remove,a\n", {"market__keep_fraction": 0.1}, "keeps none of the 1 machines"),
+        (
+            "0,add,a\n60000,remove,a\n",
+            {"market__segments": ((1.0, 2.0),)},
+            "ends at 0.01667 h; choose an earlier one",
+        ),
+        ("0,add,a\n9000,remove,a\n", {}, "0 whole steps fit the market"),
+        ("0,3\n5,1000000000\n", {}, "line 2 of"),
+        ('{"metadata": {"gap_seconds": 60}, "data": [1, 1.5]}', {}, "1.5 is no count"),
+        ('{"metadata": {"gap_seconds": NaN}, "data": [1, 1]}', {}, "nan s apart"),
+    ],
+)
+def test_a_trace_of_no_use_is_told_in_a_line(tmp_path, text, changes, told):
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    config = make_config(num_steps=0, market__kind="trace", market__path=str(path), **changes)
+    with pytest.raises(ConfigError, match=told) as error:
+        simulate(config, tmp_path / "run")
+    assert "market." in str(error.value) or "settling_steps" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_market_that_never_has_a_machine_is_no_mistake(tmp_path):
+    config = make_config(
+        num_steps=0, settling_steps=0, market__kind="hazard", market__segments=((0.0, 0.02),),
+        market__hazard__machines=0.1, market__hazard__lifetime_hours=100.0,
+    )  # fmt: skip
+    told = simulate(config, tmp_path)
+    assert told["mean_over_markets"]["rlboost"]["throughput_ratio"] == pytest.approx(1.0, abs=0.05)
 
 
 def test_the_command(tmp_path):

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.fluid import step_bound
+from rlboost_jax.messages import BeginStep, Ready
 from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.markets import Change, static
 from rlboost_jax.simulator.rates import EngineRates, train_seconds
+from rlboost_jax.simulator.server import Server
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 
@@ -101,8 +103,16 @@ LOSSES = (
 
 
 @pytest.mark.parametrize("notice", [0.0, 30.0])
-def test_every_token_is_delivered_or_lost(notice):
+def test_every_token_is_delivered_or_lost(notice, monkeypatch):
     config = make_config(market__notice_seconds=notice, num_steps=5)
+    killed = []  # rollouts in slots, of each machine that is lost
+    kill = Server.kill
+
+    def watched(server, reason):
+        kill(server, reason)
+        killed.append(len(server.engine.running))
+
+    monkeypatch.setattr(Server, "kill", watched)
     _, rows = run(config, changes=LOSSES)
     lengths = [int(response_lengths(config.workload, seed=0, step=s).sum()) for s in range(5)]
     for row, length in zip(rows, lengths, strict=True):
@@ -112,9 +122,41 @@ def test_every_token_is_delivered_or_lost(notice):
     assert sum(row["instances_lost"] for row in rows) == 3
     assert sum(row["instances_joined"] for row in rows) == 4
     lost = sum(row["tokens_lost"] for row in rows)
-    # Without notice the dispatch under way is lost with each machine, and no more than that.
-    dispatch = config.engine.slots * config.engine.dispatch_tokens
-    assert lost == 0 if notice else 0 < lost <= 3 * dispatch
+    # Without notice each machine takes the dispatch under way along: all that its slots could
+    # have yielded, and nothing of the dispatches before.
+    assert notice or sum(killed) > 0
+    assert lost == (0 if notice else sum(killed) * config.engine.dispatch_tokens)
+
+
+def test_the_reserved_engines_go_on_when_every_instance_is_lost_after_the_window():
+    """Production gives them their weights before it asks for tokens, window or not."""
+    config = make_config(num_steps=3, policy__seeding=False)
+    changes = (Change(0.0, True, "a"), Change(30.0, False, "a"))
+    world, rows = run(config, changes=changes, seconds=3600.0)
+    assert len(rows) == 3
+    assert rows[-1]["tokens_reserved"] == rows[-1]["tokens_delivered"]
+    assert world.clock.now < 3600.0
+
+
+def test_no_token_is_asked_for_before_the_engines_hold_the_weights():
+    config = make_config(num_steps=2, settling_steps=1, trainer__switch_seconds=3.0)
+    world = World(config, static(1).changes, seed=0, seconds=1e6)
+    heard = []
+    deliver = world.deliver
+
+    def listen(event):
+        heard.append((world.clock.now, getattr(event, "message", None)))
+        deliver(event)
+
+    world.deliver = listen
+    world.run()
+    for step in (0, 1):
+        asked = next(
+            i for i, (_, m) in enumerate(heard) if isinstance(m, BeginStep) and m.step == step
+        )
+        before = [m for _, m in heard[:asked] if isinstance(m, Ready) and m.version == step]
+        assert sum(not ready.fetched_bytes for ready in before) == config.num_engines
+        assert heard[asked][0] >= 3.0
 
 
 def test_without_migration_a_loss_costs_all_that_was_there():
@@ -189,16 +231,17 @@ def test_a_market_that_ends_leaves_out_the_step_under_way():
 
 
 def test_a_step_is_its_parts():
-    """Window, waiting, training and publishing follow each other; training by hand."""
+    """Switching, window, waiting, training and publishing follow each other; training by hand."""
     config = make_config()
     _, rows = run(config, 2)
     for row in rows:
         lengths = response_lengths(config.workload, seed=0, step=row["step"]) + 200
-        # Two switches' worth at hand-over and update: 0.5 s each; 8 micro-batches of 10 ms.
+        # Hand-over and update: 0.5 s each; 8 micro-batches of 10 ms.
         expected = train_seconds(config, lengths.tolist()) + 0.5 + 0.5 + 8 * 0.01
         assert row["train_seconds"] == pytest.approx(expected)
         parts = ("seeding_window_seconds", "train_wait_seconds", "train_seconds", "publish_seconds")
-        assert row["step_seconds"] == pytest.approx(sum(row[part] for part in parts))
+        # … after 0.5 s in which the engines took over from the learner.
+        assert row["step_seconds"] == pytest.approx(0.5 + sum(row[part] for part in parts))
 
 
 def test_reserved_engines_stand_still_while_the_learner_works():

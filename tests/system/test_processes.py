@@ -85,3 +85,12 @@ def test_two_processes_lose_one_and_go_on_with_the_same_bits(two, monkeypatch):
     assert "error: process 1 of 2 is gone without a word; the same" in cut.leader.end()
     resumed = two("cut").finish().leader
     assert resumed.digests() == whole.digests()
+
+
+def test_two_processes_train_adapters(two):
+    """What followers hold of the base reaches servers, and all agree on what was sampled."""
+    run = two("adapters", "model.lora.rank=4", "warmup.max_updates=24").finish().leader
+    assert len(run.metrics()) == 3
+    assert all(row["max_logprob_gap"] <= 1e-4 for row in run.metrics())
+    assert len({params for _, _, params in run.digests()}) == 3
+    assert run.events("pulled")

@@ -1,15 +1,14 @@
-"""Parameters from the safetensors files of a Hugging Face checkpoint, and into such files.
+"""Parameters from the safetensors files of a Hugging Face checkpoint.
 
 Reading goes leaf by leaf: a device is given its own slice of a leaf, which is put together from
-the slices of the tensors in it, in float32. The files are mapped, not loaded, so that the host
+the slices of the tensors in it, in one dtype. The files are mapped, not loaded, so that the host
 holds what one leaf has on its devices, and no device holds anything twice.
 """
 
 import contextlib
+import hashlib
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -18,16 +17,12 @@ import jax
 import ml_dtypes  # noqa: F401  (NumPy knows "bfloat16" by it)
 import numpy as np
 import safetensors
-from safetensors.numpy import save_file
 
 from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.params import Params, abstract_params, flatten_params, unflatten_params
-from rlboost_jax.models.tensor_names import HEAD, PREFIX, Stored, stored
+from rlboost_jax.models.tensor_names import HEAD, INDEX, PREFIX, SINGLE, Stored, stored
 
-SINGLE: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
-MOST_FILE_BYTES: Final = 5 * 10**9  # as transformers cuts them
 _TYPES: Final = ("F32", "F16", "BF16")
 _PREFIXES: Final = (PREFIX, "language_model.model.", "model.language_model.", "")
 _UNUSED: Final = (
@@ -40,13 +35,18 @@ class CheckpointUnusable(Mistake, ValueError):
 
 
 def read_checkpoint(
-    model: ModelConfig, folder: str | Path, *, shardings: Params | None = None
+    model: ModelConfig,
+    folder: str | Path,
+    *,
+    shardings: Params | None = None,
+    dtype: str = "float32",
 ) -> Params:
-    """The float32 parameters of a checkpoint.
+    """The parameters of a checkpoint.
 
     Args:
         model: its architecture, as `config/huggingface.py` reads it from the folder's config.json.
         shardings: where each leaf goes; None puts all on the default device.
+        dtype: that they are converted to.
 
     Raises:
         CheckpointUnusable: it does not hold just the tensors of the model; names the first.
@@ -63,78 +63,29 @@ def read_checkpoint(
         _check(tensors, model, {n: (plan[n], leaf.shape) for n, leaf in leaves.items()}, prefix)
         return unflatten_params(
             {
-                name: _read_leaf(tensors, plan[name], leaf.shape, places[name])
+                name: _read_leaf(tensors, plan[name], leaf.shape, places[name], np.dtype(dtype))
                 for name, leaf in leaves.items()
             }
         )
 
 
-def write_checkpoint(
-    model: ModelConfig,
-    params: Params,
-    folder: str | Path,
-    *,
-    dtype: str,
-    most_file_bytes: int = MOST_FILE_BYTES,
-) -> tuple[Path, ...]:
-    """Write the parameters as safetensors; returns the files, of at most so many bytes each.
+def weights_digest(folder: str | Path) -> str:
+    """SHA-256 over name, type, shape and first row of every tensor, by name.
 
-    The host holds one file's tensors at a time besides the parameters. What cannot be written
-    leaves no file that could be taken for whole: the index comes last.
+    Equal for the same checkpoint in other files, and cheap: training changes every row.
 
-    Args:
-        params: arrays of any kind, layers stacked.
-        dtype: of the tensors: "float32", "bfloat16" or "float16".
+    Raises:
+        CheckpointUnusable: files are missing or broken.
     """
-    folder, item_bytes = Path(folder), np.dtype(dtype).itemsize
-    pieces: list[_Piece] = []
-    for leaf, array in flatten_params(params).items():
-        how = stored(model, leaf, array.shape)
-        pieces += [_Piece(n, array, index, how.transposed) for index, n in how.tensors.items()]
-    files: list[list[_Piece]] = [[]]
-    held = 0
-    for piece in sorted(pieces, key=lambda piece: _natural(piece.name)):
-        num_bytes = item_bytes * piece.size
-        if held and held + num_bytes > most_file_bytes:
-            files.append([])
-            held = 0
-        files[-1].append(piece)
-        held += num_bytes
-    names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
-    if len(files) == 1:
-        names = [SINGLE]
-    for name, content in zip(names, files, strict=True):
-        save_file(
-            {piece.name: piece.tensor(dtype) for piece in content},
-            folder / name,
-            metadata={"format": "pt"},
-        )
-    if len(files) > 1:
-        placed = [(n, p) for n, part in zip(names, files, strict=True) for p in part]
-        values = {
-            "metadata": {"total_size": item_bytes * sum(piece.size for piece in pieces)},
-            "weight_map": {piece.name: name for name, piece in placed},
-        }
-        (folder / INDEX).write_text(json.dumps(values, indent=2) + "\n")
-    return tuple(folder / name for name in names)
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A tensor to be written: an entry of a leaf's stacked axes."""
-
-    name: str
-    leaf: Any
-    index: tuple[int, ...]
-    transposed: bool
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.leaf.shape[len(self.index) :])
-
-    def tensor(self, dtype: str) -> np.ndarray:
-        array = np.asarray(self.leaf)[self.index].astype(dtype)
-        return np.ascontiguousarray(array.T if self.transposed else array)
+    digest = hashlib.sha256()
+    with _Tensors(Path(folder)) as tensors:
+        for name in sorted(tensors.files):
+            tensor = tensors.slice_of(name)
+            shape, kind = tensor.get_shape(), tensor.get_dtype()
+            digest.update(f"{name} {kind} {shape}\n".encode())
+            if shape and kind in _TYPES:
+                digest.update(tensor[:1].tobytes())
+    return digest.hexdigest()
 
 
 class _Tensors:
@@ -259,13 +210,17 @@ def _check(
 
 
 def _read_leaf(
-    tensors: _Tensors, how: Stored, shape: tuple[int, ...], sharding: jax.sharding.Sharding
+    tensors: _Tensors,
+    how: Stored,
+    shape: tuple[int, ...],
+    sharding: jax.sharding.Sharding,
+    dtype: np.dtype,
 ) -> jax.Array:
     stacked = len(next(iter(how.tensors)))
 
     def read(index: tuple[slice, ...] | None) -> np.ndarray:
         cuts = [slice(*cut.indices(n)) for cut, n in zip(index or (), shape, strict=True)]
-        out = np.empty([cut.stop - cut.start for cut in cuts], np.float32)
+        out = np.empty([cut.stop - cut.start for cut in cuts], dtype)
         inner = tuple(cuts[stacked:])
         for place in np.ndindex(*out.shape[:stacked]):
             at = tuple(i + cut.start for i, cut in zip(place, cuts, strict=False))
@@ -275,8 +230,3 @@ def _read_leaf(
 
     leaf = jax.make_array_from_callback(shape, sharding, read)
     return jax.block_until_ready(leaf)  # the host's copy goes before the next leaf is read
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Layer 10 comes after layer 9."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]

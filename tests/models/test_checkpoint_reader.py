@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rlboost_jax.models import checkpoint_files
-from rlboost_jax.models.checkpoint_files import (
-    INDEX,
-    SINGLE,
+from rlboost_jax.models import checkpoint_reader
+from rlboost_jax.models.checkpoint_reader import (
     CheckpointUnusable,
     read_checkpoint,
-    write_checkpoint,
+    weights_digest,
 )
+from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import flatten_params, init_params, params_digest
+from rlboost_jax.models.tensor_names import INDEX, SINGLE
 
 MOE = {"num_experts": 3, "experts_per_token": 2, "expert_dim": 12}
 SANDWICH = {"post_norms": True, "norm_offset": True, "tie_embeddings": True}
@@ -96,6 +96,18 @@ def broken(model, folder: Path) -> str:
     return str(caught.value)
 
 
+def test_the_digest_is_of_the_weights_and_not_of_their_files(model, params, tmp_path):
+    for name, size in (("one", 10**9), ("many", 9_000)):
+        (tmp_path / name).mkdir()
+        write_checkpoint(model, params, tmp_path / name, dtype="bfloat16", most_file_bytes=size)
+    digest = weights_digest(tmp_path / "one")
+    assert digest == weights_digest(tmp_path / "many")
+    (tmp_path / "other").mkdir()
+    trained = jax.tree.map(lambda leaf: leaf * 1.01, params)
+    write_checkpoint(model, trained, tmp_path / "other", dtype="bfloat16")
+    assert digest != weights_digest(tmp_path / "other")
+
+
 Q = "model.layers.1.self_attn.q_proj.weight"
 
 
@@ -153,7 +165,7 @@ def test_every_device_is_given_its_own_slice_and_no_more(run_with_devices, small
     source = f"""
 import numpy as np
 from rlboost_jax.config.records import ModelConfig
-from rlboost_jax.models import checkpoint_files
+from rlboost_jax.models import checkpoint_reader
 from rlboost_jax.models.params import flatten_params, params_digest
 from rlboost_jax.models.sharding import make_mesh, param_shardings
 
@@ -165,12 +177,12 @@ def counted(shape, dtype):
     largest = max(largest, int(np.prod(shape)))
     return whole(shape, dtype)
 
-checkpoint_files.np.empty = counted
-params = checkpoint_files.read_checkpoint(
+checkpoint_reader.np.empty = counted
+params = checkpoint_reader.read_checkpoint(
     model, {str(tmp_path)!r}, shardings=param_shardings(model, make_mesh((2, 2, 2)))
 )
-checkpoint_files.np.empty = whole
-one = checkpoint_files.read_checkpoint(model, {str(tmp_path)!r})
+checkpoint_reader.np.empty = whole
+one = checkpoint_reader.read_checkpoint(model, {str(tmp_path)!r})
 assert params_digest(one) == params_digest(params)
 held = sum(leaf.addressable_shards[0].data.size for leaf in flatten_params(params).values())
 print(largest, held)
@@ -182,13 +194,13 @@ print(largest, held)
 
 def test_the_host_holds_one_leaf_at_a_time(model, params, tmp_path, monkeypatch):
     write_checkpoint(model, params, tmp_path, dtype="float32")
-    made, read_leaf = [], checkpoint_files._read_leaf
+    made, read_leaf = [], checkpoint_reader._read_leaf
 
     def watched(*arguments):
         assert all(leaf.is_ready() for leaf in made), "the leaf before is still being copied"
         made.append(read_leaf(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(checkpoint_files, "_read_leaf", watched)
+    monkeypatch.setattr(checkpoint_reader, "_read_leaf", watched)
     read_checkpoint(model, tmp_path)
     assert len(made) == len(flatten_params(params))

@@ -1,0 +1,74 @@
+"""Leaves that every version has, kept in memory by a server that has fetched them once.
+
+What is kept counts as the leaf of a manifest if its files are the same, digest by digest: a
+trainer that comes back has written them anew, and with other parameters nothing matches.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
+
+
+@dataclass(frozen=True)
+class _Kept:
+    leaf: LeafEntry
+    files: tuple[FileEntry, ...]
+    array: np.ndarray
+
+
+class KeptLeaves:
+    def __init__(self) -> None:
+        self._kept: dict[str, _Kept] = {}  # by name of the leaf
+
+    def missing(self, manifest: Manifest) -> Manifest:
+        """The part of a manifest that is still to be fetched."""
+        here = {leaf.name for leaf in manifest.leaves if self._is_here(leaf, manifest)}
+        files = {entry.path for name in here for entry in self._kept[name].files}
+        return msgspec.structs.replace(
+            manifest,
+            files=tuple(entry for entry in manifest.files if entry.path not in files),
+            leaves=tuple(leaf for leaf in manifest.leaves if leaf.name not in here),
+        )
+
+    def complete(self, params: dict[str, Any], manifest: Manifest) -> None:
+        """Add what was not missing, and from now on keep this manifest's lasting leaves.
+
+        Args:
+            params: nested, of the leaves that were missing.
+        """
+        kept = {}
+        for leaf in manifest.leaves:
+            if self._is_here(leaf, manifest):
+                put_leaf(params, leaf.name, self._kept[leaf.name].array)
+            if leaf.lasting:
+                array = _leaf(params, leaf.name)
+                kept[leaf.name] = _Kept(leaf, _files_of(leaf, manifest), array)
+        self._kept = kept
+
+    def _is_here(self, leaf: LeafEntry, manifest: Manifest) -> bool:
+        kept = self._kept.get(leaf.name)
+        return kept is not None and (kept.leaf, kept.files) == (leaf, _files_of(leaf, manifest))
+
+
+def put_leaf(params: dict[str, Any], name: str, leaf: np.ndarray) -> None:
+    """Set the leaf of a dotted name."""
+    *folders, last = name.split(".")
+    for folder in folders:
+        params = params.setdefault(folder, {})
+    params[last] = leaf
+
+
+def _leaf(params: dict[str, Any], name: str) -> np.ndarray:
+    *folders, last = name.split(".")
+    for folder in folders:
+        params = params[folder]
+    leaf: np.ndarray = params[last]
+    return leaf
+
+
+def _files_of(leaf: LeafEntry, manifest: Manifest) -> tuple[FileEntry, ...]:
+    return tuple(entry for entry in manifest.files if entry.path.startswith(f"{leaf.name}/"))

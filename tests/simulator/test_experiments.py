@@ -1,0 +1,46 @@
+"""A small variant of every experiment runs, by its notebook's own code."""
+
+import functools
+import importlib
+import json
+from typing import Any
+
+import pytest
+
+from experiments import plots
+from tests.notebooks import code_cells
+
+NAMES = sorted(path.parent.name for path in plots.FOLDER.glob("*/notebook.ipynb"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_small_variant(name, monkeypatch, tmp_path):
+    """It writes the same shape of results as lies beside it, and a figure with named axes."""
+    experiment = importlib.import_module(f"experiments.{name}.experiment")
+    small = functools.partial(experiment.measure, small=True)
+    monkeypatch.setattr(experiment, "measure", small)
+    monkeypatch.setattr(plots, "save", functools.partial(plots.save, folder=tmp_path))
+    namespace: dict[str, Any] = {}
+    for code in code_cells(plots.FOLDER / name / "notebook.ipynb"):
+        exec(code, namespace)
+    assert all(panel.get_xlabel() and panel.get_ylabel() for panel in namespace["figure"].axes)
+    assert (tmp_path / name / "figure.svg").read_text().startswith("<?xml")
+    written = json.loads((tmp_path / name / "results.json").read_text())
+    kept = json.loads((plots.FOLDER / name / "results.json").read_text())
+    assert shape(written) == shape(kept)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_figure_is_that_of_the_results(name, tmp_path):
+    experiment = importlib.import_module(f"experiments.{name}.experiment")
+    kept = json.loads((plots.FOLDER / name / "results.json").read_text())
+    plots.save(name, kept, experiment.figure(kept), folder=tmp_path)
+    drawn, stored = (folder / name / "figure.svg" for folder in (tmp_path, plots.FOLDER))
+    assert drawn.read_text().count("<path") == stored.read_text().count("<path")
+
+
+def shape(value: Any) -> Any:
+    """Names, and of lists that they are lists."""
+    if isinstance(value, dict):
+        return {name: shape(below) for name, below in value.items()}
+    return list if isinstance(value, list) else None
