@@ -43,21 +43,23 @@ class Judge:
         self._fallback = settings.fallback
         self._service_places = [i for i, f in enumerate(self._functions) if f.name == HTTP]
         self._pool_places = [i for i, f in enumerate(self._functions) if f.name != HTTP]
-        self._services = [RewardService(self._functions[i]) for i in self._service_places]
+        self._services: list[RewardService] = []
         self._pool: RewardPool | None = None
-        if self._pool_places:
-            setup = Setup(
-                functions=tuple(self._functions[i] for i in self._pool_places),
-                columns=tuple(columns),
-                memory_mb=settings.memory_mb,
-                sandbox_required=settings.sandbox == "required",
-                seed=seed,
-            )
-            try:
+        setup = Setup(
+            functions=tuple(self._functions[i] for i in self._pool_places),
+            columns=tuple(columns),
+            memory_mb=settings.memory_mb,
+            sandbox_required=settings.sandbox == "required",
+            seed=seed,
+        )
+        try:
+            for place in self._service_places:
+                self._services.append(RewardService(self._functions[place]))
+            if self._pool_places:
                 self._pool = RewardPool(setup, workers=settings.workers)
-            except BaseException:  # whatever it was, it goes on upwards
-                self.close()
-                raise
+        except BaseException:  # whatever it was, it goes on upwards
+            self.close()
+            raise
 
     def ask(self, answered: Answered) -> Future[Verdict]:
         """Never blocks. An exception in the future says that nobody can be asked any more."""

@@ -100,6 +100,18 @@ def test_every_call_of_the_list_is_refused():
     assert (done.completed, done.output) == (True, "")
 
 
+CAPABILITIES = """
+import ctypes, struct
+sets = ctypes.create_string_buffer(b"x" * 24)
+assert ctypes.CDLL(None).capget(struct.pack("=Ii", 0x20080522, 0), sets) == 0
+print(sum(sets.raw))
+"""
+
+
+def test_it_has_no_rights_of_roots():
+    assert ran(CAPABILITIES).output == "0\n"
+
+
 HEADERS = (
     (0, "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
     (1, "/usr/include/asm-generic/unistd.h"),  # which aarch64 takes

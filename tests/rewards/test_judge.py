@@ -71,7 +71,16 @@ def every():
     """All functions that fail at once, with one before, between and after that do not."""
     names = [
         *("good", "raises", "crashes", "leaves", "ends", "plain", "not_a_number", "endless"),
-        *("too_many", "none_at_all", "no_list", "text", "words", "allocates", "array"),
+        *(
+            "raises_half_a_character",
+            "too_many",
+            "none_at_all",
+            "no_list",
+            "text",
+            "words",
+            "allocates",
+            "array",
+        ),
     ]
     functions = [own(name, weight=2.0 if name == "good" else 1.0) for name in names]
     judge = Judge(functions, settings(), columns=(), seed=0)
@@ -83,6 +92,7 @@ def every():
     ("name", "fault"),
     [
         ("raises", "KeyError: 'no such thing'"),
+        ("raises_half_a_character", "ValueError: \\ud83d"),
         ("crashes", "was ended by SIGSEGV"),
         ("leaves", "ended its process"),
         ("ends", "ended its process"),
@@ -104,8 +114,8 @@ def test_each_failure_is_named_and_counts_as_the_fallback(every, name, fault):
 def test_the_others_are_not_touched(every):
     sound = {name: every.components[f"{MODULE}:{name}"] for name in ("good", "plain", "array")}
     assert sound == {"good": 4.0, "plain": 0.25, "array": 0.5}
-    assert len(every.faults) == 12 and not every.faults.keys() & {f"{MODULE}:{n}" for n in sound}
-    assert every.reward == 2 * 4.0 + 0.25 + 0.5 - 12 * 0.5
+    assert len(every.faults) == 13 and not every.faults.keys() & {f"{MODULE}:{n}" for n in sound}
+    assert every.reward == 2 * 4.0 + 0.25 + 0.5 - 13 * 0.5
     assert every.accuracy == 4.0, "of the first function, without its weight"
 
 
@@ -222,6 +232,16 @@ def test_a_function_that_cannot_be_used_is_known_before_the_first_response(judge
         judge(
             reward, columns=() if "needs 'answer'" in message else BUILT_IN_COLUMNS, memory_mb=600
         )
+
+
+def test_a_judge_that_cannot_be_made_leaves_nothing_behind(judge):
+    service = RewardConfig(name="http", options={"url": "http://127.0.0.1:1/"})
+    wrong = RewardConfig(name="http", label="other", options={"url": "nowhere"})
+    before = threading.enumerate()
+    for functions in ((service, wrong), (service, own("missing"))):
+        with pytest.raises(ConfigError):
+            judge(*functions)
+    assert threading.enumerate() == before
 
 
 def test_two_of_one_name_have_a_label_each(judge):
