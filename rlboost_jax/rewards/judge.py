@@ -131,7 +131,10 @@ def _when_all(
     asked: Sequence[tuple[Sequence[int], Future[tuple[Outcome, ...]]]],
     verdict: Callable[[Mapping[int, Outcome]], Verdict],
 ) -> Future[Verdict]:
-    """Done when the last of `asked` is; whichever thread that happens in."""
+    """Done when the last of `asked` is; whichever thread that happens in.
+
+    Cancelled, it has those cancelled that nobody works on yet.
+    """
     result: Future[Verdict] = Future()
     outcomes: dict[int, Outcome] = {}
     lock, left = threading.Lock(), len(asked)
@@ -153,6 +156,12 @@ def _when_all(
         if last and result.set_running_or_notify_cancel():  # else nobody wants it any more
             result.set_result(verdict(outcomes))
 
+    def unwanted(result: Future[Verdict]) -> None:
+        if result.cancelled():
+            for _, future in asked:
+                future.cancel()
+
     for places, future in asked:
         future.add_done_callback(functools.partial(arrived, places))
+    result.add_done_callback(unwanted)
     return result

@@ -313,6 +313,25 @@ def test_or_for_a_share_of_them():
     assert got == [0.5]
 
 
+@pytest.mark.parametrize(
+    ("completion", "program"),
+    [
+        ("x = 1", "x = 1"),
+        ("```python\nx = 1\n```", "x = 1\n"),
+        ("```Python3 title\nx = 1```", "x = 1"),
+        ("  ``` py\n  x = 1\n  ```", "  x = 1\n  "),
+        ("```py\nx = 1\n```\nor\n```py\nx = 2\n```", "x = 2\n"),
+        ("```py\nx = 1\n```\nprints\n```\n5\n```", "x = 1\n"),
+        ("```bash\nrun\n```\nthen\n```py\nx = 1\n```", "x = 1\n"),
+        ("```json\n{}\n```\nthen\n```\nx = 1\n```\nso", "x = 1\n"),
+        ("```json\n{}\n```", "```json\n{}\n```"),
+        ("```python\nx = 1", "```python\nx = 1"),
+    ],
+)
+def test_the_program_in_a_completion(completion, program):
+    assert code_module.program_in(completion) == program
+
+
 @pytest.fixture
 def slow_tests(monkeypatch):
     """`slow_tests(2.0, NotStarted())`: a test that passes after 2 s, and one not started."""

@@ -330,6 +330,7 @@ def test_columns_that_cannot_be_sent_cost_their_response_only(value, fault, judg
 @pytest.mark.parametrize("error", [None, RewardWorkersLost("gone")])
 def test_a_verdict_that_nobody_wants_any_more_is_no_trouble(error, caplog):
     asked: Future[tuple[Outcome, ...]] = Future()
+    asked.set_running_or_notify_cancel()
     verdict = _when_all([([0], asked)], lambda outcomes: outcomes)
     assert verdict.cancel()
     if error is None:
@@ -338,6 +339,14 @@ def test_a_verdict_that_nobody_wants_any_more_is_no_trouble(error, caplog):
         asked.set_exception(error)
     assert verdict.cancelled()
     assert not caplog.records, "what a callback raises is logged, not raised"
+
+
+def test_what_nobody_wants_any_more_is_not_asked_either():
+    asked: list[Future[tuple[Outcome, ...]]] = [Future(), Future()]
+    asked[0].set_running_or_notify_cancel()
+    verdict = _when_all([([i], f) for i, f in enumerate(asked)], lambda outcomes: outcomes)
+    assert verdict.cancel()
+    assert [future.cancelled() for future in asked] == [False, True]
 
 
 def test_the_first_error_is_the_verdicts(caplog):
