@@ -11,8 +11,10 @@ worker._prctl(worker._PR_SET_CHILD_SUBREAPER, 1)
 inlet, outlet = os.pipe()
 child = os.fork()
 if child == 0:
-    orphan = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    os.close(1)
+    orphan = subprocess.Popen(["sleep", "60"], start_new_session=True)
     os.write(outlet, b"started")
+    signal.alarm(60)  # should the test fail
     signal.pause()
 os.read(inlet, 7)
 whole, calls = getattr(os, "CALL"), []
