@@ -1,9 +1,9 @@
 """Run a program that nobody has read, inside what Linux offers to contain it.
 
 A script of its own, of the standard library only, started by `sandbox.py` as
-`python -I -B contained.py HEADER REPORT`: two open files, by number. The first has the limits and
-the program as JSON; to the second goes what could not be given up, or `STARTED`. Both are closed
-before the first line of the program runs, and this process has given up for good:
+`python -P -s -B contained.py HEADER REPORT`: two open files, by number. The first has the limits
+and the program as JSON; to the second goes what could not be given up, or `STARTED`. Both are
+closed before the first line of the program runs, and this process has given up for good:
 
 - network: no socket can be made (seccomp), and where the kernel allows, there is no interface
   either (a network namespace of its own), nor may TCP connect or bind (Landlock);
@@ -26,6 +26,7 @@ import importlib.util
 import json
 import os
 import platform
+import random
 import resource
 import signal
 import socket
@@ -282,6 +283,7 @@ def main() -> None:
         os._exit(NOT_CONTAINED)
     os.write(report, STARTED)
     os.close(report)
+    random.seed(0)  # as sets are in the same order every time (PYTHONHASHSEED)
     sys.argv = ["program"]
     sys.setrecursionlimit(10_000)
     loader = Program(header["program"])

@@ -100,6 +100,17 @@ def test_every_call_of_the_list_is_refused():
     assert (done.completed, done.output) == (True, "")
 
 
+def test_it_says_the_same_every_time():
+    program = "import random\nprint(hash('a'), list({'x', 'y', 'z'}), random.random())"
+    assert ran(program).output == ran(program).output
+
+
+def test_it_imports_nothing_from_beside_the_script_that_contains_it():
+    assert (
+        ran("try:\n    import sandbox\nexcept ImportError:\n    print('none')").output == "none\n"
+    )
+
+
 CAPABILITIES = """
 import ctypes, struct
 sets = ctypes.create_string_buffer(b"x" * 24)
