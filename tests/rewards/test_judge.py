@@ -1,5 +1,6 @@
 """Whatever a reward function does costs the response that it did it for, visibly."""
 
+import functools
 import os
 import signal
 import threading
@@ -315,6 +316,7 @@ def test_a_worker_that_is_killed_is_replaced(judge):
         (2**64, "can't serialize ints"),
         (object(), "a column holds object"),
         ("\ud800", "surrogates not allowed"),
+        (functools.reduce(lambda inner, _: [inner], range(5000), 0), "recursion"),
     ],
 )
 def test_columns_that_cannot_be_sent_cost_their_response_only(value, fault, judge):
