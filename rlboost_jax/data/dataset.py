@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.config.data_presets import resolved
 from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.ranges import MAX_STOP_IDS
 from rlboost_jax.config.records import DataConfig, RunConfig
 from rlboost_jax.data.exercises import Prompt, Tokens
 from rlboost_jax.data.questions import (
@@ -51,7 +52,7 @@ class Dataset:
         self._data = data
         self.tokenizer = open_tokenizer(data)
         self.stop_ids = self.tokenizer.stop_ids
-        _check_vocabulary(run, data.tokenizer, self.tokenizer)
+        _check_tokenizer(run, data.tokenizer, self.tokenizer)
         limit = data.max_prompt_tokens or run.engine.max_prompt_tokens
 
         self._rows = _open(data, data.source, subset=data.subset, split=data.split)
@@ -167,7 +168,8 @@ def _left_out(selection: Selection) -> dict[str, dict[str, Any]]:
     }
 
 
-def _check_vocabulary(run: RunConfig, name: str, tokenizer: Tokenizer) -> None:
+def _check_tokenizer(run: RunConfig, name: str, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError where the model or an engine has no room for its ids."""
     if tokenizer.vocab_size > run.model.vocab_size:
         raise ConfigError(
             f"model.vocab_size is {run.model.vocab_size}, the tokenizer {name!r} has "
@@ -177,6 +179,11 @@ def _check_vocabulary(run: RunConfig, name: str, tokenizer: Tokenizer) -> None:
         raise ConfigError(
             f"the end token {tokenizer.stop_ids[-1]} of {name!r} is not below "
             f"model.vocab_size ({run.model.vocab_size}); raise it"
+        )
+    if len(tokenizer.stop_ids) > MAX_STOP_IDS:
+        raise ConfigError(
+            f"{name!r} and data.stop_ids have {len(tokenizer.stop_ids)} ids that end a response, "
+            f"and {MAX_STOP_IDS} are possible; name fewer"
         )
 
 

@@ -394,6 +394,13 @@ def test_held_out_problems_of_generated_tasks_do_not_bound_those_of_a_data_set()
     assert run_config(config).evaluation.num_prompts == 257
 
 
+def test_no_more_stop_ids_than_an_engine_has_room_for(dataset, write_lines):
+    path = write_lines(GSM8K[:9])
+    assert len(dataset(path, stop_ids=tuple(range(7)), **PLAIN).stop_ids) == 8
+    with pytest.raises(ConfigError, match=r"have 9 ids that end a response, and 8 are possible"):
+        dataset(path, stop_ids=tuple(range(8)), **PLAIN)
+
+
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
