@@ -14,6 +14,7 @@ from rlboost_jax.messages import MAX_NOTICE_SECONDS
 MAX_LEASE_SECONDS: Final = 2.0
 MAX_SEED: Final = 2**31 - 1
 MAX_POSITIONS: Final = 2**18  # tokens of a slot; see rlboost_jax/models/rope.py
+MAX_STOP_IDS: Final = 8  # that an engine's slot has room for
 DTYPES: Final = ("float32", "bfloat16", "float16")
 KV_DTYPES: Final = (*DTYPES, "float8_e4m3fn")
 NOTICES: Final = ("auto", "none", "aws", "gcp", "azure")
