@@ -39,11 +39,12 @@ def get_config() -> ConfigDict:
     config.model.attention_pattern = "G"  # "G" sees all before, "L" a window of them
     config.model.rope_theta = 10_000.0  # base of the rotary frequencies
     config.model.local_rope_theta = 0.0  # of layers "L", then unscaled; 0: as the others
-    config.model.rope_scaling = ""  # or "linear" (Gemma 3), "llama3": for longer contexts
+    config.model.rope_scaling = ""  # or "linear" (Gemma 3), "llama3", "yarn": longer contexts
     config.model.rope_factor = 1.0  # frequencies, or low ones, are divided by it
-    config.model.rope_low_frequency_factor = 1.0  # llama3: wavelengths beyond original / low …
-    config.model.rope_high_frequency_factor = 4.0  # … are scaled, below original / high are not
-    config.model.rope_original_positions = 8192  # llama3: context before the scaling, tokens
+    config.model.rope_low_frequency_factor = 1.0  # llama3, yarn: wavelengths > original / low …
+    config.model.rope_high_frequency_factor = 4.0  # … are scaled, < original / high are not
+    config.model.rope_original_positions = 8192  # same: context before the scaling, tokens
+    config.model.rope_attention_factor = 1.0  # yarn: rotated queries and keys, times this
     config.model.norm_epsilon = 1e-6  # added to the mean square in RMSNorm
     config.model.norm_offset = False  # norms multiply by 1 + scale (Gemma)
     config.model.post_norms = False  # norms also after attention and feed-forward layer (Gemma)

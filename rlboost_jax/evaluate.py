@@ -160,7 +160,7 @@ def main() -> None:
             samples=arguments.samples,
             temperature=arguments.temperature,
         )
-    except Mistake as error:
+    except (Mistake, OSError) as error:
         exits.leave(f"error: {error}", exits.MISTAKE)
     print(json.dumps(score))
 

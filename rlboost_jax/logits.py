@@ -17,8 +17,11 @@ from jaxtyping import Float, Int
 
 from rlboost_jax import compile_cache, exits
 from rlboost_jax.config.errors import ConfigError, Mistake
+from rlboost_jax.config.memory import size_text
+from rlboost_jax.config.ranges import MAX_POSITIONS
 from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.config.sources import WEIGHTS, source_fields, source_folder
+from rlboost_jax.config.validate import check_model
 
 _SLOTS: Final = 8
 
@@ -30,15 +33,27 @@ def logits(source: str, tokens: Int[np.ndarray, "B T"]) -> dict[str, Float[np.nd
         ConfigError, CheckpointUnusable, NotEnoughMemory: one line that says what to change.
     """
     from rlboost_jax.engine.teacher import teacher_forced_logits
-    from rlboost_jax.models.checkpoint_reader import read_checkpoint
+    from rlboost_jax.models.checkpoint_reader import CheckpointUnusable, read_checkpoint
 
     model = ModelConfig(source=source, dtype="float32", **source_fields(source))
+    check_model(model)
     _check(tokens, model.vocab_size)
+    _check_memory(model, tokens.shape[1])
     params = read_checkpoint(model, source_folder(source, WEIGHTS))
-    learner = learner_logits(model, params, tokens)
     engine = _engine(model, tokens.shape[1])
     engine.load(params, 0)
-    return {"learner": learner, "engine": teacher_forced_logits(engine, tokens)}
+    found = {
+        "learner": learner_logits(model, params, tokens),
+        "engine": teacher_forced_logits(engine, tokens),
+    }
+    for name, values in found.items():
+        broken = np.argwhere(~np.isfinite(values))
+        if len(broken):
+            raise CheckpointUnusable(
+                f"{source}: {len(broken):,} of {values.size:,} logits of the {name} are not "
+                f"finite, the first after token {broken[0][:2].tolist()}; are the weights?"
+            )
+    return found
 
 
 def learner_logits(
@@ -81,12 +96,42 @@ def _engine(model: ModelConfig, num_tokens: int) -> Any:
     return Engine(model, config, slot_tokens=num_tokens + 1, truncated_sampling=False)
 
 
+def _read(path: str) -> np.ndarray:
+    """Raises ConfigError where the file holds no array, OSError where there is none."""
+    try:
+        with open(path, "rb") as file:
+            array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+    except ValueError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"--tokens={path} is no array as np.save writes it: {reason}") from None
+    return array
+
+
 def _check(tokens: np.ndarray, vocab_size: int) -> None:
     if tokens.dtype != np.int32 or tokens.ndim != 2 or 0 in tokens.shape:
         raise ConfigError(f"tokens are {tokens.dtype}{list(tokens.shape)}; give int32 [B, T]")
+    if tokens.shape[1] >= MAX_POSITIONS:
+        raise ConfigError(
+            f"tokens are {tokens.shape[1]:,} in a row; give less than {MAX_POSITIONS:,}"
+        )
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ConfigError(
             f"tokens are {tokens.min()} to {tokens.max()}; the model has ids 0 to {vocab_size - 1}"
+        )
+
+
+def _check_memory(model: ModelConfig, num_tokens: int) -> None:
+    """Raise NotEnoughMemory where the scores of a row, and their softmax, have no room."""
+    import jax
+
+    from rlboost_jax.engine import memory
+
+    needed = 3 * 4 * model.num_query_heads * num_tokens**2
+    limit = memory.device_memory(jax.devices()[0]).limit
+    if limit is not None and needed > limit:
+        raise memory.NotEnoughMemory(
+            f"{num_tokens:,} tokens in a row need {size_text(needed)} for the learner's attention, "
+            f"and there are {size_text(limit)}; give shorter rows"
         )
 
 
@@ -97,16 +142,16 @@ def main() -> None:
     parser.add_argument("--out", required=True, help=".npz file to write")
     arguments = parser.parse_args()
     try:
-        try:
-            tokens = np.load(arguments.tokens)
-        except ValueError as error:
-            raise ConfigError(f"--tokens={arguments.tokens}: {error}") from None
+        tokens, out = _read(arguments.tokens), Path(arguments.out)
+        if out.is_dir() or not out.parent.is_dir():
+            raise ConfigError(f"--out={out} is no place for a file; name one in a folder that is")
         compile_cache.enable()
         found = logits(arguments.model, tokens)
-        with Path(arguments.out).open("wb") as file:
+        with out.open("wb") as file:
             np.savez(file, learner=found["learner"], engine=found["engine"])
     except (Mistake, OSError) as error:
-        exits.leave(f"error: {error}", exits.MISTAKE)
+        line = str(error).replace("config.model.source", "--model", 1)
+        exits.leave(f"error: {line}", exits.MISTAKE)
     gap = np.abs(found["learner"] - found["engine"]).max() / found["learner"].std()
     print(f"{arguments.out}: learner and engine differ by at most {gap:.1e} of the logits' spread")
 

@@ -163,26 +163,3 @@ def test_transformers_gives_the_logits_of_what_was_trained(
     for by in ("learner", "engine"):
         assert (found[by].shape, found[by].dtype) == ((2, 70, 112), np.float32)
         assert np.abs(found[by] - expected).max() < 1e-4 * expected.std()
-
-
-@pytest.mark.parametrize(
-    ("tokens", "says"),
-    [
-        (np.zeros((2, 3), np.int64), "tokens are int64[2, 3]; give int32 [B, T]"),
-        (np.zeros(3, np.int32), "tokens are int32[3]; give int32 [B, T]"),
-        (np.full((1, 2), 112, np.int32), "tokens are 112 to 112; the model has ids 0 to 111"),
-    ],
-)
-def test_tokens_that_are_none_are_one_line(
-    run: RunConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tokens: np.ndarray,
-    says: str,
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(export.to_huggingface(run.model)))
-    np.save(tmp_path / "tokens.npy", tokens)
-    with pytest.raises(SystemExit) as caught:
-        call(logits, monkeypatch, model=tmp_path, tokens=tmp_path / "tokens.npy", out="never.npz")
-    assert (caught.value.code, capsys.readouterr().err) == (2, f"error: {says}\n")

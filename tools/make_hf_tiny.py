@@ -39,6 +39,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, default=800, help="supervised; 0: random weights")
     options = parser.parse_args()
+    if options.updates < 0:
+        parser.error(f"--updates is {options.updates}; choose 0 or more")
+    try:
+        options.to.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--to={options.to} is no place for a folder: {error.strerror}")
     rng = random.Random(options.seed)
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
@@ -57,9 +63,10 @@ def main() -> None:
         lines = [json.dumps({"question": question(a, b), "answer": str(a + b)}) for a, b in rows]
         (options.to / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     parameters = sum(p.numel() for p in model.parameters())
+    learnt = f"loss {loss:.2f} nats per token" if options.updates else "random"
     print(
-        f"{options.to}: {parameters:,} parameters after {options.updates} updates (loss {loss:.2f} "
-        f"nats per token), {len(train)} questions to train on, {len(test)} to test"
+        f"{options.to}: {parameters:,} parameters after {options.updates} updates ({learnt}), "
+        f"{len(train)} questions to train on, {len(test)} to test"
     )
 
 

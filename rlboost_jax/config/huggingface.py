@@ -1,17 +1,17 @@
 """A checkpoint's `config.json` as fields of `ModelConfig`, and back. No JAX here.
 
-Both ways of writing rotary positions are read: `rope_theta` with `rope_scaling`, as transformers 4
-does, and `rope_parameters`, as 5 does. Where a key is missing, its value is that of transformers'
-own configuration class. What a checkpoint asks for and the decoder does not do is an error that
-names the key.
+Where a key is missing, its value is that of transformers' own configuration class. What a
+checkpoint asks for and the decoder does not do is an error that names the key.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rlboost_jax.config.checkpoint_keys import number, whole
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.ranges import FAMILIES, MAX_POSITIONS
 from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.config.rope_scaling import rope_fields, rope_values
 
 # Class that transformers loads, per model type.
 CLASSES: Final[Mapping[str, str]] = {
@@ -84,7 +84,7 @@ def from_huggingface(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         )
     values = {**_DEFAULTS.get(family, {}), **values}
     _refuse(values, where)
-    sizes = {ours: _required(values, theirs, where) for ours, theirs in _SIZES.items()}
+    sizes = {ours: whole(values, theirs, where) for ours, theirs in _SIZES.items()}
     heads = sizes["num_query_heads"]
     bias = bool(values.get("attention_bias"))
     gemma = family in _GEMMA
@@ -92,21 +92,25 @@ def from_huggingface(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     activation = values.get(act) or ("gelu_pytorch_tanh" if gemma else "silu")
     if activation not in _ACTIVATIONS:
         raise ConfigError(f"{where}: {act} is {activation!r}; known: {', '.join(_ACTIVATIONS)}")
+
+    def cap(key: str, has_it: bool) -> float:  # transformers passes over those of other families
+        return number(values, key, where, 0.0) if has_it else 0.0
+
     return {
         **sizes,
         **_pattern(values, sizes["num_layers"], where),
-        **_rope(values, where),
+        **rope_fields(values, where),
         **_experts(values, where),
         "family": family,
-        "num_key_heads": values.get("num_key_value_heads") or heads,
-        "head_dim": values.get("head_dim") or sizes["embed_dim"] // heads,
+        "num_key_heads": whole(values, "num_key_value_heads", where, heads),
+        "head_dim": whole(values, "head_dim", where, max(1, sizes["embed_dim"] // heads)),
         "attention_bias": bias or family == "qwen2",
         "output_bias": bias and family != "qwen2",
         "qk_norm": family in ("qwen3", "qwen3_moe", "gemma3_text"),
-        "query_scalar": float(values["query_pre_attn_scalar"]) if gemma else 0.0,
-        "attention_soft_cap": float(values.get("attn_logit_softcapping") or 0) if gemma else 0.0,
-        "final_soft_cap": float(values.get("final_logit_softcapping") or 0) if gemma else 0.0,
-        "norm_epsilon": float(values.get("rms_norm_eps", 1e-6)),
+        "query_scalar": number(values, "query_pre_attn_scalar", where) if gemma else 0.0,
+        "attention_soft_cap": cap("attn_logit_softcapping", family == "gemma2"),
+        "final_soft_cap": cap("final_logit_softcapping", gemma),
+        "norm_epsilon": number(values, "rms_norm_eps", where, 1e-6),
         "norm_offset": gemma,
         "post_norms": gemma,
         "activation": _ACTIVATIONS[activation],
@@ -139,17 +143,6 @@ def to_huggingface(model: ModelConfig) -> dict[str, Any]:
 def _values(model: ModelConfig, family: str) -> dict[str, Any]:
     gemma = family in _GEMMA
     activation = "gelu_pytorch_tanh" if model.activation == "gelu_tanh" else "silu"
-    scaling = {
-        "": None,
-        "linear": {"rope_type": "linear", "factor": model.rope_factor},
-        "llama3": {
-            "rope_type": "llama3",
-            "factor": model.rope_factor,
-            "low_freq_factor": model.rope_low_frequency_factor,
-            "high_freq_factor": model.rope_high_frequency_factor,
-            "original_max_position_embeddings": model.rope_original_positions,
-        },
-    }[model.rope_scaling]
     values: dict[str, Any] = {
         "architectures": [CLASSES[family]],
         "model_type": family,
@@ -159,7 +152,7 @@ def _values(model: ModelConfig, family: str) -> dict[str, Any]:
         "max_position_embeddings": MAX_POSITIONS,
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rope_theta,
-        "rope_scaling": scaling,
+        "rope_scaling": rope_values(model),
         "attention_bias": model.output_bias,
         "tie_word_embeddings": model.tie_embeddings,
         "sliding_window": model.sliding_window or None,
@@ -218,6 +211,8 @@ def _refuse(values: Mapping[str, Any], where: str) -> None:
 def _pattern(values: Mapping[str, Any], num_layers: int, where: str) -> dict[str, Any]:
     """Which layers see a window, and how long it is."""
     family, window = values["model_type"], values.get("sliding_window")
+    if window is not None:
+        window = whole(values, "sliding_window", where)
     if family == "llama" or (family.startswith("qwen") and not values.get("use_sliding_window")):
         window = None
     types = values.get("layer_types")
@@ -254,61 +249,17 @@ def _usual_layer(values: Mapping[str, Any], index: int) -> str:
     return "L"
 
 
-def _rope(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    given = values.get("rope_parameters") or {}
-    far = dict(given.get("full_attention") or (given if "sliding_attention" not in given else {}))
-    near = dict(given.get("sliding_attention") or {})
-    far = {
-        "rope_theta": values.get("rope_theta", 10_000.0),
-        **(values.get("rope_scaling") or {}),
-        **far,
-    }
-    kind = far.get("rope_type", far.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
-        raise ConfigError(f"{where}: rope type {kind!r}; known: default, linear, llama3")
-    if near.get("rope_type", "default") != "default":
-        raise ConfigError(
-            f"{where}: rope type {near['rope_type']!r} of layers with a window; known: default"
-        )
-    local = near.get("rope_theta", values.get("rope_local_base_freq", 10_000.0))
-    fields = {
-        "rope_theta": float(far["rope_theta"]),
-        "local_rope_theta": float(local) if values["model_type"] == "gemma3_text" else 0.0,
-        "rope_scaling": "" if kind == "default" else kind,
-        "rope_factor": 1.0,
-        "rope_low_frequency_factor": 1.0,
-        "rope_high_frequency_factor": 4.0,
-        "rope_original_positions": 8192,
-    }
-    if kind != "default":
-        fields["rope_factor"] = float(_required(far, "factor", where))
-    if kind == "llama3":
-        fields["rope_low_frequency_factor"] = float(_required(far, "low_freq_factor", where))
-        fields["rope_high_frequency_factor"] = float(_required(far, "high_freq_factor", where))
-        original = _required(far, "original_max_position_embeddings", where)
-        fields["rope_original_positions"] = original
-    return fields
-
-
 def _experts(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     if values["model_type"] != "qwen3_moe":
         names = ("num_experts", "experts_per_token", "expert_dim")
         return {**dict.fromkeys(names, 0), "normalize_experts": True}
     key = "num_experts" if "num_experts" in values else "num_local_experts"
     return {
-        "num_experts": _required(values, key, where),
-        "experts_per_token": values.get("num_experts_per_tok", 8),
-        "expert_dim": values.get("moe_intermediate_size", 768),
+        "num_experts": whole(values, key, where, least=0),
+        "experts_per_token": whole(values, "num_experts_per_tok", where, 8, least=0),
+        "expert_dim": whole(values, "moe_intermediate_size", where, 768, least=0),
         "normalize_experts": bool(values.get("norm_topk_prob", False)),
     }
-
-
-def _required(values: Mapping[str, Any], key: str, where: str) -> Any:
-    if values.get(key) is None:
-        raise ConfigError(
-            f"{where}: {key} is missing; a {values.get('model_type', 'rope')} needs it"
-        )
-    return values[key]
 
 
 def _whole(number: float) -> int | float:

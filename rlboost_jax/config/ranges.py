@@ -3,23 +3,24 @@
 import difflib
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from rlboost_jax.config.data_presets import ANSWER_FORMATS, DATA_PRESETS
 from rlboost_jax.config.presets import PRESETS
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.task_sizes import DATASET, TASK_SIZES
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
 
 MAX_LEASE_SECONDS: Final = 2.0
 MAX_SEED: Final = 2**31 - 1
 MAX_POSITIONS: Final = 2**18  # tokens of a slot; see rlboost_jax/models/rope.py
+MAX_STOP_IDS: Final = 8  # that an engine's slot has room for
 DTYPES: Final = ("float32", "bfloat16", "float16")
 KV_DTYPES: Final = (*DTYPES, "float8_e4m3fn")
 NOTICES: Final = ("auto", "none", "aws", "gcp", "azure")
 NOTICE_SIGNALS: Final = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 FAMILIES: Final = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gemma2", "gemma3_text")
+ROPE_SCALINGS: Final = ("", "linear", "llama3", "yarn")
 TRACKERS: Final = ("tensorboard", "wandb")
 ATTENTION: Final = ("auto", "reference", "xla", "cpu", "mosaic_gpu", "triton")
 
@@ -114,6 +115,7 @@ ABOVE_ZERO: Final = (
     "model.rope_low_frequency_factor",
     "model.rope_high_frequency_factor",
     "model.rope_original_positions",
+    "model.rope_attention_factor",
     "model.norm_epsilon",
     "task.mean_length",
     "rewards.time_limit_seconds",
@@ -163,7 +165,7 @@ AT_MOST: Final[Mapping[str, float]] = {
 ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "model.dtype": DTYPES,
     "model.family": FAMILIES,
-    "model.rope_scaling": ("", "linear", "llama3"),
+    "model.rope_scaling": ROPE_SCALINGS,
     "model.activation": ("silu", "gelu_tanh"),
     "task.name": (*TASK_SIZES, DATASET),
     "data.preset": ("", *DATA_PRESETS),
@@ -203,27 +205,36 @@ ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
 FINITE: Final = ("rewards.fallback",)
 
 
-def out_of_range(config: RunConfig) -> Iterator[str]:
-    """One line per field with a value that cannot be: the value and what to choose."""
-    for name, limit in AT_LEAST.items():
-        if not limit <= (value := _field(config, name)) < math.inf:
-            yield f"{name} is {value}; choose {limit} or more"
-    for name in ABOVE_ZERO:
-        if not 0 < (value := _field(config, name)) < math.inf:
+def out_of_range(config: Any, section: str = "") -> Iterator[str]:
+    """One line per field with a value that cannot be: the value and what to choose.
+
+    Args:
+        config: a RunConfig, or what has the section.
+        section: such as "model."; "" for all.
+    """
+
+    def values(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        return ((name, _field(config, name)) for name in names if name.startswith(section))
+
+    for name, value in values(AT_LEAST):
+        if not AT_LEAST[name] <= value < math.inf:
+            yield f"{name} is {value}; choose {AT_LEAST[name]} or more"
+    for name, value in values(ABOVE_ZERO):
+        if not 0 < value < math.inf:
             yield f"{name} is {value}; choose more than 0"
-    for name, most in AT_MOST.items():
-        if not (value := _field(config, name)) <= most:
-            yield f"{name} is {value}; choose {most} or less"
-    for name in FINITE:
-        if not math.isfinite(value := _field(config, name)):
+    for name, value in values(AT_MOST):
+        if not value <= AT_MOST[name]:
+            yield f"{name} is {value}; choose {AT_MOST[name]} or less"
+    for name, value in values(FINITE):
+        if not math.isfinite(value):
             yield f"{name} is {value}; choose a number"
-    for name, choices in ONE_OF.items():
-        if (value := _field(config, name)) not in choices:
+    for name, value in values(ONE_OF):
+        if value not in (choices := ONE_OF[name]):
             near = difflib.get_close_matches(value, choices, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(choices)}"
             yield f"{name} {value!r} does not exist; {hint}"
 
 
-def _field(config: RunConfig, name: str) -> Any:
+def _field(config: Any, name: str) -> Any:
     value: Any = functools.reduce(getattr, name.split("."), config)
     return value

@@ -49,11 +49,12 @@ class ModelConfig:
     attention_pattern: str  # "G" sees all before, "L" a window; repeated over the layers
     rope_theta: float
     local_rope_theta: float  # of layers "L", which are then not scaled; 0: as the others
-    rope_scaling: str  # "" | "linear" | "llama3"
+    rope_scaling: str  # "" | "linear" | "llama3" | "yarn"
     rope_factor: float  # by which positions are divided, where they are
-    rope_low_frequency_factor: float  # llama3
-    rope_high_frequency_factor: float  # llama3
-    rope_original_positions: int  # llama3
+    rope_low_frequency_factor: float  # llama3, yarn: those of fewer turns are divided …
+    rope_high_frequency_factor: float  # … those of more are not; turns in so many positions:
+    rope_original_positions: int  # llama3, yarn
+    rope_attention_factor: float  # yarn: of the rotated queries and keys
     norm_epsilon: float
     norm_offset: bool  # norms multiply by 1 + scale
     post_norms: bool  # also after attention and feed-forward layer

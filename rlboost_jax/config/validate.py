@@ -9,13 +9,14 @@ import ipaddress
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 from rlboost_jax.config.combinations import of_algorithm
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.memory import pages_per_slot
 from rlboost_jax.config.ranges import MAX_POSITIONS, TRACKERS, out_of_range
-from rlboost_jax.config.records import ATTENTION_TARGETS, LORA_TARGETS, RunConfig
+from rlboost_jax.config.records import ATTENTION_TARGETS, LORA_TARGETS, ModelConfig, RunConfig
 from rlboost_jax.config.task_sizes import DATASET, MIN_LENGTH, NUM_COUNTERS, task_size
 from rlboost_jax.config.traces import read_trace
 from rlboost_jax.config.validate_data import dataset_mistakes, leftovers
@@ -38,10 +39,17 @@ def check(config: RunConfig) -> None:
     mistakes = list(out_of_range(config))
     if not mistakes:  # the checks of fields against each other may count on the ranges
         checks = (
-            *(_model, _lora, _task, _sampling, of_algorithm, _responses, _learner),
+            *(_lora, _task, _sampling, of_algorithm, _responses, _learner),
             *(_engine, _manager, _fleet, _observe, _evaluation, _rest),
         )
-        mistakes = [mistake for fields in checks for mistake in fields(config)]
+        mistakes = [*_model(config.model), *(m for fields in checks for m in fields(config))]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+
+
+def check_model(model: ModelConfig) -> None:
+    """The same for an architecture alone."""
+    mistakes = list(out_of_range(SimpleNamespace(model=model), "model.")) or list(_model(model))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
 
@@ -58,8 +66,7 @@ def check_files(config: RunConfig) -> None:
             )
 
 
-def _model(config: RunConfig) -> Iterator[str]:
-    model = config.model
+def _model(model: ModelConfig) -> Iterator[str]:
     if model.num_query_heads % model.num_key_heads:
         yield (
             f"model.num_query_heads is {model.num_query_heads}, not a multiple of "
@@ -76,10 +83,15 @@ def _model(config: RunConfig) -> Iterator[str]:
             f'{pattern!r}; layers "L" need a window of at least 1 token, and there is none without'
         )
     low, high = model.rope_low_frequency_factor, model.rope_high_frequency_factor
-    if model.rope_scaling == "llama3" and not low < high:
+    if model.rope_scaling in ("llama3", "yarn") and not low < high:
         yield (
             f"model.rope_low_frequency_factor is {low}; choose less than "
             f"model.rope_high_frequency_factor ({high})"
+        )
+    if model.rope_attention_factor != 1 and model.rope_scaling != "yarn":
+        yield (
+            f"model.rope_attention_factor is {model.rope_attention_factor}, which belongs to "
+            f"rope_scaling 'yarn' and not to {model.rope_scaling!r}; leave it at 1"
         )
     if model.num_experts:
         if not 1 <= model.experts_per_token <= model.num_experts:

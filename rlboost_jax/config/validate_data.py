@@ -9,6 +9,7 @@ from typing import Final
 from rlboost_jax.config.data_presets import BUILT_IN_REWARDS, resolved
 from rlboost_jax.config.records import DataConfig, RewardConfig, RunConfig
 
+GIVEN: Final = ("prompts", "completions", "completion_ids", "finished")  # to every reward
 _COLUMN: Final = re.compile(r"[^\W\d](?:[\w -]*\w)?")  # of a template: neither index nor attribute
 
 
@@ -84,6 +85,13 @@ def _prompt(data: DataConfig) -> Iterator[str]:
             "what the prompt is; keep one"
         )
     yield from _template(data.template)
+    taken = [*GIVEN, *(["answer"] if data.answer_column else [])]
+    for name in data.reward_columns:
+        if name in taken:
+            yield (
+                f"data.reward_columns has {name!r}, by which rewards know something else "
+                f"({', '.join(taken)}); rename the column in the data"
+            )
     if data.answer_format and not data.answer_column:
         yield f"data.answer_format is {data.answer_format!r}; name data.answer_column, too"
     if data.chat == "always" and data.tokenizer == "bytes" and not data.chat_template:

@@ -1,6 +1,7 @@
 """Exercises that are read: a data set's questions, judged by the run's reward functions."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, SupportsIndex
 
@@ -9,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.config.data_presets import resolved
 from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.ranges import MAX_STOP_IDS
 from rlboost_jax.config.records import DataConfig, RunConfig
 from rlboost_jax.data.exercises import Prompt, Tokens
 from rlboost_jax.data.questions import (
@@ -50,20 +52,21 @@ class Dataset:
         self._data = data
         self.tokenizer = open_tokenizer(data)
         self.stop_ids = self.tokenizer.stop_ids
-        _check_vocabulary(run, data.tokenizer, self.tokenizer)
+        _check_tokenizer(run, data.tokenizer, self.tokenizer)
         limit = data.max_prompt_tokens or run.engine.max_prompt_tokens
 
         self._rows = _open(data, data.source, subset=data.subset, split=data.split)
         selection = select(self._rows, data, self.tokenizer, max_prompt_tokens=limit)
         own_place = bool(data.heldout_source or data.heldout_split)
         if own_place:
-            self._heldout_rows = _open(
-                data,
-                data.heldout_source or data.source,
-                subset=data.heldout_subset if data.heldout_source else data.subset,
-                split=data.heldout_split,
-            )
-            aside = select(self._heldout_rows, data, self.tokenizer, max_prompt_tokens=limit)
+            with _naming_heldout(data):
+                self._heldout_rows = _open(
+                    data,
+                    data.heldout_source or data.source,
+                    subset=data.heldout_subset if data.heldout_source else data.subset,
+                    split=data.heldout_split,
+                )
+                aside = select(self._heldout_rows, data, self.tokenizer, max_prompt_tokens=limit)
             heldout = by_hash(aside.usable)
             train, overlap = without(selection.usable, heldout)
             if overlap:
@@ -71,7 +74,10 @@ class Dataset:
         else:
             self._heldout_rows, aside = self._rows, Selection(usable=())
             train, heldout = split(selection.usable, data.heldout_share)
-        _check_rows(data, run, self._rows, selection, len(train), len(heldout))
+        _check_train(data, len(self._rows), selection, len(train))
+        if run.evaluation.every_steps and not heldout:
+            with _naming_heldout(data):
+                raise _nothing_held_out(data, len(self._heldout_rows), aside)
         self._train, self._heldout = indices(train), indices(heldout)
         self.record: Mapping[str, Any] | None = {
             "source": data.source,
@@ -142,6 +148,19 @@ def _open(data: DataConfig, source: str, *, subset: str, split: str) -> Rows:
     return open_rows(source, data.format, subset=subset, split=split, columns=needed_columns(data))
 
 
+@contextlib.contextmanager
+def _naming_heldout(data: DataConfig) -> Iterator[None]:
+    """Errors about the rows to hold out name the settings that say where those are."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error).replace("data.split", "data.heldout_split")
+        if data.heldout_source:
+            for name in ("source", "subset"):
+                text = text.replace(f"data.{name}", f"data.heldout_{name}")
+        raise ConfigError(text) from None
+
+
 def _left_out(selection: Selection) -> dict[str, dict[str, Any]]:
     return {
         reason: {"rows": skipped.rows, "first": skipped.example}
@@ -149,7 +168,8 @@ def _left_out(selection: Selection) -> dict[str, dict[str, Any]]:
     }
 
 
-def _check_vocabulary(run: RunConfig, name: str, tokenizer: Tokenizer) -> None:
+def _check_tokenizer(run: RunConfig, name: str, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError where the model or an engine has no room for its ids."""
     if tokenizer.vocab_size > run.model.vocab_size:
         raise ConfigError(
             f"model.vocab_size is {run.model.vocab_size}, the tokenizer {name!r} has "
@@ -160,23 +180,37 @@ def _check_vocabulary(run: RunConfig, name: str, tokenizer: Tokenizer) -> None:
             f"the end token {tokenizer.stop_ids[-1]} of {name!r} is not below "
             f"model.vocab_size ({run.model.vocab_size}); raise it"
         )
+    if len(tokenizer.stop_ids) > MAX_STOP_IDS:
+        raise ConfigError(
+            f"{name!r} and data.stop_ids have {len(tokenizer.stop_ids)} ids that end a response, "
+            f"and {MAX_STOP_IDS} are possible; name fewer"
+        )
 
 
-def _check_rows(
-    data: DataConfig, run: RunConfig, rows: Rows, selection: Selection, train: int, heldout: int
-) -> None:
-    """Raise ConfigError where there is nothing to train on, or to evaluate on."""
+def _check_train(data: DataConfig, num_rows: int, selection: Selection, train: int) -> None:
+    """Raise ConfigError where there is nothing to train on."""
+    if not train:
+        raise ConfigError(
+            f"data.source {data.source!r}: no row of {num_rows} is left to train on"
+            + _reasons(selection)
+        )
+
+
+def _nothing_held_out(data: DataConfig, num_rows: int, aside: Selection) -> ConfigError:
+    if data.heldout_source or data.heldout_split:
+        return ConfigError(
+            f"data.source {data.heldout_source or data.source!r}: no row of {num_rows} is left to "
+            "evaluate on" + _reasons(aside)
+        )
+    return ConfigError(
+        f"data.source {data.source!r}: no row of {num_rows} is held out; raise "
+        "data.heldout_share, or set evaluation.every_steps to 0"
+    )
+
+
+def _reasons(selection: Selection) -> str:
     reasons = "; ".join(
         f"{skipped.rows} {reason} (first: {skipped.example})" if skipped.example else reason
         for reason, skipped in selection.skipped.items()
     )
-    if not train:
-        raise ConfigError(
-            f"data.source {data.source!r}: no row of {len(rows)} is left to train on"
-            + (f": {reasons}" if reasons else "")
-        )
-    if not heldout and run.evaluation.every_steps:
-        raise ConfigError(
-            f"data.source {data.source!r}: no row of {len(rows)} is held out; raise "
-            "data.heldout_share, or set evaluation.every_steps to 0"
-        )
+    return f": {reasons}" if reasons else ""

@@ -196,7 +196,14 @@ class ParquetRows:
             except (OSError, pyarrow.ArrowException) as error:
                 line = str(error).partition("\n")[0]
                 raise ConfigError(f"data.source: cannot read {path}: {line}") from None
-        self._table = pyarrow.concat_tables(tables, promote_options="permissive").combine_chunks()
+        try:
+            whole = pyarrow.concat_tables(tables, promote_options="permissive")
+        except pyarrow.ArrowException as error:
+            line = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"data.source: columns of {paths[0]} differ elsewhere: {line}"
+            ) from None
+        self._table = whole.combine_chunks()
 
     def __len__(self) -> int:
         return int(self._table.num_rows)

@@ -51,7 +51,7 @@ class Skipped:
 class Usable(NamedTuple):
     row: int
     key: int  # 64 bits of the question's hash
-    judged: int  # the same of the columns that rewards get
+    content: int  # the same of its token ids and of the columns that rewards get
     num_tokens: int
 
 
@@ -83,7 +83,7 @@ def select(
     chat = uses_chat(data, tokenizer)
     for batch in _batches(range(len(rows)), _BATCH):
         texts: list[str] = []
-        keys: list[tuple[int, int, int]] = []
+        keys: list[tuple[int, int, bytes]] = []
         for index in batch:
             try:
                 row = rows[index]
@@ -91,18 +91,20 @@ def select(
                     skip(index, FILTERED)
                     continue
                 messages = messages_of(row, data)
-                judged = _hash(json.dumps(reward_columns(row, data), default=str).encode())
+                columns = json.dumps(reward_columns(row, data), default=str).encode()
                 texts.append(prompt_text(messages, data, tokenizer))
-                keys.append((index, _hash(identity(messages)), judged))
+                keys.append((index, _hash(identity(messages)), columns))
             except BrokenRow as error:
                 skip(index, BAD, str(error))
-        for (index, key, judged), ids in zip(keys, tokenizer.encode(texts, chat=chat), strict=True):
+        encoded = tokenizer.encode(texts, chat=chat)
+        for (index, key, columns), ids in zip(keys, encoded, strict=True):
             if not ids:
                 skip(index, BAD, "empty prompt")
             elif len(ids) > max_prompt_tokens:
                 skip(index, TOO_LONG, f"{len(ids)} tokens, {max_prompt_tokens} allowed")
             else:
-                usable.append(Usable(index, key, judged, len(ids)))
+                content = _hash(np.array(ids, np.int64).tobytes() + columns)
+                usable.append(Usable(index, key, content, len(ids)))
     return Selection(usable=tuple(usable), skipped=skipped)
 
 
@@ -130,12 +132,12 @@ def indices(entries: Sequence[Usable]) -> NDArray[np.int64]:
 
 
 def selection_digest(train: Sequence[Usable], heldout: Sequence[Usable]) -> str:
-    """SHA-256 of the prompts in their order: which, how long, and what they are judged by."""
+    """SHA-256 of the prompts in their order, and of what they are judged by."""
     digest = hashlib.sha256()
     for entries in (train, heldout):
         digest.update(f"{len(entries)}\n".encode())
         for entry in entries:
-            digest.update(f"{entry.row} {entry.key} {entry.judged} {entry.num_tokens}\n".encode())
+            digest.update(f"{entry.row} {entry.key} {entry.content}\n".encode())
     return digest.hexdigest()
 
 

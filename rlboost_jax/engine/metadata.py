@@ -20,9 +20,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 from numpy.typing import NDArray
 
+from rlboost_jax.config.ranges import MAX_STOP_IDS
 from rlboost_jax.engine.layouts import Layout
-
-MAX_STOP_IDS: Final = 8
 
 # Columns of a sequence's record.
 TOKEN: Final = 0  # newest token; -1 - i: what sequence i of the last decode steps ended with

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from rlboost_jax.engine.metadata import MAX_STOP_IDS
+from rlboost_jax.config.ranges import MAX_STOP_IDS
 from rlboost_jax.messages import GenerateRequest, unpack_tokens
 
 _UINT32 = 2**32

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rlboost_jax.config.ranges import MAX_STOP_IDS
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.layouts import Layout
-from rlboost_jax.engine.metadata import MAX_STOP_IDS, Chunk
+from rlboost_jax.engine.metadata import Chunk
 from rlboost_jax.messages import GenerateRequest, unpack_tokens
 
 PromptKey = tuple[int, int, bytes]

@@ -4,8 +4,9 @@ A step is written beside its place and moved there when complete, so that a read
 of it or nothing, and one torn by a crash is never restored. Orbax stays behind this module.
 """
 
+import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,12 +23,17 @@ from rlboost_jax.weights.snapshots import ORBAX_BEGINS
 Tree = TypeVar("Tree")  # a pytree of arrays
 
 
+REASON_LETTERS = 120  # of an error
 _FIRST_NAME = 10**6  # out of the way of saves that one process makes alone
 _SAVES = itertools.count(1)  # begun by this process; all processes begin the same
 
 
 class CheckpointNotFound(Mistake, ValueError):
     """No complete checkpoint of that step exists."""
+
+
+class CheckpointBroken(Mistake, ValueError):
+    """A checkpoint that was complete cannot be read any more, or is of another model."""
 
 
 class Checkpoints(Closing):
@@ -108,18 +114,20 @@ class Checkpoints(Closing):
 
         Raises:
             CheckpointNotFound: no complete checkpoint of the step is in the folder.
+            CheckpointBroken: its files are damaged, or of another model.
         """
         if step not in self._manager.all_steps():
             raise CheckpointNotFound(
                 f"checkpoint {step} is not in {self._manager.directory}; "
                 f"complete ones: {sorted(self._manager.all_steps())}"
             )
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract), extra=ocp.args.JsonRestore()
-            ),
-        )
+        with _legible(self._manager, step):
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(abstract), extra=ocp.args.JsonRestore()
+                ),
+            )
         return restored["state"], restored["extra"]
 
     def close(self) -> None:
@@ -162,6 +170,7 @@ def read_params(folder: Path, step: int, abstract: Params) -> Params:
 
     Raises:
         CheckpointNotFound: no complete checkpoint of the step is in the folder.
+        CheckpointBroken: its files are damaged, or of another model.
     """
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = jax.tree.map(
@@ -176,9 +185,22 @@ def read_params(folder: Path, step: int, abstract: Params) -> Params:
                 f"{sorted(manager.all_steps())}"
             )
         part = ocp.args.PyTreeRestore(wanted, restore_args=arguments, partial_restore=True)
-        restored = manager.restore(step, args=ocp.args.Composite(state=part))
+        with _legible(manager, step):
+            restored = manager.restore(step, args=ocp.args.Composite(state=part))
     params: Params = restored["state"]["params"]
     return params
+
+
+@contextlib.contextmanager
+def _legible(manager: ocp.CheckpointManager, step: int) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # Orbax's and tensorstore's, of many kinds
+        reason = " ".join(str(error).split())[:REASON_LETTERS]
+        raise CheckpointBroken(
+            f"checkpoint {step} in {manager.directory} cannot be read; complete ones are "
+            f"{sorted(manager.all_steps())}, take another or remove the newest: {reason}"
+        ) from error
 
 
 def _reading(folder: Path) -> ocp.CheckpointManager:

@@ -8,6 +8,7 @@ the table's bits come through untouched.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ class Rope(NamedTuple):
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_positions: int = 8192
+    attention_factor: float = 1.0
 
 
 def ropes(config: ModelConfig) -> tuple[Rope, Rope]:
@@ -42,6 +44,7 @@ def ropes(config: ModelConfig) -> tuple[Rope, Rope]:
         low_frequency_factor=config.rope_low_frequency_factor,
         high_frequency_factor=config.rope_high_frequency_factor,
         original_positions=config.rope_original_positions,
+        attention_factor=config.rope_attention_factor,
     )
     return everywhere, Rope(config.local_rope_theta) if config.local_rope_theta else everywhere
 
@@ -50,8 +53,9 @@ def frequencies(rope: Rope, head_dim: int) -> NDArray[np.float64]:
     """Radians per position of each pair, [head_dim / 2].
 
     Sources: Su et al. 2021, arXiv:2104.09864, section 3.2.2; "linear" is Chen et al. 2023,
-    arXiv:2306.15595, equation 4; "llama3" as in Meta's release of Llama 3.1: low frequencies are
-    divided by the factor, high ones are not, and those in between are interpolated.
+    arXiv:2306.15595, equation 4; "llama3" as in Meta's release of Llama 3.1, and "yarn" is Peng et
+    al. 2023, arXiv:2309.00071, section 3.2: low frequencies are divided by the factor, high ones
+    are not, and those in between are interpolated, over turns the one and over pairs the other.
     """
     plain = rope.theta ** (-np.arange(head_dim // 2, dtype=np.float64) * 2 / head_dim)
     if rope.scaling == "linear":
@@ -61,13 +65,30 @@ def frequencies(rope: Rope, head_dim: int) -> NDArray[np.float64]:
         turns = rope.original_positions * plain / (2 * np.pi)  # within the original context
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return np.asarray(kept * plain + (1 - kept) * plain / rope.factor)
+    if rope.scaling == "yarn":
+        kept = _kept_by_yarn(rope, head_dim)
+        return np.asarray(kept * plain + (1 - kept) * plain / rope.factor)
     return np.asarray(plain)
+
+
+def _kept_by_yarn(rope: Rope, head_dim: int) -> NDArray[np.float64]:
+    """Share of each pair's own frequency, [head_dim / 2]; bounds are whole pairs."""
+
+    def pair(turns: float) -> float:
+        """That makes so many turns within the original context."""
+        longest = rope.original_positions / (2 * math.pi * turns)
+        return head_dim / 2 * math.log(longest) / math.log(rope.theta)
+
+    first = max(math.floor(pair(rope.high_frequency_factor)), 0)
+    last = min(math.ceil(pair(rope.low_frequency_factor)), head_dim - 1)
+    width = last - first or 0.001  # a step where both are the same pair
+    return 1 - np.clip((np.arange(head_dim // 2) - first) / width, 0.0, 1.0)
 
 
 def cos_sin(
     positions: Int[Array, " N"], head_dim: int, rope: Rope
 ) -> tuple[Float[Array, "N half"], Float[Array, "N half"]]:
-    """Of position · frequency, for every pair.
+    """Of position · frequency, for every pair, times the attention factor.
 
     Args:
         positions: absolute, in [0, MAX_POSITIONS).
@@ -106,4 +127,6 @@ def _host_tables(
     head_dim: int, rope: Rope, stride: int, count: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     angles = np.arange(count, dtype=np.float64)[:, None] * stride * frequencies(rope, head_dim)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    factor = rope.attention_factor if stride == 1 else 1.0  # once in a product of two tables
+    cos, sin = factor * np.cos(angles), factor * np.sin(angles)
+    return cos.astype(np.float32), sin.astype(np.float32)

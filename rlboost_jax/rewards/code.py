@@ -14,7 +14,8 @@ from rlboost_jax.rewards.sandbox import (
     run_contained,
 )
 
-_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"^[ \t]*```[ \t]*(\S*)[^\n]*\n(.*?)```", re.DOTALL | re.MULTILINE)
+_PYTHON = ("python", "py", "python3")
 
 
 def code(
@@ -26,7 +27,7 @@ def code(
     memory_mb: int = MEMORY_MB,
     partial: bool = False,
 ) -> list[float]:
-    """1 where the program in the completion (its last ```python block) passes all tests.
+    """1 where the program in the completion (`program_in`) passes all tests.
 
     A program that raises, hangs, exits or takes too much fails the test it does so in.
 
@@ -47,8 +48,13 @@ def code(
 
 
 def program_in(completion: str) -> str:
-    blocks = _BLOCK.findall(completion)
-    return str(blocks[-1]) if blocks else completion
+    """Its last block of Python, or else of no language, or else all of it."""
+    blocks: list[tuple[str, str]] = _BLOCK.findall(completion)
+    for languages in (_PYTHON, ("",)):
+        found = [text for language, text in blocks if language.lower() in languages]
+        if found:
+            return found[-1]
+    return completion
 
 
 def cases(tests: Any) -> list[str | tuple[str, str]]:

@@ -1,9 +1,9 @@
 """Run a program that nobody has read, inside what Linux offers to contain it.
 
 A script of its own, of the standard library only, started by `sandbox.py` as
-`python -I -B contained.py HEADER REPORT`: two open files, by number. The first has the limits and
-the program as JSON; to the second goes what could not be given up, or `STARTED`. Both are closed
-before the first line of the program runs, and this process has given up for good:
+`python -P -s -B contained.py HEADER REPORT`: two open files, by number. The first has the limits
+and the program as JSON; to the second goes what could not be given up, or `STARTED`. Both are
+closed before the first line of the program runs, and this process has given up for good:
 
 - network: no socket can be made (seccomp), and where the kernel allows, there is no interface
   either (a network namespace of its own), nor may TCP connect or bind (Landlock);
@@ -11,11 +11,13 @@ before the first line of the program runs, and this process has given up for goo
 - files: only the interpreter and system libraries can be read, nothing can be written
   (Landlock), and no owner, right, time or attribute of a file be changed (seccomp); standard
   output is a file of limited length;
-- memory, processor time, open files, core dumps: limited (setrlimit).
+- memory, processor time, open files, core dumps: limited (setrlimit);
+- the rights of root (capabilities), which it has where the run is root's.
 
 It then tries each of the first three, and ends with `NOT_CONTAINED` where one is still open and
 containment is required. What is not contained: the processor's side channels, and faults of the
-kernel that the remaining system calls reach.
+kernel that the remaining system calls reach. Whether a file is there, and how long it is, can
+be asked of any.
 """
 
 import ctypes
@@ -24,6 +26,7 @@ import importlib.util
 import json
 import os
 import platform
+import random
 import resource
 import signal
 import socket
@@ -72,9 +75,24 @@ DENIED = {
     "memfd_create": (319, 279),
     "userfaultfd": (323, 282),
     "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
     "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
     "semget": (64, 190),
+    "semop": (65, 193),
+    "semctl": (66, 191),
+    "semtimedop": (220, 192),
     "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    "syslog": (103, 116),
+    "kcmp": (312, 272),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "add_key": (248, 217),
@@ -136,6 +154,7 @@ def contain(limits: dict[str, int]) -> None:
         ("RLIMIT_CORE", 0),
     ):
         resource.setrlimit(getattr(resource, name), (value, value))
+    _LIBC.capset(struct.pack("=Ii", 0x20080522, 0), bytes(24))  # version 3, oneself: none
     _seccomp()
 
 
@@ -264,6 +283,7 @@ def main() -> None:
         os._exit(NOT_CONTAINED)
     os.write(report, STARTED)
     os.close(report)
+    random.seed(0)  # as sets are in the same order every time (PYTHONHASHSEED)
     sys.argv = ["program"]
     sys.setrecursionlimit(10_000)
     loader = Program(header["program"])

@@ -69,7 +69,7 @@ def send(file: int, record: msgspec.Struct, *, timeout: float | None = None) -> 
     """
     try:
         data = msgspec.msgpack.encode(record, enc_hook=_plain)
-    except (OverflowError, TypeError, UnicodeError) as error:
+    except (OverflowError, RecursionError, TypeError, UnicodeError) as error:
         raise Unsendable(f"it cannot be sent to a reward worker: {error}") from None
     if len(data) > MAX_FRAME_BYTES:
         raise FrameTooLong(f"a frame of {len(data)} bytes, {MAX_FRAME_BYTES} allowed")

@@ -54,7 +54,8 @@ def load(reward: RewardConfig, columns: Collection[str]) -> Call:
         except MemoryError:
             return Outcome(fault="MemoryError: more than rewards.memory_mb")
         except Exception as error:  # the user's code: whatever it is costs this response only
-            return Outcome(fault=f"{type(error).__name__}: {error}"[:_SHOWN])
+            text = f"{type(error).__name__}: {error}"[:_SHOWN]
+            return Outcome(fault=text.encode(errors="backslashreplace").decode())
 
     return call
 

@@ -43,21 +43,23 @@ class Judge:
         self._fallback = settings.fallback
         self._service_places = [i for i, f in enumerate(self._functions) if f.name == HTTP]
         self._pool_places = [i for i, f in enumerate(self._functions) if f.name != HTTP]
-        self._services = [RewardService(self._functions[i]) for i in self._service_places]
+        self._services: list[RewardService] = []
         self._pool: RewardPool | None = None
-        if self._pool_places:
-            setup = Setup(
-                functions=tuple(self._functions[i] for i in self._pool_places),
-                columns=tuple(columns),
-                memory_mb=settings.memory_mb,
-                sandbox_required=settings.sandbox == "required",
-                seed=seed,
-            )
-            try:
+        setup = Setup(
+            functions=tuple(self._functions[i] for i in self._pool_places),
+            columns=tuple(columns),
+            memory_mb=settings.memory_mb,
+            sandbox_required=settings.sandbox == "required",
+            seed=seed,
+        )
+        try:
+            for place in self._service_places:
+                self._services.append(RewardService(self._functions[place]))
+            if self._pool_places:
                 self._pool = RewardPool(setup, workers=settings.workers)
-            except BaseException:  # whatever it was, it goes on upwards
-                self.close()
-                raise
+        except BaseException:  # whatever it was, it goes on upwards
+            self.close()
+            raise
 
     def ask(self, answered: Answered) -> Future[Verdict]:
         """Never blocks. An exception in the future says that nobody can be asked any more."""
@@ -129,7 +131,10 @@ def _when_all(
     asked: Sequence[tuple[Sequence[int], Future[tuple[Outcome, ...]]]],
     verdict: Callable[[Mapping[int, Outcome]], Verdict],
 ) -> Future[Verdict]:
-    """Done when the last of `asked` is; whichever thread that happens in."""
+    """Done when the last of `asked` is; whichever thread that happens in.
+
+    Cancelled, it has those cancelled that nobody works on yet.
+    """
     result: Future[Verdict] = Future()
     outcomes: dict[int, Outcome] = {}
     lock, left = threading.Lock(), len(asked)
@@ -151,6 +156,12 @@ def _when_all(
         if last and result.set_running_or_notify_cancel():  # else nobody wants it any more
             result.set_result(verdict(outcomes))
 
+    def unwanted(result: Future[Verdict]) -> None:
+        if result.cancelled():
+            for _, future in asked:
+                future.cancel()
+
     for places, future in asked:
         future.add_done_callback(functools.partial(arrived, places))
+    result.add_done_callback(unwanted)
     return result

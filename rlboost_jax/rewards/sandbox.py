@@ -85,7 +85,8 @@ def run_contained(
         source.seek(0)
         files = (head.fileno(), report.fileno())
         process = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(_SCRIPT), *map(str, files)],
+            # Not -I, which would have it ignore PYTHONHASHSEED along with all else of its kind.
+            [sys.executable, "-P", "-s", "-B", str(_SCRIPT), *map(str, files)],
             pass_fds=files,
             stdin=source,
             stdout=output,

@@ -81,10 +81,10 @@ def _in_child(
 ) -> list[Outcome]:
     """Outcomes up to the first function that the process did not survive, at least one."""
     inlet, outlet = os.pipe()
-    child = os.fork()
+    parent, child = os.getpid(), os.fork()
     if child == 0:
         os.close(inlet)
-        _judge(setup, calls, job, outlet)
+        _judge(setup, calls, job, outlet, parent)
     os.close(outlet)
     outcomes: list[Outcome] = []
     why = "the worker was ended"
@@ -114,13 +114,15 @@ def _heard(inlet: int, functions: Sequence[RewardConfig], outcomes: list[Outcome
     return ""
 
 
-def _judge(setup: Setup, calls: Sequence[Call], job: Job, outlet: int) -> NoReturn:
+def _judge(setup: Setup, calls: Sequence[Call], job: Job, outlet: int, parent: int) -> NoReturn:
     """In the child: never returns, whatever the functions do."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.dup2(0, 2)  # a line for every response would bury the run's own
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # which has ended before that
+            os._exit(0)
         _limit_memory(setup.memory_mb)
         _seed(setup.seed, job)
         for call in calls:
@@ -151,16 +153,26 @@ def _seed(seed: int, job: Job) -> None:
 
 def _end(child: int, *, at_once: bool) -> int:
     """Reap the child, and whatever it has started; returns its wait status."""
-    if at_once:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    while True:  # orphans come to us, and theirs as they go
+    try:
+        if at_once:
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        _end_orphans()
+    except SystemExit:  # told to end in the midst of it
+        _end_orphans()
+        raise
+    return status
+
+
+def _end_orphans() -> None:
+    """Of a child that is gone; they come to us, and theirs as they go."""
+    while True:
         for process in _children():
             os.kill(process, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
-            return status
+            return
 
 
 def _children() -> list[int]:

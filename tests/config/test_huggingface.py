@@ -11,6 +11,7 @@ from rlboost_jax.config.huggingface import from_huggingface, to_huggingface
 from rlboost_jax.config.load import run_config
 from rlboost_jax.config.memory import num_parameters
 from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.config.validate import check_model
 
 # What the published files say, in the older form, less what no reader of them needs. The numbers
 # of parameters are those of their safetensors.
@@ -243,6 +244,22 @@ def test_both_ways_of_writing_positions_say_the_same() -> None:
     assert read(layered) == read(gemma)
 
 
+def test_yarn_as_qwen_s_cards_say_it() -> None:
+    """With what transformers takes for granted: turns of 1 and 32, and 0.1 ln(factor) + 1."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    model = read({**PUBLISHED["Qwen3-8B"][1], "rope_scaling": scaling})
+    assert (model.rope_scaling, model.rope_factor) == ("yarn", 4)
+    assert (model.rope_low_frequency_factor, model.rope_high_frequency_factor) == (1, 32)
+    assert model.rope_original_positions == 32768
+    assert model.rope_attention_factor == pytest.approx(1.138629436)
+    assert read(to_huggingface(model)) == model
+    weighted = {**scaling, "mscale": 1.0, "mscale_all_dim": 0.5}
+    model = read({**PUBLISHED["Qwen3-8B"][1], "rope_scaling": weighted})
+    assert model.rope_attention_factor == pytest.approx(1.138629436 / 1.069314718)
+    with pytest.raises(ConfigError, match=r"rope_attention_factor is .* belongs to rope_scaling"):
+        check_model(replace(model, rope_scaling="linear"))
+
+
 def test_layer_types_become_the_shortest_pattern() -> None:
     values = PUBLISHED["Qwen3-8B"][1]
     kinds = ["full_attention", "sliding_attention", "sliding_attention"] * 12
@@ -261,8 +278,26 @@ def test_layer_types_become_the_shortest_pattern() -> None:
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; known: silu"),
         ({"mlp_bias": True}, "mlp_bias is True; that is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope type 'yarn'; known: default"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4}}, "rope type 'dynamic'; known: default"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing; a rope needs it"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "original_max_position_embeddings is missing; a rope needs it",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4, "truncate": False}},
+            "truncate is False in a yarn; that is not supported",
+        ),
+        ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'; it must be a section"),
+        ({"vocab_size": "many"}, "vocab_size is 'many'; it must be a whole number of at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be a whole number"),
+        ({"head_dim": 2.5}, "head_dim is 2.5; it must be a whole number"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps is '1e-5'; it must be a number of at least 0"),
+        ({"rope_theta": float("nan")}, "rope_theta is nan; it must be a number"),
+        (
+            {"model_type": "mistral", "sliding_window": -1},
+            "sliding_window is -1; it must be a whole number",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be 1"),
         ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
         (

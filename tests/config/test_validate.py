@@ -67,7 +67,7 @@ WRONG = [
         "5.0",
         ["model.rope_low_frequency_factor", "model.rope_high_frequency_factor"],
     ),
-    ({"model.rope_scaling": "yarn"}, "'yarn'", ["model.rope_scaling"]),
+    ({"model.rope_scaling": "dynamic"}, "'dynamic'", ["model.rope_scaling"]),
     ({"model.activation": "gelu"}, "'gelu'", ["model.activation"]),
     ({"model.family": "qwen4"}, "'qwen4'", ["model.family"]),
     (

@@ -21,6 +21,7 @@ from rlboost_jax.data.open import (
 )
 from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.data.rows import open_rows
+from rlboost_jax.data.tokenizers import ByteTokenizer
 from rlboost_jax.data.vocabulary import END
 from tests.data.conftest import GSM8K
 
@@ -219,6 +220,33 @@ def test_a_row_without_the_column_of_a_filter_is_left_out_visibly(dataset, write
     assert "no column 'source'" in data.record["left_out"]["unusable"]["first"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([], {}, r"data.heldout_source '.*test.jsonl': no row of 0 is left to evaluate on$"),
+        (
+            [{}],
+            {},
+            r"no row of 1 is left to evaluate on: 1 unusable \(first: test.jsonl, line 1: no",
+        ),
+        ([{}], {"bad_rows": "error"}, r"^data.heldout_source, test.jsonl, line 1"),
+        ([{}], {"heldout_split": "x"}, r"^data.heldout_split is 'x', and files of format jsonl"),
+        ([{}], {"heldout_subset": "x"}, r"^data.heldout_subset is 'x', and files of format jsonl"),
+    ],
+)
+def test_what_is_wrong_with_heldout_rows_names_their_settings(
+    rows, options, message, dataset, write_lines
+):
+    aside = str(write_lines(rows, "test.jsonl"))
+    with pytest.raises(ConfigError, match=message):
+        dataset(write_lines(GSM8K), heldout_source=aside, evaluate=1, **PLAIN, **options)
+
+
+def test_nothing_held_out_by_a_share(dataset, write_lines):
+    with pytest.raises(ConfigError, match=r"no row of 1 is held out; raise data.heldout_share"):
+        dataset(write_lines(GSM8K[:1]), heldout_share=1e-6, evaluate=1, **PLAIN)
+
+
 def test_a_template_takes_columns_by_whatever_name(dataset, write_lines):
     data = dataset(
         write_lines([{"the question": "2 + 2?", "größe-2": [1, None]}]),
@@ -299,7 +327,9 @@ def test_a_chat_needs_a_template(dataset, write_lines):
         dataset(write_lines(rows), messages_column="messages", rewards=[{"name": "format"}])
 
 
-def test_what_was_read_must_be_the_same_when_the_run_goes_on(dataset, write_lines, tmp_path):
+def test_what_was_read_must_be_the_same_when_the_run_goes_on(
+    dataset, write_lines, tmp_path, monkeypatch
+):
     record = dataset(write_lines(GSM8K), **PLAIN).record
     keep_record(tmp_path, record)
     assert json.loads((tmp_path / "data.json").read_text()) == record
@@ -312,6 +342,9 @@ def test_what_was_read_must_be_the_same_when_the_run_goes_on(dataset, write_line
     ):
         with pytest.raises(DataChanged, match="began with"):
             keep_record(tmp_path, dataset(write_lines(other, "rows.jsonl"), **PLAIN).record)
+    with pytest.raises(DataChanged, match="began with"):  # as long, and other tokens
+        monkeypatch.setattr(ByteTokenizer, "BEGIN", 255)
+        keep_record(tmp_path, dataset(write_lines(GSM8K), **PLAIN).record)
 
 
 def test_a_response_is_judged_as_text(dataset, write_lines):
@@ -361,6 +394,13 @@ def test_held_out_problems_of_generated_tasks_do_not_bound_those_of_a_data_set()
     assert run_config(config).evaluation.num_prompts == 257
 
 
+def test_no_more_stop_ids_than_an_engine_has_room_for(dataset, write_lines):
+    path = write_lines(GSM8K[:9])
+    assert len(dataset(path, stop_ids=tuple(range(7)), **PLAIN).stop_ids) == 8
+    with pytest.raises(ConfigError, match=r"have 9 ids that end a response, and 8 are possible"):
+        dataset(path, stop_ids=tuple(range(8)), **PLAIN)
+
+
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
@@ -382,6 +422,11 @@ def test_held_out_problems_of_generated_tasks_do_not_bound_those_of_a_data_set()
         ({"data.template": 'As {"answer": 4}: {a}'}, ["data.template", "written twice"]),
         ({"data.template": "{a}", "data.messages_column": "m"}, ["data.messages_column"]),
         ({"data.chat_template": "x", "data.chat": "never"}, ["data.chat_template", "'never'"]),
+        ({"data.reward_columns": ("finished",)}, ["data.reward_columns", "'finished'"]),
+        (
+            {"data.reward_columns": ("answer",), "data.answer_column": "solution"},
+            ["data.reward_columns", "'answer'"],
+        ),
         ({"data.heldout_subset": "x"}, ["data.heldout_subset", "data.heldout_source"]),
         ({"data.preset": "gsm9k"}, ["data.preset", "gsm8k"]),
         ({"data.answer_format": "boxed"}, ["data.answer_format", "data.answer_column"]),

@@ -165,6 +165,16 @@ def test_there_may_be_more_files_than_a_process_may_have_open(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+def test_parquet_files_of_other_types_are_an_error(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for name, value in (("a", 1), ("b", [1])):
+        table = pyarrow.Table.from_pylist([{"x": value}])
+        parquet.write_table(table, tmp_path / f"{name}.parquet")
+    with pytest.raises(ConfigError, match=r"columns of .*a.parquet differ elsewhere: .*x"):
+        opened(tmp_path, columns=("x",))
+
+
 def test_a_line_that_becomes_another_one_is_not_read(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n')

@@ -1,11 +1,12 @@
 import shutil
 import threading
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.checkpoints import CheckpointNotFound, Checkpoints
+from rlboost_jax.learner.checkpoints import CheckpointBroken, CheckpointNotFound, Checkpoints
 from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.models.params import init_params, params_digest
@@ -118,6 +119,24 @@ def test_a_torn_step_is_ignored(tmp_path, training, abstract):
         checkpoints.save(2, state, EXTRA)
         checkpoints.wait()
         assert checkpoints.latest() == 2
+
+
+def test_damaged_files_and_those_of_another_model_are_one_line(tmp_path, training, abstract):
+    state, _ = training
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        checkpoints.save(1, state, EXTRA)
+        checkpoints.save(2, state, EXTRA)
+    for file in (tmp_path / "2").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:100])
+    wider = jax.tree.map(lambda leaf: leaf.update(shape=(*leaf.shape[:-1], 99)), abstract.params)
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        for step, wanted in ((2, abstract), (1, replace(abstract, params=wider))):
+            with pytest.raises(CheckpointBroken) as caught:
+                checkpoints.restore(step, wanted)
+            line = str(caught.value)
+            assert line.startswith(f"checkpoint {step} in {tmp_path} cannot be read; complete ones")
+            assert "[1, 2]" in line and "\n" not in line
+        assert same_bits(checkpoints.restore(1, abstract)[0], state)
 
 
 def test_an_empty_folder_has_no_latest(tmp_path):

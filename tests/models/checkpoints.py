@@ -18,6 +18,13 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,  # exceeded by the tests' sequences
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "beta_fast": 4.0,  # so that pairs of all three kinds are there
+    "original_max_position_embeddings": 32,
+}
 GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -50,8 +57,8 @@ CASES: dict[str, transformers.PreTrainedConfig] = {
             tie_word_embeddings=False,
         )
     ),
-    "qwen3, heads of 96, tied": transformers.Qwen3Config(
-        **SIZES, **_heads(48, 2, 1, 96), tie_word_embeddings=True
+    "qwen3, heads of 96, tied, scaled positions": transformers.Qwen3Config(
+        **SIZES, **_heads(48, 2, 1, 96), tie_word_embeddings=True, rope_parameters=YARN
     ),
     "qwen3_moe, 2 of 5 experts": transformers.Qwen3MoeConfig(
         **SIZES,

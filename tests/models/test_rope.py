@@ -67,6 +67,27 @@ def test_linear_scaling_divides_every_position():
     np.testing.assert_allclose(plain, [THETA ** (-i / 8) for i in range(8)])
 
 
+def test_yarn_scaling_by_pair():
+    """As its authors wrote it: a ramp over the pairs between two numbers of turns."""
+    rope = Rope(10_000.0, "yarn", 4.0, 1.0, 32.0, 2048)
+    turns = [2048 * f / (2 * np.pi) for f in frequencies(Rope(10_000.0), 128)]
+    first = max(i for i, n in enumerate(turns) if n >= 32)
+    last = min(i for i, n in enumerate(turns) if n <= 1)
+    expected = []
+    for i, frequency in enumerate(frequencies(Rope(10_000.0), 128)):
+        slowed = min(max((i - first) / (last - first), 0), 1)
+        expected.append(frequency / 4 * slowed + frequency * (1 - slowed))
+    np.testing.assert_allclose(frequencies(rope, 128), expected, rtol=1e-12)
+    assert 0 < first < last < 63
+
+
+def test_the_attention_factor_counts_once_at_any_position():
+    positions = jnp.array([0, 5, FINE, 3 * FINE + 7])
+    plain, scaled = (cos_sin(positions, 16, Rope(THETA, attention_factor=f)) for f in (1.0, 1.25))
+    for before, after in zip(plain, scaled, strict=True):
+        np.testing.assert_allclose(after, 1.25 * before, rtol=1e-6)
+
+
 def test_llama3_scaling_by_wavelength():
     """As Meta wrote it: three cases of a wavelength."""
     rope = Rope(500_000.0, "llama3", 8.0, 1.0, 4.0, 8192)

@@ -25,6 +25,10 @@ def raises(prompts, completions):
     raise KeyError("no such thing")
 
 
+def raises_half_a_character(prompts, completions):
+    raise ValueError("\ud83d")
+
+
 def hangs(prompts, completions):
     while True:
         time.sleep(3600)

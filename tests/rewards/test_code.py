@@ -100,6 +100,29 @@ def test_every_call_of_the_list_is_refused():
     assert (done.completed, done.output) == (True, "")
 
 
+def test_it_says_the_same_every_time():
+    program = "import random\nprint(hash('a'), list({'x', 'y', 'z'}), random.random())"
+    assert ran(program).output == ran(program).output
+
+
+def test_it_imports_nothing_from_beside_the_script_that_contains_it():
+    assert (
+        ran("try:\n    import sandbox\nexcept ImportError:\n    print('none')").output == "none\n"
+    )
+
+
+CAPABILITIES = """
+import ctypes, struct
+sets = ctypes.create_string_buffer(b"x" * 24)
+assert ctypes.CDLL(None).capget(struct.pack("=Ii", 0x20080522, 0), sets) == 0
+print(sum(sets.raw))
+"""
+
+
+def test_it_has_no_rights_of_roots():
+    assert ran(CAPABILITIES).output == "0\n"
+
+
 HEADERS = (
     (0, "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
     (1, "/usr/include/asm-generic/unistd.h"),  # which aarch64 takes
@@ -299,6 +322,25 @@ def test_or_for_a_share_of_them():
     tests = ["assert double(2) == 4", "assert double(3) == 7", "while True: pass", "assert True"]
     got = code_module.code(["p"], [DOUBLE], tests=[tests[:2]], seconds=SECONDS, partial=True)
     assert got == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("completion", "program"),
+    [
+        ("x = 1", "x = 1"),
+        ("```python\nx = 1\n```", "x = 1\n"),
+        ("```Python3 title\nx = 1```", "x = 1"),
+        ("  ``` py\n  x = 1\n  ```", "  x = 1\n  "),
+        ("```py\nx = 1\n```\nor\n```py\nx = 2\n```", "x = 2\n"),
+        ("```py\nx = 1\n```\nprints\n```\n5\n```", "x = 1\n"),
+        ("```bash\nrun\n```\nthen\n```py\nx = 1\n```", "x = 1\n"),
+        ("```json\n{}\n```\nthen\n```\nx = 1\n```\nso", "x = 1\n"),
+        ("```json\n{}\n```", "```json\n{}\n```"),
+        ("```python\nx = 1", "```python\nx = 1"),
+    ],
+)
+def test_the_program_in_a_completion(completion, program):
+    assert code_module.program_in(completion) == program
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Whatever a reward function does costs the response that it did it for, visibly."""
 
+import functools
 import os
 import signal
 import threading
@@ -71,7 +72,16 @@ def every():
     """All functions that fail at once, with one before, between and after that do not."""
     names = [
         *("good", "raises", "crashes", "leaves", "ends", "plain", "not_a_number", "endless"),
-        *("too_many", "none_at_all", "no_list", "text", "words", "allocates", "array"),
+        *(
+            "raises_half_a_character",
+            "too_many",
+            "none_at_all",
+            "no_list",
+            "text",
+            "words",
+            "allocates",
+            "array",
+        ),
     ]
     functions = [own(name, weight=2.0 if name == "good" else 1.0) for name in names]
     judge = Judge(functions, settings(), columns=(), seed=0)
@@ -83,6 +93,7 @@ def every():
     ("name", "fault"),
     [
         ("raises", "KeyError: 'no such thing'"),
+        ("raises_half_a_character", "ValueError: \\ud83d"),
         ("crashes", "was ended by SIGSEGV"),
         ("leaves", "ended its process"),
         ("ends", "ended its process"),
@@ -104,8 +115,8 @@ def test_each_failure_is_named_and_counts_as_the_fallback(every, name, fault):
 def test_the_others_are_not_touched(every):
     sound = {name: every.components[f"{MODULE}:{name}"] for name in ("good", "plain", "array")}
     assert sound == {"good": 4.0, "plain": 0.25, "array": 0.5}
-    assert len(every.faults) == 12 and not every.faults.keys() & {f"{MODULE}:{n}" for n in sound}
-    assert every.reward == 2 * 4.0 + 0.25 + 0.5 - 12 * 0.5
+    assert len(every.faults) == 13 and not every.faults.keys() & {f"{MODULE}:{n}" for n in sound}
+    assert every.reward == 2 * 4.0 + 0.25 + 0.5 - 13 * 0.5
     assert every.accuracy == 4.0, "of the first function, without its weight"
 
 
@@ -224,6 +235,16 @@ def test_a_function_that_cannot_be_used_is_known_before_the_first_response(judge
         )
 
 
+def test_a_judge_that_cannot_be_made_leaves_nothing_behind(judge):
+    service = RewardConfig(name="http", options={"url": "http://127.0.0.1:1/"})
+    wrong = RewardConfig(name="http", label="other", options={"url": "nowhere"})
+    before = threading.enumerate()
+    for functions in ((service, wrong), (service, own("missing"))):
+        with pytest.raises(ConfigError):
+            judge(*functions)
+    assert threading.enumerate() == before
+
+
 def test_two_of_one_name_have_a_label_each(judge):
     functions = (
         built_in("regex", pattern="fo", label="first"),
@@ -295,6 +316,7 @@ def test_a_worker_that_is_killed_is_replaced(judge):
         (2**64, "can't serialize ints"),
         (object(), "a column holds object"),
         ("\ud800", "surrogates not allowed"),
+        (functools.reduce(lambda inner, _: [inner], range(5000), 0), "recursion"),
     ],
 )
 def test_columns_that_cannot_be_sent_cost_their_response_only(value, fault, judge):
@@ -310,6 +332,7 @@ def test_columns_that_cannot_be_sent_cost_their_response_only(value, fault, judg
 @pytest.mark.parametrize("error", [None, RewardWorkersLost("gone")])
 def test_a_verdict_that_nobody_wants_any_more_is_no_trouble(error, caplog):
     asked: Future[tuple[Outcome, ...]] = Future()
+    asked.set_running_or_notify_cancel()
     verdict = _when_all([([0], asked)], lambda outcomes: outcomes)
     assert verdict.cancel()
     if error is None:
@@ -318,6 +341,14 @@ def test_a_verdict_that_nobody_wants_any_more_is_no_trouble(error, caplog):
         asked.set_exception(error)
     assert verdict.cancelled()
     assert not caplog.records, "what a callback raises is logged, not raised"
+
+
+def test_what_nobody_wants_any_more_is_not_asked_either():
+    asked: list[Future[tuple[Outcome, ...]]] = [Future(), Future()]
+    asked[0].set_running_or_notify_cancel()
+    verdict = _when_all([([i], f) for i, f in enumerate(asked)], lambda outcomes: outcomes)
+    assert verdict.cancel()
+    assert [future.cancelled() for future in asked] == [False, True]
 
 
 def test_the_first_error_is_the_verdicts(caplog):

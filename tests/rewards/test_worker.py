@@ -1,0 +1,48 @@
+"""How a worker's processes end, seen from outside: it would end those of the tests, too."""
+
+import subprocess
+import sys
+
+INTERRUPTED = """
+import os, signal, subprocess, sys
+from rlboost_jax.rewards import worker
+
+worker._prctl(worker._PR_SET_CHILD_SUBREAPER, 1)
+inlet, outlet = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(1)
+    orphan = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    os.write(outlet, b"started")
+    signal.alarm(60)  # should the test fail
+    signal.pause()
+os.read(inlet, 7)
+whole, calls = getattr(os, "CALL"), []
+
+def interrupted(*arguments):
+    calls.append(arguments)
+    if len(calls) == TIMES:
+        raise SystemExit(3)
+    return whole(*arguments)
+
+setattr(os, "CALL", interrupted)
+try:
+    worker._end(child, at_once=True)
+finally:
+    print(worker._children())
+"""
+
+
+def test_nothing_stays_behind_whenever_a_worker_is_told_to_end():
+    places = [("kill", 1), ("waitpid", 1), ("kill", 2), ("waitpid", 2), ("waitpid", 3)]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", INTERRUPTED.replace("CALL", call).replace("TIMES", str(times))],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for call, times in places
+    ]
+    for process, place in zip(running, places, strict=True):
+        said, _ = process.communicate(timeout=60)
+        assert (said, process.returncode) == ("[]\n", 3), place
