@@ -43,12 +43,13 @@ def row_attention(
         how: "auto", "dense", "chunked" or "paged".
     """
     form = Form(config.attention_scale, config.attention_soft_cap or None, config.sliding_window)
-    attend = {
+    ways: dict[str, Callable[..., Any]] = {
         "auto": _attend_auto,
         "dense": attend_dense,
         "chunked": attend_chunked,
         "paged": _attend_paged,
-    }[how]
+    }
+    attend = ways[how]
 
     def of_layer(local: Local) -> Attend:
         if not isinstance(local, bool):

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from rlboost_jax.config.load import run_config
-from rlboost_jax.config.memory import learner_bytes_per_device, num_parameters, weight_bytes
+from rlboost_jax.config.memory import (
+    learner_bytes_per_device,
+    num_adapter_parameters,
+    num_parameters,
+    weight_bytes,
+)
 from rlboost_jax.config.plan import plan_text
 
 QWEN = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "vocab_size": 151936, "rope_theta": 1e6}
@@ -35,6 +40,13 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], float]] = {
         0.49e9,
     ),
     "qwen3_06b_gsm8k": (qwen3(1024, 28, 16, 8, 3072, tied=True), 0.6e9),
+    "llama32_1b_lora": (
+        {
+            "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
+            "vocab_size": 128256, "rope_theta": 5e5, "tie_word_embeddings": True, "head_dim": 64,
+        } | sizes(2048, 16, 32, 8, 8192),
+        1.24e9,
+    ),
     "qwen3_8b_openr1": (qwen3(4096, 36, 32, 8, 12288), 8.2e9),
     "qwen3_14b_openr1": (qwen3(5120, 40, 40, 8, 17408), 14.8e9),
     "qwen3_32b_openr1": (qwen3(5120, 64, 64, 8, 25600), 32.8e9),
@@ -63,3 +75,21 @@ def test_it_is_a_run_of_a_model_of_that_size_that_fits(name: str, tmp_path: Path
     weights = weight_bytes(run.model, run.weights.rollout_dtype)
     least = learner_bytes_per_device(run) + weights
     assert least < run.engine.memory_fraction * RESERVED.get(name, H100)
+
+
+def test_adapters_need_a_tenth_of_the_memory_and_a_fiftieth_of_the_network(tmp_path: Path) -> None:
+    values, _ = CHECKPOINTS["llama32_1b_lora"]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    plans = []
+    for rank in (32, 0):
+        config = importlib.import_module("configs.llama32_1b_lora").get_config()
+        config.model.source, config.model.lora.rank = str(tmp_path), rank
+        plans.append(run_config(config))
+    adapters, everything = map(learner_bytes_per_device, plans)
+    assert adapters < 0.1 * everything
+    assert learner_bytes_per_device(plans[0]) < 3 * 2**30
+    assert num_adapter_parameters(plans[0].model) == 22_544_384  # 32 x 16 x 44,032
+    lines = plan_text(plans[0])
+    assert "22,544,384 parameters (1.8 %) are trained" in lines
+    assert "bfloat16 snapshots of 43.0 MiB, and once 2.3 GiB, pulled by auto" in lines
+    assert "base 2.3 GiB + parameters 86.0 MiB" in lines

@@ -10,7 +10,7 @@ from rlboost_jax.config import memory
 from rlboost_jax.config.load import run_config
 from rlboost_jax.config.plan import plan_text
 from rlboost_jax.config.ranges import DTYPES
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.records import LoraConfig, RunConfig
 from rlboost_jax.learner.gradients import GradientSum
 from rlboost_jax.models.params import abstract_params
 
@@ -103,6 +103,28 @@ def test_a_learner_by_hand(config: RunConfig) -> None:
     sharded = dataclasses.replace(config, learner=learner)
     assert memory.learner_bytes_per_device(config) == 28 * 324_352
     assert memory.learner_bytes_per_device(sharded) == -(-28 * 324_352 // 6)
+
+
+def test_a_learner_of_adapters_by_hand(config: RunConfig) -> None:
+    """Rank 4 on 2 layers: q, o are 128 x 128, k, v are 128 x 64, and the MLP's 128 x 256."""
+    lora = LoraConfig(rank=4)
+    model = dataclasses.replace(config.model, lora=lora, dtype="bfloat16")
+    adapted = dataclasses.replace(config, model=model)
+    count = 4 * 2 * (2 * 256 + 2 * 192 + 3 * 384)
+    assert memory.num_trained_parameters(model) == memory.num_adapter_parameters(model) == count
+    assert memory.num_trained_parameters(config.model) == memory.num_parameters(model) == 324_352
+    parts = {
+        "base": 2 * 324_352,
+        "parameters": 4 * count,
+        "gradients": 4 * 4 * count,
+        "optimizer": 8 * count,
+    }
+    assert memory.learner_bytes(adapted) == parts
+    algorithm = dataclasses.replace(config.algorithm, kl_coefficient=0.1, advantage="gae")
+    with_both = memory.learner_bytes(dataclasses.replace(adapted, algorithm=algorithm))
+    assert with_both["reference"] == 4 * count  # adapters that add nothing
+    assert with_both["critic"] > 4 * (3 + 4) * 0.9 * 324_352  # trained whole
+    assert "adapters    rank 4, alpha 32, on q_proj" in plan_text(adapted)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 4, 5, 8, 13])

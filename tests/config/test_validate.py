@@ -11,6 +11,7 @@ from configs import base, quickstart, tiny
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import run_config, run_config_from_dict, to_dict
 from rlboost_jax.config.ranges import ATTENTION, FINITE
+from rlboost_jax.config.records import LoraConfig
 from rlboost_jax.config.validate import MAX_GROUP, MAX_TRAINED
 from rlboost_jax.messages import FIRST_HELDOUT
 
@@ -30,6 +31,16 @@ def mistakes(changes: dict[str, object]) -> list[str]:
 @pytest.mark.parametrize("module", [base, quickstart, tiny])
 def test_the_files_in_configs_pass(module: object) -> None:
     run_config(module.get_config())
+
+
+def test_adapters_are_on_all_matrices_unless_it_says_which() -> None:
+    config = changed({"model.lora.rank": 4})
+    assert run_config(config).model.lora == LoraConfig(rank=4)
+    targets = ("o_proj", "k_proj")
+    experts = {"model.num_experts": 4, "model.experts_per_token": 2, "model.expert_dim": 8}
+    model = run_config(changed({**experts, "model.lora.rank": 4, "model.lora.targets": targets}))
+    assert [model.model.adapts(name) for name in ("k_proj", "q_proj")] == [True, False]
+    assert not run_config(base.get_config()).model.adapts("k_proj")
 
 
 # What is wrong with each, and every field that the line must name.
@@ -86,6 +97,27 @@ WRONG = [
         },
         "25600 bytes",
         ["algorithm.routing_replay", "sampling.max_response_tokens"],
+    ),
+    ({"model.lora.rank": -1}, "-1", ["model.lora.rank"]),
+    ({"model.lora.rank": 4, "model.lora.alpha": 0.0}, "0.0", ["model.lora.alpha"]),
+    ({"model.lora.rank": 4, "model.lora.targets": ()}, "empty", ["model.lora.targets", "q_proj"]),
+    (
+        {"model.lora.rank": 4, "model.lora.targets": ("q_proj", "embed_tokens")},
+        "'embed_tokens'",
+        ["model.lora.targets", "down_proj"],
+    ),
+    (
+        {"model.lora.rank": 4, "model.lora.targets": ("q_proj", "q_proj")},
+        "('q_proj', 'q_proj')",
+        ["model.lora.targets"],
+    ),
+    (
+        {
+            **{"model.num_experts": 4, "model.experts_per_token": 2, "model.expert_dim": 8},
+            **{"model.lora.rank": 4, "model.lora.targets": ("v_proj", "up_proj")},
+        },
+        "'up_proj'",
+        ["model.lora.targets", "experts", "o_proj"],
     ),
     ({"manager.lease_seconds": 2.5}, "2.5", ["manager.lease_seconds"]),
     ({"manager.host": "0.0.0.0"}, "0.0.0.0", ["manager.host", "fleet.tls"]),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax.config.memory import num_adapter_parameters
-from rlboost_jax.config.records import LORA_TARGETS, LoraConfig
+from rlboost_jax.config.records import ATTENTION_TARGETS, LORA_TARGETS, LoraConfig
 from rlboost_jax.models.adapters import (
     base_model,
     is_adapter,
@@ -122,6 +122,15 @@ def test_adapters_are_where_they_are_wanted_and_counted(adapted):
     leaves = jax.tree.leaves(trained_part(everywhere, abstract_params(everywhere)))
     assert num_adapter_parameters(everywhere) == sum(leaf.size for leaf in leaves)
     assert len(leaves) == 2 * len(LORA_TARGETS)
+
+
+def test_beside_experts_attention_may_have_them(adapted):
+    changes = {"num_experts": 3, "experts_per_token": 2, "expert_dim": 8}
+    model, params = adapted(targets=ATTENTION_TARGETS, **changes)
+    sizes = [leaf.size for leaf in jax.tree.leaves(trained_part(model, params))]
+    assert num_adapter_parameters(model) == sum(sizes) and len(sizes) == 8
+    whole = flatten_params(merged_params(model, params, "float32"))
+    assert whole.keys() == flatten_params(abstract_params(base_model(model))).keys()
 
 
 def test_they_begin_uniform_and_adding_nothing(adapted):

@@ -2,6 +2,7 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from rlboost_jax.config.records import LoraConfig
 from rlboost_jax.models.params import abstract_params, flatten_params
 from rlboost_jax.models.sharding import AXES, NotEnoughDevices, make_mesh, param_shardings
 
@@ -24,6 +25,15 @@ def test_layers_and_contracted_axes(small_model):
     found = specs(small_model(), (1, 2, 2))
     assert found["layers.attention.query.kernel"] == PartitionSpec(None, "fsdp", "tensor")
     assert found["layers.attention.output.kernel"] == PartitionSpec(None, "tensor", "fsdp")
+
+
+def test_an_adapter_s_factors_are_split_as_its_matrix_is(small_model):
+    """Along the axis that they share with it; a rank is too small to split."""
+    found = specs(small_model(lora=LoraConfig(rank=4)), (1, 2, 2))
+    for name in [name for name in found if name.endswith("lora_a")]:
+        _, rows, columns = found[name.replace("lora_a", "kernel")]
+        assert found[name] == PartitionSpec(None, rows, None), name
+        assert found[name.replace("lora_a", "lora_b")] == PartitionSpec(None, None, columns), name
 
 
 def test_whole_experts_and_heads_lie_on_a_device(small_model):
