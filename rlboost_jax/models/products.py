@@ -4,6 +4,7 @@ They are XLA's own or, `by_row`, those of `rlboost_kernels.matmul`, which give a
 bits in any company and number: what the engine needs, and a learner that wants to agree with it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,7 +38,7 @@ def linear(
         split_inputs: of rows and matrix each device has some inputs, see `tensor_parallel.py`.
     """
     std = size_in**-0.5
-    product = jax.lax.dot_general
+    product: Callable[..., Array] = jax.lax.dot_general
     if by_row:
         product = _product_of_parts if split_inputs else _product_by_row
     return nnx.Linear(
