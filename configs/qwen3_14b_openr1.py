@@ -1,10 +1,10 @@
 """Qwen3-14B on OpenR1-Math as in RLBoost (NSDI '26, section 6.1): 8 reserved H100, spot servers.
 
 Run:     as configs/qwen3_8b_openr1.py
-Memory:  a reserved GPU: learner 27.5 GiB (an eighth of parameters 55.0, gradients 165.0), engine
-         27.5 of weights, as `--dry_run` computes them; by hand: 13.8 for moments under way (110.0
-         on the host), 12 for scores of attention. That is 81 without a page of 160 KiB a token: it
-         takes H200s there; servers do with 80 GB.
+Memory:  a reserved GPU: learner 27.5 GiB (an eighth of parameters 55.0, gradients 165.0), and two
+         of them the engine's weights, 13.8 each, as `--dry_run` computes them; by hand: 13.8 for
+         moments under way (110.0 on the host), 12 for scores of attention. That is 67 of 74.5; what
+         is left has pages of 80 KiB a token.
 Not run: no such fleet at hand.
 """
 
@@ -22,5 +22,7 @@ def get_config() -> ConfigDict:
     config.learner.micro_batch_prompts = 64  # 3 trees of gradients; with 8 there would be 6
     config.engine.slots = 32
     config.engine.token_rows = 64
-    config.fleet.max_instances = 12  # the paper's best: 6 instances of 2 GPUs
+    config.engine.tensor_parallel = 2
+    config.fleet.max_instances = 6  # of 2 GPUs: the paper's best
+    config.fleet.price_per_hour = 5.32  # a server's GPUs
     return config

@@ -1,9 +1,9 @@
-"""Qwen3-30B-A3B, a mixture of 128 experts, on GSM8K: 16 reserved GPUs, spot servers of 141 GB.
+"""Qwen3-30B-A3B, a mixture of 128 experts, on GSM8K: 16 reserved H100, spot servers of 4.
 
 Run:     as configs/qwen3_32b_openr1.py
-Memory:  a reserved GPU: learner 28.4 GiB (a sixteenth of parameters 113.7, gradients 341.2), engine
-         56.9 of weights, as `--dry_run` computes them; by hand: 14.2 for moments on their way
-         (227.5 on the hosts); 96 KiB for a token of the pool.
+Memory:  a reserved GPU: learner 28.4 GiB (a sixteenth of parameters 113.7, gradients 341.2), and
+         four of them the engine's weights, 14.2 each, as `--dry_run` computes them; by hand: 14.2
+         for moments on their way (227.5 on the hosts); 24 KiB for a token of the pool.
 Routes:  384 bytes of each token (48 layers, 8 experts) on the wire, in the manager's memory and in
          its journal: 0.4 GB for a step of 1,024 responses with 1,000 tokens, prompts included, and
          2 MB/s from a server that samples 5,000 tokens a second; none of it with
@@ -32,5 +32,8 @@ def get_config() -> ConfigDict:
     config.learner.micro_batch_prompts = 64
     config.learner.row_tokens = 4608
     config.engine.slots = 64
+    config.engine.tensor_parallel = 4  # 32 experts on each device
+    config.fleet.max_instances = 4
+    config.fleet.price_per_hour = 10.64  # a server's GPUs
     config.fleet.reserved_price_per_hour = 167.58
     return config

@@ -107,7 +107,7 @@ class Engine:
                 f"engine.tensor_parallel is {config.tensor_parallel}, {len(found)} devices found; "
                 "lower it or start on more devices"
             )
-        self.device = found[0]
+        self.device, self._num_devices = found[0], config.tensor_parallel
         mesh = engine_mesh(found[: config.tensor_parallel]) if config.tensor_parallel > 1 else None
         products = choose(None, self.device.platform)
         layout = make_layout(config, slot_tokens, any_rows=products == "cpu")
@@ -167,6 +167,12 @@ class Engine:
         self._arrivals = 0
         self.ends = self.programs.no_ends(self.device)
         self._launched: deque[tuple[Plan, Output, int]] = deque()  # not finished; at most two
+
+    @property
+    def device_kind(self) -> str:
+        """For people: such as "2 x NVIDIA H100 80GB HBM3"."""
+        kind = self.device.device_kind
+        return kind if self._num_devices == 1 else f"{self._num_devices} x {kind}"
 
     @property
     def version(self) -> int | None:

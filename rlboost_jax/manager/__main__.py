@@ -111,7 +111,8 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         if run.observe.profile_step:
             watch = StepWatch(workdir, run.observe.profile_step)
             stack.callback(watch.close)
-        driver = Driver(manager, record, journal.append, watch)
+        route_bytes = settings.routing.route_bytes if settings.routing else 0
+        driver = Driver(manager, record, journal.append, watch, route_bytes)
         for damage in damages:
             log.error("the journal is damaged: %s; what is missing is generated again", damage)
             record(time.time(), Record("journal", -1, "", {"reason": damage}))
@@ -121,7 +122,6 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         tokens = read_tokens(workdir)
         tls = _tls(workdir, run)
         gate = Gate(max_connections=max_connections())
-        route_bytes = settings.routing.route_bytes if settings.routing else 0
         app = make_app(
             driver,
             tokens=tokens,

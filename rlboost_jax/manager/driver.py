@@ -35,12 +35,12 @@ from rlboost_jax.manager.events import (
     TrainerGone,
 )
 from rlboost_jax.manager.journal import Entry
+from rlboost_jax.manager.limits import trainer_queue_bytes
 from rlboost_jax.manager.peer import Peer
 from rlboost_jax.manager.state import Manager
 from rlboost_jax.messages import BeginStep, ToServer, ToTrainer, encode
 
 SERVER_QUEUE_BYTES = 64 * 2**20  # unsent frames of one server
-TRAINER_QUEUE_BYTES = 2 * 2**30  # a resumed step is sent again in one go
 PULSE_SECONDS = 0.25  # from one sign of life of the loop to the next, at most
 STALL_SECONDS = 0.25  # a timer as late as this was late because the whole process was
 
@@ -69,6 +69,7 @@ class Driver:
         record: writes a line of events.jsonl; called with the time in seconds since the epoch.
         keep: writes entries to the journal; returns "" or why that failed.
         watch: is shown every event with what came of it; must not raise.
+        route_bytes: that come with each token.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class Driver:
         record: Callable[[float, Record], None],
         keep: Callable[[Sequence[Entry]], str] = lambda entries: "",
         watch: Watch | None = None,
+        route_bytes: int = 0,
     ) -> None:
         self.manager = manager
+        self._trainer_queue_bytes = trainer_queue_bytes(route_bytes)
         self._keep, self._watch = keep, watch
         self.finished: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()  # set by the first step
@@ -109,7 +112,7 @@ class Driver:
         self._peers[stream] = Peer(
             socket,
             transport,
-            bound=TRAINER_QUEUE_BYTES if trainer else SERVER_QUEUE_BYTES,
+            bound=self._trainer_queue_bytes if trainer else SERVER_QUEUE_BYTES,
             # Not at once: the action that overflows it is still being carried out.
             overflow=lambda reason: self._loop.call_soon(self._give_up, gone(stream, reason)),
         )

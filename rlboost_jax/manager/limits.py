@@ -51,6 +51,11 @@ def server_frame_bytes(
     return _FRAME_OVERHEAD + rows * _ROW_BYTES + min(slots * row, max(TOKEN_BATCH_BYTES, row))
 
 
+def trainer_queue_bytes(route_bytes: int = 0) -> int:
+    """Unsent frames of the trainer: a resumed step of 2**28 tokens is sent again in one go."""
+    return 2**28 * (_TOKEN_BYTES + route_bytes)
+
+
 class Bucket:
     """Lets `rate` a second through, and `burst` at once."""
 

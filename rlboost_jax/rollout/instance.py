@@ -62,7 +62,7 @@ def hello_of(
         zone=zone,
         host=socket.gethostname(),
         pid=os.getpid(),
-        device=engine.device.device_kind,
+        device=engine.device_kind,
         fingerprint=engine.fingerprint,
         process=secrets.token_hex(8),
     )

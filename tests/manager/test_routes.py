@@ -11,7 +11,7 @@ from rlboost_jax import messages as m
 from rlboost_jax.config.routing import Routing
 from rlboost_jax.manager.batches import MalformedBatch, Rows
 from rlboost_jax.manager.events import ServerGone
-from rlboost_jax.manager.limits import server_frame_bytes
+from rlboost_jax.manager.limits import Meter, server_frame_bytes, trainer_queue_bytes
 from tests.manager.desk import Desk
 from tests.manager.fakes import (
     MAX_TOKENS,
@@ -183,3 +183,12 @@ def test_the_longest_honest_frame_passes() -> None:
         slots=slots, slot_tokens=tokens, max_pending=2, route_bytes=ROUTING.route_bytes
     )
     assert len(frame) <= bound < 2 * len(frame) + 4_096
+
+
+def test_routes_take_nothing_from_what_else_may_be_sent() -> None:
+    """A step that fits the trainer's queue does so with routes; a fast server is no flood."""
+    tokens = trainer_queue_bytes() // 8
+    assert tokens * (8 + 384) <= trainer_queue_bytes(384)
+    meter, second = Meter(route_bytes=384), 50_000 * (14 + 384)
+    assert not any(meter.objection(second, float(now)) for now in range(60))
+    assert any(map(Meter().objection, [second] * 60, range(60))), "without routes it would be one"

@@ -12,7 +12,7 @@ from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.state import abstract_state, make_optimizer
 from rlboost_jax.models.params import flatten_params
 from rlboost_jax.models.sharding import make_mesh
-from tests.system.harness import Run
+from tests.system.harness import SHORT, Run
 
 pytestmark = pytest.mark.system
 
@@ -66,3 +66,15 @@ def test_a_mesh_trains_what_one_device_trains(tmp_path, monkeypatch):
     # the gradient is all but zero, rounding may turn it round.
     assert np.linalg.norm(update) > 0
     assert np.linalg.norm(difference) < 1e-3 * np.linalg.norm(update)
+
+
+@pytest.mark.soak  # two runs of half a minute
+def test_engines_of_two_devices_keep_the_promise(tmp_path, monkeypatch):
+    flags = os.environ.get("XLA_FLAGS", "")
+    monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_force_host_platform_device_count=2")
+    two = (*SHORT, "num_steps=3", "engine.tensor_parallel=2", "learner.mesh=(1, 1, 2)")
+    alone = Run(tmp_path / "alone", *two, "fleet.max_instances=0").run()
+    chaos = Run(tmp_path / "chaos", *two, "fleet.chaos.enabled=True").run()
+    assert chaos.events("lost"), "chaos killed nobody, so nothing was shown"
+    assert chaos.digests() == alone.digests()
+    assert all(row["max_logprob_gap"] < 1e-4 for row in alone.metrics())
