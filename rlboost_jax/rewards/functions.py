@@ -114,8 +114,8 @@ def _wanted(
         if parameters[name].default is inspect.Parameter.empty:
             raise Unusable(
                 f"needs {name!r}, which is no option and no column, nor one of "
-                f"{', '.join(GIVEN)}; set it in the function's options, in data.reward_columns, or data.answer_column "
-                "for 'answer'"
+                f"{', '.join(GIVEN)}; set it in the function's options, in data.reward_columns, "
+                "or data.answer_column for 'answer'"
             )
     wanted = frozenset((available if variable else named & available) - set(options))
     try:
