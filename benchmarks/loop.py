@@ -136,11 +136,20 @@ def settings(server: StandIn, instances: int, deterministic: bool) -> RunConfig:
 
 
 def measure(
-    server: StandIn, instances: int, churn: bool, num_steps: int, deterministic: bool
+    server: StandIn,
+    instances: int,
+    churn: bool,
+    num_steps: int,
+    deterministic: bool,
+    keep: Path | None = None,
 ) -> Result:
+    """Args:
+    keep: folder for the run's files; None: they are thrown away.
+    """
     run = settings(server, instances, deterministic)
     with tempfile.TemporaryDirectory() as folder:
-        workdir = Path(folder)
+        workdir = Path(folder) if keep is None else keep
+        workdir.mkdir(parents=True, exist_ok=True)
         write_run_config(workdir / "config.json", run, "benchmark")
         reserved = replace(server, rate=RESERVED_RATE, slots=4 * server.slots)
         trainer = StandInTrainer(run, workdir, reserved, train_rate=TRAIN_RATE)
@@ -227,16 +236,20 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=4, help="of an instance")
     parser.add_argument("--deterministic", type=int, default=1, choices=(0, 1))
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
+    parser.add_argument("--keep", type=Path, default=None, help="where the files of runs stay")
     options = parser.parse_args()
     server = stand_in(options.prompts, options.slots)
     print(description(server) + "\n\n" + HEADER, flush=True)
     results = []
-    for churn in (fleet == "churn" for fleet in options.fleets.split(",")):
+    for fleet in options.fleets.split(","):
+        churn = fleet == "churn"
         for instances in map(int, options.instances.split(",")):
             if churn and not instances:
                 continue
             num_steps = options.steps * 3 // 2 if churn else options.steps if instances else 4
-            result = measure(server, instances, churn, num_steps, bool(options.deterministic))
+            fixed = bool(options.deterministic)
+            keep = options.keep / f"{fleet}_{instances}" if options.keep else None
+            result = measure(server, instances, churn, num_steps, fixed, keep)
             results.append(result)
             print(result.line(), flush=True)
     if options.json is not None:

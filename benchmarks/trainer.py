@@ -13,8 +13,10 @@ from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.micro_batches import MicroBatches
+from rlboost_jax.learner.selection import Everything
 from rlboost_jax.learner.streaming import stream_step
 from rlboost_jax.learner.trajectory import Group
+from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.rollout.stream import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 
@@ -89,13 +91,15 @@ class StandInTrainer:
             version=step,
             prompts=prompts,
             group_size=group_size,
-            reward=lambda prompt, tokens: float(len(tokens) % 2),
+            ask=lambda prompt, tokens: at_once(Verdict(reward=len(tokens) % 2, accuracy=0.0)),
+            wake=self._link.wake,
             estimate=tuple,
         )
         micro_batches = MicroBatches(
             num_prompts, learner.micro_batch_prompts, self._run.deterministic
         )
-        times = stream_step(self._link, collector, micro_batches, self._train)
+        selection = Everything(collector)
+        times = stream_step(self._link, collector, selection, micro_batches, self._train)
         report = self._link.trained(
             messages.StepTrained(
                 step=step, train_wait_seconds=times.waiting, train_seconds=times.training

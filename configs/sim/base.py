@@ -14,11 +14,17 @@ MODELS = {  # Qwen3's published configurations: parameters, layers, query heads
     "14b": (14.77e9, 40, 40),
     "32b": (32.76e9, 64, 64),
 }
+PUBLIC_TABLES = {  # of windows by instances, in the public code: 14B's is commented out there
+    "8b": ((1, 190), (2, 160), (3, 105), (4, 70)),
+    "14b": ((1, 346), (2, 212), (3, 145), (4, 60), (5, 8), (6, 5)),
+    "32b": (),
+}
 
 
 def get_config(model: str = "14b") -> ConfigDict:
     config = ConfigDict()
     config.seed = 0  # names every random choice
+    config.calibration = ""  # of rlboost_jax.calibrate: its settings replace those below
     config.num_seeds = 1  # repetitions with seeds that follow, for confidence intervals
     config.num_steps = 10  # 0: as many as fit the segment
     config.settling_steps = 4  # at the beginning, left out of all means: the window is found
@@ -50,6 +56,9 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.engine.dispatch_tokens = 8  # decode steps per program call
     config.engine.message_tokens = 512  # decode steps after which tokens are told
     config.engine.table = ()  # measured (batch, mean context, seconds per step); (): roofline
+    config.engine.prefill_token_seconds = 0.0  # measured; 0: roofline
+    config.engine.reserved_slots = 0  # of a reserved engine; 0: as many as others have
+    config.engine.reserved_table = ()  # of a reserved engine; (): as others
 
     config.reserved = ConfigDict()
     config.reserved.nodes = 2 if model == "32b" else 1
@@ -60,10 +69,13 @@ def get_config(model: str = "14b") -> ConfigDict:
     # Policy forward, backward (2) and recomputation, old and reference log-probabilities.
     config.trainer.forward_passes = 6.0
     config.trainer.compute_efficiency = 0.474  # free: MFU
+    config.trainer.token_seconds = 0.0  # of a token, measured; 0: by FLOPs
+    config.trainer.deterministic = False  # whether prompt indices fix micro-batches
     config.trainer.micro_batch_prompts = 2  # 16 responses
     config.trainer.micro_batch_seconds = 0.1  # of each micro-batch besides its tokens
     config.trainer.apply_seconds = 5.0  # the optimizer's update
-    config.trainer.switch_seconds = 2.0  # from training to generating, and back
+    config.trainer.begin_seconds = 2.0  # until a step asks for tokens: weights into the engines
+    config.trainer.switch_seconds = 2.0  # from generating to training
 
     config.workload = ConfigDict()
     config.workload.prompts_per_step = 128
@@ -74,6 +86,7 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.workload.sigma = 0.67  # free: of the logarithm of a length
     config.workload.group_correlation = 0.74  # free: of those logarithms within a group
     config.workload.growth_per_step = 0.0  # relative growth of the mean
+    config.workload.groups = ()  # measured lengths, by group; (): log-normal
 
     config.links = ConfigDict()
     config.links.host_bytes_per_second = 100e9  # device to host, all chips of a node
@@ -113,6 +126,7 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.policy.window_initial_seconds = 150.0  # T_init of the public code
     config.policy.window_eta = 3.0  # η of the public code
     config.policy.window_memory = True
+    config.policy.public_table = PUBLIC_TABLES[model]  # of the system "public_code" only
     config.policy.adaptive_cap = False  # hold the fleet to N_prem of Algorithm 1
     config.policy.max_instances = 100_000
     return config

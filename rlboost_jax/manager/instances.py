@@ -13,6 +13,7 @@ from rlboost_jax.manager.index import Index, Pool
 from rlboost_jax.manager.limits import REMARK_BURST, REMARKS_PER_SECOND, Bucket
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.usage import Usage
 from rlboost_jax.messages import BeginStep, Hello, InstanceStatus, Manifest, TokenBatch
 
 MAX_PRICE = 100_000.0  # dollars per hour; more is a mistake, or meant to spoil the accounts
@@ -57,6 +58,7 @@ class Instance:
         self.programs_compiled = 0
         self.batch_at = math.inf  # when the dispatch now running began
         self.slowest = 0.0  # dispatch so far, in seconds
+        self.usage = Usage()  # since it was recorded last
         self.progress_at = now  # of the last token or answer, or since when it holds work
         self.remarks = Bucket(REMARKS_PER_SECOND, REMARK_BURST)  # what is worth a line
         # What the index knows of it; None: it has left.

@@ -165,6 +165,7 @@ class Servers:
         self._ledger.books.wasted(in_flight, reserved=instance.reserved)
         self._remember(instance.stream, reserved=instance.reserved, charged=in_flight)
         self._roster.leave(instance)
+        self._work.record_usage(instance)
         count = self._work.put_back(instance, list(instance.held))
         self._outbox.close(instance.stream, reason)
         self._outbox.record(kind, instance.name, reason=reason, count=count, tokens_lost=in_flight)
@@ -329,7 +330,7 @@ class Servers:
             return True
         if rows.num_tokens and (server := self._fleet.server_of(instance.hello)) is not None:
             server.proved = True
-        self._observe(instance, rows.num_tokens, now)
+        self._observe(instance, rows, now)
         instance.next_sequence += 1
         instance.tokens += rows.num_tokens
         self._roster.charge(instance, batch.in_flight)
@@ -351,15 +352,19 @@ class Servers:
                 self._outbox.of_step(rollout.result)
         return bool(ended)
 
-    def _observe(self, instance: Instance, tokens: int, now: float) -> None:
+    def _observe(self, instance: Instance, rows: Rows, now: float) -> None:
         """A dispatch that began with the previous message has given its tokens."""
-        if instance.in_flight and tokens:
-            instance.slowest = max(instance.slowest, now - instance.batch_at)
-        if instance.in_flight and instance.running and not instance.waiting:
+        if not instance.in_flight:
+            return
+        seconds, length = now - instance.batch_at, context(instance)
+        instance.usage.add(rows.counts, seconds=seconds, context=length)
+        if rows.num_tokens:
+            instance.slowest = max(instance.slowest, seconds)
+        if instance.running and not instance.waiting:
             self._work.profile.add(
                 instance.kind,
                 batch=instance.running,
-                tokens=tokens,
-                seconds=now - instance.batch_at,
-                context=context(instance),
+                tokens=rows.num_tokens,
+                seconds=seconds,
+                context=length,
             )

@@ -194,6 +194,7 @@ class Manager:
         if self.trainer.ended or not missing or now < self.fleet.retry_at:
             return
         for name in self.fleet.start(missing):
+            self._outbox.record("ordered", name)
             self._outbox.start(name)
 
     def _window_at(self) -> float:

@@ -157,6 +157,12 @@ class Trainer:
             )
         self._deliver(step, begin.prompts)
         if step is not active:  # else only its trainer was away
+            self._outbox.record(
+                "begun",
+                prompts=len(begin.prompts),
+                group_size=begin.group_size,
+                prompt_tokens=sum(len(p.tokens) // 4 for p in begin.prompts),
+            )
             self._open(step, now)
 
     def _extend(self, extend: ExtendStep) -> None:
@@ -288,7 +294,25 @@ class Trainer:
         if not (self._resumed or measures):  # half a step says nothing, more than one too much
             self._observe(message, rollout, elapsed - rollout, instances)
         self._work.profile.end_step()
-        self._outbox.to_trainer(self._report(step, rollout, instances, now))
+        report = self._report(step, rollout, instances, now)
+        self._record(step, message, report)
+        self._outbox.to_trainer(report)
+
+    def _record(self, step: Step, message: StepTrained, report: StepReport) -> None:
+        """What a step was made of, for whoever fits models to it."""
+        lengths: dict[int, list[int]] = {}
+        for rollout in step.delivered(measuring=False):
+            lengths.setdefault(rollout.prompt, []).append(rollout.num_tokens)
+        for instance in self._roster:
+            self._work.record_usage(instance)
+        self._outbox.record(
+            "trained",
+            lengths=list(lengths.values()),
+            train_seconds=message.train_seconds,
+            train_wait_seconds=message.train_wait_seconds,
+            seeding_window_seconds=report.seeding_window_seconds,
+            instances_mean=report.instances_mean,
+        )
 
     def _observe(
         self, message: StepTrained, rollout: float, remote_wait: float, instances: float

@@ -13,6 +13,7 @@ from rlboost_jax.manager.placement import Load, assign, pending_moves, room, run
 from rlboost_jax.manager.profile import Profile
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.usage import Usage
 from rlboost_jax.manager.window import Seeding
 from rlboost_jax.messages import (
     Generate,
@@ -81,6 +82,13 @@ class Work:
         """Stop the work of steps that were given up, wherever it is."""
         for instance in self._roster:
             self.release(instance, [r for r in instance.held.values() if r.step.cancelled])
+
+    def record_usage(self, instance: Instance) -> None:
+        """What it did since this was done last."""
+        usage, instance.usage = instance.usage, Usage()
+        if usage.tokens:
+            reserved = instance.reserved
+            self._outbox.record("worked", instance.name, reserved=reserved, **usage.values())
 
     def put_back(self, instance: Instance, request_ids: Iterable[int]) -> int:
         """Rollouts that an instance no longer holds wait again, with the tokens they have.
@@ -166,6 +174,8 @@ class Work:
                 moved.setdefault(rollout.previous, []).append(rollout.num_tokens)
             if rollout.num_tokens:
                 step.books.prefilled_again += rollout.length
+            if rollout.num_tokens or rollout.prompt not in instance.groups:
+                instance.usage.prefilled += rollout.length
             rollout.request_id = self._ledger.next_request()
             instance.hold(rollout, now)
         self._roster.watch(instance)

@@ -10,12 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from rlboost_jax.config.records import RewardConfig
+from rlboost_jax.config.validate_data import GIVEN
 from rlboost_jax.rewards.builtin import BUILT_IN
 from rlboost_jax.rewards.frames import Job, Outcome
 
 Call = Callable[[Job], Outcome]
 
-GIVEN: Final = ("completion_ids", "finished")  # besides prompts, completions and columns
 _SHOWN: Final = 200  # characters of an exception
 
 
@@ -46,11 +46,15 @@ def load(reward: RewardConfig, columns: Collection[str]) -> Call:
         _try(function, reward.options, wanted)
 
     def call(job: Job) -> Outcome:
-        given = {"completion_ids": list(job.completion_ids), "finished": job.finished}
+        given = {
+            "prompts": job.prompt,
+            "completions": job.completion,
+            "completion_ids": list(job.completion_ids),
+            "finished": job.finished,
+        }
         listed = {key: [value] for key, value in {**job.columns, **given}.items() if key in wanted}
         try:
-            result = function([job.prompt], [job.completion], **listed | reward.options)
-            return _outcome(result)
+            return _outcome(function(**listed, **reward.options))
         except MemoryError:
             return Outcome(fault="MemoryError: more than rewards.memory_mb")
         except Exception as error:  # the user's code: whatever it is costs this response only
@@ -79,7 +83,7 @@ def _check_types(function: Callable[..., Any], options: Mapping[str, Any]) -> No
 def _try(function: Callable[..., Any], options: Mapping[str, Any], wanted: Collection[str]) -> None:
     """Raise Unusable where a built-in function, asked about no response, refuses its options."""
     try:
-        function([], [], **{name: [] for name in wanted}, **options)
+        function(**{name: [] for name in wanted}, **options)
     except Exception as error:  # of whatever kind, it would be the same for every response
         raise Unusable(f"cannot be used with its options: {error}") from None
 
@@ -87,7 +91,7 @@ def _try(function: Callable[..., Any], options: Mapping[str, Any], wanted: Colle
 def _wanted(
     function: Callable[..., Any], options: Mapping[str, Any], columns: Collection[str]
 ) -> frozenset[str]:
-    """The names that a function takes of those there are."""
+    """The names that a function takes of those there are: it gets everything by name."""
     if not callable(function):
         raise Unusable("is no function")
     if inspect.iscoroutinefunction(function):
@@ -97,31 +101,27 @@ def _wanted(
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:  # of some written in C
         raise Unusable(f"cannot be asked what it takes: {error}; wrap it in a function") from None
-    parameters = dict(signature.parameters)
-    positional = [
-        name
-        for name, p in parameters.items()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ][:2]
+    parameters = signature.parameters
     variable = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = {
         n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     }
-    named -= set(positional)
-    unknown = sorted(set(options) - named)
-    if unknown and not variable:
-        raise Unusable(f"takes no option {unknown[0]!r}; it takes {', '.join(sorted(named))}")
+    for name in options:
+        if name in GIVEN or not (variable or name in named):
+            own = ", ".join(sorted(named - set(GIVEN)))
+            raise Unusable(f"takes no option {name!r}; it takes {own or 'none'}")
     for name in sorted(named - available - set(options)):
         if parameters[name].default is inspect.Parameter.empty:
             raise Unusable(
-                f"needs {name!r}, which is no option and no column; set it in the function's "
-                "options, in data.reward_columns, or data.answer_column for 'answer'"
+                f"needs {name!r}, which is no option and no column, nor one of "
+                f"{', '.join(GIVEN)}; set it in the function's options, in data.reward_columns, "
+                "or data.answer_column for 'answer'"
             )
     wanted = frozenset((available if variable else named & available) - set(options))
     try:
-        signature.bind([], [], **dict.fromkeys(wanted), **options)
+        signature.bind(**dict.fromkeys(wanted), **options)
     except TypeError as error:
-        raise Unusable(f"cannot be called as f(prompts, completions, …): {error}") from None
+        raise Unusable(f"cannot be called by names: {error}") from None
     return wanted
 
 

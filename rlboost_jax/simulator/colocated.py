@@ -25,7 +25,7 @@ def colocated(
     Args:
         static: every engine gets its share of the groups at the beginning of a step.
     """
-    rates = EngineRates(config)
+    rates = EngineRates(config, reserved=True)
     hourly = config.reserved.nodes * config.reserved.price_per_node_hour
     rows: list[dict[str, Any]] = []
     now = 0.0
@@ -35,7 +35,8 @@ def colocated(
         lengths = response_lengths(work, seed=seed, step=step).tolist()
         generating = _generate(config, rates, lengths, static=static)
         training = _train(config, lengths)
-        whole = 2 * config.trainer.switch_seconds + generating + training
+        trainer = config.trainer
+        whole = trainer.begin_seconds + generating + trainer.switch_seconds + training
         if now + whole > seconds:
             break
         rows.append(

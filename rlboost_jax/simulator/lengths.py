@@ -18,11 +18,18 @@ def response_lengths(workload: WorkloadConfig, *, seed: int, step: int) -> NDArr
     """Tokens of every response of a step, by sample (prompt · group size + place)."""
     random = stream("lengths", seed, step)
     prompts, size = workload.prompts_per_step, workload.group_size
+    growth = (1 + workload.growth_per_step) ** step
+    if workload.groups:
+        drawn = random.integers(len(workload.groups), size=prompts)
+        lengths = growth * np.array([workload.groups[i] for i in drawn], np.float64).ravel()
+        return _cut(workload, lengths)
     shared = np.repeat(random.standard_normal(prompts), size)
     own = random.standard_normal(prompts * size)
     rho = workload.group_correlation
     noise = math.sqrt(rho) * shared + math.sqrt(1 - rho) * own
-    mean = workload.mean_tokens * (1 + workload.growth_per_step) ** step
-    median = mean / math.exp(workload.sigma**2 / 2)
-    lengths = np.rint(median * np.exp(workload.sigma * noise))
-    return np.clip(lengths, 1, workload.max_response_tokens).astype(np.int64)
+    median = workload.mean_tokens * growth / math.exp(workload.sigma**2 / 2)
+    return _cut(workload, median * np.exp(workload.sigma * noise))
+
+
+def _cut(workload: WorkloadConfig, lengths: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.clip(np.rint(lengths), 1, workload.max_response_tokens).astype(np.int64)

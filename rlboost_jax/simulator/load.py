@@ -2,8 +2,10 @@
 
 import dataclasses
 import difflib
+import json
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +26,10 @@ MAY_BE_ZERO: Final = frozenset(
         "settling_steps",
         "engine.slot_tokens",
         "engine.step_overhead_seconds",
+        "engine.prefill_token_seconds",
+        "engine.reserved_slots",
+        "trainer.token_seconds",
+        "trainer.begin_seconds",
         "trainer.micro_batch_seconds",
         "trainer.apply_seconds",
         "trainer.switch_seconds",
@@ -70,12 +76,34 @@ def sim_config_from_dict(values: Mapping[str, Any]) -> SimConfig:
     Raises ConfigError, a line per mistake.
     """
     record = record_from_dict(values, SimConfig, defaults=BASE)
+    if record.calibration:
+        record = record_from_dict(calibrated(to_dict(record)), SimConfig, defaults=BASE)
     mistakes = list(_ranges(record, ""))
     if not mistakes:  # the checks of fields against each other may count on the ranges
         mistakes = [*_fit(record), *_market(record)]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return record
+
+
+def calibrated(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With the settings of its `calibration` in place of its own, section by section.
+
+    Raises ConfigError where the file cannot be read.
+    """
+    path = values["calibration"]
+    try:
+        sections = json.loads(Path(path).read_text(encoding="utf-8"))["settings"]
+        changes = {section: dict(own) for section, own in sections.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"calibration: cannot read {path!r} ({type(error).__name__}: {error}); name a file "
+            "that rlboost_jax.calibrate wrote"
+        ) from None
+    return {
+        name: {**value, **changes.get(name, {})} if isinstance(value, dict) else value
+        for name, value in values.items()
+    } | {"calibration": ""}
 
 
 def to_dict(config: SimConfig) -> dict[str, Any]:
@@ -116,7 +144,7 @@ def _fit(config: SimConfig) -> Iterator[str]:
             f"engine.chips is {engine.chips}, more than the reserved "
             f"{config.reserved.nodes} x {config.reserved.chips_per_node}; lower it"
         )
-    for row in engine.table:
+    for row in (*engine.table, *engine.reserved_table):
         batch, context, seconds = row
         if not (1 <= batch < math.inf and 0 <= context < math.inf and 0 < seconds < math.inf):
             yield (
@@ -124,11 +152,18 @@ def _fit(config: SimConfig) -> Iterator[str]:
                 "seconds of more than 0"
             )
             return
-    if engine.table:
+    for own, name in ((False, "table"), (True, "reserved_table")):
         try:
-            EngineRates(config)
+            EngineRates(config, reserved=own)
         except ValueError as error:
-            yield f"engine.table is no grid: {error}"
+            yield f"engine.{name} is no grid: {error}"
+            return
+    for group in work.groups:
+        if len(group) != work.group_size or min(group) < 1:
+            yield (
+                f"workload.groups has {group}; give {work.group_size} lengths of 1 or more each, "
+                "as many as workload.group_size"
+            )
             return
     longest = work.prompt_tokens + work.max_response_tokens
     if (tokens := EngineRates(config).kv_tokens) < longest:

@@ -14,27 +14,30 @@ from rlboost_jax.simulator.records import SimConfig
 class EngineRates:
     """Of one engine on `config.engine.chips` chips. Times in seconds."""
 
-    def __init__(self, config: SimConfig) -> None:
+    def __init__(self, config: SimConfig, *, reserved: bool = False) -> None:
         chip, engine, model = config.chip, config.engine, config.model
         bandwidth = engine.chips * chip.memory_bytes_per_second * engine.memory_efficiency
         flops = engine.chips * chip.flops_per_second * engine.compute_efficiency
         kv_bytes = 2 * model.num_layers * model.num_key_heads * model.head_dim * model.bytes_per_kv
         memory = engine.chips * chip.memory_bytes * engine.memory_fraction
         self.kv_tokens = int((memory - config.weight_bytes) / kv_bytes)  # that the cache holds
-        set_aside = int(self.kv_tokens / engine.slot_tokens) if engine.slot_tokens else engine.slots
-        self.slots = max(1, min(engine.slots, set_aside))
-        self.prefill_seconds = 2 * model.num_params / flops  # of one token
+        slots = (engine.reserved_slots if reserved else 0) or engine.slots
+        set_aside = int(self.kv_tokens / engine.slot_tokens) if engine.slot_tokens else slots
+        self.slots = max(1, min(slots, set_aside))
+        self._product = 2 * model.num_params / flops  # with all weights, of one token
+        self.prefill_seconds = engine.prefill_token_seconds or self._product  # of one token
         self._overhead = engine.step_overhead_seconds
         self._weights = config.weight_bytes / bandwidth
         self._per_context = kv_bytes / bandwidth
-        self._table = StepTable(engine.table) if engine.table else None
+        table = (engine.reserved_table if reserved else ()) or engine.table
+        self._table = StepTable(table) if table else None
 
     def step_seconds(self, batch: int, context: float) -> float:
         """One decode step of `batch` sequences that hold `context` tokens together."""
         if self._table is not None:
             return self._table.seconds(batch, context / batch)
         memory = self._weights + self._per_context * context
-        return self._overhead + max(memory, self.prefill_seconds * batch)
+        return self._overhead + max(memory, self._product * batch)
 
     def best_rate(self, context: float) -> float:
         """Most tokens per second that any batch of sequences of that length reaches."""
@@ -72,13 +75,15 @@ class StepTable:
 
 
 def train_seconds(config: SimConfig, lengths: Sequence[int]) -> float:
-    """Learner time for sequences of so many tokens, prompts included.
+    """Learner time for sequences of so many tokens, prompts included: as measured, or by FLOPs.
 
     A forward pass takes 2 FLOPs per parameter and token, and 2 per layer, query width and pair
     of a token with one before it, twice (Kaplan et al. 2020, arXiv:2001.08361, table 1).
     """
     model, reserved, chip = config.model, config.reserved, config.chip
     tokens = sum(lengths)
+    if config.trainer.token_seconds:
+        return config.trainer.token_seconds * tokens
     pairs = sum(length * length for length in lengths) / 2
     width = model.num_query_heads * model.head_dim
     forward = 2 * model.num_params * tokens + 4 * model.num_layers * width * pairs

@@ -43,6 +43,9 @@ class SimEngineConfig:
     message_tokens: int  # decode steps after which tokens are told at the latest
     table: tuple[tuple[float, float, float], ...]  # (batch, mean context, seconds per step), a
     # whole grid; empty: the roofline
+    prefill_token_seconds: float  # measured; 0: the roofline
+    reserved_slots: int  # of a reserved engine; 0: as many as others have
+    reserved_table: tuple[tuple[float, float, float], ...]  # of a reserved engine; empty: the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +59,13 @@ class ReservedConfig:
 class SimTrainerConfig:
     forward_passes: float  # that training one token costs, in forward passes of it
     compute_efficiency: float  # of the reserved chips' FLOPs (MFU)
+    token_seconds: float  # of a token of prompt or response, measured; 0: by FLOPs
+    deterministic: bool  # micro-batches are fixed by prompt index
     micro_batch_prompts: int
     micro_batch_seconds: float  # of each micro-batch, whatever its tokens
     apply_seconds: float  # the optimizer's update
-    switch_seconds: float  # from training to generating, and back
+    begin_seconds: float  # from the end of a step until its successor asks for tokens
+    switch_seconds: float  # from generating to training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +80,8 @@ class WorkloadConfig:
     sigma: float  # of the logarithm of a length
     group_correlation: float  # of those logarithms within a group
     growth_per_step: float  # relative growth of the mean
+    groups: tuple[tuple[int, ...], ...]  # measured response lengths, drawn from by whole groups in
+    # place of the log-normal law; empty: that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +139,7 @@ class PolicyConfig:
     window_initial_seconds: float
     window_eta: float
     window_memory: bool
+    public_table: tuple[tuple[int, int], ...]  # of `public_code`: (instances, seconds), shipped
     adaptive_cap: bool  # no more instances are started than N_prem of Algorithm 1
     max_instances: int
 
@@ -140,6 +149,7 @@ class SimConfig:
     """One question to the simulator. `load.py` makes and checks these."""
 
     seed: int
+    calibration: str  # a calibration.json, whose settings take the place of those here; "": none
     num_seeds: int  # repetitions, with seeds that follow
     num_steps: int  # 0: as many as fit the segment
     settling_steps: int  # at the beginning, left out of all means

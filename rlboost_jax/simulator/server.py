@@ -34,9 +34,11 @@ class Server:
         self.stream = 0  # 0: not connected
         self.alive = True
         engine = world.config.engine
+        rates = world.rates[reserved]
+        self._slots = rates.slots
         self.engine = Engine(
-            world.rates,
-            slots=world.rates.slots,
+            rates,
+            slots=rates.slots,
             dispatch_tokens=engine.dispatch_tokens,
             message_tokens=engine.message_tokens,
         )
@@ -56,7 +58,7 @@ class Server:
             m.Hello(
                 instance=self.name,
                 reserved=self.reserved,
-                slots=self._world.rates.slots,
+                slots=self._slots,
                 slot_tokens=self._world.slot_tokens,
                 price_per_hour=price,
                 zone="",

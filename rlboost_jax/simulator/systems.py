@@ -1,6 +1,8 @@
 """The systems that are compared, each by its name in `config.systems`.
 
 - rlboost: the manager as it is, with the policies of RLBoost (NSDI '26) as published.
+- public_code: RLBoost as its public code behaves, see `public_code.py`. It hands over to instances
+  whether there are any or not: with 0 of them no step ever ends.
 - no_seeding, no_memory, no_balance, no_migration: the same, less one of them.
 - sync_weights: the same, but weights are sent when a step begins, as collectives send them:
   whoever joins in mid-step works from the next step on.
@@ -15,11 +17,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.economics import on_demand_price
 from rlboost_jax.simulator.markets import Market, static
+from rlboost_jax.simulator.public_code import PublicCode
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.world import World
 
@@ -41,7 +45,7 @@ def rows_of(system: str, config: SimConfig, market: Market, *, seed: int) -> Sim
     return SYSTEMS[system](config, market, seed, seconds)
 
 
-def _with_manager(**changes: bool) -> System:
+def _with_manager(**changes: Any) -> System:
     def run(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
         config = replace(config, policy=replace(config.policy, **changes))
         return config, World(config, market.changes, seed=seed, seconds=seconds).run()
@@ -52,6 +56,20 @@ def _with_manager(**changes: bool) -> System:
 def _sync_weights(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
     config = replace(config, links=replace(config.links, in_step=False))
     return config, World(config, market.changes, seed=seed, seconds=seconds).run()
+
+
+def _public_code(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
+    if market.instances == 0:
+        return config, None
+    config = replace(config, policy=replace(config.policy, window_memory=False, adaptive_cap=False))
+    manager = partial(
+        PublicCode,
+        table=dict(config.policy.public_table),
+        accelerators=config.reserved.nodes * config.reserved.chips_per_node,
+    )
+    changes = market.changes
+    world = World(config, changes, seed=seed, seconds=seconds, manager=manager, sleeps=True)
+    return config, world.run()
 
 
 def _colocated(nodes: int, *, static: bool = False) -> System:
@@ -82,6 +100,7 @@ def _disaggregated(config: SimConfig, market: Market, seed: int, seconds: float)
 
 SYSTEMS: Final[dict[str, System]] = {
     "rlboost": _with_manager(),
+    "public_code": _public_code,
     "no_seeding": _with_manager(seeding=False),
     "no_memory": _with_manager(window_memory=False),
     "no_balance": _with_manager(balance=False),

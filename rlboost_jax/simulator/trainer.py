@@ -56,15 +56,15 @@ class Trainer:
         config, work = self._config, self._config.workload
         self.step, self._begun_at = step, self._world.clock.now
         self._micro_batches = MicroBatches(
-            work.prompts_per_step, config.trainer.micro_batch_prompts, deterministic=False
+            work.prompts_per_step, config.trainer.micro_batch_prompts, config.trainer.deterministic
         )
         self._lengths: dict[int, list[int]] = defaultdict(list)  # of finished responses, by prompt
         self._finished_groups = 0
         self._ready: deque[MicroBatch] = deque()
         self._handed_over: float | None = None
         self._training = 0.0
-        switch = config.trainer.switch_seconds if self._world.reserved else 0.0
-        self._world.clock.after(switch, lambda: self._ask(step))
+        seconds = config.trainer.begin_seconds if self._world.reserved else 0.0
+        self._world.clock.after(seconds, lambda: self._ask(step))
 
     def _ask(self, step: int) -> None:
         """The reserved engines hold the version before anyone is asked for tokens of it."""
@@ -132,7 +132,7 @@ class Trainer:
         if self._busy or not (self._ready or self._complete):
             return
         if self._handed_over is None:
-            if self._complete:
+            if self._complete and not self._world.sleeps:
                 self._hand_over()
             return
         if not self._ready:

@@ -6,7 +6,7 @@ milliseconds where everything else counts in seconds.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -47,6 +47,8 @@ class World:
         changes: of the market, in order of time from 0 on.
         seconds: how long it lasts; the step then under way is not reported.
         reserved_engines: False: the learner's chips only train.
+        manager: makes who decides, of its settings and the time.
+        sleeps: the learner takes its chips back when it is told to and not before.
     """
 
     def __init__(
@@ -57,16 +59,19 @@ class World:
         seed: int,
         seconds: float,
         reserved_engines: bool = True,
+        manager: Callable[[Settings, float], Manager] = Manager,
+        sleeps: bool = False,
     ) -> None:
         self.config, self._seed, self._seconds = config, seed, seconds
         self.run_id = "simulated"
         self.clock = Clock()
-        self.rates = EngineRates(config)
+        self.rates = {own: EngineRates(config, reserved=own) for own in (False, True)}
         links = config.links
         sender = links.sender_bytes_per_second * config.reserved.nodes
         self.link = Link(self.clock, sender=sender, receiver=links.receiver_bytes_per_second)
         self.slot_tokens = config.workload.prompt_tokens + config.workload.max_response_tokens
-        self.manager = Manager(settings(config), 0.0)
+        self.manager = manager(settings(config), 0.0)
+        self.sleeps = sleeps
         self.published_at = 0.0  # the newest weights
         self._streams = STREAM
         self._pids = 0
@@ -253,7 +258,7 @@ def settings(config: SimConfig) -> Settings:
         fleet=fleet,
         deterministic=False,
         vocab_size=2,
-        slots=config.engine.slots,
+        slots=max(config.engine.slots, config.engine.reserved_slots),
         slot_tokens=work.prompt_tokens + work.max_response_tokens,
         max_servers=MAX_SERVERS,
         status_seconds=PATIENT,  # nobody looks at the live view

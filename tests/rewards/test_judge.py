@@ -188,6 +188,11 @@ def test_columns_and_options_go_by_name(judge):
     assert (verdict.reward, dict(verdict.faults)) == (43.0, {})
 
 
+@pytest.mark.parametrize("name", ["of_completions", "the_other_way_round"])
+def test_functions_take_what_they_name(name, judge):
+    assert judge(own(name)).ask(answered("four")).result(WAIT).reward == 4 + 100 * len("2 + 2?")
+
+
 def test_none_says_nothing_about_a_response(judge):
     verdict = judge(own("says_nothing"), own("plain")).ask(answered()).result(WAIT)
     assert dict(verdict.components) == {f"{MODULE}:plain": 0.25}
@@ -207,7 +212,12 @@ def test_what_a_function_prints_and_reads_is_nobodys(judge):
         (own("columns_of"), r"columns_of' needs 'answer', which is no option and no column"),
         (own("plain", options={"scale": 1}), r"plain' takes no option 'scale'"),
         (own("coroutine"), r"coroutine' is a coroutine function"),
-        (own("of_one_list"), r"of_one_list' cannot be called as f\(prompts, completions"),
+        (own("by_place"), r"by_place' cannot be called by names: missing .*'prompts'"),
+        (
+            own("by_other_names"),
+            r"by_other_names' needs 'questions', .* nor one of prompts, com",
+        ),
+        (own("good", options={"prompts": "x"}), r"good' takes no option 'prompts'"),
         (RewardConfig(name="builtins:dict"), r"dict' cannot be asked what it takes"),
         (RewardConfig(name="regex"), r"'regex' needs 'pattern'"),
         (built_in("regex", pattern="(", label="code"), r"'code' .*'\(' is no regular expression"),

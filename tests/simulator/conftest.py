@@ -29,6 +29,7 @@ SMALL = {
     "trainer.compute_efficiency": 0.38,
     "policy.window_initial_seconds": 8.0,
     "trainer.apply_seconds": 0.5,
+    "trainer.begin_seconds": 0.5,
     "trainer.switch_seconds": 0.5,
     "trainer.micro_batch_seconds": 0.01,
     "instance.start_seconds": 10.0,

@@ -1,0 +1,65 @@
+"""Fit the simulator's models to a real run, so that it can be asked what another fleet would do.
+
+    python -m rlboost_jax.calibrate --workdir=runs/tiny
+    python -m rlboost_jax.simulate --config=configs/sim/base.py \\
+        --config.calibration=runs/tiny/calibration.json --workdir=runs/sim
+
+Reads `config.json` and `events.jsonl`, writes `calibration.json` beside them. Prints what was
+fitted with 95 % intervals, and how well models of the even steps predict the odd ones.
+"""
+
+import functools
+from typing import Any
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from rlboost_jax import exits
+from rlboost_jax.config.command_line import parse
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.load import read_run_config
+from rlboost_jax.simulator.calibration import FILE, calibrate
+from rlboost_jax.simulator.load import sim_config, to_dict
+from rlboost_jax.simulator.records import SimConfig
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", "configs/sim/base.py", "Simulation that says what no run tells.", lock_config=True
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+_SETTLING = flags.DEFINE_integer(
+    "settling", 2, "Steps at the beginning that are left out: programs are compiled in them.",
+    lower_bound=1,
+)  # fmt: skip
+
+
+def main(argv: list[str]) -> None:
+    try:
+        if len(argv) > 1:
+            raise ConfigError(f"unexpected argument {argv[1]!r}; options begin with --")
+        if not _WORKDIR.value:
+            raise ConfigError("no --workdir given; name the folder of a run")
+        run = read_run_config(_WORKDIR.value)
+        base = to_dict(sim_config(_CONFIG.value))
+        found = calibrate(run, _WORKDIR.value, base=base, settling=_SETTLING.value)
+    except (ConfigError, OSError) as error:
+        exits.leave(f"error: {error}", exits.MISTAKE)
+    print(report(found))
+    print(f"written: {_WORKDIR.value}/{FILE}")
+
+
+def report(found: dict[str, Any]) -> str:
+    """For a person."""
+    lines = [f"fitted to {found['steps']} steps; 95 % intervals by resampling them"]
+    for name, fitted in found["parameters"].items():
+        lines.append(f"{name:>32} {fitted['value']:>12.4g} ± {fitted['half_width']:.2g}")
+    check = found["check"]
+    lines.append(
+        f"models of {check['fitted_steps']} steps on {check['predicted_steps']} others: predicted "
+        f"{check['predicted_seconds']:.3f} s, measured {check['measured_seconds']:.3f} "
+        f"± {check['measured_half_width']:.2g} s, ratio {check['ratio']:.3f}"
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=functools.partial(parse, record=SimConfig))
