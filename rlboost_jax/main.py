@@ -92,7 +92,7 @@ def main(argv: list[str]) -> None:
         world = _world()
         several = world.count > 1
         if not world.leads:
-            from rlboost_jax.learner.training import follow_training
+            from rlboost_jax.learner.follower import follow_training
 
             follow_training(run_config(_CONFIG.value), _WORKDIR.value, world)
             return

@@ -14,7 +14,7 @@ Invariants:
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.learner.base import Base
 from rlboost_jax.learner.best import BestCheckpoint
+from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.critic import CriticStep
@@ -303,38 +304,4 @@ def _requests(prompts: Sequence[Prompt], first: int) -> tuple[messages.PromptReq
     return tuple(
         messages.PromptRequest(prompt=place, tokens=messages.pack_tokens(prompt.tokens))
         for place, prompt in enumerate(prompts, start=first)
-    )
-
-
-def checkpoint_extra(
-    window: messages.WindowState | None, prompts_used: int, base: Base | None = None
-) -> dict[str, Any]:
-    """What a checkpoint holds besides arrays.
-
-    Args:
-        prompts_used: of the prompt stream, by the steps so far.
-        base: that its adapters were trained on.
-    """
-    return {
-        **({"base": base.digest} if base else {}),
-        "prompts_used": prompts_used,
-        "window": None
-        if window is None
-        else {
-            "seconds": window.seconds,
-            "memory": {str(count): seconds for count, seconds in window.memory.items()},
-            "instance_cap": window.instance_cap,
-        },
-    }
-
-
-def window_of(extra: Mapping[str, Any]) -> messages.WindowState | None:
-    """The inverse of `checkpoint_extra`, for the controller's state."""
-    window = extra["window"]
-    if window is None:
-        return None
-    return messages.WindowState(
-        seconds=window["seconds"],
-        memory={int(count): seconds for count, seconds in window["memory"].items()},
-        instance_cap=window["instance_cap"],
     )

@@ -5,41 +5,29 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from jax.sharding import Mesh
 
 from rlboost_jax import compile_cache
 from rlboost_jax.config.memory import learner_bytes_per_device
 from rlboost_jax.config.records import RunConfig
-from rlboost_jax.config.sources import WEIGHTS, source_folder
-from rlboost_jax.data.open import keep_record, open_exercises, record_lines, stop_ids_of
-from rlboost_jax.data.tasks import get_task
+from rlboost_jax.data.open import keep_record, open_exercises, record_lines
 from rlboost_jax.learner import orders
-from rlboost_jax.learner.base import Base, check_same, kept_base
+from rlboost_jax.learner.base import Base, check_same
 from rlboost_jax.learner.best import BestCheckpoint
+from rlboost_jax.learner.checkpoint_extra import window_of
 from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.followers import Followers, invite
-from rlboost_jax.learner.following import accept
-from rlboost_jax.learner.learners import learners_of
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
-from rlboost_jax.learner.loop import TrainingLoop, checkpoint_extra, window_of
+from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.origin import keep_origin
-from rlboost_jax.learner.packing import batch_shapes
+from rlboost_jax.learner.preparation import prepared, programs, restore
 from rlboost_jax.learner.processes import ALONE, World, check_mesh
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines, devices_of_slices
-from rlboost_jax.learner.state import TrainState, abstract_state, init_state
-from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.learner.warmup import warm_up
 from rlboost_jax.messages import TrainerHello
-from rlboost_jax.models.adapters import base_model, is_adapter
-from rlboost_jax.models.checkpoint_reader import read_checkpoint
-from rlboost_jax.models.params import Params, init_params, params_digest
-from rlboost_jax.models.sharding import make_mesh, param_shardings
+from rlboost_jax.models.params import Params, params_digest
+from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.metrics import read_metrics
@@ -54,16 +42,6 @@ from rlboost_jax.weights.snapshots import SnapshotStore
 from rlboost_jax.workdir import Workdir
 
 LOOK_SECONDS = 0.25  # between two looks at the fleet, for the live view
-
-
-class Silence:
-    """The console of a process that shows nothing."""
-
-    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def note(self, line: str) -> None:
-        pass
 
 
 def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summary:
@@ -100,7 +78,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             keep_record(workdir.path, exercises.record)
             for line in record_lines(exercises.record):
                 console.note(line)
-        learner, critic = _programs(run, mesh)
+        learner, critic = programs(run, mesh)
         followers = stack.enter_context(invite(world, workdir.run_id))
         thread = EventLoopThread()
         stack.callback(thread.close)
@@ -118,7 +96,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
                 on_durable=lambda step: link.committed(step - 1) if step else None,
             )
         )
-        restored = _restore(run, learner, critic, checkpoints)
+        restored = restore(run, learner, critic, checkpoints)
         first = checkpoints.latest() or 0
         chosen = chosen_trackers(run, workdir.path, workdir.run_id, step=first, note=console.note)
         trackers = Trackers([FilesTracker(workdir.path, step=first), console, *chosen])
@@ -135,7 +113,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             )
         if restored:
             console.note(f"going on with step {first + 1} of {run.num_steps}")
-        state, reference, working_bytes = _prepared(
+        state, reference, working_bytes = prepared(
             run, workdir.path, learner, critic, checkpoints, restored, console
         )
         store = SnapshotStore(
@@ -202,84 +180,6 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
     return summary
 
 
-def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
-    """The part of a process other than 0 in `run_training`, until that is over.
-
-    Raises:
-        LeaderLost: process 0 ended before that.
-        OtherFolder: `path` is not process 0's.
-    """
-    compile_cache.enable(run.compile_cache_dir)
-    mesh = make_mesh(run.learner.mesh)
-    check_mesh(mesh, world)
-    learner, critic = _programs(run, mesh)
-    path = Path(path)
-    with (
-        accept(world, path) as leader,
-        Checkpoints(path / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
-    ):
-        restored = _restore(run, learner, critic, checkpoints)
-        state, reference, _ = _prepared(
-            run, path, learner, critic, checkpoints, restored, Silence()
-        )
-        learners = learners_of(
-            run, policy=learner, critic=critic, reference=reference, stop_ids=stop_ids_of(run)
-        )
-        leader.obey(learners, state, checkpoints)
-
-
-def _programs(run: RunConfig, mesh: Mesh) -> tuple[LearnerStep, CriticStep | None]:
-    num_updates = run.num_steps * run.algorithm.updates_per_batch
-    learner = LearnerStep(
-        run.model, run.learner, run.algorithm, run.sampling, num_steps=num_updates, mesh=mesh
-    )
-    if not run.algorithm.has_critic:
-        return learner, None
-    critic = CriticStep(run.model, run.learner, run.algorithm, num_steps=num_updates, mesh=mesh)
-    return learner, critic
-
-
-def _prepared(
-    run: RunConfig,
-    path: Path,
-    learner: LearnerStep,
-    critic: CriticStep | None,
-    checkpoints: Checkpoints,
-    restored: tuple[TrainState, dict[str, Any]] | None,
-    console: Console | Silence,
-) -> tuple[TrainState, Params | None, int]:
-    """State, reference model and the working space of the compiled programs.
-
-    Every process of a trainer does this, and in this order.
-    """
-    if run.model.lora.rank:
-        learner.base = kept_base(
-            run.model,
-            path,
-            learner.mesh,
-            lambda: _first_params(run, learner.mesh, console),
-            resumed=restored is not None,
-        )
-    if restored:
-        state = restored[0]
-    else:
-        state = _start(run, learner, console)
-        if critic is not None:
-            state = replace(state, critic=critic.init(learner.base or state.params))
-        checkpoints.save(0, state, checkpoint_extra(None, 0))
-    reference = _reference(run, path, learner, state)
-    shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
-    with console.phase("compiling the learner's programs"):
-        working_bytes = learner.compile(
-            replace(state, critic=None),
-            reference,
-            shapes=shapes,
-        )
-        if critic is not None:
-            critic.compile(state.critic, shapes=shapes)
-    return state, reference, working_bytes
-
-
 @contextlib.contextmanager
 def _sending_home(link: ManagerLink, manager: ManagerProcess) -> Iterator[None]:
     """However the run ends, manager and servers do not stay behind.
@@ -315,86 +215,12 @@ def _showing_fleet(thread: EventLoopThread, link: ManagerLink, console: Console)
         showing.cancel()
 
 
-def _restore(
-    run: RunConfig, learner: LearnerStep, critic: CriticStep | None, checkpoints: Checkpoints
-) -> tuple[TrainState, dict[str, Any]] | None:
-    """The newest checkpoint; None at the first start."""
-    newest = checkpoints.latest()
-    if newest is None:
-        return None
-    abstract = _abstract(run, learner)
-    if critic is not None:
-        abstract = replace(abstract, critic=critic.abstract())
-    return checkpoints.restore(newest, abstract)
-
-
-def _abstract(run: RunConfig, learner: LearnerStep) -> TrainState:
-    return abstract_state(
-        run.model,
-        learner.optimizer,
-        learner.mesh,
-        moment_memory=run.learner.moment_memory,
-    )
-
-
-def _start(run: RunConfig, learner: LearnerStep, console: Console | Silence) -> TrainState:
-    """The state before the first update; adapters are drawn from the seed."""
-    if run.model.lora.rank:
-        params = init_params(run.model, run.seed, shardings=learner.shardings.params, of=is_adapter)
-    else:
-        params = _first_params(run, learner.mesh, console)
-    return init_state(params, learner.optimizer, learner.shardings, consume=True)
-
-
-def _first_params(run: RunConfig, mesh: Mesh, console: Console | Silence) -> Params:
-    """Fresh parameters, or those of the checkpoint to begin with, warmed up; without adapters."""
-    frozen = run.model.lora.rank > 0 and not run.warmup.max_updates
-    run = replace(run, model=base_model(run.model))
-    source, shardings = run.model.source, param_shardings(run.model, mesh)
-    if source:
-        with console.phase(f"reading the parameters of {source}"):
-            params = read_checkpoint(
-                run.model,
-                source_folder(source, WEIGHTS),
-                shardings=shardings,
-                dtype=run.model.dtype if frozen else "float32",
-            )
-    else:
-        params = init_params(run.model, run.seed, shardings=shardings)
-    if run.warmup.max_updates:
-        task = get_task(run.task)  # the configuration was checked for there being one
-        reports: list[tuple[int, float]] = []
-        with console.phase(f"warming the model up on the {task.name} task"):
-            params = warm_up(
-                run, task, params, mesh=mesh, report=lambda *report: reports.append(report)
-            )
-        for updates, loss in reports[-1:]:
-            console.note(f"  {updates} supervised updates, loss {loss:.3f} nats per token")
-    return params
-
-
 def _published_base(params: Params, followers: Followers, store: SnapshotStore) -> Base:
     """Written for servers, once for all versions of this start."""
     host_params = followers.gather(params, orders.BASE)
     store.write_base(host_params)
     digest = params_digest(host_params)
     return Base(params=host_params if followers else params, digest=digest)
-
-
-def _reference(
-    run: RunConfig, path: Path, learner: LearnerStep, state: TrainState
-) -> Params | None:
-    """The starting parameters that the KL term is taken to; None without such a term.
-
-    With adapters, those that add nothing yet: the base is not kept twice.
-    """
-    if not run.algorithm.has_reference:
-        return None
-    with Checkpoints(path / "reference", keep=1) as kept:
-        if kept.latest() is None:
-            kept.save(0, state.params, {})
-            kept.wait()
-        return kept.restore(0, _abstract(run, learner).params)[0]
 
 
 def _summary(run: RunConfig, path: Path, score: Score | None) -> Summary:

@@ -17,11 +17,12 @@ from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner import followers as followers_module
 from rlboost_jax.learner import learners as learners_module
 from rlboost_jax.learner import loop as loop_module
+from rlboost_jax.learner.checkpoint_extra import window_of
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, RewardsFailed, StepNotWhole
 from rlboost_jax.learner.link import ManagerLink
-from rlboost_jax.learner.loop import TrainingLoop, window_of
+from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from rlboost_jax.config.memory import learner_bytes
-from rlboost_jax.learner import training
+from rlboost_jax.learner import preparation, training
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
@@ -143,7 +143,7 @@ def test_the_fleet_is_shown_while_nothing_arrives(run, tmp_path, monkeypatch):
 def test_the_engine_leaves_room_for_the_learner(run, tmp_path, monkeypatch):
     taken = []
 
-    def engine_of(run, *, taken_bytes, device):
+    def engine_of(run, *, taken_bytes, devices):
         taken.append(taken_bytes)
         return SimpleNamespace(memory="memory: a plan")
 
@@ -252,13 +252,13 @@ def test_the_reference_is_the_starting_parameters_and_nothing_else(config, learn
 
     start = params_digest(state(0).params)
     for later in (0, 1):  # at the first start, and when going on
-        reference = training._reference(run, tmp_path, learner, state(later))
+        reference = preparation._reference(run, tmp_path, learner, state(later))
         assert params_digest(reference) == start
         shardings = jax.tree.map(lambda leaf: leaf.sharding, reference)
         assert shardings == learner.shardings.params
     layout = (tmp_path / "reference" / "0" / "state" / "_METADATA").read_text()
     assert "attention" in layout and "opt_state" not in layout
-    assert training._reference(config, tmp_path, learner, state(0)) is None
+    assert preparation._reference(config, tmp_path, learner, state(0)) is None
 
 
 def test_a_run_begins_with_the_parameters_of_its_source(config, learner_step, tmp_path):
@@ -270,7 +270,7 @@ def test_a_run_begins_with_the_parameters_of_its_source(config, learner_step, tm
         warmup=dataclasses.replace(config.warmup, max_updates=0),
     )
     with Console(num_steps=1, reserved_price_per_hour=0.0, live=False) as console:
-        state = training._start(run, learner_step(), console)
+        state = preparation._start(run, learner_step(), console)
     assert params_digest(state.params) == params_digest(other)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state.params)
     assert shardings == learner_step().shardings.params

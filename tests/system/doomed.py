@@ -19,7 +19,7 @@ from absl import app
 
 from rlboost_jax import main as product
 from rlboost_jax.config.command_line import parse
-from rlboost_jax.learner import training
+from rlboost_jax.learner import preparation, training
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop
@@ -100,7 +100,7 @@ def arrange(fate: Fate) -> None:
     def written(folder: Path, *_: object) -> None:  # of snapshots/<version>.partial
         fate.reach("publishing", int(folder.name.partition(".")[0]) - 1)
 
-    around(training, "warm_up", after=lambda *_, **__: fate.reach("warm-up", 0))
+    around(preparation, "warm_up", after=lambda *_, **__: fate.reach("warm-up", 0))
     around(TrainingLoop, "step", before=begun)
     around(Worker, "_send", after=sent)
     around(LearnerStep, "micro_batch", after=lambda *_: fate.reach("streaming", fate.step))

@@ -1,0 +1,164 @@
+"""Forward and backward passes of the policy over a packed batch, to be compiled."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from rlboost_jax.config.records import (
+    AlgorithmConfig,
+    LearnerConfig,
+    ModelConfig,
+    SamplingConfig,
+)
+from rlboost_jax.learner.logprobs import sampled_logprobs, whole_logprobs
+from rlboost_jax.learner.objective import Sums, objective
+from rlboost_jax.learner.packing import PackedBatch
+from rlboost_jax.models.adapters import joined
+from rlboost_jax.models.attention import MOST_PAGED_TOKENS
+from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
+from rlboost_jax.models.params import Params
+
+
+def _factors(
+    model: ModelConfig, learner: LearnerConfig, mesh: Mesh
+) -> Callable[[Params, PackedBatch], tuple[Float[Array, "N E"], Float[Array, "E V"]]]:
+    """What logits are a product of: under the batch's routes, if it has any, whoever's they are."""
+
+    def factors_of(
+        params: Params, batch: PackedBatch
+    ) -> tuple[Float[Array, "N E"], Float[Array, "E V"]]:
+        tokens, positions, segments = map(
+            jnp.asarray, (batch.tokens, batch.positions, batch.segments)
+        )
+        attention = _attention(learner, mesh, tokens.size)
+        x, _ = hidden_states_and_experts(
+            model,
+            params,
+            tokens,
+            positions,
+            segments,
+            remat=learner.remat,
+            mesh=mesh,
+            attention=attention,
+            experts=_experts(batch),
+        )
+        return head_factors(model, params, x, by_row=attention == "paged")
+
+    return factors_of
+
+
+def _experts(batch: PackedBatch) -> Int[Array, "L N A"] | None:
+    if batch.routes is None:
+        return None
+    routes = jnp.asarray(batch.routes).astype(jnp.int32)
+    return routes.reshape(-1, *routes.shape[2:]).transpose(1, 0, 2)
+
+
+def gaps_of(
+    model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
+) -> Callable[[Params | None, Params, PackedBatch], Float[Array, "R T"]]:
+    """See `LearnerStep.gaps`; all functions here take the base of adapters first, or None."""
+    factors_of = _factors(model, learner, mesh)
+
+    def gaps(base: Params | None, params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
+        by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
+        targets = jnp.ravel(batch.targets)
+        logprobs, _ = sampled_logprobs(
+            *factors_of(joined(base, params), batch),
+            targets,
+            sampling,
+            soft_cap=model.final_soft_cap,
+            by_row=by_row,
+        )
+        gap = jnp.abs(logprobs.reshape(batch.tokens.shape) - batch.behaviour_logprobs)
+        return jnp.where(batch.response_mask, gap, 0.0)
+
+    return gaps
+
+
+def evaluate_of(
+    model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
+) -> Callable[..., dict[str, Float[Array, "R T"]]]:
+    """See `LearnerStep.evaluate`."""
+    factors_of = _factors(model, learner, mesh)
+
+    def evaluate(
+        base: Params | None, params: Params, reference: Params | None, batch: PackedBatch
+    ) -> dict[str, Float[Array, "R T"]]:
+        by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
+        targets, factors = jnp.ravel(batch.targets), factors_of(joined(base, params), batch)
+        soft_cap = model.final_soft_cap
+        logprobs, _ = sampled_logprobs(
+            *factors, targets, sampling, soft_cap=soft_cap, by_row=by_row
+        )
+        found = {"policy": logprobs}
+        if reference is not None:
+            whole_of = partial(
+                whole_logprobs, tokens=targets, sampling=sampling, soft_cap=soft_cap, by_row=by_row
+            )
+            found["reference"], _ = whole_of(*factors_of(joined(base, reference), batch))
+            found["whole"] = whole_of(*factors)[0] if sampling.truncated else found["policy"]
+        return {name: values.reshape(batch.tokens.shape) for name, values in found.items()}
+
+    return evaluate
+
+
+def gradients_of(
+    model: ModelConfig,
+    learner: LearnerConfig,
+    algorithm: AlgorithmConfig,
+    sampling: SamplingConfig,
+    mesh: Mesh,
+) -> Callable[..., tuple[Params, Sums]]:
+    """See `LearnerStep.gradients`."""
+    factors_of = _factors(model, learner, mesh)
+
+    def loss(
+        params: Params, base: Params | None, reference: Params | None, batch: PackedBatch
+    ) -> tuple[Float[Array, ""], Sums]:
+        targets = jnp.ravel(batch.targets)
+        factors = factors_of(joined(base, params), batch)
+        by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
+        logprobs, entropy = sampled_logprobs(
+            *factors, targets, sampling, soft_cap=model.final_soft_cap, by_row=by_row
+        )
+        whole = frozen = None
+        if reference is not None:
+            # Of the whole softmax: what one policy's top-p leaves may be nothing of the other's.
+            whole_of = partial(
+                whole_logprobs,
+                tokens=targets,
+                sampling=sampling,
+                soft_cap=model.final_soft_cap,
+                by_row=by_row,
+            )
+            frozen, _ = whole_of(*factors_of(joined(base, reference), batch))
+            whole = whole_of(*factors)[0] if sampling.truncated else logprobs
+        return objective(
+            algorithm,
+            batch,
+            logprobs,
+            entropy,
+            whole_logprobs=whole,
+            reference_logprobs=frozen,
+        )
+
+    def gradients(
+        base: Params | None, params: Params, reference: Params | None, batch: PackedBatch
+    ) -> tuple[Params, Sums]:
+        grads, sums = jax.grad(loss, has_aux=True)(params, base, reference, batch)
+        return grads, sums
+
+    return gradients
+
+
+def _attention(learner: LearnerConfig, mesh: Mesh, num_tokens: int) -> str:
+    """ "auto" takes the engine's order of sums where the kernel runs well: one device, rows
+    that are not many."""
+    if learner.attention != "auto":
+        return learner.attention
+    return "paged" if mesh.size == 1 and num_tokens <= MOST_PAGED_TOKENS else "auto"

@@ -1,0 +1,159 @@
+"""What every process of a trainer does before the first step: programs, state, reference model."""
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from jax.sharding import Mesh
+
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.sources import WEIGHTS, source_folder
+from rlboost_jax.data.tasks import get_task
+from rlboost_jax.learner.base import kept_base
+from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
+from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.critic import CriticStep
+from rlboost_jax.learner.packing import batch_shapes
+from rlboost_jax.learner.state import TrainState, abstract_state, init_state
+from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.warmup import warm_up
+from rlboost_jax.models.adapters import base_model, is_adapter
+from rlboost_jax.models.checkpoint_reader import read_checkpoint
+from rlboost_jax.models.params import Params, init_params
+from rlboost_jax.models.sharding import param_shardings
+
+
+@runtime_checkable
+class Shows(Protocol):
+    """What is needed of `rlboost_jax.observe.console.Console`."""
+
+    def phase(self, name: str, /) -> contextlib.AbstractContextManager[None]: ...
+    def note(self, line: str, /) -> None: ...
+
+
+def programs(run: RunConfig, mesh: Mesh) -> tuple[LearnerStep, CriticStep | None]:
+    """Those of the policy, and of the critic in a run that has one. Nothing is compiled yet."""
+    num_updates = run.num_steps * run.algorithm.updates_per_batch
+    learner = LearnerStep(
+        run.model, run.learner, run.algorithm, run.sampling, num_steps=num_updates, mesh=mesh
+    )
+    if not run.algorithm.has_critic:
+        return learner, None
+    critic = CriticStep(run.model, run.learner, run.algorithm, num_steps=num_updates, mesh=mesh)
+    return learner, critic
+
+
+def prepared(
+    run: RunConfig,
+    path: Path,
+    learner: LearnerStep,
+    critic: CriticStep | None,
+    checkpoints: Checkpoints,
+    restored: tuple[TrainState, dict[str, Any]] | None,
+    console: Shows,
+) -> tuple[TrainState, Params | None, int]:
+    """State, reference model and the working space of the compiled programs.
+
+    Every process of a trainer does this, and in this order.
+    """
+    if run.model.lora.rank:
+        learner.base = kept_base(
+            run.model,
+            path,
+            learner.mesh,
+            lambda: _first_params(run, learner.mesh, console),
+            resumed=restored is not None,
+        )
+    if restored:
+        state = restored[0]
+    else:
+        state = _start(run, learner, console)
+        if critic is not None:
+            state = replace(state, critic=critic.init(learner.base or state.params))
+        checkpoints.save(0, state, checkpoint_extra(None, 0))
+    reference = _reference(run, path, learner, state)
+    shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
+    with console.phase("compiling the learner's programs"):
+        working_bytes = learner.compile(
+            replace(state, critic=None),
+            reference,
+            shapes=shapes,
+        )
+        if critic is not None:
+            critic.compile(state.critic, shapes=shapes)
+    return state, reference, working_bytes
+
+
+def restore(
+    run: RunConfig, learner: LearnerStep, critic: CriticStep | None, checkpoints: Checkpoints
+) -> tuple[TrainState, dict[str, Any]] | None:
+    """The newest checkpoint; None at the first start."""
+    newest = checkpoints.latest()
+    if newest is None:
+        return None
+    abstract = _abstract(run, learner)
+    if critic is not None:
+        abstract = replace(abstract, critic=critic.abstract())
+    return checkpoints.restore(newest, abstract)
+
+
+def _abstract(run: RunConfig, learner: LearnerStep) -> TrainState:
+    return abstract_state(
+        run.model,
+        learner.optimizer,
+        learner.mesh,
+        moment_memory=run.learner.moment_memory,
+    )
+
+
+def _start(run: RunConfig, learner: LearnerStep, console: Shows) -> TrainState:
+    """The state before the first update; adapters are drawn from the seed."""
+    if run.model.lora.rank:
+        params = init_params(run.model, run.seed, shardings=learner.shardings.params, of=is_adapter)
+    else:
+        params = _first_params(run, learner.mesh, console)
+    return init_state(params, learner.optimizer, learner.shardings, consume=True)
+
+
+def _first_params(run: RunConfig, mesh: Mesh, console: Shows) -> Params:
+    """Fresh parameters, or those of the checkpoint to begin with, warmed up; without adapters."""
+    frozen = run.model.lora.rank > 0 and not run.warmup.max_updates
+    run = replace(run, model=base_model(run.model))
+    source, shardings = run.model.source, param_shardings(run.model, mesh)
+    if source:
+        with console.phase(f"reading the parameters of {source}"):
+            params = read_checkpoint(
+                run.model,
+                source_folder(source, WEIGHTS),
+                shardings=shardings,
+                dtype=run.model.dtype if frozen else "float32",
+            )
+    else:
+        params = init_params(run.model, run.seed, shardings=shardings)
+    if run.warmup.max_updates:
+        task = get_task(run.task)  # the configuration was checked for there being one
+        reports: list[tuple[int, float]] = []
+        with console.phase(f"warming the model up on the {task.name} task"):
+            params = warm_up(
+                run, task, params, mesh=mesh, report=lambda *report: reports.append(report)
+            )
+        for updates, loss in reports[-1:]:
+            console.note(f"  {updates} supervised updates, loss {loss:.3f} nats per token")
+    return params
+
+
+def _reference(
+    run: RunConfig, path: Path, learner: LearnerStep, state: TrainState
+) -> Params | None:
+    """The starting parameters that the KL term is taken to; None without such a term.
+
+    With adapters, those that add nothing yet: the base is not kept twice.
+    """
+    if not run.algorithm.has_reference:
+        return None
+    with Checkpoints(path / "reference", keep=1) as kept:
+        if kept.latest() is None:
+            kept.save(0, state.params, {})
+            kept.wait()
+        return kept.restore(0, _abstract(run, learner).params)[0]
