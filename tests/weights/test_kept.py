@@ -9,6 +9,7 @@ import pytest
 
 from rlboost_jax.weights.pull import Puller, WeightsError
 from rlboost_jax.weights.snapshots import SnapshotStore
+from tests.weights.test_pull import remote, served
 
 
 def tree(*leaves, seed=0):
@@ -75,6 +76,25 @@ def test_what_lasts_is_fetched_once(with_base, base):
     own = [entry.size for entry in manifest.files if "lora" in entry.path]
     assert pulled.fetched_bytes == sum(own) < 1_500
     assert pulled.params["layers"]["query"]["kernel"] is kernel
+
+
+def test_over_http_too(with_base, base):
+    """Where a version's folder is all that the manager serves of it."""
+
+    async def scenario():
+        puller, requests = None, []
+        for version in range(2):
+            manifest = with_base.write(version, tree("lora_a", "lora_b", seed=version), "digest")
+            async with served(manifest) as (manager, seen):
+                puller = puller or Puller(source="http", manager=manager)
+                puller._manager = manager  # of this version's server
+                pulled = await puller.pull(remote(manifest))
+                requests.append({path.removeprefix(f"/weights/{version}/") for path, _ in seen})
+        return pulled, requests
+
+    pulled, (first, second) = asyncio.run(scenario())
+    assert_holds(pulled.params, base, tree("lora_a", "lora_b", seed=1))
+    assert second == {path for path in first if "lora" in path} < first
 
 
 def test_a_trainer_that_comes_back_has_the_same_base(tmp_path, base):
