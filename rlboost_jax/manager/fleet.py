@@ -48,6 +48,7 @@ class Server:
     proved: bool = False  # has given tokens
     doomed: bool = False  # signalled
     absent_since: float = math.inf  # its stream has ended and there is no other yet
+    started_at: float = math.inf  # by the provider; inf: it gives tokens, or was found
     sick: bool = False  # gave up by itself: whatever it proved, its machine is to rest
     tally: Tally | None = None  # of the fleet that it belongs to
 
@@ -61,7 +62,7 @@ class Server:
 
 
 def wanted(*, machines: int, max_instances: int, cap: int | None) -> int:
-    """Servers that should run. `cap` is N_prem of Algorithm 1, None without it."""
+    """Servers that should run. `cap`: what is worth having, None if all are."""
     return max(0, min(machines, max_instances, machines if cap is None else cap))
 
 
@@ -85,9 +86,9 @@ class Fleet:
     one; others that come meanwhile are the same removal.
     """
 
-    def __init__(self, max_instances: int, *, adaptive_cap: bool) -> None:
+    def __init__(self, max_instances: int, *, capped: bool) -> None:
         self._max_instances = max_instances
-        self._adaptive_cap = adaptive_cap
+        self._capped = capped
         self.machines: dict[str, str] = {}  # name → server on it, "" where free
         self._free: dict[str, None] = {}  # those, in any order
         self._tally = Tally()
@@ -183,7 +184,7 @@ class Fleet:
 
         Those above the cap go on: it limits what is started, not what runs.
         """
-        cap = instance_cap if self._adaptive_cap else None
+        cap = instance_cap if self._capped else None
         machines = len(self.machines)
         target = wanted(machines=machines, max_instances=self._max_instances, cap=cap)
         return max(0, min(target - self._tally.standing, len(self._free)))

@@ -16,7 +16,15 @@ class Settings:
     slots: int  # of an engine of the run
     slot_tokens: int  # longest prompt plus response of the run
     max_servers: int = MAX_INSTANCES
+    micro_batch_prompts: int = 1  # groups that the learner trains together
     status_seconds: float = 1.0  # between two FleetStatus to the trainer
+
+    @property
+    def models(self) -> bool:
+        """Whether any policy asks what a step will take."""
+        manager, fleet = self.manager, self.fleet
+        by_lengths = manager.longest_first or manager.routing == "speed"
+        return by_lengths or manager.window == "model" or fleet.sizing == "marginal"
 
     @staticmethod
     def of(run: RunConfig, run_id: str) -> "Settings":
@@ -28,4 +36,5 @@ class Settings:
             vocab_size=run.model.vocab_size,
             slots=run.engine.slots,
             slot_tokens=run.slot_tokens,
+            micro_batch_prompts=run.learner.micro_batch_prompts,
         )

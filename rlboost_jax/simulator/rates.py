@@ -6,6 +6,7 @@ roofline model). Embedding look-ups are counted as products, which overstates sm
 """
 
 import bisect
+import copy
 from collections.abc import Sequence
 
 from rlboost_jax.simulator.records import SimConfig
@@ -24,17 +25,26 @@ class EngineRates:
         set_aside = int(self.kv_tokens / engine.slot_tokens) if engine.slot_tokens else engine.slots
         self.slots = max(1, min(engine.slots, set_aside))
         self.prefill_seconds = 2 * model.num_params / flops  # of one token
+        self.slowness = 1.0  # times a usual engine's seconds
         self._overhead = engine.step_overhead_seconds
         self._weights = config.weight_bytes / bandwidth
         self._per_context = kv_bytes / bandwidth
         self._table = StepTable(engine.table) if engine.table else None
 
+    def slowed(self, factor: float) -> "EngineRates":
+        """Of an engine that takes so many times as long for everything."""
+        slow = copy.copy(self)
+        slow.slowness = factor
+        slow.prefill_seconds = factor * self.prefill_seconds
+        return slow
+
     def step_seconds(self, batch: int, context: float) -> float:
         """One decode step of `batch` sequences that hold `context` tokens together."""
         if self._table is not None:
-            return self._table.seconds(batch, context / batch)
+            return self.slowness * self._table.seconds(batch, context / batch)
         memory = self._weights + self._per_context * context
-        return self._overhead + max(memory, self.prefill_seconds * batch)
+        computing = self.prefill_seconds / self.slowness * batch
+        return self.slowness * (self._overhead + max(memory, computing))
 
     def best_rate(self, context: float) -> float:
         """Most tokens per second that any batch of sequences of that length reaches."""

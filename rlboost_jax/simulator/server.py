@@ -35,7 +35,7 @@ class Server:
         self.alive = True
         engine = world.config.engine
         self.engine = Engine(
-            world.rates,
+            world.rates_of(name),
             slots=world.rates.slots,
             dispatch_tokens=engine.dispatch_tokens,
             message_tokens=engine.message_tokens,

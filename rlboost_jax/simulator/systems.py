@@ -37,7 +37,7 @@ def rows_of(system: str, config: SimConfig, market: Market, *, seed: int) -> tup
     return SYSTEMS[system](config, market, seed, seconds)
 
 
-def _with_manager(**changes: bool) -> Callable[[SimConfig, Market, int, float], Any]:
+def _with_manager(**changes: Any) -> Callable[[SimConfig, Market, int, float], Any]:
     def run(config: SimConfig, market: Market, seed: int, seconds: float) -> tuple[SimConfig, Rows]:
         config = replace(config, policy=replace(config.policy, **changes))
         return config, World(config, market.changes, seed=seed, seconds=seconds).run()
@@ -65,7 +65,7 @@ def _disaggregated(
     instances = config.num_engines if market.instances is None else market.instances
     config = replace(
         config,
-        policy=replace(config.policy, seeding=False, adaptive_cap=False),
+        policy=replace(config.policy, seeding=False, sizing="fixed"),
         instance=replace(config.instance, price_per_hour=on_demand_price(config)),
     )
     changes = static(max(1, instances)).changes

@@ -86,7 +86,7 @@ def _index(world: World) -> None:
     cap = max(len(fleet.machines), 1)
     free = sum(not name for name in fleet.machines.values())
     limit = min(len(fleet.machines), world.settings.fleet.max_instances)
-    if not world.settings.fleet.adaptive_cap:
+    if world.settings.fleet.sizing == "fixed":
         assert fleet.missing(cap) == max(0, min(limit - len(standing), free))
 
 
