@@ -231,9 +231,14 @@ def get_config() -> ConfigDict:
     config.manager.balance = True  # move work from busy to idle instances
     config.manager.migration = True  # what moves keeps its tokens; False: it begins anew
     config.manager.seeding = True  # reserved engines generate first
+    config.manager.window = "paper"  # Algorithm 1; "model": foreseen from lengths and speeds
     config.manager.window_initial_seconds = 1.0  # T_init of Algorithm 1
     config.manager.window_eta = 3.0  # η of Algorithm 1
     config.manager.window_memory = True  # remember the window of each fleet size
+    # To whoever has the fewest "pending", or by "speed" to where a rollout would end first.
+    config.manager.routing = "pending"
+    # Begin with one response of each group, then with those that are expected to be longest.
+    config.manager.longest_first = False
 
     config.weights = ConfigDict()
     config.weights.rollout_dtype = "float32"  # of snapshots and engines
@@ -249,7 +254,9 @@ def get_config() -> ConfigDict:
     # On loopback nobody listens in; beyond it, a run does not start without.
     config.fleet.tls = False  # encrypt, and certify both sides by an authority of the run's own
     config.fleet.max_instances = 2  # preemptible instances the provider may start
-    config.fleet.adaptive_cap = False  # also hold them to N_prem of Algorithm 1
+    # How many of these are wanted: "fixed", all; "paper", N_prem of Algorithm 1; "marginal", as
+    # many as raise tokens per dollar.
+    config.fleet.sizing = "fixed"
     config.fleet.trace = ""  # CSV of milliseconds,add|remove,name; or "synthetic"
     config.fleet.trace_speed = 60.0  # trace seconds per wall second
     config.fleet.synthetic_lifetime_seconds = 1200.0  # mean, in trace time

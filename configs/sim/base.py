@@ -100,6 +100,8 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.instance.start_seconds = 60.0  # from the order to the first message; billed
     config.instance.detect_seconds = 1.5  # from a loss to its being known
     config.instance.price_per_hour = 5.32  # dollars, 2xH100
+    config.instance.slow_every = 0  # of a mixed fleet: every so manieth is slow; 0: none
+    config.instance.slow_factor = 2.0  # times the others' seconds
     config.instance.egress_dollars_per_gb = 0.0  # the published prices leave it out
 
     config.market = ConfigDict()
@@ -123,10 +125,13 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.policy.balance = True
     config.policy.migration = True
     config.policy.seeding = True
+    config.policy.window = "paper"  # Algorithm 1; "model": foreseen from lengths and speeds
     config.policy.window_initial_seconds = 150.0  # T_init of the public code
     config.policy.window_eta = 3.0  # η of the public code
     config.policy.window_memory = True
     config.policy.public_table = PUBLIC_TABLES[model]  # of the system "public_code" only
-    config.policy.adaptive_cap = False  # hold the fleet to N_prem of Algorithm 1
+    config.policy.routing = "pending"  # "speed": to where a rollout would end first
+    config.policy.longest_first = False  # by what the group's other members tell
+    config.policy.sizing = "fixed"  # "paper": to N_prem of Algorithm 1; "marginal": by dollars
     config.policy.max_instances = 100_000
     return config

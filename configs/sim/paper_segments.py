@@ -22,5 +22,5 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.market.kind = "trace"
     config.market.keep_fraction = 0.5
     config.market.segments = ((0.0, 2.0), (4.0, 6.0), (8.0, 10.0))
-    config.policy.adaptive_cap = True
+    config.policy.sizing = "paper"
     return config

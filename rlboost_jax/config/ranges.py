@@ -108,6 +108,9 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "observe.samples_prompts": 1,
     "observe.profile_step": 0,
 }
+WINDOWS: Final = ("paper", "model")
+ROUTINGS: Final = ("pending", "speed")
+SIZINGS: Final = ("fixed", "paper", "marginal")
 ABOVE_ZERO: Final = (
     "model.rope_theta",
     "model.rope_factor",
@@ -195,7 +198,10 @@ ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "engine.kv_dtype": KV_DTYPES,
     "weights.rollout_dtype": DTYPES,
     "weights.source": ("auto", "directory", "http"),
+    "manager.window": WINDOWS,
     "fleet.provider": ("local", "none"),
+    "manager.routing": ROUTINGS,
+    "fleet.sizing": SIZINGS,
     "fleet.notices": NOTICES,
     "fleet.notice_signal": NOTICE_SIGNALS,
     "observe.wandb.mode": ("online", "offline"),

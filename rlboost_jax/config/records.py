@@ -306,9 +306,12 @@ class ManagerConfig:
     balance: bool  # continuous load balancing
     migration: bool  # keep the tokens of rollouts that move
     seeding: bool  # False: reserved engines help only while no instance is ready
+    window: str  # "paper" | "model": who decides how long reserved engines seed
     window_initial_seconds: float
     window_eta: float  # η of Algorithm 1
     window_memory: bool
+    routing: str  # "pending" | "speed": where rollouts go
+    longest_first: bool  # begin with what is expected to be longest, by the group's others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,7 +341,7 @@ class FleetConfig:
     provider: str  # "local" | "none"
     tls: bool  # streams and downloads encrypted, both sides certified by the run's own authority
     max_instances: int  # preemptible instances the provider may start
-    adaptive_cap: bool  # also hold them to N_prem of Algorithm 1
+    sizing: str  # "fixed" | "paper" | "marginal": how many of those are wanted
     trace: str  # "" | path of a CSV | "synthetic"
     trace_speed: float  # trace seconds per wall second
     synthetic_lifetime_seconds: float  # mean time an instance lives, in trace time

@@ -27,11 +27,12 @@ class Server:
     joined: bool = False
     proved: bool = False  # has given tokens
     doomed: bool = False  # signalled
+    started_at: float = math.inf  # by the provider; inf: it gives tokens, or was found
     sick: bool = False  # gave up by itself: whatever it proved, its machine is to rest
 
 
 def wanted(*, machines: int, max_instances: int, cap: int | None) -> int:
-    """Servers that should run. `cap` is N_prem of Algorithm 1, None without it."""
+    """Servers that should run. `cap`: what is worth having, None if all are."""
     return max(0, min(machines, max_instances, machines if cap is None else cap))
 
 
@@ -58,9 +59,9 @@ class Fleet:
     one; others that come meanwhile are the same removal.
     """
 
-    def __init__(self, max_instances: int, *, adaptive_cap: bool) -> None:
+    def __init__(self, max_instances: int, *, capped: bool) -> None:
         self._max_instances = max_instances
-        self._adaptive_cap = adaptive_cap
+        self._capped = capped
         self.machines: dict[str, str] = {}  # name → server on it, "" where free
         self._free: dict[str, None] = {}  # those, in any order
         self.servers: dict[str, Server] = {}
@@ -178,7 +179,7 @@ class Fleet:
 
         Those above the cap go on: it limits what is started, not what runs.
         """
-        cap = instance_cap if self._adaptive_cap else None
+        cap = instance_cap if self._capped else None
         machines = len(self.machines)
         target = wanted(machines=machines, max_instances=self._max_instances, cap=cap)
         return max(0, min(target - self._num_standing, len(self._free)))

@@ -13,6 +13,7 @@ from rlboost_jax.manager.index import Index, Pool
 from rlboost_jax.manager.limits import REMARK_BURST, REMARKS_PER_SECOND, Bucket
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.speeds import Span
 from rlboost_jax.manager.usage import Usage
 from rlboost_jax.messages import BeginStep, Hello, InstanceStatus, Manifest, TokenBatch
 
@@ -20,6 +21,7 @@ MAX_PRICE = 100_000.0  # dollars per hour; more is a mistake, or meant to spoil 
 
 MAX_BANISHED = 100  # the oldest may try again, and would be caught again
 REMEMBERED_INSTANCES = 65536  # that joined last: a liar among them is known when it comes again
+NEWEST_START = 0.3  # weight of the last start-up
 SLOWER = 10  # times its slowest dispatch so far: what a server may take, overloaded
 
 
@@ -41,6 +43,7 @@ class Instance:
         self.goes_at = math.inf  # with its machine, by its own notice
         self.draining = False  # what waited there was asked back
         self.leave_by = math.inf  # it was told to
+        self.dismissed = False  # sent away for want of work
         self.leave_reason = ""
         self.notices = 0
         self.announced: Manifest | None = None
@@ -60,6 +63,7 @@ class Instance:
         self.slowest = 0.0  # dispatch so far, in seconds
         self.usage = Usage()  # since it was recorded last
         self.progress_at = now  # of the last token or answer, or since when it holds work
+        self.span: Span | None = None  # since all its tokens were known; None: it holds nothing
         self.remarks = Bucket(REMARKS_PER_SECOND, REMARK_BURST)  # what is worth a line
         # What the index knows of it; None: it has left.
         self.index: Index | None = None
@@ -139,7 +143,7 @@ class Instance:
 
     def hold(self, rollout: Rollout, now: float) -> None:
         if not self.held:
-            self.progress_at = now
+            self.progress_at, self.span = now, Span(now)
         rollout.holder, rollout.asked_at, rollout.yielded = self.name, math.inf, False
         self.held[rollout.request_id] = rollout
         self.groups[rollout.prompt] += 1
@@ -155,6 +159,8 @@ class Instance:
         if not self.groups[rollout.prompt]:
             del self.groups[rollout.prompt]
         rollout.holder, rollout.previous, rollout.asked_at = "", self.name, math.inf
+        if not self.held:
+            self.span = None
         self._held_changed()
         return rollout
 
@@ -195,6 +201,9 @@ class Roster:
         self.changed = False  # a member came or went since a step began
         self.joined = 0
         self.lost = 0
+        self.losses = 0.0  # of those, the ones that the market took
+        self.alive = Integral(now)  # instance-seconds of preemptible ones
+        self.start_seconds = math.inf  # from an order to readiness, lately; inf: not known
         self.in_flight = {False: 0, True: 0}  # reserved? → most tokens that may still come
         self.cost = Integral(now)  # dollars
         self.ready = Integral(now)  # instance-seconds of preemptible ones with work to give
@@ -297,6 +306,11 @@ class Roster:
         self.in_flight[instance.reserved] += tokens - instance.in_flight
         instance.in_flight = tokens
 
+    def started(self, seconds: float) -> None:
+        """An instance was ready so long after it was ordered."""
+        known = self.start_seconds if self.start_seconds < math.inf else seconds
+        self.start_seconds = known + NEWEST_START * (seconds - known)
+
     def leave(self, instance: Instance) -> None:
         self.charge(instance, 0)
         del self.streams[instance.stream]
@@ -370,6 +384,7 @@ class Roster:
         prices = sum(price * count for price, count in self.index.prices.items())
         hourly = fleet.reserved_price_per_hour + prices + starting * fleet.price_per_hour
         self.cost.set(hourly / 3600, now)
+        self.alive.set(sum(self.index.prices.values()), now)
         self.ready.set(len(self.pool(step).instances) if step else 0, now)
 
     def _name(self, hello: Hello) -> str:

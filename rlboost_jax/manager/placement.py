@@ -1,13 +1,29 @@
 """Which instance a rollout goes to, and which rollouts move: pure functions.
 
-Source: RLBoost (NSDI '26), Algorithm 2: SelectInstance and ContinuousLB.
+Source: RLBoost (NSDI '26), Algorithm 2: SelectInstance and ContinuousLB. Where the pace of every
+instance is known, a rollout may go where it is expected to end first instead: fewest pending is
+the same among equals, and leaves too much to the slow ones of a mixed fleet.
 """
 
 import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-Key = tuple[int, float, int]
+MUCH_SLOWER = 1.3  # times the seconds of an idle instance: a rollout goes there
+Key = tuple[float, float, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Of one instance, for rollouts like those of the step."""
+
+    base: float  # seconds of a decode step, whatever its batch
+    row: float  # and for each rollout in it, its context read
+    tokens: float  # that a rollout still has to come
+
+    def seconds(self, running: int) -> float:
+        """Until so many that begin together have ended."""
+        return (self.base + self.row * running) * self.tokens
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,6 +34,7 @@ class Load:
     held: int
     groups: Collection[int] = ()  # prompts of which it holds a rollout
     plateau: int = 0  # batch above which its throughput hardly grows; 0 if not known
+    pace: "Pace | None" = None  # None: it goes by how many are pending
 
     @property
     def pending(self) -> int:
@@ -38,29 +55,32 @@ def assign(
 ) -> list[int]:
     """Join the shortest queue: an index into `loads` for each rollout, named by its prompt.
 
-    Fewest pending first, then the smallest share of slots in use, then the order of
-    `loads`. Among equals an instance that holds members of the group is taken, because a
-    group shares the pages of its prompt. Where whole groups abound, instances within one
+    Fewest pending first, then the smallest share of slots in use, or, where all paces are
+    known, where the rollout would end first; then the order of `loads`. Among equals
+    an instance that holds members of the group is taken, because a group shares the pages of
+    its prompt. Where whole groups abound, instances within one
     group of the shortest queue count as equal; towards a step's end, where balance
     matters more than pages, only exact equals do. Adds to `held` of the loads.
 
     `room` must not be smaller than the number of rollouts.
     """
+    by_pace = all(load.pace is not None for load in loads)
     slack = group_size - 1 if len(prompts) >= 2 * group_size * len(loads) else 0
     homes: dict[int, list[int]] = {}
-    heap = [_key(load, index) for index, load in enumerate(loads)]
+    key = _end if by_pace else _key
+    heap = [key(load, index) for index, load in enumerate(loads)]
     heapq.heapify(heap)
     chosen: list[int] = []
     for prompt in prompts:
-        while heap[0] != _key(loads[heap[0][2]], heap[0][2]):  # a home has grown meanwhile
-            heapq.heapreplace(heap, _key(loads[heap[0][2]], heap[0][2]))
+        while heap[0] != key(loads[heap[0][2]], heap[0][2]):  # a home has grown meanwhile
+            heapq.heapreplace(heap, key(loads[heap[0][2]], heap[0][2]))
         best = heap[0]
+        if loads[best[2]].held >= loads[best[2]].slots + max_pending:
+            raise ValueError(f"no room for rollout {len(chosen)} of {len(prompts)}")
         if prompt not in homes:
             homes[prompt] = [i for i, load in enumerate(loads) if prompt in load.groups]
-        near = [i for i in homes[prompt] if _near(loads[i], best, slack)]
-        index = min(near, key=lambda i: _key(loads[i], i)) if near else best[2]
-        if loads[index].pending >= max_pending and loads[index].held >= loads[index].slots:
-            raise ValueError(f"no room for rollout {len(chosen)} of {len(prompts)}")
+        near = [i for i in homes[prompt] if _near(loads[i], best, slack, by_pace=by_pace)]
+        index = min(near, key=lambda i: key(loads[i], i)) if near else best[2]
         loads[index].held += 1
         if index not in homes[prompt]:
             homes[prompt].append(index)
@@ -106,11 +126,40 @@ def running_moves(busiest: Load, idle: int) -> int:
     return max(0, min(running - busiest.plateau, running * idle // (idle + 1)))
 
 
+def straggler(loads: Sequence[Load]) -> int | None:
+    """Who of a mixed fleet is to give a rollout away; None: nobody, or a pace is not known.
+
+    It is worth its prefill only where it then ends much sooner. Since `assign` sends it to just
+    that instance, the latest end falls with every move, and moves come to an end.
+    """
+    ends = [
+        (load.pace.seconds(load.running), -load.pending, index)
+        for index, load in enumerate(loads)
+        if load.pace is not None and load.held
+    ]
+    free = [_end(load, i) for i, load in enumerate(loads) if load.pace and load.held < load.slots]
+    if len(free) == 0 or not ends or any(load.pace is None for load in loads):
+        return None
+    seconds, _, index = max(ends)
+    _, sooner, other = min(free)
+    return index if other != index and seconds > MUCH_SLOWER * sooner else None
+
+
 def _key(load: Load, index: int) -> Key:
     return load.pending, load.running / load.slots, index
 
 
-def _near(load: Load, best: Key, slack: int) -> bool:
+def _end(load: Load, index: int) -> Key:
+    """Fewest pending first, too: those would be asked back as soon as a slot is free anywhere."""
+    assert load.pace is not None
+    return load.pending, load.pace.seconds(load.running + 1), index
+
+
+def _near(load: Load, best: Key, slack: int, *, by_pace: bool) -> bool:
     """Whether a rollout may go to `load` as if it were the shortest queue."""
+    if by_pace:
+        assert load.pace is not None
+        near = load.pace.seconds(max(1, load.running + 1 - slack)) <= best[1]
+        return load.held < load.slots and load.pending == best[0] and near
     free = load.held < load.slots or best[1] >= 1
     return free and load.pending == best[0] and (load.running - slack) / load.slots <= best[1]

@@ -199,7 +199,8 @@ class Step:
         self.books = Books()
         self.rollouts: list[Rollout] = []
         self._by_sample: dict[int, Rollout] = {}
-        self._queue: list[tuple[bool, int, Rollout]] = []
+        self._queue: list[tuple[bool, float, int, Rollout]] = []
+        self._ranks: dict[int, float] = {}  # by sample, where their own order is not to count
         self.num_waiting = 0
         self.add(begin.prompts)
 
@@ -258,17 +259,27 @@ class Step:
 
     def wait(self, rollout: Rollout) -> None:
         """Queue a rollout: those with tokens first, as they are nearest to the tail."""
-        heapq.heappush(self._queue, (rollout.num_tokens == 0, rollout.sample, rollout))
+        rank = self._ranks.get(rollout.sample, 0.0)
+        entry = (rollout.num_tokens == 0, rank, rollout.sample, rollout)
+        heapq.heappush(self._queue, entry)
         self.num_waiting += 1
 
     def take(self, count: int) -> list[Rollout]:
         """The next `count` of the queue, no longer in it."""
         self.num_waiting -= count
-        return [heapq.heappop(self._queue)[2] for _ in range(count)]
+        return [heapq.heappop(self._queue)[-1] for _ in range(count)]
 
     def waiting(self) -> Iterator[Rollout]:
         """In queue order, without taking them."""
-        return (entry[2] for entry in sorted(self._queue, key=lambda entry: entry[:2]))
+        return (entry[-1] for entry in sorted(self._queue, key=lambda entry: entry[:-1]))
+
+    def rank(self, ranks: dict[int, float]) -> None:
+        """Queue by these from now on, lowest first; without one a sample counts as 0."""
+        self._ranks = ranks
+        self._queue = [
+            (fresh, ranks.get(sample, 0.0), sample, r) for fresh, _, sample, r in self._queue
+        ]
+        heapq.heapify(self._queue)
 
     def rollout_of(self, sample: int) -> Rollout | None:
         return self._by_sample.get(sample)

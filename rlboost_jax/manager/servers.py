@@ -175,6 +175,7 @@ class Servers:
             self._fleet.lost_sight_of(server, self._roster.now)
         if not instance.reserved and kind != "rejected":
             self._roster.lost += 1
+            self._roster.losses += kind != "quarantined" and not instance.dismissed
             self._ledger.books.gone += 1
 
     def quarantine(self, name: str, reason: str) -> None:
@@ -284,6 +285,10 @@ class Servers:
         if not instance.member and not instance.leaving and not instance.reserved:
             self._roster.changed = True
             self._outbox.record("ready", instance.name, version=message.version)
+        server = self._fleet.server_of(instance.hello)
+        if server is not None and server.started_at < math.inf:
+            self._roster.started(self._roster.now - server.started_at)
+            server.started_at = math.inf
         instance.loaded(message.version, message.params_digest)
         stale = [r for r in instance.held.values() if not instance.holds(r.step.begin)]
         self._work.release(instance, stale)
@@ -339,11 +344,14 @@ class Servers:
         instance.batch_at = now
         given = [r for i in rows.ids if (r := instance.held.get(i)) is not None]
         before = sum(r.num_tokens for r in given)
+        known = [(r, r.length, r.yielded) for r in given] if self._work.model else []
         ended = self._ledger.receive(
             rows, batch.version, instance.held, instance.name, now, reserved=instance.reserved
         )
         if sum(r.num_tokens for r in given) > before:  # what is no use is no progress
             instance.progress_at = now
+        if self._work.model is not None:
+            self._work.model.told(instance, known, now, counts=self._work.undisturbed(instance))
         for rollout in ended:
             instance.let_go(rollout.request_id)
             rollout.step.last_token_at = now

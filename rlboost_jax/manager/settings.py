@@ -18,7 +18,15 @@ class Settings:
     slot_tokens: int  # longest prompt plus response of the run
     routing: Routing | None = None  # of what comes with tokens
     max_servers: int = MAX_INSTANCES
+    micro_batch_prompts: int = 1  # groups that the learner trains together
     status_seconds: float = 1.0  # between two FleetStatus to the trainer
+
+    @property
+    def models(self) -> bool:
+        """Whether any policy asks what a step will take."""
+        manager, fleet = self.manager, self.fleet
+        by_lengths = manager.longest_first or manager.routing == "speed"
+        return by_lengths or manager.window == "model" or fleet.sizing == "marginal"
 
     @staticmethod
     def of(run: RunConfig, run_id: str) -> "Settings":
@@ -31,4 +39,5 @@ class Settings:
             slots=run.engine.slots,
             slot_tokens=run.slot_tokens,
             routing=routing_of(run.model, run.algorithm),
+            micro_batch_prompts=run.learner.micro_batch_prompts,
         )

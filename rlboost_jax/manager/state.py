@@ -47,7 +47,7 @@ class Manager:
         self._outbox = Outbox()
         self.ledger = Ledger(self._outbox)
         self.roster = Roster(settings, now)
-        self.fleet = Fleet(settings.fleet.max_instances, adaptive_cap=settings.fleet.adaptive_cap)
+        self.fleet = Fleet(settings.fleet.max_instances, capped=settings.fleet.sizing != "fixed")
         self.work = Work(settings, self.ledger, self.roster, self._outbox)
         self.servers = Servers(
             settings, self.ledger, self.roster, self.fleet, self.work, self._outbox
@@ -190,11 +190,12 @@ class Manager:
                 self._outbox.record("notice", instance.name, reason="the market", hint=False)
 
     def _staff(self, now: float) -> None:
-        missing = self.fleet.missing(self.trainer.window.instance_cap)
+        missing = self.fleet.missing(self.trainer.instance_cap)
         if self.trainer.ended or not missing or now < self.fleet.retry_at:
             return
         for name in self.fleet.start(missing):
             self._outbox.record("ordered", name)
+            self.fleet.servers[name].started_at = now
             self._outbox.start(name)
 
     def _window_at(self) -> float:
@@ -205,7 +206,7 @@ class Manager:
         return self.work.seeding.until if self.work.remote(step) else math.inf
 
     def _retry_at(self) -> float:
-        missing = self.fleet.missing(self.trainer.window.instance_cap)
+        missing = self.fleet.missing(self.trainer.instance_cap)
         return self.fleet.retry_at if missing else math.inf
 
     def _versions_in_use(self) -> tuple[int, ...]:

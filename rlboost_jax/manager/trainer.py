@@ -7,6 +7,9 @@ step with the same parameters and prompts finds the tokens here.
 import math
 from collections.abc import Sequence
 
+import msgspec
+
+from rlboost_jax.manager.fleet_size import Hazard, Prices, Size, best_size
 from rlboost_jax.manager.instances import Roster
 from rlboost_jax.manager.journal import RunOver
 from rlboost_jax.manager.ledger import Ledger
@@ -63,10 +66,18 @@ class Trainer:
         self.patience = FIRST_TRAINER_SECONDS  # for the trainer now awaited
         self.orphan_at = now + self.patience
         self.ended = False
+        self.sizes: dict[int, Size] = {}  # of fleets, as the last step foresaw them
         self.learnt = False  # this manager has seen a whole step
+        self._wanted: int | None = None  # preemptible instances, by what was foreseen
         self._resumed = False  # the active step began with tokens kept
         self._ready_before = 0.0  # instance-seconds when the step began
         self.paid: dict[int, float] = {}  # step → dollars of the run when it was reported
+
+    @property
+    def instance_cap(self) -> int:
+        """Preemptible instances worth having: N_resv until a step has shown how many."""
+        cap = self.window.instance_cap
+        return cap if self.learnt else max(cap, self._roster.num_reserved)
 
     def hear(self, stream: int, message: TrainerMessage, now: float) -> None:
         """Raises ProtocolError; nothing of the message has been done then."""
@@ -112,8 +123,7 @@ class Trainer:
         if active is not None:
             self._outbox.step = active.begin.step
             self._resumed = True
-            seconds = self.window.seconds if self._settings.manager.seeding else 0.0
-            self._work.seeding.begin(active.begun_at, seconds)
+            self._seed(active.begun_at)
             if active.finished:
                 self._work.stop(now)
         self.patience = self._settings.fleet.orphan_seconds
@@ -204,12 +214,26 @@ class Trainer:
     def _open(self, step: Step, now: float) -> None:
         """Start the clocks of a step."""
         step.begun_at = now
-        if self._settings.manager.window_memory:
+        manager = self._settings.manager
+        if manager.window_memory and manager.window == "paper":
             self.window = recall(self.window, self._roster.members)
-        seconds = self.window.seconds if self._settings.manager.seeding else 0.0
-        self._work.seeding.begin(now, seconds)
+        self._seed(now)
         self._roster.changed = False
         self._ready_before = self._roster.ready.total(now)
+
+    def _seed(self, begun_at: float) -> None:
+        """Open the window of a step.
+
+        A model that knows nothing yet lets the reserved engines go on until nothing is left for
+        them, as if there were no instances: that is never slower than to generate alone.
+        """
+        manager = self._settings.manager
+        seconds = self.window.seconds if manager.seeding else 0.0
+        if manager.seeding and manager.window == "model" and not self.learnt:
+            seconds = math.inf
+        self._work.seeding.begin(begun_at, seconds)
+        if manager.seeding and manager.window == "model":
+            self._work.seeding.until = begun_at  # ask the model as soon as there is an instance
 
     def _check(self, begin: BeginStep) -> None:
         if begin.group_size < 1 or not begin.prompts:
@@ -285,6 +309,7 @@ class Trainer:
             raise ProtocolError(f"step {message.step} was trained but is not being worked on")
         self._work.stop(now)
         measures = step.measures  # before what is unfinished of it is dropped
+        self._learn(step, message, now)
         self._ledger.close(step)
         self._work.release_cancelled()
         elapsed = now - step.begun_at
@@ -314,6 +339,83 @@ class Trainer:
             instances_mean=report.instances_mean,
         )
 
+    def _learn(self, step: Step, message: StepTrained, now: float) -> None:
+        """Tell the model of a step, before what is unfinished of it is dropped."""
+        model = self._work.model
+        if model is None or self._resumed or step.measures:
+            return
+        foreseen, self._work.foreseen = self._work.foreseen, None
+        if foreseen is not None and not self._roster.changed:
+            closed, last = foreseen
+            model.compare(last - closed, step.last_token_at - closed)
+        accounted = message.train_wait_seconds + message.train_seconds
+        model.learn(
+            step,
+            train_seconds=message.train_seconds,
+            other_seconds=now - step.begun_at - self._work.seeding.total(now) - accounted,
+            present=[instance.name for instance in self._roster],
+        )
+        self._size()
+
+    def _size(self) -> None:
+        """Foresee the next step for fleets of several sizes, and want the best of them."""
+        model, fleet = self._work.model, self._settings.fleet
+        assert model is not None
+        index = self._roster.index
+        reserved = list(index.reserved.values())
+        remote = [i for i in self._roster if i.member]
+        like = next(iter(remote or reserved), None)
+        if like is None or not reserved:
+            return
+        count = sum(index.prices.values())
+        price = (
+            sum(p * n for p, n in index.prices.items()) / count if count else fleet.price_per_hour
+        )
+        start = self._roster.start_seconds
+        prices = Prices(
+            reserved=fleet.reserved_price_per_hour / 3600,
+            instance=price / 3600,
+            start_seconds=start if start < math.inf else 0.0,
+            hazard=Hazard(self._roster.losses, self._roster.alive.total(self._roster.now)),
+        )
+        self.sizes = {}
+
+        def foresee(instances: int) -> Size:
+            if instances not in self.sizes:
+                found = model.whole_step(reserved, like, instances)
+                assert found is not None
+                forecast, tokens = found
+                seconds = forecast.end + model.overhead
+                self.sizes[instances] = Size(
+                    instances=instances,
+                    step_seconds=seconds,
+                    window_seconds=forecast.window,
+                    tokens=tokens,
+                    dollars=seconds * prices.per_second(instances),
+                )
+            return self.sizes[instances]
+
+        if model.whole_step(reserved, like, 0) is None:
+            return
+        known = self.window.instance_cap if self.learnt else len(reserved)
+        best = best_size(foresee, start=known, most=fleet.max_instances)
+        here = min(len(remote), fleet.max_instances)
+        for size in (here - 1, here, here + 1):
+            if 0 <= size <= fleet.max_instances:
+                foresee(size)
+        self._wanted = best.instances
+        self._outbox.record(
+            "foreseen",
+            instances=len(remote),
+            wanted=best.instances,
+            sizes=[
+                [s.instances, s.step_seconds, s.window_seconds, s.tokens, s.dollars]
+                for _, s in sorted(self.sizes.items())
+            ],
+            losses_per_hour=prices.hazard.rate * 3600,
+            start_seconds=prices.start_seconds,
+        )
+
     def _observe(
         self, message: StepTrained, rollout: float, remote_wait: float, instances: float
     ) -> None:
@@ -328,9 +430,15 @@ class Trainer:
             num_reserved=self._roster.num_reserved,
         )
         manager = self._settings.manager
-        self.window = update(
-            self.window, seen, eta=manager.window_eta, memory=manager.window_memory
-        )
+        before = self.window
+        self.window = update(before, seen, eta=manager.window_eta, memory=manager.window_memory)
+        if manager.window == "model":  # to go on with after a restart, until it knows as much
+            seconds = self._work.seeding.total(self._roster.now)
+            self.window = msgspec.structs.replace(
+                self.window, seconds=seconds, memory=before.memory
+            )
+        if self._settings.fleet.sizing == "marginal" and self._wanted is not None:
+            self.window = msgspec.structs.replace(self.window, instance_cap=self._wanted)
         self.learnt = True
 
     def _report(self, step: Step, rollout: float, instances: float, now: float) -> StepReport:

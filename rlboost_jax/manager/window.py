@@ -61,15 +61,22 @@ class Seeding:
 
     def __init__(self) -> None:
         self.open = False
-        self.until = 0.0  # earliest regular end
+        self.until = 0.0  # earliest regular end, as it is known now
+        self.limit = 0.0  # that end where nothing better is known
         self._opened_at = 0.0
         self._before = 0.0  # seconds open in earlier intervals of the step
 
     def begin(self, now: float, seconds: float) -> None:
-        self.open, self.until, self._opened_at, self._before = True, now + seconds, now, 0.0
+        self.open, self._opened_at, self._before = True, now, 0.0
+        self.until = self.limit = now + seconds
 
     def reopen(self, now: float) -> None:
         self.open, self._opened_at = True, now
+
+    @property
+    def reopened(self) -> bool:
+        """Whether the learner has had the devices in this step."""
+        return self._before > 0.0
 
     def close(self, now: float) -> None:
         self._before = self.total(now)

@@ -6,13 +6,23 @@ is no tick: a waiting rollout goes as soon as an eligible instance has room.
 
 from collections.abc import Collection, Iterable, Sequence
 
+from rlboost_jax.manager.forecast import RESOLUTION
 from rlboost_jax.manager.instances import Instance, Roster
 from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.placement import Load, assign, pending_moves, room, running_moves
+from rlboost_jax.manager.placement import (
+    Load,
+    Pace,
+    assign,
+    pending_moves,
+    room,
+    running_moves,
+    straggler,
+)
 from rlboost_jax.manager.profile import Profile
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.step_model import StepModel
 from rlboost_jax.manager.usage import Usage
 from rlboost_jax.manager.window import Seeding
 from rlboost_jax.messages import (
@@ -24,6 +34,7 @@ from rlboost_jax.messages import (
     pack_ids,
 )
 
+RANKINGS = 64  # of the queue in a step, at most
 GENERATE_BYTES = 8 * 2**20  # of tokens in one frame; more is split
 
 
@@ -35,6 +46,10 @@ class Work:
         self._outbox = outbox
         self.seeding = Seeding()
         self.profile = Profile()
+        self.model = StepModel(settings) if settings.models else None
+        self._ranked: tuple[Step, int] | None = None  # and how many had finished then
+        self._planned_for = -1  # members of the fleet at the last plan
+        self.foreseen: tuple[float, float] | None = None  # at the window's end: it, the last token
 
     def settle(self, now: float) -> None:
         """Do all that can be done for the active step at this moment."""
@@ -49,12 +64,17 @@ class Work:
         # Reserved engines come last: among equals, work goes where it may stay.
         seeding = reserved if self.seeding.open else []
         if step.num_waiting:
+            self._rank(step)
             self._place(step, [*remote, *seeding], now)
         if self._settings.balance and not step.num_waiting:
             self._balance(remote, seeding)
         idle = reserved and not any(i.held for i in reserved)
         if self.seeding.open and remote and idle and not step.num_waiting:
             self._close(step, "reserved engines have nothing left", now)
+
+    def undisturbed(self, instance: Instance) -> bool:
+        """Whether its pace is an engine's own: the learner may need a reserved one's chips."""
+        return not instance.reserved or (self.seeding.open and not self.seeding.reopened)
 
     def reserved(self, step: Step) -> list[Instance]:
         """The trainer's engines that can work on a step."""
@@ -136,10 +156,45 @@ class Work:
         if seeding.open:
             if step.finished:
                 self._close(step, "all responses are finished", now)
-            elif remote and now >= seeding.until:
+            elif remote and self._over(step, now):
                 self._close(step, "the window is over", now)
         elif not remote and not step.finished:
             seeding.reopen(now)
+
+    def _rank(self, step: Step) -> None:
+        """Put the queue in order again once enough has ended to tell more of the rest."""
+        if self.model is None or not self._settings.longest_first:
+            return
+        last, finished = self._ranked or (None, 0)
+        news = (step.num_finished - finished) * RANKINGS >= len(step.rollouts)
+        if last is not step or news:
+            self._ranked = step, step.num_finished
+            step.rank(self.model.ranks(step))
+
+    def _over(self, step: Step, now: float) -> bool:
+        """Whether the window has lasted long enough; finds when to ask again.
+
+        By the model, the rest of the step is foreseen again half-way to the end that was
+        foreseen last, and when the fleet has changed.
+        """
+        seeding, model = self.seeding, self.model
+        if model is None or self._settings.window == "paper" or not self._settings.seeding:
+            return now >= seeding.until
+        members = self._roster.members
+        if seeding.reopened or (now < seeding.until and members == self._planned_for):
+            return seeding.reopened
+        self._planned_for = members
+        fleet = [i for i in self._roster if i.member]
+        found = model.window(step, self.reserved(step), fleet, now)
+        if found is None:
+            seeding.until = max(now, seeding.limit)
+            return now >= seeding.limit
+        near = RESOLUTION * (now - step.begun_at + found.end)
+        if found.window <= near:
+            self.foreseen = now, now + found.rollout
+            return True
+        seeding.until = now + (found.window if found.window < 4 * near else found.window / 2)
+        return False
 
     def _close(self, step: Step, reason: str, now: float) -> None:
         self.seeding.close(now)
@@ -150,7 +205,11 @@ class Work:
             self.release(instance, instance.held.values())
 
     def _place(self, step: Step, eligible: list[Instance], now: float) -> None:
-        loads = [Load(slots=i.slots, held=len(i.held), groups=i.groups) for i in eligible]
+        paces = self._paces(eligible)
+        loads = [
+            Load(slots=i.slots, held=len(i.held), groups=i.groups, pace=pace)
+            for i, pace in zip(eligible, paces, strict=True)
+        ]
         limit = self._settings.max_pending
         rollouts = step.take(min(step.num_waiting, room(loads, limit)))
         chosen = assign(
@@ -164,6 +223,12 @@ class Work:
             batches.setdefault(index, []).append(rollout)
         for index in sorted(batches):
             self._generate(step, eligible[index], batches[index], now)
+
+    def _paces(self, instances: Sequence[Instance]) -> list[Pace | None]:
+        model = self.model
+        if model is None or not self._by_speed:
+            return [None] * len(instances)
+        return [model.pace(instance) for instance in instances]
 
     def _generate(
         self, step: Step, instance: Instance, rollouts: list[Rollout], now: float
@@ -202,6 +267,21 @@ class Work:
                 self._outbox.send(instance.stream, frame)
                 requests, size = [], 0
 
+    @property
+    def _by_speed(self) -> bool:
+        """Whether rollouts go by pace: among equals fewest pending is the same, and cheaper."""
+        model = self.model
+        return model is not None and self._settings.routing == "speed" and model.mixed
+
+    def _relieve(self, eligible: Sequence[Instance]) -> None:
+        """Of a mixed fleet: let the one that ends last give a rollout to a much faster one."""
+        loads = [
+            Load(slots=i.slots, held=len(i.held), pace=pace)
+            for i, pace in zip(eligible, self._paces(eligible), strict=True)
+        ]
+        if (slow := straggler(loads)) is not None:
+            self.release(eligible[slow], _shortest(eligible[slow], 1))
+
     def _balance(self, remote: Sequence[Instance], seeding: Sequence[Instance]) -> None:
         """Continuous load balancing: pending rollouts first, then running ones.
 
@@ -223,6 +303,8 @@ class Work:
             for instance, count in zip(eligible, moves, strict=True):
                 if count:
                     self.release(instance, newest_pending(instance, count))
+        elif self._by_speed and remote and not index.asked_back:
+            self._relieve([*remote, *seeding])
         elif pool is not None and pool.idle and not index.asked_back:
             crowded = [instance for instance in index.crowded.values() if works(instance)]
             if not crowded:

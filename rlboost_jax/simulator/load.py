@@ -12,6 +12,7 @@ import msgspec
 
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import ConfigDictLike, record_from_dict
+from rlboost_jax.config.ranges import ROUTINGS, SIZINGS, WINDOWS
 from rlboost_jax.simulator.availability import FORMATS, MAX_MACHINES
 from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.records import SimConfig
@@ -36,6 +37,7 @@ MAY_BE_ZERO: Final = frozenset(
         "workload.sigma",
         "workload.group_correlation",
         "links.latency_seconds",
+        "instance.slow_every",
         "instance.start_seconds",
         "instance.detect_seconds",
         "instance.price_per_hour",
@@ -60,7 +62,13 @@ AT_MOST: Final = {
     "workload.max_response_tokens": 65_535,
 }
 MAX_CHANGES: Final = 10_000_000  # of a synthetic market
-CHOICES: Final = {"market.kind": ("static", "trace", "hazard"), "market.format": FORMATS}
+CHOICES: Final = {
+    "market.kind": ("static", "trace", "hazard"),
+    "market.format": FORMATS,
+    "policy.window": WINDOWS,
+    "policy.sizing": SIZINGS,
+    "policy.routing": ROUTINGS,
+}
 
 
 def sim_config(config: ConfigDictLike) -> SimConfig:

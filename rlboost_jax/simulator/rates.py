@@ -6,6 +6,7 @@ roofline model). Embedding look-ups are counted as products, which overstates sm
 """
 
 import bisect
+import copy
 from collections.abc import Sequence
 
 from rlboost_jax.simulator.records import SimConfig
@@ -26,18 +27,26 @@ class EngineRates:
         self.slots = max(1, min(slots, set_aside))
         self._product = 2 * model.num_params / flops  # with all weights, of one token
         self.prefill_seconds = engine.prefill_token_seconds or self._product  # of one token
+        self.slowness = 1.0  # times a usual engine's seconds
         self._overhead = engine.step_overhead_seconds
         self._weights = config.weight_bytes / bandwidth
         self._per_context = kv_bytes / bandwidth
         table = (engine.reserved_table if reserved else ()) or engine.table
         self._table = StepTable(table) if table else None
 
+    def slowed(self, factor: float) -> "EngineRates":
+        """Of an engine that takes so many times as long for everything."""
+        slow = copy.copy(self)
+        slow.slowness = factor
+        slow.prefill_seconds = factor * self.prefill_seconds
+        return slow
+
     def step_seconds(self, batch: int, context: float) -> float:
         """One decode step of `batch` sequences that hold `context` tokens together."""
         if self._table is not None:
-            return self._table.seconds(batch, context / batch)
+            return self.slowness * self._table.seconds(batch, context / batch)
         memory = self._weights + self._per_context * context
-        return self._overhead + max(memory, self._product * batch)
+        return self.slowness * (self._overhead + max(memory, self._product * batch))
 
     def best_rate(self, context: float) -> float:
         """Most tokens per second that any batch of sequences of that length reaches."""

@@ -101,6 +101,8 @@ class InstanceConfig:
     start_seconds: float  # from the order to the first message; billed
     detect_seconds: float  # from a loss to its being known
     price_per_hour: float  # dollars
+    slow_every: int  # every so manieth instance is slow; 0: none is
+    slow_factor: float  # times the seconds of the others
     egress_dollars_per_gb: float  # of 1e9 bytes that leave the learner
 
 
@@ -136,11 +138,14 @@ class PolicyConfig:
     balance: bool
     migration: bool
     seeding: bool
+    window: str  # "paper" | "model"
     window_initial_seconds: float
     window_eta: float
     window_memory: bool
     public_table: tuple[tuple[int, int], ...]  # of `public_code`: (instances, seconds), shipped
-    adaptive_cap: bool  # no more instances are started than N_prem of Algorithm 1
+    routing: str  # "pending" | "speed"
+    longest_first: bool
+    sizing: str  # "fixed" | "paper" | "marginal": how many instances are wanted
     max_instances: int
 
 

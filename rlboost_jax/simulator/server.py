@@ -34,7 +34,7 @@ class Server:
         self.stream = 0  # 0: not connected
         self.alive = True
         engine = world.config.engine
-        rates = world.rates[reserved]
+        rates = world.rates_of(name, reserved=reserved)
         self._slots = rates.slots
         self.engine = Engine(
             rates,

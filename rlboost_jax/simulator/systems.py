@@ -61,7 +61,7 @@ def _sync_weights(config: SimConfig, market: Market, seed: int, seconds: float) 
 def _public_code(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
     if market.instances == 0:
         return config, None
-    config = replace(config, policy=replace(config.policy, window_memory=False, adaptive_cap=False))
+    config = replace(config, policy=replace(config.policy, window_memory=False, sizing="fixed"))
     manager = partial(
         PublicCode,
         table=dict(config.policy.public_table),
@@ -88,7 +88,7 @@ def _disaggregated(config: SimConfig, market: Market, seed: int, seconds: float)
     instances = config.num_engines if market.instances is None else market.instances
     config = replace(
         config,
-        policy=replace(config.policy, seeding=False, adaptive_cap=False),
+        policy=replace(config.policy, seeding=False, sizing="fixed"),
         instance=replace(config.instance, price_per_hour=on_demand_price(config)),
     )
     if not instances:

@@ -30,13 +30,7 @@ class Trainer:
         self._busy = False  # the chips train, or change from one use to the other
 
     def start(self) -> None:
-        # Algorithm 1 begins with N_prem = N_resv; a manager that knows no engine yet, with 1.
-        window = m.WindowState(
-            seconds=self._config.policy.window_initial_seconds,
-            memory={},
-            instance_cap=self._config.num_engines,
-        )
-        self._say(m.TrainerHello(run_id=self._world.run_id, window=window))
+        self._say(m.TrainerHello(run_id=self._world.run_id, window=None))
         self._publish(0)
         self._begin(0)
 

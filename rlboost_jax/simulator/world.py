@@ -100,6 +100,14 @@ class World:
         self.clock.run(self._done, self._seconds)
         return self.trainer.rows
 
+    def rates_of(self, name: str, *, reserved: bool) -> EngineRates:
+        """Of a reserved engine, or of a server of the provider, by its number."""
+        rates = self.rates[reserved]
+        every = self.config.instance.slow_every
+        number = name.rpartition("-")[2]
+        slow = every and number.isdecimal() and int(number) % every == 0
+        return rates.slowed(self.config.instance.slow_factor) if slow else rates
+
     def over(self, step: int) -> bool:
         """Whether that step is not to be begun any more."""
         return 0 < self.config.num_steps <= step
@@ -228,9 +236,12 @@ def settings(config: SimConfig) -> Settings:
         balance=policy.balance,
         migration=policy.migration,
         seeding=policy.seeding,
+        window=policy.window,
         window_initial_seconds=policy.window_initial_seconds,
         window_eta=policy.window_eta,
         window_memory=policy.window_memory,
+        routing=policy.routing,
+        longest_first=policy.longest_first,
     )
     chaos = ChaosConfig(
         enabled=False, seed=0, kills_per_minute=0, terms_per_minute=0, joins_per_minute=0
@@ -239,7 +250,7 @@ def settings(config: SimConfig) -> Settings:
         provider="local",
         tls=False,
         max_instances=policy.max_instances,
-        adaptive_cap=policy.adaptive_cap,
+        sizing=policy.sizing,
         trace="",
         trace_speed=1.0,
         synthetic_lifetime_seconds=1.0,
@@ -261,5 +272,6 @@ def settings(config: SimConfig) -> Settings:
         slots=max(config.engine.slots, config.engine.reserved_slots),
         slot_tokens=work.prompt_tokens + work.max_response_tokens,
         max_servers=MAX_SERVERS,
+        micro_batch_prompts=config.trainer.micro_batch_prompts,
         status_seconds=PATIENT,  # nobody looks at the live view
     )

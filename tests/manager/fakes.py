@@ -24,14 +24,14 @@ def settings(**changes: Any) -> Settings:
     manager = ManagerConfig(
         host="127.0.0.1", port=0, lease_seconds=2.0, renew_seconds=0.5,
         progress_seconds=30.0, drain_seconds=120.0, max_pending=2, balance=True,
-        migration=True, seeding=True, window_initial_seconds=0.4, window_eta=3.0,
-        window_memory=True,
+        migration=True, seeding=True, window="paper", window_initial_seconds=0.4, window_eta=3.0,
+        window_memory=True, routing="pending", longest_first=False,
     )  # fmt: skip
     chaos = ChaosConfig(
         enabled=False, seed=0, kills_per_minute=0, terms_per_minute=0, joins_per_minute=0
     )
     fleet = FleetConfig(
-        provider="local", tls=False, max_instances=3, adaptive_cap=False, trace="", trace_speed=1.0,
+        provider="local", tls=False, max_instances=3, sizing="fixed", trace="", trace_speed=1.0,
         synthetic_lifetime_seconds=1.0, synthetic_gap_seconds=1.0, price_per_hour=3600.0,
         reserved_price_per_hour=7200.0, orphan_seconds=60.0, notices="none",
         notice_signal="SIGTERM", notice_seconds=0.0, chaos=chaos,

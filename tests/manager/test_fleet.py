@@ -24,8 +24,8 @@ def test_a_removal_hits_whoever_works() -> None:
     assert victim([], 0.5) is None
 
 
-def lent(count: int, *, max_instances: int = 3, adaptive_cap: bool = False) -> Fleet:
-    fleet = Fleet(max_instances, adaptive_cap=adaptive_cap)
+def lent(count: int, *, max_instances: int = 3, capped: bool = False) -> Fleet:
+    fleet = Fleet(max_instances, capped=capped)
     for number in range(count):
         fleet.lend(f"m{number}")
     return fleet
@@ -76,8 +76,8 @@ def test_a_trace_may_take_for_good_what_chaos_took() -> None:
     assert not fleet.machines
 
 
-def test_the_adaptive_cap_limits_starts_and_ends_nothing() -> None:
-    fleet = lent(3, adaptive_cap=True)
+def test_the_capped_limits_starts_and_ends_nothing() -> None:
+    fleet = lent(3, capped=True)
     assert fleet.missing(2) == 2
     fleet.start(2)
     assert fleet.missing(1) == 0 and len(fleet.standing) == 2
@@ -109,7 +109,7 @@ def test_a_server_that_was_taken_has_not_failed() -> None:
 
 
 def test_servers_found_take_the_machines_first_lent() -> None:
-    fleet = Fleet(3, adaptive_cap=False)
+    fleet = Fleet(3, capped=False)
     fleet.found("local-4", 4)
     fleet.found("local-2", 2)
     for number in range(3):
@@ -122,7 +122,7 @@ def test_servers_found_take_the_machines_first_lent() -> None:
 
 
 def test_a_server_found_without_a_machine_goes_on_and_may_be_taken() -> None:
-    fleet = Fleet(3, adaptive_cap=False)
+    fleet = Fleet(3, capped=False)
     fleet.found("local-1", 1)
     assert fleet.missing(9) == 0 and fleet.standing == ["local-1"]
     fleet.take_under("local-1")
@@ -133,7 +133,7 @@ def test_a_server_found_without_a_machine_goes_on_and_may_be_taken() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("adkx"), st.integers(0, 3)), max_size=40))
 def test_every_machine_has_one_server_at_most(moves: list[tuple[str, int]]) -> None:
-    fleet = Fleet(2, adaptive_cap=False)
+    fleet = Fleet(2, capped=False)
     for kind, number in moves:
         if kind == "a":
             fleet.lend(f"m{number}" if number else "")

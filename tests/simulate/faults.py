@@ -7,10 +7,12 @@ from the schedule's seed as well.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
 from rlboost_jax import messages as m
+from rlboost_jax.config.ranges import ROUTINGS, SIZINGS, WINDOWS
 from rlboost_jax.manager.events import Event, FromServer, MachineAdded, MachineRemoved
 from tests.manager.fakes import ROUTING, settings
 from tests.simulate.invariants import check
@@ -68,6 +70,16 @@ def schedule_of(seed: int) -> Schedule:
     return Schedule(seed, seeding, extends, servers, rng.randint(0, 2), tuple(faults))
 
 
+def policies(seed: int) -> dict[str, Any]:
+    """Half of all schedules are carried out with policies other than the paper's."""
+    return {
+        "manager__window": WINDOWS[seed // 2 % 2],
+        "manager__routing": ROUTINGS[seed // 2 % 2],
+        "manager__longest_first": seed // 4 % 2 == 1,
+        "fleet__sizing": SIZINGS[seed // 2 % 3],
+    }
+
+
 class Run:
     """One schedule, carried out.
 
@@ -83,6 +95,7 @@ class Run:
             routing=ROUTING,
             manager__progress_seconds=PROGRESS_SECONDS,
             manager__drain_seconds=DRAIN_SECONDS,
+            **policies(schedule.seed),
         )
         self.world = world = World(chosen, schedule.seed, check)
         world.tamper = self._tamper

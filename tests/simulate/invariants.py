@@ -114,7 +114,7 @@ def _servers(world: World) -> None:
     cap = max(len(fleet.machines), 1)
     free = list(fleet.machines.values()).count("")
     limit = min(len(fleet.machines), world.settings.fleet.max_instances)
-    if not world.settings.fleet.adaptive_cap:
+    if world.settings.fleet.sizing == "fixed":
         assert fleet.missing(cap) == max(0, min(limit - len(standing), free))
 
 

@@ -212,7 +212,7 @@ def test_weights_that_come_late_help_less():
 
 
 def test_the_cap_holds_the_fleet_to_what_the_manager_wants():
-    config = make_config(policy__adaptive_cap=True)
+    config = make_config(policy__sizing="paper")
     world, rows = run(config, 40)
     assert rows[-1]["instances_mean"] < 40
     assert len(world.manager.fleet.standing) <= max(row["instance_cap"] for row in rows)

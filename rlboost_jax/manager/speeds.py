@@ -1,0 +1,184 @@
+"""How fast engines are, told from the token batches they send.
+
+A decode step of a batch takes what the weights cost, something for every row and something for
+every token of context that it reads; a rollout that comes with tokens is prefilled first. Over
+any time in which an engine is never idle the sums are exact, however the messages are cut:
+
+    seconds = step · N + row · Σ batch + context · Σ contexts + prefill · Σ prefilled
+
+with Σ batch the tokens sampled and Σ contexts the length before each of them, which are known
+from the tokens. The four are fitted by least squares, none of them negative, for every kind of
+instance; an instance that is slower than its kind has a factor of its own.
+"""
+
+import math
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.manager.profile import MAX_KINDS
+
+Kind = tuple[Hashable, bool]  # what is alike in pace; whether it is the learner's own
+FORGET = 0.5  # weight of a step's measurements in the next step
+MIN_SPANS = 6  # of a kind, before its fit is believed
+RIDGE = 1e-9  # keeps a fit to proportional sums solvable
+SHRINK_SECONDS = 20.0  # of its kind's pace that an instance's own begins with
+NEWEST_CACHE = 0.1  # weight of the last sight of a full cache
+MIXED = 1.3  # times as slow as others: much slower
+SLOWEST, FASTEST = 20.0, 0.05  # times its kind's seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Seconds of one engine, for each decode step, row, token read and token prefilled."""
+
+    step: float
+    row: float
+    context: float
+    prefill: float
+
+    def step_seconds(self, batch: float, context: float) -> float:
+        """Of a decode step of `batch` rollouts that hold `context` tokens together."""
+        return self.step + self.row * batch + self.context * context
+
+    def times(self, factor: float) -> "Rates":
+        """Of an engine that takes so many times as long."""
+        return Rates(
+            step=self.step * factor,
+            row=self.row * factor,
+            context=self.context * factor,
+            prefill=self.prefill * factor,
+        )
+
+
+class Span:
+    """What an instance has done since a moment at which all its tokens were known."""
+
+    __slots__ = ("contexts", "prefilled", "since", "steps", "tokens")
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.steps: dict[int, int] = {}  # request → tokens
+        self.tokens = self.contexts = self.prefilled = 0
+
+    def add(self, request: int, before: int, count: int, *, first: bool) -> None:
+        """`count` tokens of a rollout that was `before` tokens long, its prompt included.
+
+        Args:
+            first: of this placement; what was there before had to be prefilled.
+        """
+        self.steps[request] = self.steps.get(request, 0) + count
+        self.tokens += count
+        self.contexts += count * before + count * (count - 1) // 2
+        if first:
+            self.prefilled += before
+
+    def sums(self) -> tuple[float, float, float, float]:
+        return (
+            float(max(self.steps.values(), default=0)),
+            float(self.tokens),
+            float(self.contexts),
+            float(self.prefilled),
+        )
+
+
+class Speeds:
+    """Of all kinds and instances that have worked."""
+
+    def __init__(self) -> None:
+        self._products: dict[Kind, NDArray[np.float64]] = {}  # kind → [5, 5] sums of products
+        self._counts: dict[Kind, float] = {}
+        self._rates: dict[Kind, Rates] = {}
+        self._cache: dict[Kind, float] = {}  # tokens
+        self._mixed = False
+        self._own: dict[str, tuple[float, float]] = {}  # instance → seconds, its kind's for that
+
+    def add(self, kind: Kind, name: str, span: Span, now: float) -> None:
+        """An instance was busy from the span's beginning until now."""
+        seconds, sums = now - span.since, span.sums()
+        if seconds <= 0 or not span.tokens:
+            return
+        if kind not in self._products:
+            if len(self._products) >= MAX_KINDS:
+                return
+            self._products[kind] = np.zeros((5, 5))
+        rates = self._rates.get(kind)
+        if rates is not None:
+            expected = float(np.dot(sums, (rates.step, rates.row, rates.context, rates.prefill)))
+            own = self._own.get(name, (SHRINK_SECONDS, SHRINK_SECONDS))
+            self._own[name] = own[0] + seconds, own[1] + expected
+        # Longer spans say more, in proportion to their seconds.
+        row = np.array([*sums, seconds])
+        self._products[kind] += np.outer(row, row) / seconds
+        self._counts[kind] = self._counts.get(kind, 0.0) + 1.0
+
+    def crowded(self, kind: Kind, tokens: int) -> None:
+        """A cache had room for so many tokens when there was none for another rollout."""
+        before = self._cache.get(kind, float(tokens))
+        self._cache[kind] = before + NEWEST_CACHE * (tokens - before)
+
+    def cache_tokens(self, kind: Kind) -> float:
+        """Of an engine; inf: it has never been full."""
+        return self._cache.get(kind, math.inf)
+
+    def end_step(self, present: Collection[str]) -> None:
+        """Fit anew; what instances no longer present did is forgotten with them."""
+        for kind, products in self._products.items():
+            if self._counts[kind] >= MIN_SPANS:
+                self._rates[kind] = fit(products)
+            products *= FORGET
+            self._counts[kind] *= FORGET
+        paces = [self.factor(name) for name in present] or [1.0]
+        steps = [rates.step for (_, reserved), rates in self._rates.items() if not reserved]
+        spread = max(steps, default=1.0) / max(min(steps, default=1.0), 1e-12)
+        self._mixed = max(paces) * spread > MIXED * min(paces)
+        kept = set(present)
+        fresh = (1 - FORGET) * SHRINK_SECONDS
+        self._own = {
+            name: (FORGET * own + fresh, FORGET * kinds + fresh)
+            for name, (own, kinds) in self._own.items()
+            if name in kept
+        }
+
+    def rates(self, kind: Kind) -> Rates | None:
+        """Of a kind; None while it is not known."""
+        return self._rates.get(kind)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether preemptible kinds or instances differ much in pace, as of the last step."""
+        return self._mixed
+
+    def factor(self, name: str) -> float:
+        """How many times its kind's seconds an instance takes."""
+        own, kinds = self._own.get(name, (1.0, 1.0))
+        return min(SLOWEST, max(FASTEST, own / kinds)) if kinds > 0 else 1.0
+
+
+def fit(products: NDArray[np.float64]) -> Rates:
+    """The non-negative least-squares fit to sums of products of (four sums, seconds).
+
+    Four unknowns have sixteen sets that may be more than 0, so all are tried.
+    """
+    gram, target = products[:4, :4], products[:4, 4]
+    scale = np.sqrt(np.maximum(gram.diagonal(), 1e-300))
+    gram, target = gram / np.outer(scale, scale), target / scale
+    best, least = np.zeros(4), 0.0
+    for size in range(1, 5):
+        for chosen in combinations(range(4), size):
+            if any(gram[i, i] < 0.5 for i in chosen):  # never seen
+                continue
+            part = np.ix_(chosen, chosen)
+            found = np.linalg.solve(gram[part] + RIDGE * np.eye(size), target[list(chosen)])
+            if (found < 0).any():
+                continue
+            error = float(found @ gram[part] @ found - 2 * found @ target[list(chosen)])
+            if error < least:
+                best, least = np.zeros(4), error
+                best[list(chosen)] = found
+    values = best / scale
+    return Rates(step=float(values[0]), row=float(values[1]), context=float(values[2]),
+                 prefill=float(values[3]))  # fmt: skip

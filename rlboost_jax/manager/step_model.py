@@ -1,0 +1,292 @@
+"""What the manager has learnt of its steps, and what it foresees with it.
+
+Lengths, speeds and the learner's pace are measured as a run goes on; a plan is made of them and
+of where every rollout is now. Nothing is foreseen before a whole step has been seen.
+"""
+
+import math
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+from rlboost_jax.manager.forecast import WAITS, Engines, Forecast, Job, Learner, Plan, best_window
+from rlboost_jax.manager.instances import Instance
+from rlboost_jax.manager.lengths import Lengths, Responses, responses
+from rlboost_jax.manager.placement import Pace
+from rlboost_jax.manager.rollouts import Rollout, Step
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.speeds import Rates, Span, Speeds
+
+NEWEST = 0.5  # weight of the last step in the learner's pace
+NO_RATES = Rates(step=1.0, row=0.0, context=0.0, prefill=0.0)  # of no engine at all
+LEAST_DRAG, MOST_DRAG = 0.8, 1.6
+FIRST_DOUBT = 0.05**2
+PACE_STEP = math.log(1.25)  # engines whose paces differ by less are planned as equal
+
+
+class StepModel:
+    def __init__(self, settings: Settings) -> None:
+        self._groups = settings.micro_batch_prompts
+        self._fixed = settings.deterministic
+        self.lengths = Lengths()
+        self.speeds = Speeds()
+        self.seconds_per_token = 0.0  # of the learner; 0: not known
+        self.overhead = 0.0  # seconds of a step besides window, waits and training
+        self.drag = 1.0  # see `Plan`: what the plan leaves out of a crowded fleet
+        self._doubt = FIRST_DOUBT  # variance of the drag, relative
+        self._planned_drag = 1.0  # of the last plan of a window
+        self._mean_tokens = 0.0  # of a response with its prompt
+        self._most = math.inf  # tokens of a response
+        self._prompts: list[tuple[int, int]] = []  # (prompt tokens, responses) of the last step
+
+    @property
+    def ready(self) -> bool:
+        return self.lengths.known and self.seconds_per_token > 0
+
+    def told(
+        self,
+        instance: Instance,
+        before: Iterable[tuple[Rollout, int, bool]],
+        now: float,
+        *,
+        counts: bool,
+    ) -> None:
+        """A token batch was taken in.
+
+        Args:
+            before: rollouts of it, with their length and whether the placement had given tokens.
+            counts: whether the engine had its chips to itself.
+        """
+        span = instance.span
+        if span is None:
+            return
+        going_on = context = 0
+        for rollout, length, yielded in before:
+            count = rollout.length - length
+            if rollout.result is None:
+                going_on, context = going_on + 1, context + rollout.length
+            if count > 0:
+                span.add(rollout.request_id, length, count, first=not yielded)
+        if going_on >= instance.running:  # everything that it has sampled is known
+            if counts:
+                self.speeds.add(_kind(instance), instance.name, span, now)
+            if instance.waiting and instance.running < instance.slots:
+                self.speeds.crowded(_kind(instance), context)
+            instance.span = Span(now) if instance.running else None
+
+    def learn(
+        self, step: Step, *, train_seconds: float, other_seconds: float, present: Collection[str]
+    ) -> None:
+        """Take in a step that is over.
+
+        Args:
+            other_seconds: of the step besides the window, waits and training.
+        """
+        groups = _groups(r for r in step.rollouts if not r.measures)
+        self.lengths.learn(
+            responses([[(r.num_tokens, r.result is not None) for r in g] for g in groups])
+        )
+        self.speeds.end_step(present)
+        tokens = sum(r.length for group in groups for r in group)
+        if tokens and train_seconds > 0:
+            known = self.seconds_per_token > 0
+            weight = NEWEST if known else 1.0
+            self.seconds_per_token += weight * (train_seconds / tokens - self.seconds_per_token)
+            self.overhead += weight * (other_seconds - self.overhead)
+        self._mean_tokens = tokens / max(1, sum(len(group) for group in groups))
+        self._most = float(step.begin.sampling.max_tokens)
+        self._prompts = [(g[0].length - g[0].num_tokens, len(g)) for g in groups]
+
+    def compare(self, foreseen: float, seconds: float) -> None:
+        """Take in how long the fleet took from the window's end to the last token.
+
+        Args:
+            foreseen: seconds that it was to take, at the window's end.
+        """
+        if foreseen > 0 and seconds > 0:
+            drag = min(MOST_DRAG, max(LEAST_DRAG, self._planned_drag * seconds / foreseen))
+            self._doubt += NEWEST * ((drag / self.drag - 1.0) ** 2 - self._doubt)
+            self.drag += NEWEST * (drag - self.drag)
+
+    def _hedged(self, engines: Sequence[Engines]) -> float:
+        """The drag to plan with: the one that minimises the expected step time.
+
+        To close so many seconds too late costs as many; too early, as many more as there are
+        reserved engines to each preemptible one, since these do the work alone. So the drag
+        should be exceeded as often as the first is of both together, the newsvendor's critical
+        ratio (Arrow, Harris and Marschak 1951).
+        """
+        here, there = engines[0].count, sum(e.count for e in engines[1:])
+        if not (here and there):
+            return self.drag
+        quantile = NormalDist().inv_cdf(here / (here + there))
+        return self.drag * max(LEAST_DRAG, 1.0 + quantile * math.sqrt(self._doubt))
+
+    def window(
+        self, step: Step, reserved: Sequence[Instance], remote: Sequence[Instance], now: float
+    ) -> Forecast | None:
+        """The best window for what is left of a step, from now on; None: it cannot be told."""
+        engines, places = self._engines([reserved, remote])
+        if not self.ready or not engines:
+            return None
+        unheard = self._unheard([*reserved, *remote], now)
+        groups = _groups(r for r in step.rollouts if not r.measures)
+        rollouts = [rollout for group in groups for rollout in group]
+        prompts = [r.length - r.num_tokens for r in rollouts]
+        so_far = [
+            r.num_tokens + (unheard.get(r.request_id, 0.0) if r.holder else 0.0) for r in rollouts
+        ]
+        ended = [r.result is not None for r in rollouts]
+        state = Responses(
+            group=np.repeat(np.arange(len(groups)), [len(g) for g in groups]),
+            tokens=np.array(so_far, float),
+            ended=np.array(ended, bool),
+        )
+        most = step.begin.sampling.max_tokens
+        lengths = np.minimum(self.lengths.scenario(state), most)
+        totals = np.bincount(state.group, lengths + prompts)
+        order = sorted(
+            (n for n, done in enumerate(ended) if not done),
+            key=lambda n: (rollouts[n].num_tokens == 0, n),
+        )
+        place = [
+            places.get(r.holder, WAITS) if r.request_id in unheard else WAITS for r in rollouts
+        ]
+        jobs = [
+            Job(
+                group=int(state.group[n]),
+                context=prompts[n] + so_far[n],
+                remaining=max(1.0, float(lengths[n]) - so_far[n]),
+                place=place[n],
+                begun=so_far[n] > 0,
+            )
+            for n in order
+        ]
+        self._planned_drag = self._hedged(engines)
+        return best_window(self._plan(engines, jobs, totals.tolist(), self._planned_drag))
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some instances are known to be much slower than others."""
+        return self.speeds.mixed
+
+    def pace(self, instance: Instance) -> Pace | None:
+        """For rollouts like those of the last step, half-way; None: it is not known."""
+        rates = self.rates(instance)
+        if rates is None:
+            return None
+        rates = rates.times(self.speeds.factor(instance.name))
+        row = rates.row + rates.context * self._mean_tokens / 2
+        return Pace(base=rates.step, row=row, tokens=self._mean_tokens)
+
+    def ranks(self, step: Step) -> dict[int, float]:
+        """In which order rollouts of a step are to be begun, by sample: longest first.
+
+        As long as nothing is known of a group, one of its members goes before the second of any
+        other: it tells of the rest. The lower the sooner.
+        """
+        groups = _groups(r for r in step.rollouts if not r.measures)
+        if not self.ready or not step.num_finished:
+            return {r.sample: float(place) for g in groups for place, r in enumerate(g)}
+        rollouts = [rollout for group in groups for rollout in group]
+        state = responses([[(r.num_tokens, r.result is not None) for r in g] for g in groups])
+        expected = self.lengths.expected(state)
+        return {r.sample: float(r.num_tokens - n) for r, n in zip(rollouts, expected, strict=True)}
+
+    def whole_step(
+        self, reserved: Sequence[Instance], like: Instance, count: int
+    ) -> tuple[Forecast, float] | None:
+        """A step as the last one was asked for, with so many preemptible instances of one kind,
+        and the tokens of its responses; None: it cannot be told."""
+        engines, _ = self._engines([reserved, ()])
+        rates = self.rates(like)
+        if not self.ready or not engines or rates is None or not self._prompts:
+            return None
+        more = Engines(count=count, slots=like.slots, rates=rates, cache_tokens=self._cache(like))
+        state = responses([[(0, False)] * size for _, size in self._prompts])
+        lengths = np.minimum(self.lengths.scenario(state), self._most)
+        prompts = np.array([tokens for tokens, _ in self._prompts], float)[state.group]
+        jobs = [
+            Job(group=int(g), context=float(p), remaining=float(n), place=WAITS)
+            for g, p, n in zip(state.group, prompts, lengths, strict=True)
+        ]
+        totals = np.bincount(state.group, lengths + prompts).tolist()
+        plan = self._plan([engines[0], more], jobs, totals, self.drag)
+        return best_window(plan), float(lengths.sum())
+
+    def rates(self, instance: Instance) -> Rates | None:
+        """Of an instance's kind; of the kind's reserved or preemptible twin if that is all."""
+        kind, reserved = _kind(instance)
+        return self.speeds.rates((kind, reserved)) or self.speeds.rates((kind, not reserved))
+
+    def _cache(self, instance: Instance) -> float:
+        kind, reserved = _kind(instance)
+        return min(self.speeds.cache_tokens((kind, side)) for side in (reserved, not reserved))
+
+    def _plan(
+        self, engines: Sequence[Engines], jobs: Sequence[Job], tokens: Sequence[float], drag: float
+    ) -> Plan:
+        learner = Learner(
+            seconds_per_token=self.seconds_per_token,
+            micro_batch_groups=self._groups,
+            fixed=self._fixed,
+        )
+        return Plan(engines=engines, jobs=jobs, tokens=tokens, learner=learner, drag=drag)
+
+    def _engines(self, sides: Sequence[Sequence[Instance]]) -> tuple[list[Engines], dict[str, int]]:
+        """Engines by kind and pace, the reserved ones first; where each instance is there.
+
+        Empty if a kind has no rates.
+        """
+        engines = [Engines(count=0, slots=1, rates=NO_RATES)]
+        places: dict[str, int] = {}
+        for reserved, side in zip((True, False), sides, strict=True):
+            alike: dict[object, list[Instance]] = {}
+            for instance in side:
+                pace = round(math.log(self.speeds.factor(instance.name)) / PACE_STEP)
+                alike.setdefault((instance.kind, 0 if reserved else pace), []).append(instance)
+            for members in alike.values():
+                rates = self.rates(members[0])
+                if rates is None:
+                    return [], {}
+                factors = [self.speeds.factor(i.name) for i in members]
+                group = Engines(
+                    count=len(members),
+                    slots=members[0].slots,
+                    rates=rates.times(sum(factors) / len(factors)),
+                    cache_tokens=self._cache(members[0]),
+                )
+                if reserved:
+                    engines[0] = group
+                else:
+                    engines.append(group)
+                places.update((i.name, 0 if reserved else len(engines) - 1) for i in members)
+        return engines, places
+
+    def _unheard(self, instances: Iterable[Instance], now: float) -> dict[int, float]:
+        """By request: tokens that its holder must have sampled since it last told of them."""
+        unheard: dict[int, float] = {}
+        for instance in instances:
+            rates, span = self.rates(instance), instance.span
+            if rates is None or span is None:
+                continue
+            running = list(instance.held.items())[: instance.slots]
+            context = sum(rollout.length for _, rollout in running)
+            seconds = rates.step_seconds(len(running), context) * self.speeds.factor(instance.name)
+            steps = (now - span.since) / seconds if seconds > 0 else 0.0
+            for request, rollout in running:
+                room = rollout.sampling.max_tokens - rollout.num_tokens - 1
+                unheard[request] = max(0.0, min(steps - span.steps.get(request, 0), room))
+        return unheard
+
+
+def _kind(instance: Instance) -> tuple[Hashable, bool]:
+    return instance.kind, instance.reserved
+
+
+def _groups(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
+    groups: dict[int, list[Rollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.prompt, []).append(rollout)
+    return [groups[prompt] for prompt in sorted(groups)]

@@ -1,0 +1,136 @@
+"""Forecasts against closed forms, and the window against trying them all."""
+
+import math
+import random
+
+import pytest
+
+from rlboost_jax.manager.forecast import (
+    RESOLUTION,
+    WAITS,
+    Engines,
+    Job,
+    Learner,
+    Plan,
+    best_window,
+    forecast,
+)
+from rlboost_jax.manager.speeds import Rates
+
+STEADY = Rates(step=0.01, row=0.0, context=0.0, prefill=0.0)  # 100 steps per second
+
+
+def plan(
+    remaining: list[float],
+    *,
+    reserved: int = 1,
+    remote: int = 1,
+    slots: int = 1,
+    rates: Rates = STEADY,
+    train: float = 0.0,
+    **more: object,
+) -> Plan:
+    """Groups of one, of which only the responses count."""
+    return Plan(
+        engines=[
+            Engines(count=reserved, slots=slots, rates=rates, **more),  # type: ignore[arg-type]
+            Engines(count=remote, slots=slots, rates=rates, **more),  # type: ignore[arg-type]
+        ],
+        jobs=[
+            Job(group=n, context=0.0, remaining=tokens, place=WAITS)
+            for n, tokens in enumerate(remaining)
+        ],
+        tokens=remaining,
+        learner=Learner(seconds_per_token=train, micro_batch_groups=1, fixed=False),
+    )
+
+
+def test_one_engine_takes_the_sum() -> None:
+    """1,000 and 3,000 tokens at 100 per second, one after the other."""
+    found = forecast(plan([1000.0, 3000.0], remote=0), math.inf)
+    assert found.rollout == pytest.approx(40.0, rel=0.01)
+    assert found.window == found.rollout and found.wait == 0.0
+
+
+def test_contexts_slow_a_step_down() -> None:
+    """n tokens take Σ (a + c·k) = n·a + c·n²/2 seconds."""
+    rates = Rates(step=0.01, row=0.0, context=1e-5, prefill=0.0)
+    found = forecast(plan([2000.0], remote=0, rates=rates), math.inf)
+    assert found.rollout == pytest.approx(20.0 + 1e-5 * 2000**2 / 2, rel=1e-3)
+
+
+def test_what_the_reserved_engine_held_goes_on_elsewhere() -> None:
+    """Two of 2,000 tokens; after 5 s one has 1,500 left, which come after the other's: at
+    20 + 15 s. It is prefilled with its 500 tokens."""
+    rates = Rates(step=0.01, row=0.0, context=0.0, prefill=0.01)
+    found = forecast(plan([2000.0, 2000.0], rates=rates), 5.0)
+    assert found.window == 5.0
+    assert found.rollout == pytest.approx(20.0 + 5.0 + 15.0, rel=0.01)
+
+
+def test_the_learner_trains_what_is_complete() -> None:
+    """Groups complete at 10, 20, 30, 40 s, 4 s of training each; from 15 s on, when one is
+    ready: 19, wait until 20, 24, until 30, 34, until 40, 44."""
+    found = forecast(plan([1000.0] * 4, reserved=0, train=0.004), 15.0)
+    assert found.window == 0.0  # no reserved engine has anything
+    assert found.end == pytest.approx(44.0, rel=0.02)
+    assert found.wait == pytest.approx(44.0 - 16.0, rel=0.02)
+
+
+def test_a_full_cache_makes_one_wait() -> None:
+    """Two of 1,000 tokens in a cache of 1,500: both run to 750, then one to its end, and the
+    other begins again with what it has."""
+    found = forecast(plan([1000.0, 1000.0], remote=0, slots=2, cache_tokens=1500.0), math.inf)
+    assert found.rollout == pytest.approx(7.5 + 2.5 + 2.5, rel=0.02)
+
+
+def test_fixed_micro_batches_wait_for_their_own() -> None:
+    """Two a batch: (0, 1) and (2, 3). By order of completion the two short ones go together."""
+    lengths = [1000.0, 4000.0, 1000.0, 4000.0]
+    base = plan(lengths, remote=0, reserved=1, slots=4, train=0.002)
+    by_time = Learner(seconds_per_token=0.002, micro_batch_groups=2, fixed=False)
+    fixed = Learner(seconds_per_token=0.002, micro_batch_groups=2, fixed=True)
+
+    def ends(learner: Learner) -> float:
+        given = Plan(engines=base.engines, jobs=base.jobs, tokens=base.tokens, learner=learner)
+        return forecast(given, 0.0).end
+
+    assert ends(by_time) == ends(fixed)  # without anyone else, training begins when all is done
+
+
+@pytest.mark.parametrize("remote", [1, 2, 3])
+def test_the_window_of_a_liquid(remote: int) -> None:
+    """Much work in small pieces: with N reserved and k remote engines of rate r, work W and
+    training C, both are done at once where r·(N + k)·T + r·k·C = W, as far as T is positive."""
+    work, reserved, train = 240_000.0, 2, 200.0
+    pieces = [work / 800] * 800
+    found = best_window(plan(pieces, reserved=reserved, remote=remote, train=train / work))
+    expected = max(0.0, (work / 100 - remote * train) / (reserved + remote))
+    assert found.window == pytest.approx(expected, abs=0.03 * found.end)
+    assert found.end == pytest.approx(expected + train, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_window_is_much_better(seed: int) -> None:
+    rng = random.Random(seed)
+    rates = Rates(step=0.012, row=1e-5, context=3e-8, prefill=2e-5)
+    lengths = [min(9000.0, rng.lognormvariate(7.5, 0.8)) for _ in range(256)]
+    given = Plan(
+        engines=[
+            Engines(count=2, slots=12, rates=rates, cache_tokens=40_000.0),
+            Engines(count=rng.randint(1, 5), slots=12, rates=rates, cache_tokens=40_000.0),
+        ],
+        jobs=[
+            Job(group=n // 4, context=100.0, remaining=tokens, place=WAITS)
+            for n, tokens in enumerate(lengths)
+        ],
+        tokens=[sum(lengths[n : n + 4]) + 400 for n in range(0, 256, 4)],
+        learner=Learner(
+            seconds_per_token=rng.uniform(1e-4, 8e-4), micro_batch_groups=2, fixed=bool(seed % 2)
+        ),
+    )
+    found = best_window(given)
+    longest = forecast(given, math.inf).window
+    best = min(forecast(given, longest * share / 60).end for share in range(61))
+    assert found.end <= best * (1 + 4 * RESOLUTION)
+    assert found.end <= forecast(given, math.inf).end  # never worse than to generate it all here

@@ -1,0 +1,94 @@
+"""Fits against engines whose coefficients are known."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from rlboost_jax.manager.speeds import SHRINK_SECONDS, Rates, Span, Speeds, fit
+
+KIND = "kind", False
+TRUE = Rates(step=0.015, row=2e-5, context=3e-8, prefill=2.5e-5)
+
+
+def work(rng: random.Random, rates: Rates, since: float) -> tuple[Span, float]:
+    """What an engine does in some steps with some rollouts, and until when."""
+    span, now = Span(since), since
+    rows = [rng.randrange(100, 9000) for _ in range(rng.randrange(1, 90))]
+    new = [rng.random() < 0.3 for _ in rows]
+    steps = rng.randrange(20, 200)
+    for number, (length, first) in enumerate(zip(rows, new, strict=True)):
+        span.add(number, length, steps // 2, first=first)
+        span.add(number, length + steps // 2, steps - steps // 2, first=False)
+        now += rates.prefill * length * first
+    for step in range(steps):
+        now += rates.step_seconds(len(rows), sum(rows) + step * len(rows))
+    return span, now
+
+
+def measured(rates: Rates, name: str, speeds: Speeds, *, seed: int) -> None:
+    rng, now = random.Random(seed), 0.0
+    for _ in range(20):
+        span, now = work(rng, rates, now)
+        speeds.add(KIND, name, span, now)
+
+
+def test_an_engine_is_found_from_what_it_tells() -> None:
+    speeds = Speeds()
+    measured(TRUE, "a", speeds, seed=0)
+    assert speeds.rates(KIND) is None  # until the step is over
+    speeds.end_step(["a"])
+    found = speeds.rates(KIND)
+    assert found is not None
+    for name in ("step", "row", "context", "prefill"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=1e-3)
+    assert speeds.factor("a") == 1.0
+
+
+def test_what_the_messages_look_like_does_not_matter() -> None:
+    whole, parts = Span(0.0), Span(0.0)
+    whole.add(1, 100, 10, first=True)
+    for before in range(100, 110):
+        parts.add(1, before, 1, first=before == 100)
+    assert whole.sums() == parts.sums() == (10.0, 10.0, sum(range(100, 110)), 100.0)
+
+
+def test_an_instance_slower_than_its_kind_is_found() -> None:
+    speeds = Speeds()
+    measured(TRUE, "a", speeds, seed=0)
+    speeds.end_step(["a", "b"])
+    measured(TRUE.times(2.0), "b", speeds, seed=1)
+    measured(TRUE, "a", speeds, seed=2)
+    assert 1.8 < speeds.factor("b") <= 2.0  # a little of its kind's pace is still believed
+    assert speeds.factor("a") == pytest.approx(1.0, abs=1e-3)
+    speeds.end_step(["a"])
+    assert speeds.factor("b") == 1.0  # it is gone
+
+
+def test_no_coefficient_is_negative() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        rows = rng.random((30, 4)) * [1, 100, 1e5, 1e4]
+        seconds = rows @ rng.normal(size=4) + 5
+        table = np.column_stack([rows, seconds])
+        found = fit(table.T @ table)
+        assert min(found.step, found.row, found.context, found.prefill) >= 0
+
+
+def test_a_kind_is_believed_after_some_spans() -> None:
+    speeds, span = Speeds(), Span(0.0)
+    span.add(1, 10, 5, first=True)
+    speeds.add(KIND, "a", span, 1.0)
+    speeds.add(KIND, "a", Span(1.0), 2.0)  # without a token
+    speeds.end_step(["a"])
+    assert speeds.rates(KIND) is None
+    assert SHRINK_SECONDS > 0 and speeds.factor("unknown") == 1.0
+
+
+def test_a_cache_that_was_full_is_remembered() -> None:
+    speeds = Speeds()
+    assert speeds.cache_tokens(KIND) == math.inf
+    speeds.crowded(KIND, 1000)
+    speeds.crowded(KIND, 1100)
+    assert 1000 < speeds.cache_tokens(KIND) < 1100
