@@ -194,8 +194,8 @@ def get_config() -> ConfigDict:
     config.learner.moment_dtype = "float32"  # or "bfloat16": AdamW's moments in half the memory
     config.learner.moment_memory = "device"  # or "host": they come over for the update only
     # "paged": log-probabilities as the engine's; "dense": all scores of a row at once; "chunked":
-    # block by block, for rows of any length. "auto" chooses by the size of batches and rows.
-    config.learner.attention = "auto"
+    # block by block, for rows of any length.
+    config.learner.attention = "auto"  # chooses by the size of batches and rows
 
     config.engine = ConfigDict()
     config.engine.slots = 64  # rollouts decoded together
@@ -235,10 +235,9 @@ def get_config() -> ConfigDict:
     config.manager.window_initial_seconds = 1.0  # T_init of Algorithm 1
     config.manager.window_eta = 3.0  # η of Algorithm 1
     config.manager.window_memory = True  # remember the window of each fleet size
-    # To whoever has the fewest "pending", or by "speed" to where a rollout would end first.
-    config.manager.routing = "pending"
+    config.manager.routing = "pending"  # to who has fewest; "speed": to where it would end first
     # Begin with one response of each group, then with those that are expected to be longest.
-    config.manager.longest_first = False
+    config.manager.longest_first = False  # else in the order of prompts
 
     config.weights = ConfigDict()
     config.weights.rollout_dtype = "float32"  # of snapshots and engines
@@ -254,9 +253,9 @@ def get_config() -> ConfigDict:
     # On loopback nobody listens in; beyond it, a run does not start without.
     config.fleet.tls = False  # encrypt, and certify both sides by an authority of the run's own
     config.fleet.max_instances = 2  # preemptible instances the provider may start
-    # How many of these are wanted: "fixed", all; "paper", N_prem of Algorithm 1; "marginal", as
-    # many as raise tokens per dollar.
-    config.fleet.sizing = "fixed"
+    # How many of these are wanted: "paper", N_prem of Algorithm 1; "marginal", as many as raise
+    # tokens per dollar.
+    config.fleet.sizing = "fixed"  # all
     config.fleet.trace = ""  # CSV of milliseconds,add|remove,name; or "synthetic"
     config.fleet.trace_speed = 60.0  # trace seconds per wall second
     config.fleet.synthetic_lifetime_seconds = 1200.0  # mean, in trace time

@@ -84,6 +84,8 @@ class Trainer:
         match message:
             case m.FinishedRollout():
                 self._finished(message)
+            case m.Withdrawn(samples=samples):
+                self._withdrawn(message.step, m.unpack_ids(samples).tolist())
             case m.StepReport():
                 self._reported(message)
             case m.Refused(reason=reason):
@@ -191,6 +193,16 @@ class Trainer:
             self._extend()
         if not (known or self._training) and self.needed <= self.results.keys():
             self._train()
+
+    def _withdrawn(self, step: int, samples: list[int]) -> None:
+        """They are generated again, and delivered once more."""
+        assert step == self.step
+        for sample in samples:
+            assert sample == self._measuring, "a response that is trained on"
+            if sample in self.results:
+                self._got.discard((self.stream, step, sample))
+                self.results.pop(sample)
+                self._sizes.pop(sample)
 
     def _extend(self) -> None:
         """Some prompts more, in as many messages."""
