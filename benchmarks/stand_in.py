@@ -146,6 +146,7 @@ class StandInEngine:
             counts=np.array([c for _, c in self._plan], np.uint16),
             tokens=np.array(tokens, np.int32),
             logprobs=np.full(len(tokens), -1.0, np.float32),
+            leads=np.zeros(len(self._plan), np.uint32),
         )
 
 

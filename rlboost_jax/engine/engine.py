@@ -26,6 +26,7 @@ from rlboost_kernels.implementations import choose
 from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine import invariance, metadata
+from rlboost_jax.engine.devices import Devices
 from rlboost_jax.engine.fingerprint import fingerprint
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.memory import device_memory, engine_sizes, plan_memory
@@ -39,7 +40,6 @@ from rlboost_jax.engine.scheduler import Plan, Scheduler
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.params import Params
-from rlboost_jax.models.sharding import NotEnoughDevices, engine_mesh
 
 
 class EngineBusy(RuntimeError):
@@ -72,6 +72,7 @@ class Engine:
 
     Attributes:
         device: the first of them.
+        device_kind: of all of them, for people.
     """
 
     def __init__(
@@ -101,14 +102,8 @@ class Engine:
             NotEnoughMemory: the device is too small for them.
             NotEnoughDevices: there are fewer than `config.tensor_parallel`.
         """
-        found = jax.devices() if devices is None else devices
-        if len(found) < config.tensor_parallel:
-            raise NotEnoughDevices(
-                f"engine.tensor_parallel is {config.tensor_parallel}, {len(found)} devices found; "
-                "lower it or start on more devices"
-            )
-        self.device, self._num_devices = found[0], config.tensor_parallel
-        mesh = engine_mesh(found[: config.tensor_parallel]) if config.tensor_parallel > 1 else None
+        spread = Devices(base_model(model), config.tensor_parallel, devices)
+        self.device, self.device_kind = spread.first, spread.kind
         products = choose(None, self.device.platform)
         layout = make_layout(config, slot_tokens, any_rows=products == "cpu")
         sizes = engine_sizes(
@@ -132,18 +127,17 @@ class Engine:
             truncated_sampling=truncated_sampling,
             attention=config.attention,
             kv_dtype=config.kv_dtype,
-            platform=self.device.platform,
+            devices=spread,
             routing=routing,
-            mesh=mesh,
         )
         self._routes = Routes(self.layout, routing) if routing else None
         self.parameters = EngineParameters(
             model,
-            self.programs.places(self.device),
+            spread.places(),
             param_dtype or model.dtype,
             double_buffered=self.memory.double_buffered,
         )
-        self.pools = self.programs.empty_pools(self.device)
+        self.pools = self.programs.empty_pools()
         self.limits = Limits(
             vocab_size=model.vocab_size,
             slot_tokens=slot_tokens,
@@ -165,14 +159,8 @@ class Engine:
         self._scheduler = Scheduler(self.layout, config.steps_per_dispatch)
         self._held: dict[int, Rollout] = {}
         self._arrivals = 0
-        self.ends = self.programs.no_ends(self.device)
+        self.ends = self.programs.no_ends()
         self._launched: deque[tuple[Plan, Output, int]] = deque()  # not finished; at most two
-
-    @property
-    def device_kind(self) -> str:
-        """For people: such as "2 x NVIDIA H100 80GB HBM3"."""
-        kind = self.device.device_kind
-        return kind if self._num_devices == 1 else f"{self._num_devices} x {kind}"
 
     @property
     def version(self) -> int | None:

@@ -7,20 +7,15 @@ rows, or for a class of them: then R is T everywhere (`layouts.py`). Sequence i 
 and sampler. So a token's keys, values, logits and noise are the same whichever program computes
 them, which `invariance.py` checks on the device.
 
-Over several devices (`engine.tensor_parallel`) a program runs on each, on its share of the model
-and of the heads of the pool; rows and what is sampled are the same everywhere.
-
 The KV pool is one array [P, L, 2K, D] per layer, donated and written in place. Parameters
 are arguments, flattened once, with the layers unstacked.
 """
 
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Bool, Float, Int, Key, UInt
 from rlboost_kernels import (
     copy_kv_pages,
@@ -34,16 +29,14 @@ from rlboost_kernels import (
 from rlboost_kernels.attention.api import choose_attention
 
 from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.memory import share_of
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine import metadata
+from rlboost_jax.engine.devices import HEADS, WHOLE, Devices
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.metadata import Controls, Rows
 from rlboost_jax.models.forward import apply_layer, embed, head
 from rlboost_jax.models.params import Params, abstract_params, unstack_layers
-from rlboost_jax.models.sharding import param_shardings
-from rlboost_jax.models.tensor_parallel import AXIS
 
 Leaves = tuple[Array, ...]
 Pools = tuple[Float[Array, "P L C D"], ...]  # C: keys at even, values at odd head indices
@@ -58,10 +51,6 @@ class Output(NamedTuple):
 
     sampled: Int[Array, "3 X S"]
     routes: UInt[Array, "*rows layers A"] | None  # of each row, and of each step of decode steps
-
-
-_WHOLE: Final = PartitionSpec()
-_HEADS: Final = PartitionSpec(None, None, AXIS)  # of a layer's pool
 
 
 class AttentionNotAvailable(Mistake, ValueError):
@@ -80,74 +69,32 @@ class Programs:
         truncated_sampling: bool,
         attention: str,
         kv_dtype: str,
-        platform: str,
+        devices: Devices,
         routing: Routing | None = None,
-        mesh: Mesh | None = None,
     ) -> None:
         """Compile nothing yet.
 
         Args:
             attention: "auto" or an implementation of `rlboost_kernels`.
+            devices: that they are for.
             routing: of the routes that are returned; None: none are.
-            mesh: of several devices, whose axis `AXIS` model and pool are split over.
-            platform: of the device that they are for, as JAX names it.
 
         Raises:
             AttentionNotAvailable: not here, or not with these sizes and types.
         """
         self.model, self.layout, self.max_steps = model, layout, max_steps
-        self._mesh, self._split = mesh, mesh is not None
-        self._share = model if mesh is None else share_of(model, mesh.shape[AXIS])
+        self._devices, self._share, self._split = devices, devices.share, devices.split
         self._truncated = truncated_sampling
         self._kv_dtype, self._routing = kv_dtype, routing
-        self.attention = self._choose_attention(attention, platform)
+        self.attention = self._choose_attention(attention, devices.first.platform)
         self.abstract_params = abstract_params(model)
         self._tree = jax.tree.structure(jax.eval_shape(unstack_layers, self.abstract_params))
-        weights, whole = self._specs(), _WHOLE
-        step = (_HEADS, whole)
-        self.mixed = self._program(self._mixed, (weights, _HEADS, whole), step, donated=1)
-        self.logits = self._program(self._logits, (weights, _HEADS, whole), step, donated=1)
-        self.decode = self._program(
-            self._decode, (weights, _HEADS, whole, whole), (*step, whole), donated=1
-        )
-        self.copy_pages = self._program(_copy_pages, (_HEADS, whole), _HEADS, donated=0)
-        self.read_pages = self._program(_read_pages, (_HEADS, whole), _HEADS)
-
-    def _program(
-        self,
-        function: Callable[..., Any],
-        in_specs: Any,
-        out_specs: Any,
-        donated: int | None = None,
-    ) -> Any:
-        if self._mesh is not None:
-            function = jax.shard_map(
-                function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-            )
-        return jax.jit(function, donate_argnums=() if donated is None else donated)
-
-    def _specs(self) -> tuple[PartitionSpec, ...] | PartitionSpec:
-        """How the leaves are split."""
-        if self._mesh is None:
-            return _WHOLE
-        places = jax.tree.leaves(self.places(self._mesh.devices.flat[0]))
-        return tuple(place.spec for place in places)
-
-    def places(self, device: jax.Device) -> Params:
-        """Where each leaf of the unstacked parameters lies: on `device`, or split."""
-        if self._mesh is None:
-            abstract = jax.eval_shape(unstack_layers, self.abstract_params)
-            return jax.tree.map(lambda _: device, abstract)
-        stacked, mesh = param_shardings(self.model, self._mesh), self._mesh
-
-        def of_layer(place: NamedSharding) -> NamedSharding:
-            return NamedSharding(mesh, PartitionSpec(*place.spec[1:]))
-
-        layer = jax.tree.map(of_layer, stacked["layers"])
-        return {**stacked, "layers": (layer,) * self.model.num_layers}
-
-    def _place(self, device: jax.Device, spec: PartitionSpec) -> jax.Device | Sharding:
-        return device if self._mesh is None else NamedSharding(self._mesh, spec)
+        program, step = devices.program, (devices.leaf_specs(), HEADS, WHOLE)
+        self.mixed = program(self._mixed, step, (HEADS, WHOLE), donated=(1,))
+        self.logits = program(self._logits, step, (HEADS, WHOLE), donated=(1,))
+        self.decode = program(self._decode, (*step, WHOLE), (HEADS, WHOLE, WHOLE), donated=(1,))
+        self.copy_pages = program(_copy_pages, (HEADS, WHOLE), HEADS, donated=(0,))
+        self.read_pages = program(_read_pages, (HEADS, WHOLE), HEADS)
 
     @property
     def _pool(self) -> jax.ShapeDtypeStruct:
@@ -168,22 +115,14 @@ class Programs:
                 f"engine.attention is {named!r}: {error}; 'auto' takes one that can"
             ) from None
 
-    def empty_pools(self, device: jax.Device) -> Pools:
+    def empty_pools(self) -> Pools:
         """A pool per layer. Zeros: what no one has written is masked, but must be finite."""
-        pool, num_layers, mesh = self._pool, self.model.num_layers, self._mesh
-        if mesh is not None:
-            shape = list(pool.shape)
-            shape[2] *= mesh.shape[AXIS]
-            place = NamedSharding(mesh, _HEADS)
-            return tuple(jnp.zeros(shape, pool.dtype, device=place) for _ in range(num_layers))
-        with jax.default_device(device):
-            pools = tuple(jnp.zeros(pool.shape, pool.dtype) for _ in range(num_layers))
-        return jax.device_put(pools, device)
+        return self._devices.zero_pools(self._pool)
 
-    def no_ends(self, device: jax.Device) -> Int[Array, " N"]:
+    def no_ends(self) -> Int[Array, " N"]:
         """What decode steps are given as `ends` that come after no others."""
         ends = np.full(self.layout.decode_rows[-1], -1, np.int32)
-        return jax.device_put(ends, self._place(device, _WHOLE))
+        return jax.device_put(ends, self._devices.everywhere())
 
     def _mixed(
         self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"]

@@ -1,0 +1,109 @@
+"""One engine's devices: which share of a model each has, and where its arrays lie.
+
+With several (`engine.tensor_parallel`) a program runs on each under `jax.shard_map`, on its share
+of the parameters and of the heads of the pools; what it is told and what is sampled are the same
+everywhere. With one, a program is just compiled.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jaxtyping import Array
+
+from rlboost_jax.config.memory import share_of
+from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.models.params import Params, abstract_params, unstack_layers
+from rlboost_jax.models.sharding import NotEnoughDevices, engine_mesh, param_shardings
+from rlboost_jax.models.tensor_parallel import AXIS
+
+WHOLE: Final = PartitionSpec()  # the same on every device
+HEADS: Final = PartitionSpec(None, None, AXIS)  # of a layer's pool
+
+
+class Devices:
+    """
+    Attributes:
+        first: of the devices.
+        split: whether there are several.
+        share: the model as each device has it.
+    """
+
+    def __init__(
+        self, model: ModelConfig, count: int, found: Sequence[jax.Device] | None = None
+    ) -> None:
+        """Take the first `count` of those found; None: of all.
+
+        Raises:
+            NotEnoughDevices: there are fewer.
+        """
+        found = jax.devices() if found is None else found
+        if len(found) < count:
+            raise NotEnoughDevices(
+                f"engine.tensor_parallel is {count}, {len(found)} devices found; lower it or "
+                "start on more devices"
+            )
+        self.first, self.split, self._count = found[0], count > 1, count
+        self.share = share_of(model, count)
+        self._model = model
+        self._mesh: Mesh | None = engine_mesh(found[:count]) if count > 1 else None
+
+    @property
+    def kind(self) -> str:
+        """For people: such as "2 x NVIDIA H100 80GB HBM3"."""
+        kind = self.first.device_kind
+        return f"{self._count} x {kind}" if self.split else kind
+
+    def program(
+        self,
+        function: Callable[..., Any],
+        in_specs: Any,
+        out_specs: Any,
+        donated: tuple[int, ...] = (),
+    ) -> Any:
+        """Compiled, to run on all of them.
+
+        Args:
+            donated: arguments that are written in place.
+        """
+        if self._mesh is not None:
+            # A kernel's results are not known to vary by device: `rlboost_kernels.sharding`.
+            function = jax.shard_map(
+                function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+            )
+        return jax.jit(function, donate_argnums=donated)
+
+    def leaf_specs(self) -> tuple[PartitionSpec, ...]:
+        """How the leaves of the unstacked parameters are split."""
+        places = jax.tree.leaves(self.places())
+        return tuple(place.spec if self.split else WHOLE for place in places)
+
+    def places(self) -> Params:
+        """Device or sharding of each leaf of the unstacked parameters."""
+        mesh = self._mesh
+        if mesh is None:
+            abstract = jax.eval_shape(unstack_layers, abstract_params(self._model))
+            return jax.tree.map(lambda _: self.first, abstract)
+        stacked = param_shardings(self._model, mesh)
+        layer = jax.tree.map(
+            lambda place: NamedSharding(mesh, PartitionSpec(*place.spec[1:])), stacked["layers"]
+        )
+        return {**stacked, "layers": (layer,) * self._model.num_layers}
+
+    def everywhere(self) -> jax.Device | Sharding:
+        """Where to put what every device needs whole."""
+        return self.first if self._mesh is None else NamedSharding(self._mesh, WHOLE)
+
+    def zero_pools(self, part: jax.ShapeDtypeStruct) -> tuple[Array, ...]:
+        """A pool per layer of which each device has such a part."""
+        layers = range(self._model.num_layers)
+        if self._mesh is None:
+            with jax.default_device(self.first):
+                pools = tuple(jnp.zeros(part.shape, part.dtype) for _ in layers)
+            return jax.device_put(pools, self.first)
+        place = NamedSharding(self._mesh, HEADS)
+        pages, tokens, heads, width = part.shape
+        shape = (pages, tokens, heads * self._count, width)
+        return tuple(jnp.zeros(shape, part.dtype, device=place) for _ in layers)
