@@ -118,7 +118,7 @@ def fitted(tmp_path_factory):
 
 
 def test_a_fit_finds_what_the_run_was_made_with(fitted):
-    _, config, rows, found = fitted
+    *_, rows, found = fitted
     values = {name: own["value"] for name, own in found["parameters"].items()}
     for name, factor in (("instance", 1.0), ("reserved", 0.5)):
         # A step of a typical batch and context, by the law: single terms are told apart less well.
