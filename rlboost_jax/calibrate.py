@@ -56,7 +56,7 @@ def report(found: dict[str, Any]) -> str:
     lines.append(
         f"models of {check['fitted_steps']} steps on {check['predicted_steps']} others: predicted "
         f"{check['predicted_seconds']:.3f} s, measured {check['measured_seconds']:.3f} "
-        f"± {check['measured_half_width']:.2g} s, ratio {check['ratio']:.3f}"
+        f"± {check['measured_half_width'] or 0:.2g} s, ratio {check['ratio']:.3f}"
     )
     return "\n".join(lines)
 

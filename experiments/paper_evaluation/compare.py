@@ -13,8 +13,11 @@ Results = dict[str, Any]
 Look = Callable[[Results], float]
 
 
-def _static(model: str, instances: int, key: str = "throughput_ratio") -> Look:
-    return lambda r: r[f"static_{model}"]["rlboost"][str(instances)][key]
+def _static(
+    model: str, instances: int, key: str = "throughput_ratio", *, system: str = "rlboost"
+) -> Look:
+    part = "static" if system == "rlboost" else system
+    return lambda r: r[f"{part}_{model}"][system][str(instances)][key]
 
 
 def _segments(kind: str, model: str, key: str) -> Look:
@@ -91,6 +94,10 @@ PUBLISHED: tuple[tuple[str, float, Look], ...] = (
     ("14B, loss of 3 at 100 s: added time saved by migration", 0.33, _saved("100")),
     ("14B, loss of 3 at 200 s: added time saved by migration", 0.76, _saved("200")),
     ("14B, 6 instances: discount to break even", 0.30, _static("14b", 6, "break_even_discount")),
+    ("8B, 2 instances, public code: throughput", 1.4, _static("8b", 2, system="public_code")),
+    ("8B, 4 instances, public code: throughput", 1.8, _static("8b", 4, system="public_code")),
+    ("14B, 1 instance, public code: throughput", 1.37, _static("14b", 1, system="public_code")),
+    ("14B, 6 instances, public code: throughput", 2.25, _static("14b", 6, system="public_code")),
     ("14B, 6 instances over co-located on twice the nodes: throughput", 1.24,
      lambda r: r["static_14b"]["rlboost"]["6"]["throughput_ratio"]
      / r["static_14b"]["colocated_2x"]["0"]["throughput_ratio"]),

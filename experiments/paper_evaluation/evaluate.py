@@ -148,6 +148,8 @@ def parts(trace: str) -> dict[str, Callable[[], Any]]:
         "disaggregated_8b": lambda: disaggregated("8b", (4, 6)),
         "disaggregated_14b": lambda: disaggregated("14b", (6, 8)),
         "disaggregated_32b": lambda: disaggregated("32b", (10, 14)),
+        "public_code_14b": lambda: ratios(config_of("14b"), (1, 6), ("public_code",)),
+        "public_code_8b": lambda: ratios(config_of("8b"), (2, 4), ("public_code",)),
         "lengths": lengths,
         "seeding": seeding,
         "faults": faults,

@@ -29,6 +29,7 @@ from rlboost_jax.messages import TrainerHello
 from rlboost_jax.models.params import Params, params_digest
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.observe.console import Console
+from rlboost_jax.observe.cost import Forecast
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.profile import StepProfile
@@ -170,9 +171,11 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
             show=trackers.samples,
             spans=profile.spans,
         )
+        forecast = Forecast(run.num_steps, read_metrics(path))
         for step in range(first, run.num_steps):
             profile.at(step)
-            trackers.step(loop.step(step))
+            row = loop.step(step)
+            trackers.step({**row, "cost_forecast_dollars": forecast.after(row)})
             loop.save(step + 1)
         summary = _summary(run, workdir.path, loop.final_score())
         trackers.finish(summary)

@@ -152,11 +152,13 @@ class Console(Closing):
         window = f"seeding window open, {status.window_seconds:.1f} s" if status.window_open else ""
         only = reserved_only_dollars(self._rows, reserved_price_per_hour=self._price)
         beside = "" if only is None else f" (reserved alone: about ${only:.4f})"
+        ahead = self._rows[-1].get("cost_forecast_dollars") if self._rows else None
+        forecast = "" if ahead is None else f" of about ${ahead:.4f}"
         return Text(
             f" {status.finished}/{status.total} responses   {status.joined} joined, "
             f"{status.lost} lost   {total(self._rows, 'requests_migrated'):.0f} migrated, "
             f"{total(self._rows, 'tokens_lost'):.0f} tokens lost\n"
-            f" ${status.cost_dollars:.4f}{beside}   {window}"
+            f" ${status.cost_dollars:.4f}{forecast}{beside}   {window}"
         )
 
 

@@ -48,6 +48,7 @@ KEYS: Final = (
     "tokens_measured",  # of evaluation, in none of the others
     "cost_dollars",
     "tokens_per_dollar",
+    "cost_forecast_dollars",  # of the whole run, were the rest like the last steps
     "max_logprob_gap",  # nats
     "trajectories_digest",
     "params_digest",  # after the step

@@ -24,6 +24,7 @@ GROUPS = {
     "max_logprob_gap": "policy",
     "cost_dollars": "cost",
     "tokens_per_dollar": "cost",
+    "cost_forecast_dollars": "cost",
 }
 PREFIXES = ("response", "instances", "tokens")
 

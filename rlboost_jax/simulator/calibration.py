@@ -16,6 +16,7 @@ import numpy as np
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.simulator.fits import non_negative, resampled, weighted
+from rlboost_jax.simulator.intervals import half_width
 from rlboost_jax.simulator.load import sim_config_from_dict
 from rlboost_jax.simulator.observed import Observed, ObservedStep, observed
 from rlboost_jax.simulator.systems import FOREVER
@@ -210,7 +211,8 @@ def check(run: RunConfig, seen: Observed, base: Mapping[str, Any]) -> dict[str, 
         "measured_seconds": statistics.fmean(measured),
         "predicted_seconds": statistics.fmean(predicted),
         "ratio": statistics.fmean(predicted) / statistics.fmean(measured),
-        "measured_half_width": 1.96 * statistics.pstdev(measured) / len(measured) ** 0.5,
+        "measured_half_width": half_width(measured),
+        "steps": {str(s.step): s.seconds for s in held_out},
     }
 
 

@@ -150,9 +150,13 @@ class Server:
         )
 
     def _release(self, ids: list[int]) -> None:
+        """Between two dispatches: nothing is in flight until the next one begins."""
         self._tell()
         self.engine.remove(ids, self._world.clock.now)
+        self._say_batch([], idle=True)
         self._say(m.Released(request_ids=m.pack_ids(ids)))
+        if self.engine.running:
+            self._say_batch([])
         self._plan()
 
     def _fetch(self, manifest: m.Manifest) -> None:
@@ -208,7 +212,7 @@ class Server:
         if told:
             self._say_batch(told)
 
-    def _say_batch(self, told: list[Told]) -> None:
+    def _say_batch(self, told: list[Told], *, idle: bool = False) -> None:
         parts, total = [], 0
         longest = self._world.config.workload.max_response_tokens
         for row in told:
@@ -225,7 +229,7 @@ class Server:
             counts=m.pack_counts([row.tokens for row in told]),
             tokens=b"".join(parts),
             logprobs=bytes(4 * total),
-            in_flight=running * self._world.config.engine.dispatch_tokens,
+            in_flight=0 if idle else running * self._world.config.engine.dispatch_tokens,
             running=running,
             waiting=engine.waiting,
             prefilled_again=again,

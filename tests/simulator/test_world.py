@@ -139,7 +139,7 @@ def test_the_reserved_engines_go_on_when_every_instance_is_lost_after_the_window
 
 
 def test_no_token_is_asked_for_before_the_engines_hold_the_weights():
-    config = make_config(num_steps=2, settling_steps=1, trainer__switch_seconds=3.0)
+    config = make_config(num_steps=2, settling_steps=1, trainer__begin_seconds=3.0)
     world = World(config, static(1).changes, seed=0, seconds=1e6)
     heard = []
     deliver = world.deliver

@@ -1,0 +1,124 @@
+"""Production and simulation decide with the same objects: no second copy of a policy.
+
+What the simulated manager was told is told to production's driver, event by event at the same
+times. Both must want the same things done.
+"""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+import rlboost_jax.manager.__main__ as production
+from configs import tiny
+from rlboost_jax.config.load import run_config_from_dict
+from rlboost_jax.manager.driver import Driver
+from rlboost_jax.manager.events import Start
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state import Manager
+from rlboost_jax.simulator import world as simulation
+from rlboost_jax.simulator.markets import Change, static
+from tests.simulator.conftest import make_config
+
+FLEET = (
+    *static(3).changes,
+    Change(9.0, False, "machine1"),
+    Change(14.0, True, "late"),
+    Change(31.0, False, "machine2"),
+    Change(44.0, True, "later"),
+)
+
+
+def run_simulation(config):
+    """(event, time, actions) of everything that the manager was told."""
+    told = []
+
+    class Watched(Manager):
+        def handle(self, event, now):
+            actions = super().handle(event, now)
+            told.append((event, now, list(actions)))
+            return actions
+
+    simulation.World(config, FLEET, seed=0, seconds=1e6, manager=Watched).run()
+    return told
+
+
+def replay(config, told):
+    """What production's driver is asked to do about the same events."""
+
+    async def drive():
+        wanted = []
+        driver = Driver(
+            production.Manager(simulation.settings(config), 0.0),
+            record=lambda time, record: None,
+            watch=lambda event, actions, began, ended: wanted.append((event, list(actions))),
+        )
+        driver.provider = Provider()
+        for event, now, _ in told:
+            driver.now = lambda now=now: now
+            driver._ran_at, driver._due = now, float("inf")  # its own clock stood still
+            driver.apply(event)
+        return list(wanted)  # before its timers come to anything
+
+    return asyncio.run(drive())
+
+
+class Provider:
+    """Starts nothing: the simulation's events say what came of it."""
+
+    async def start(self, instance):
+        await asyncio.Event().wait()
+
+    async def signal(self, target, number):
+        return True
+
+    async def close(self):
+        pass
+
+
+@pytest.mark.parametrize("notice", [0.0, 20.0])
+def test_productions_driver_decides_what_the_simulation_decided(notice):
+    config = make_config(num_steps=4, market__notice_seconds=notice)
+    told = run_simulation(config)
+    assert len(told) > 300
+    wanted = replay(config, told)
+    assert len(wanted) == len(told)
+    for (event, now, actions), (same, again) in zip(told, wanted, strict=True):
+        assert same == event and again == actions, f"at {now:.3f} s, {type(event).__name__}"
+    kinds = {type(action).__name__ for _, _, actions in told for action in actions}
+    assert {"Send", "Start", "Signal", "Record", "Append"} <= kinds
+    assert sum(isinstance(a, Start) for _, _, actions in told for a in actions) == 5
+
+
+def test_both_make_the_same_class_with_the_same_parts():
+    world = simulation.World(make_config(), (), seed=0, seconds=1.0)
+    run = run_config_from_dict(tiny.get_config().to_dict())
+    real = production.Manager(Settings.of(run, "run"), 0.0)
+    assert type(world.manager) is type(real) is Manager
+    for name, part in vars(real).items():
+        assert type(vars(world.manager)[name]) is type(part), name
+        for inner, value in vars(part).items() if hasattr(part, "__dict__") else ():
+            own = getattr(vars(world.manager)[name], inner)
+            if type(value).__module__.startswith("rlboost_jax"):
+                assert type(own) is type(value), f"{name}.{inner}"
+
+
+def test_a_runs_settings_reach_the_simulated_manager():
+    """Every field of the manager's section that decides anything."""
+    run = run_config_from_dict(tiny.get_config().to_dict())
+    manager = run.manager
+    config = make_config(
+        policy__max_pending=manager.max_pending,
+        policy__balance=manager.balance,
+        policy__migration=manager.migration,
+        policy__seeding=manager.seeding,
+        policy__window_initial_seconds=manager.window_initial_seconds,
+        policy__window_eta=manager.window_eta,
+        policy__window_memory=manager.window_memory,
+    )
+    timers = {"host", "port", "lease_seconds", "renew_seconds", "progress_seconds"}
+    timers |= {"drain_seconds"}  # nothing simulated is silent, and drains take as long as they say
+    own = simulation.settings(config).manager
+    for field in dataclasses.fields(manager):
+        if field.name not in timers:
+            assert getattr(own, field.name) == getattr(manager, field.name), field.name
