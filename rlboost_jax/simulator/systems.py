@@ -1,6 +1,8 @@
 """The systems that are compared, each by its name in `config.systems`.
 
 - rlboost: the manager as it is, with the policies of RLBoost (NSDI '26) as published.
+- model_window: the same, with windows foreseen by the manager's model.
+- marginal: that, and as many instances as raise tokens per dollar.
 - no_seeding, no_memory, no_balance, no_migration: the same, less one of them.
 - colocated: everything on the reserved nodes, work dealt out as engines have room.
 - colocated_static: the same, dealt out beforehand, as veRL did when RLBoost was compared with it.
@@ -75,6 +77,8 @@ def _disaggregated(
 
 SYSTEMS: Final[dict[str, Callable[[SimConfig, Market, int, float], tuple[SimConfig, Rows]]]] = {
     "rlboost": _with_manager(),
+    "model_window": _with_manager(window="model"),
+    "marginal": _with_manager(window="model", sizing="marginal"),
     "no_seeding": _with_manager(seeding=False),
     "no_memory": _with_manager(window_memory=False),
     "no_balance": _with_manager(balance=False),
