@@ -8,8 +8,9 @@ micro-batches in the order in which their groups are complete; a step ends with 
 
 import heapq
 import math
+import operator
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rlboost_jax.manager.speeds import Rates
@@ -242,7 +243,7 @@ def forecast(plan: Plan, window: float) -> Forecast:
                 if not left[group]:
                     complete.append((now, group))
     closed = now if closed is None else closed
-    wait, end = _train(plan, complete, closed)
+    wait, end = _train(micro_batches(plan.learner, plan.tokens, complete), closed)
     return Forecast(window=closed, rollout=now, wait=wait, end=end)
 
 
@@ -277,20 +278,46 @@ def best_window(plan: Plan) -> Forecast:
     return best
 
 
-def _train(plan: Plan, complete: list[tuple[float, int]], begin: float) -> tuple[float, float]:
-    """Seconds that the learner waits after `begin`, and when it has trained everything.
+Batch = tuple[float, float]  # when its groups are complete, seconds of training it
+
+
+def micro_batches(
+    learner: Learner, tokens: Sequence[float], complete: Iterable[tuple[float, int]]
+) -> list[Batch]:
+    """In the order in which they are trained.
 
     Args:
-        complete: (seconds, group), in order of time.
+        tokens: of each group, prompts included.
+        complete: (seconds, group), each group once.
     """
-    size = plan.learner.micro_batch_groups
-    if plan.learner.fixed:
-        complete = sorted(complete, key=lambda entry: entry[1])
-    batches = [complete[i : i + size] for i in range(0, len(complete), size)]
-    ready = sorted((max(at for at, _ in batch), batch[0][1], batch) for batch in batches)
+    key = operator.itemgetter(1) if learner.fixed else None
+    groups = sorted(complete, key=key)
+    size = learner.micro_batch_groups
+    batches = [groups[first : first + size] for first in range(0, len(groups), size)]
+    return sorted(
+        (
+            max(at for at, _ in batch),
+            learner.seconds_per_token * sum(tokens[group] for _, group in batch),
+        )
+        for batch in batches
+    )
+
+
+def without_waits(batches: Sequence[Batch]) -> tuple[float, float]:
+    """When the learner may begin at the earliest if it is never to wait, and when the batch is
+    complete on which that depends."""
+    begin, critical, work = 0.0, 0.0, 0.0
+    for ready, seconds in batches:
+        if ready - work > begin:
+            begin, critical = ready - work, ready
+        work += seconds
+    return begin, critical
+
+
+def _train(batches: Sequence[Batch], begin: float) -> tuple[float, float]:
+    """Seconds that the learner waits after `begin`, and when it has trained everything."""
     wait, clock = 0.0, begin
-    for at, _, batch in ready:
-        wait += max(0.0, at - clock)
-        tokens = sum(plan.tokens[group] for _, group in batch)
-        clock = max(clock, at) + plan.learner.seconds_per_token * tokens
+    for ready, seconds in batches:
+        wait += max(0.0, ready - clock)
+        clock = max(clock, ready) + seconds
     return wait, clock

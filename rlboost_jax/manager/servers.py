@@ -355,6 +355,8 @@ class Servers:
         for rollout in ended:
             instance.let_go(rollout.request_id)
             rollout.step.last_token_at = now
+            if self._work.model is not None and rollout.result is not None:
+                self._work.model.ended(rollout, now)
             # Those of a step that a returned trainer has not reached yet are sent when it does.
             if rollout.step is self._ledger.active and rollout.result is not None:
                 self._outbox.of_step(rollout.result)

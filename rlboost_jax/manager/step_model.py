@@ -10,7 +10,17 @@ from statistics import NormalDist
 
 import numpy as np
 
-from rlboost_jax.manager.forecast import WAITS, Engines, Forecast, Job, Learner, Plan, best_window
+from rlboost_jax.manager.forecast import (
+    WAITS,
+    Engines,
+    Forecast,
+    Job,
+    Learner,
+    Plan,
+    best_window,
+    micro_batches,
+    without_waits,
+)
 from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.lengths import Lengths, Responses, responses
 from rlboost_jax.manager.placement import Pace
@@ -22,6 +32,7 @@ NEWEST = 0.5  # weight of the last step in the learner's pace
 NO_RATES = Rates(step=1.0, row=0.0, context=0.0, prefill=0.0)  # of no engine at all
 LEAST_DRAG, MOST_DRAG = 0.8, 1.6
 FIRST_DOUBT = 0.05**2
+MOST_DOUBT = 0.1  # that one step can raise, relative
 PACE_STEP = math.log(1.25)  # engines whose paces differ by less are planned as equal
 
 
@@ -35,6 +46,8 @@ class StepModel:
         self.overhead = 0.0  # seconds of a step besides window, waits and training
         self.drag = 1.0  # see `Plan`: what the plan leaves out of a crowded fleet
         self._doubt = FIRST_DOUBT  # variance of the drag, relative
+        self._step: Step | None = None  # that the next is about
+        self._complete: dict[int, float] = {}  # prompt → when its last response ended, so far
         self._planned_drag = 1.0  # of the last plan of a window
         self._mean_tokens = 0.0  # of a response with its prompt
         self._most = math.inf  # tokens of a response
@@ -98,16 +111,40 @@ class StepModel:
         self._most = float(step.begin.sampling.max_tokens)
         self._prompts = [(g[0].length - g[0].num_tokens, len(g)) for g in groups]
 
-    def compare(self, foreseen: float, seconds: float) -> None:
-        """Take in how long the fleet took from the window's end to the last token.
+    def ended(self, rollout: Rollout, now: float) -> None:
+        """A response is finished."""
+        if rollout.step is not self._step:
+            self._step, self._complete = rollout.step, {}
+        self._complete[rollout.prompt] = now
+
+    def compare(self, step: Step, closed: float) -> None:
+        """Learn from a window that was ended by plan, so that the learner should just not wait:
+        when should it have ended, with the groups complete when they were?
 
         Args:
-            foreseen: seconds that it was to take, at the window's end.
+            closed: when it ended.
         """
-        if foreseen > 0 and seconds > 0:
-            drag = min(MOST_DRAG, max(LEAST_DRAG, self._planned_drag * seconds / foreseen))
-            self._doubt += NEWEST * ((drag / self.drag - 1.0) ** 2 - self._doubt)
-            self.drag += NEWEST * (drag - self.drag)
+        if step is not self._step or not self.seconds_per_token:
+            return
+        groups = _groups(r for r in step.rollouts if r.result is not None and not r.measures)
+        tokens = [float(sum(r.length for r in group)) for group in groups]
+        complete = [(self._complete.get(g[0].prompt, closed), n) for n, g in enumerate(groups)]
+        should, critical = without_waits(micro_batches(self._learner, tokens, complete))
+        if critical <= closed:
+            return  # nothing that the fleet did made a difference
+        drag = self._planned_drag * (1.0 + (should - closed) / (critical - closed))
+        drag = min(MOST_DRAG, max(LEAST_DRAG, drag))
+        error = min(MOST_DOUBT, abs(drag / self.drag - 1.0))
+        self._doubt += NEWEST * (error**2 - self._doubt)
+        self.drag += NEWEST * (drag - self.drag)
+
+    @property
+    def _learner(self) -> Learner:
+        return Learner(
+            seconds_per_token=self.seconds_per_token,
+            micro_batch_groups=self._groups,
+            fixed=self._fixed,
+        )
 
     def _hedged(self, engines: Sequence[Engines]) -> float:
         """The drag to plan with: the one that minimises the expected step time.
@@ -227,12 +264,7 @@ class StepModel:
     def _plan(
         self, engines: Sequence[Engines], jobs: Sequence[Job], tokens: Sequence[float], drag: float
     ) -> Plan:
-        learner = Learner(
-            seconds_per_token=self.seconds_per_token,
-            micro_batch_groups=self._groups,
-            fixed=self._fixed,
-        )
-        return Plan(engines=engines, jobs=jobs, tokens=tokens, learner=learner, drag=drag)
+        return Plan(engines=engines, jobs=jobs, tokens=tokens, learner=self._learner, drag=drag)
 
     def _engines(self, sides: Sequence[Sequence[Instance]]) -> tuple[list[Engines], dict[str, int]]:
         """Engines by kind and pace, the reserved ones first; where each instance is there.

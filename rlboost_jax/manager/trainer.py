@@ -344,10 +344,9 @@ class Trainer:
         model = self._work.model
         if model is None or self._resumed or step.measures:
             return
-        foreseen, self._work.foreseen = self._work.foreseen, None
-        if foreseen is not None and not self._roster.changed:
-            closed, last = foreseen
-            model.compare(last - closed, step.last_token_at - closed)
+        closed, self._work.planned_end = self._work.planned_end, None
+        if closed is not None and not self._roster.changed:
+            model.compare(step, closed)
         accounted = message.train_wait_seconds + message.train_seconds
         model.learn(
             step,

@@ -49,7 +49,7 @@ class Work:
         self.model = StepModel(settings) if settings.models else None
         self._ranked: tuple[Step, int] | None = None  # and how many had finished then
         self._planned_for = -1  # members of the fleet at the last plan
-        self.foreseen: tuple[float, float] | None = None  # at the window's end: it, the last token
+        self.planned_end: float | None = None  # of the window, if the model has ended it
 
     def settle(self, now: float) -> None:
         """Do all that can be done for the active step at this moment."""
@@ -191,7 +191,7 @@ class Work:
             return now >= seeding.limit
         near = RESOLUTION * (now - step.begun_at + found.end)
         if found.window <= near:
-            self.foreseen = now, now + found.rollout
+            self.planned_end = now
             return True
         seeding.until = now + (found.window if found.window < 4 * near else found.window / 2)
         return False

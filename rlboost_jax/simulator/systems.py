@@ -3,6 +3,8 @@
 - rlboost: the manager as it is, with the policies of RLBoost (NSDI '26) as published.
 - public_code: RLBoost as its public code behaves, see `public_code.py`. It hands over to instances
   whether there are any or not: with 0 of them no step ever ends.
+- model_window: the same, with windows foreseen by the manager's model.
+- marginal: that, and as many instances as raise tokens per dollar.
 - no_seeding, no_memory, no_balance, no_migration: the same, less one of them.
 - sync_weights: the same, but weights are sent when a step begins, as collectives send them:
   whoever joins in mid-step works from the next step on.
@@ -101,6 +103,8 @@ def _disaggregated(config: SimConfig, market: Market, seed: int, seconds: float)
 SYSTEMS: Final[dict[str, System]] = {
     "rlboost": _with_manager(),
     "public_code": _public_code,
+    "model_window": _with_manager(window="model"),
+    "marginal": _with_manager(window="model", sizing="marginal"),
     "no_seeding": _with_manager(seeding=False),
     "no_memory": _with_manager(window_memory=False),
     "no_balance": _with_manager(balance=False),

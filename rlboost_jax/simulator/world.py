@@ -19,6 +19,7 @@ from rlboost_jax.manager.events import (
     Exit,
     MachineAdded,
     MachineRemoved,
+    Record,
     Send,
     ServerStarted,
     Signal,
@@ -80,6 +81,7 @@ class World:
         self._billed_since: dict[str, float] = {}
         self._billed = 0.0  # instance-seconds of those that have ended
         self._lap_billed = self._lap_bytes = 0.0
+        self.foreseen: list[dict[str, Any]] = []  # what the manager said of coming steps
         self._lengths: dict[int, NDArray[np.int64]] = {}
         self._tick_at = float("inf")
         self._inbox: deque[Event] = deque()
@@ -176,6 +178,8 @@ class World:
                 self._signal(name, notice)
             case Close(stream, _):
                 self._peers.pop(stream, None)
+            case Record("foreseen", step, _, detail):
+                self.foreseen.append({**detail, "step": step})
             case Exit(code, reason):
                 raise RuntimeError(f"the manager has left: {reason} ({code})")
 

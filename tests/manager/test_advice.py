@@ -1,0 +1,72 @@
+"""Advice against sums by hand."""
+
+import json
+import math
+
+import pytest
+
+from rlboost_jax.advise import of_run, of_simulation
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.manager.advice import advise, report
+from tests.simulator.conftest import make_config
+
+
+def foreseen(step: int, wanted: int, seconds: float) -> dict[str, object]:
+    """With two instances a step takes so long, with one 1.5 times; 1,000 tokens, 1 $ a second
+    and another for each instance."""
+    return {
+        "step": step,
+        "instances": 2,
+        "wanted": wanted,
+        "sizes": [
+            [1, 1.5 * seconds, 0.0, 1000.0, 1.5 * seconds * 2],
+            [2, seconds, 0.0, 1000.0, seconds * 3],
+        ],
+        "losses_per_hour": 0.5,
+        "start_seconds": 60.0,
+    }
+
+
+def test_means_over_the_steps_and_how_many_agree() -> None:
+    events = [foreseen(0, 2, 10.0), foreseen(1, 1, 30.0), foreseen(2, 2, 20.0)]
+    found = advise(events, {1: 10.0, 2: 24.0})
+    one, two = found.offers
+    assert (one.instances, two.instances, two.steps) == (1, 2, 3)
+    assert one.step_seconds == pytest.approx(30.0) and two.step_seconds == pytest.approx(20.0)
+    assert two.tokens_per_second == pytest.approx(50.0)
+    assert one.dollars_per_step == two.dollars_per_step == pytest.approx(60.0)
+    assert found.here == found.wanted == 2
+    assert found.sure == pytest.approx(2 / 3)
+    # Step 1 came as foreseen, step 2 in 24 s instead of 30: errors 0 and a quarter.
+    assert found.error == pytest.approx(math.sqrt(0.25**2 / 2))
+    text = report(found)
+    assert "67% of the steps say so" in text and "as many as there are" in text
+
+
+def test_nothing_foreseen_is_no_advice(tmp_path) -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        advise([], {})
+    (tmp_path / "events.jsonl").write_text(json.dumps({"kind": "joined"}) + "\n")
+    with pytest.raises(ConfigError, match=r"manager\.window"):
+        of_run(tmp_path)
+
+
+def test_a_run_is_read(tmp_path) -> None:
+    rows = []
+    for step in range(3):
+        event = foreseen(step, 2, 10.0)
+        number = event.pop("step")
+        rows.append({"kind": "foreseen", "step": number, "detail": event})
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = [{"step": step, "step_seconds": 10.0} for step in range(3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    found = of_run(tmp_path)
+    assert found.error == 0.0 and found.sure == 1.0 and found.wanted == 2
+
+
+def test_a_simulation_is_asked() -> None:
+    found = of_simulation(make_config(market__instances=(0, 2)))
+    assert found.here == 2 and len(found.offers) >= 3
+    times = [offer.step_seconds for offer in found.offers]
+    assert times[0] > times[-1]  # the more, the faster
+    assert found.error < 0.3

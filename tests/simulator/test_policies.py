@@ -1,0 +1,108 @@
+"""Policies beyond the paper's, carried out: against every fixed window, every fleet, the bound."""
+
+import numpy as np
+import pytest
+
+from rlboost_jax.simulator.colocated import colocated
+from rlboost_jax.simulator.economics import dollars
+from rlboost_jax.simulator.markets import Change, static
+from rlboost_jax.simulator.world import World
+from tests.simulator.conftest import make_config
+
+MODEL = {"policy__window": "model", "workload__prompts_per_step": 48, "num_steps": 6}
+
+
+def steps(instances=0, *, changes=None, **more):
+    config = make_config(**{**MODEL, **more})
+    changes = static(instances).changes if changes is None else changes
+    world = World(config, changes, seed=1, seconds=1e6)
+    return world, world.run()
+
+
+def seconds(rows, first=1):
+    return np.array([row["step_seconds"] for row in rows])[first:]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("instances", [1, 3])
+def test_no_fixed_window_is_much_better(instances):
+    """Of a small step, which depends on a few long responses; see `experiments/policies`."""
+    _, rows = steps(instances)
+    chosen = np.mean([row["seeding_window_seconds"] for row in rows[1:]])
+    fixed = [
+        steps(
+            instances,
+            policy__window="paper",
+            policy__window_eta=1e12,
+            policy__window_memory=False,
+            policy__window_initial_seconds=float(chosen * share),
+        )[1]
+        for share in (0.8, 0.95, 1.1)
+    ]
+    best = min(seconds(each, 2).mean() for each in fixed)
+    assert seconds(rows, 2).mean() <= 1.05 * best
+
+
+def test_the_first_step_is_never_slower_than_without_instances():
+    """A model that knows nothing lets the reserved engines go on: however few the instances."""
+    _, rows = steps(1, num_steps=1, settling_steps=0)
+    alone = colocated(make_config(**MODEL), seed=1, seconds=1e9)
+    assert rows[0]["step_seconds"] <= 1.01 * alone[0]["step_seconds"]
+
+
+def test_the_window_follows_a_loss_in_the_step_in_which_it_is_known():
+    """The next step is like one of a run that never had more."""
+    _, calm = steps(3, num_steps=3)
+    begun = calm[2]["begun_at"]
+    changes = static(3).changes + tuple(
+        Change(begun + 0.5, False, machine) for machine in ("machine1", "machine2")
+    )
+    _, rows = steps(changes=changes, num_steps=4)
+    assert rows[1]["seeding_window_seconds"] == calm[1]["seeding_window_seconds"]
+    assert rows[2]["seeding_window_seconds"] > 1.2 * calm[2]["seeding_window_seconds"]
+    _, one = steps(1, num_steps=4)
+    assert rows[3]["step_seconds"] == pytest.approx(one[3]["step_seconds"], rel=0.08)
+
+
+@pytest.mark.soak
+def test_what_it_foresees_of_other_fleets_comes_true():
+    world, _ = steps(3, policy__sizing="marginal", policy__max_instances=6)
+    sizes = world.manager.trainer.sizes
+    assert len(sizes) >= 3
+    for instances, size in sizes.items():
+        if instances in (1, 4):
+            _, other = steps(instances)
+            assert size.step_seconds == pytest.approx(seconds(other, 2).mean(), rel=0.1)
+
+
+@pytest.mark.soak
+def test_as_many_are_wanted_as_bring_the_most_for_the_money():
+    prices = {"instance__price_per_hour": 12.0}
+    _, rows = steps(8, policy__sizing="marginal", **prices)
+    config = make_config(**{**MODEL, **prices})
+    efficiency = {}
+    for count in (1, 2, 4):
+        each = steps(count, **prices)[1][2:]
+        spent = sum(dollars(config, row) for row in each)
+        efficiency[count] = sum(row["response_tokens"] for row in each) / spent
+    wanted = rows[-1]["instance_cap"]
+    assert wanted in (1, 2)
+    assert max(efficiency, key=efficiency.__getitem__) in (1, 2)
+
+
+def test_a_mixed_fleet_goes_by_speed():
+    """Every second instance takes thrice as long, which is known after two steps."""
+    mixed = {"instance__slow_every": 2, "instance__slow_factor": 3.0, "num_steps": 5}
+    mixed["workload__prompts_per_step"] = 16
+    _, pending = steps(4, **mixed)
+    _, speed = steps(4, policy__routing="speed", **mixed)
+    assert seconds(speed, 3).mean() < 0.95 * seconds(pending, 3).mean()
+
+
+def test_lengths_of_a_first_wave_put_the_longest_first():
+    """Alone on the reserved engines, with more rollouts than slots, the tail is what counts."""
+    crowded = {"engine__slots": 8, "num_steps": 4, "workload__group_correlation": 0.8}
+    _, usual = steps(0, **crowded)
+    _, longest = steps(0, policy__longest_first=True, **crowded)
+    rollout = [np.mean([row["rollout_seconds"] for row in rows[1:]]) for rows in (usual, longest)]
+    assert rollout[1] < 0.97 * rollout[0]
