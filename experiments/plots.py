@@ -1,5 +1,6 @@
 """How figures look, and where an experiment's results lie."""
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,10 +27,19 @@ STYLE = {
 }
 
 
-def panels(count: int, *, height: float = 2.9) -> tuple[Figure, list[Axes]]:
+class Drawing(Figure):
+    """A figure that notebooks show as it is saved."""
+
+    def _repr_svg_(self) -> str:
+        with mpl.rc_context(STYLE), io.StringIO() as text:
+            self.savefig(text, format="svg", metadata={"Date": None})
+            return text.getvalue()
+
+
+def panels(count: int, *, height: float = 2.9) -> tuple[Drawing, list[Axes]]:
     """A figure of so many panels in a row."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(3.6 * count, height), layout="constrained")
+        figure = Drawing(figsize=(3.6 * count, height), layout="constrained")
         axes = figure.subplots(1, count, squeeze=False)[0]
     return figure, list(axes)
 
@@ -42,9 +52,8 @@ def line(
     axes.errorbar(x, [cell["mean"] for cell in cells], yerr=half, capsize=2, **style)
 
 
-def save(name: str, results: Any, figure: Figure, *, folder: Path = FOLDER) -> None:
+def save(name: str, results: Any, figure: Drawing, *, folder: Path = FOLDER) -> None:
     """Write `results.json` and `figure.svg` of an experiment."""
     (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / name / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    with mpl.rc_context(STYLE):
-        figure.savefig(folder / name / "figure.svg", metadata={"Date": None})
+    (folder / name / "figure.svg").write_text(figure._repr_svg_())

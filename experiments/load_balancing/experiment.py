@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from experiments.plots import line, panels
+from experiments.plots import Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, gains, interval, outcome
 from rlboost_jax.simulator.markets import Change, Market
 
@@ -53,7 +51,7 @@ def measure(
     return found
 
 
-def figure(results: dict[str, Any]) -> Figure:
+def figure(results: dict[str, Any]) -> Drawing:
     drawn, axes = panels(2)
     for panel, (kind, fleets) in zip(axes, results.items(), strict=True):
         counts = [int(count) for count in fleets]

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from experiments.plots import line, panels
+from experiments.plots import Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, interval
 from rlboost_jax.simulator.markets import Change, static
 from rlboost_jax.simulator.world import World
@@ -52,7 +50,7 @@ def measure(
     }
 
 
-def figure(results: dict[str, Any]) -> Figure:
+def figure(results: dict[str, Any]) -> Drawing:
     drawn, axes = panels(2)
     moments = [float(moment) for moment in results]
     for way, label in WAYS.items():

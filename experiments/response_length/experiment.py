@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from experiments.plots import line, panels
+from experiments.plots import Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, gains, outcome
 
 
@@ -35,7 +33,7 @@ def best(fleets: dict[str, Any]) -> str:
     return max(fleets, key=lambda count: fleets[count]["cost_efficiency"]["mean"])
 
 
-def figure(results: dict[str, Any]) -> Figure:
+def figure(results: dict[str, Any]) -> Drawing:
     drawn, axes = panels(2)
     for number, (tokens, fleets) in enumerate(results.items()):
         counts, top = [int(count) for count in fleets], best(fleets)

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from experiments.plots import panels
+from experiments.plots import Drawing, panels
 from experiments.simulated import SEEDS, config_of, interval
 from rlboost_jax.simulator.markets import Change, Market
 from rlboost_jax.simulator.outcome import Outcome
@@ -57,7 +55,7 @@ def measure(*, seeds: Sequence[int] = SEEDS, small: bool = False) -> dict[str, A
     return found
 
 
-def figure(results: dict[str, Any]) -> Figure:
+def figure(results: dict[str, Any]) -> Drawing:
     drawn, axes = panels(3)
     for number, (system, label) in enumerate(SYSTEMS.items()):
         steps = results["steps"][system]

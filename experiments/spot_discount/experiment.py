@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from experiments.plots import panels
+from experiments.plots import Drawing, panels
 from experiments.simulated import config_of, outcome
 from rlboost_jax.simulator.economics import dollars, on_demand_price
 from rlboost_jax.simulator.outcome import Outcome
@@ -47,7 +45,7 @@ def measure(
     return found
 
 
-def figure(results: dict[str, Any]) -> Figure:
+def figure(results: dict[str, Any]) -> Drawing:
     drawn, (axes,) = panels(1, height=3.2)
     percent = [100 * discount for discount in results["discounts"]]
     for number, (count, row) in enumerate(results["instances"].items()):

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from experiments.plots import line, panels
+from experiments.plots import Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, gains, outcome
 
 PUBLISHED = {"8b": {1: 1.2, 2: 1.4, 3: 1.6, 4: 1.8}, "14b": {1: 1.37, 6: 2.25}}  # throughput
@@ -32,7 +30,7 @@ def measure(
     return found
 
 
-def figure(results: dict[str, Any]) -> Figure:
+def figure(results: dict[str, Any]) -> Drawing:
     drawn, axes = panels(2)
     for number, (model, fleets) in enumerate(results.items()):
         counts = [int(count) for count in fleets]

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from experiments.plots import line, panels
+from experiments.plots import Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, gains, interval, outcome
 from rlboost_jax.simulator.markets import markets
 
@@ -41,7 +39,7 @@ def measure(
     return found
 
 
-def figure(results: dict[str, Any]) -> Figure:
+def figure(results: dict[str, Any]) -> Drawing:
     drawn, axes = panels(2)
     for system, label in SYSTEMS.items():
         hours = [float(key) for key in results[system]]
