@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments.plots import Drawing, line, panels
+from experiments.plots import COLOURS, Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, interval
 from rlboost_jax.simulator.markets import Change, static
 from rlboost_jax.simulator.world import World
@@ -58,8 +58,18 @@ def figure(results: dict[str, Any]) -> Drawing:
         line(axes[0], moments, cells, marker="o", ms=3, label=label)
     lost = [(m, row["saved"]) for m, row in results.items() if row["saved"]["mean"] is not None]
     at = [float(moment) for moment, _ in lost]
-    line(axes[1], at, [cell for _, cell in lost], marker="o", ms=3, label="simulated", color="C2")
-    axes[1].plot([*PUBLISHED], [*PUBLISHED.values()], "x", ms=7, color="C2", label="published")
+    line(
+        axes[1],
+        at,
+        [cell for _, cell in lost],
+        marker="o",
+        ms=3,
+        label="simulated",
+        color=COLOURS[2],
+    )
+    axes[1].plot(
+        [*PUBLISHED], [*PUBLISHED.values()], "x", ms=7, color=COLOURS[2], label="published"
+    )
     axes[0].set_ylabel("step longer by, s")
     axes[1].set_ylabel("share of it that migration saves")
     for panel in axes:

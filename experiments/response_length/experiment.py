@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.plots import Drawing, line, panels
+from experiments.plots import COLOURS, Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, gains, outcome
 
 
@@ -40,8 +40,8 @@ def figure(results: dict[str, Any]) -> Drawing:
         for panel, key in zip(axes, ("throughput_ratio", "cost_efficiency"), strict=True):
             label = f"at most {int(tokens):,} tokens"
             cells = [cell[key] for cell in fleets.values()]
-            line(panel, counts, cells, marker="o", ms=3, color=f"C{number}", label=label)
-            panel.plot(int(top), fleets[top][key]["mean"], "*", ms=11, color=f"C{number}")
+            line(panel, counts, cells, marker="o", ms=3, color=COLOURS[number], label=label)
+            panel.plot(int(top), fleets[top][key]["mean"], "*", ms=11, color=COLOURS[number])
     axes[0].plot([], [], "*", color="grey", ms=9, label="most tokens per dollar")
     axes[0].set_ylabel("throughput / co-located")
     axes[1].set_ylabel("tokens per dollar / co-located")

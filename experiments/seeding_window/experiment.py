@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.plots import Drawing, panels
+from experiments.plots import COLOURS, Drawing, panels
 from experiments.simulated import SEEDS, config_of, interval
 from rlboost_jax.simulator.markets import Change, Market
 from rlboost_jax.simulator.outcome import Outcome
@@ -60,7 +60,7 @@ def figure(results: dict[str, Any]) -> Drawing:
     for number, (system, label) in enumerate(SYSTEMS.items()):
         steps = results["steps"][system]
         hours = [row["hours"] for row in steps]
-        colour = f"C{number}"
+        colour = COLOURS[number]
         axes[0].plot(hours, [row["tokens_per_second"] for row in steps], color=colour, label=label)
         axes[1].plot(hours, [row["window_seconds"] for row in steps], color=colour)
     steps = results["steps"]["rlboost"]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.plots import Drawing, panels
+from experiments.plots import COLOURS, Drawing, panels
 from experiments.simulated import config_of, outcome
 from rlboost_jax.simulator.economics import dollars, on_demand_price
 from rlboost_jax.simulator.outcome import Outcome
@@ -49,9 +49,11 @@ def figure(results: dict[str, Any]) -> Drawing:
     drawn, (axes,) = panels(1, height=3.2)
     percent = [100 * discount for discount in results["discounts"]]
     for number, (count, row) in enumerate(results["instances"].items()):
-        axes.plot(percent, row["cost_efficiency"], color=f"C{number}", label=f"{count} instances")
+        axes.plot(
+            percent, row["cost_efficiency"], color=COLOURS[number], label=f"{count} instances"
+        )
         if row["break_even"] is not None:
-            axes.plot(100 * row["break_even"], 1.0, "o", color=f"C{number}", ms=5)
+            axes.plot(100 * row["break_even"], 1.0, "o", color=COLOURS[number], ms=5)
     axes.axhline(1.0, color="grey", lw=0.8, label="co-located")
     axes.axhline(results["colocated_2x"], color="grey", lw=0.8, ls="--", label="on twice the nodes")
     axes.axvline(100 * results["charged_in_the_paper"], color="grey", lw=0.8, ls=":",

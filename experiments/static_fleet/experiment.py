@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.plots import Drawing, line, panels
+from experiments.plots import COLOURS, Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, gains, outcome
 
 PUBLISHED = {"8b": {1: 1.2, 2: 1.4, 3: 1.6, 4: 1.8}, "14b": {1: 1.37, 6: 2.25}}  # throughput
@@ -36,9 +36,9 @@ def figure(results: dict[str, Any]) -> Drawing:
         counts = [int(count) for count in fleets]
         for panel, key in zip(axes, ("throughput_ratio", "cost_efficiency"), strict=True):
             cells = [cell[key] for cell in fleets.values()]
-            line(panel, counts, cells, marker="o", ms=3, color=f"C{number}", label=model.upper())
+            line(panel, counts, cells, marker="o", ms=3, color=COLOURS[number], label=model.upper())
         known = PUBLISHED.get(model, {})
-        axes[0].plot([*known], [*known.values()], "x", color=f"C{number}", ms=7)
+        axes[0].plot([*known], [*known.values()], "x", color=COLOURS[number], ms=7)
     axes[0].plot([], [], "x", color="grey", ms=7, label="published")
     axes[0].set_ylabel("throughput / co-located")
     axes[1].set_ylabel("tokens per dollar / co-located")
