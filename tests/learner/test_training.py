@@ -144,7 +144,7 @@ def test_the_fleet_is_shown_while_nothing_arrives(run, tmp_path, monkeypatch):
 def test_the_engine_leaves_room_for_the_learner(run, tmp_path, monkeypatch):
     taken = []
 
-    def engine_of(run, *, taken_bytes, device):
+    def engine_of(run, *, taken_bytes, devices):
         taken.append(taken_bytes)
         return SimpleNamespace(memory="memory: a plan")
 
