@@ -84,8 +84,8 @@ def test_a_head_that_depends_on_the_row_is_found(
 ) -> None:
     sound = programs.head
 
-    def skewed(config: Any, params: Any, x: Any) -> Any:
-        logits = sound(config, params, x)
+    def skewed(config: Any, params: Any, x: Any, **options: Any) -> Any:
+        logits = sound(config, params, x, **options)
         last_bit = 1 + 2.0**-23 * (jnp.arange(len(x)) % 3 == 2)
         return logits.at[:, 11].multiply(last_bit)
 
@@ -104,9 +104,9 @@ def test_programs_that_differ_from_each_other_are_found(
     sound = programs.head
     calls = []
 
-    def second_program_differs(config: Any, params: Any, x: Any) -> Any:
+    def second_program_differs(config: Any, params: Any, x: Any, **options: Any) -> Any:
         calls.append(len(x))
-        logits = sound(config, params, x)
+        logits = sound(config, params, x, **options)
         return logits if len(calls) == 1 else logits.at[:, 11].multiply(1 + 2.0**-23)
 
     monkeypatch.setattr(programs, "head", second_program_differs)
