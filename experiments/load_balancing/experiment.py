@@ -41,7 +41,7 @@ def measure(
         for count in instances:
             fleet: Market | int = count
             if kind != "stays":
-                fleet = late_joiners(count, every=1.5 * unit, seconds=16 * unit)
+                fleet = late_joiners(count, every=1.5 * unit, seconds=24 * unit)
             baseline = [outcome("colocated_static", config, 0, seed=seed) for seed in seeds]
             row = found.setdefault(kind, {}).setdefault(str(count), {})
             for system in SYSTEMS:
