@@ -6,12 +6,14 @@ Without names, all that can be carried out without other people's data.
 """
 
 import argparse
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 FOLDER = Path(__file__).parent
 
@@ -45,10 +47,16 @@ def main() -> None:
     if unknown := [name for name in chosen.names if name not in known]:
         parser.error(f"no experiment {unknown[0]!r}; there are {', '.join(known)}")
     names = chosen.names or [*known]
+    failed = False
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        runs = pool.map(execute, [known[name] for name in names])
-        for name, seconds in zip(names, runs, strict=True):
-            print(f"{name}: {seconds:,.0f} s", flush=True)
+        runs = {name: pool.submit(execute, known[name]) for name in names}
+        for name, run in runs.items():
+            try:
+                print(f"{name}: {run.result():,.0f} s", flush=True)
+            except CellExecutionError as error:
+                failed = True
+                print(f"{name} failed:\n{error}", flush=True)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
