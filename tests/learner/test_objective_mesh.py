@@ -49,7 +49,7 @@ def gradients(shape):
     kernel = np.linspace(-1, 1, 16, dtype=np.float32)
     state = replace(state, params={**state.params, "value": {"kernel": kernel}})
     of_critic, more = critic.micro_batch(state.params, batches)
-    sums = {**sums, "value_loss": more["value_loss"]}
+    sums = {**sums, "value_loss": more["loss"]}
     means = jax.tree.map(lambda g, n=sums["divisor"]: np.asarray(g) / n, found)
     return means, jax.tree.map(lambda g: np.asarray(g) / more["tokens"], of_critic), sums
 
