@@ -13,10 +13,10 @@ from rlboost_jax.observe.metrics import KEYS, metrics_row, read_metrics
 DESIGNED = """step, version, prompts_used, reward_mean, reward_std, reward_failures, accuracy,
 pass_at_k, loss, kl, entropy, clip_fraction, response_tokens, response_length_mean,
 response_length_max, step_seconds, rollout_seconds, train_seconds, publish_seconds,
-train_wait_seconds, remote_wait_seconds, seeding_window_seconds, instances_mean,
-instances_joined, instances_lost, requests_migrated, tokens_generated, tokens_delivered,
-tokens_lost, tokens_filtered, tokens_prefilled_again, tokens_reserved,
-tokens_preemptible, tokens_measured, cost_dollars,
+train_wait_seconds,
+remote_wait_seconds, seeding_window_seconds, instances_mean, instances_joined, instances_lost,
+requests_migrated, tokens_generated, tokens_delivered, tokens_lost, tokens_filtered,
+tokens_prefilled_again, tokens_reserved, tokens_preemptible, tokens_measured, cost_dollars,
 tokens_per_dollar, cost_forecast_dollars, max_logprob_gap, trajectories_digest, params_digest,
 corrected_fraction, value_loss"""
 
