@@ -2,8 +2,9 @@
 
     python -m benchmarks.manager [--out=benchmarks/results/manager.json]
 
-Three questions: how many tokens a second go through the ledger; how long it takes to dispatch
-1,024 requests to 1,000 instances; and whether a token costs more in a larger fleet. Times are
+Four questions: how many tokens a second go through the ledger; how long it takes to dispatch
+1,024 requests to 1,000 instances; what it costs to take in the end of a response, with all that
+it sets in motion; and whether a token or an end costs more in a larger fleet. Times are
 CPU seconds of this process, the least of some repetitions.
 """
 
@@ -67,16 +68,23 @@ class Core:
     def batch(self, stream: int, rows: int) -> m.TokenBatch:
         """The next `ROW_TOKENS` tokens of the first `rows` rollouts of a server."""
         ids = [request.request_id for request in self.requests[stream][:rows]]
+        return self._batch(stream, ids, [1] * ROW_TOKENS)
+
+    def last(self, stream: int, request: m.GenerateRequest) -> m.TokenBatch:
+        """A token that ends a response."""
+        return self._batch(stream, [request.request_id], [0])
+
+    def _batch(self, stream: int, ids: list[int], tokens: list[int]) -> m.TokenBatch:
         sequence = self._sequences[stream]
         self._sequences[stream] += 1
         return m.TokenBatch(
             sequence=sequence,
             version=0,
             request_ids=m.pack_ids(ids),
-            counts=m.pack_counts([ROW_TOKENS] * len(ids)),
-            tokens=m.pack_tokens([1] * (ROW_TOKENS * len(ids))),
-            logprobs=bytes(4 * ROW_TOKENS * len(ids)),
-            in_flight=8 * len(ids),
+            counts=m.pack_counts([len(tokens)] * len(ids)),
+            tokens=m.pack_tokens(tokens * len(ids)),
+            logprobs=bytes(4 * len(tokens) * len(ids)),
+            in_flight=len(tokens) * len(ids),
             running=len(ids),
             waiting=0,
             prefilled_again=0,
@@ -126,11 +134,37 @@ def tokens_per_second(instances: int, *, working: int = 8) -> float:
     return max(once() for _ in range(REPETITIONS))
 
 
+def seconds_per_end(instances: int) -> float:
+    """Of each response of a step that all instances work on, ended one by one."""
+
+    def once() -> float:
+        core = Core(instances)
+        core.begin()
+        batches = [
+            (stream, core.last(stream, request))
+            for stream, requests in core.requests.items()
+            for request in requests
+        ]
+        since = time.process_time()
+        for stream, batch in batches:
+            core.now += 0.05
+            core.server(stream, batch)
+        seconds = time.process_time() - since
+        step = core.manager.ledger.active
+        assert step is not None and step.finished
+        return seconds / len(batches)
+
+    return min(once() for _ in range(REPETITIONS))
+
+
 def measure() -> dict[str, Any]:
     rates = {str(n): round(tokens_per_second(n)) for n in FLEETS}
     return {
         "tokens_per_second_by_fleet": rates,
         "dispatch_seconds_by_fleet": {str(n): round(dispatch_seconds(n), 5) for n in FLEETS},
+        "microseconds_per_end_by_fleet": {
+            str(n): round(1e6 * seconds_per_end(n), 1) for n in FLEETS
+        },
         "requests": PROMPTS * GROUP,
         "row_tokens": ROW_TOKENS,
     }

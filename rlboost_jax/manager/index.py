@@ -52,6 +52,7 @@ class Index:
         self.claims: Counter[str] = Counter()  # streams of those that gave themselves that name
         self.prices: Counter[float] = Counter()  # of preemptible ones, dollars per hour
         self.crowded: dict[int, Instance] = {}  # with more than one rollout that is to stay
+        self.overfull: dict[int, Instance] = {}  # with more of them than slots
         self.asked_back = 0  # rollouts that are being asked back
         self._pools: dict[Parameters, Pool] = {}
         self._empty = Pool()
@@ -76,6 +77,7 @@ class Index:
         instance.index = None
         self.asked_back -= instance.noted_releasing
         self.crowded.pop(instance.stream, None)
+        self.overfull.pop(instance.stream, None)
         self.reserved.pop(instance.stream, None)
         self.names.discard(instance.name)
         _less(self.claims, instance.hello.instance)
@@ -87,10 +89,11 @@ class Index:
         releasing, held = instance.num_releasing, len(instance.held)
         self.asked_back += releasing - instance.noted_releasing
         instance.noted_releasing = releasing
-        if held - releasing > 1:
-            self.crowded[instance.stream] = instance
-        else:
-            self.crowded.pop(instance.stream, None)
+        for some, limit in ((self.crowded, 1), (self.overfull, instance.slots)):
+            if held - releasing > limit:
+                some[instance.stream] = instance
+            else:
+                some.pop(instance.stream, None)
         if (held > 0) != instance.noted_working:
             instance.noted_working = held > 0
             if instance.pool is not None:

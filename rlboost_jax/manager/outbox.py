@@ -23,7 +23,7 @@ class Outbox:
         self._actions: list[Action] = []
         self._entries: list[Entry] = []
         self.trainer: int | None = None  # its stream
-        self.wanted: set[int] | None = None  # prompts of the active step that it has named, if any
+        self.wanted: set[int] | None = None  # samples of the active step that it has asked for
         self.step = -1  # that records are filed under
 
     def take(self) -> list[Action]:
@@ -49,7 +49,7 @@ class Outbox:
         it wants may want other tokens; what it is owed is sent when it does."""
         if self.wanted is None:
             return
-        if isinstance(message, WindowClosed) or message.prompt in self.wanted:
+        if isinstance(message, WindowClosed) or message.sample in self.wanted:
             self.to_trainer(message)
 
     def close(self, stream: int, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
@@ -24,6 +24,7 @@ class Rollout:
         "attempt",
         "holder",
         "logprobs",
+        "measures",
         "num_tokens",
         "parts",
         "previous",
@@ -39,13 +40,18 @@ class Rollout:
     )
 
     def __init__(
-        self, step: "Step", prompt: PromptRequest, sample: int, sampling: Sampling
+        self, step: "Step", prompt: PromptRequest, sample: int, measured_by: Sampling | None
     ) -> None:
+        """Args:
+        measured_by: how to sample what is there to see how good the policy is, and is not
+            trained on; None: it is trained on, and sampled as the step says.
+        """
         self.step = step
         self.prompt = prompt.prompt
         self.sample = sample
         self.prompt_tokens = prompt.tokens
-        self.sampling = sampling
+        self.measures = measured_by is not None
+        self.sampling = measured_by or step.begin.sampling
         self.tokens = bytearray()  # int32
         self.logprobs = bytearray()  # float32
         self.num_tokens = 0
@@ -66,11 +72,6 @@ class Rollout:
     def releasing(self) -> bool:
         """Asked back, and not yet given."""
         return self.asked_at < math.inf
-
-    @property
-    def measures(self) -> bool:
-        """Whether it is there to see how good the policy is, and is not trained on."""
-        return self.sampling != self.step.begin.sampling
 
     @property
     def complete(self) -> bool:
@@ -198,18 +199,25 @@ class Step:
         sampling: Sampling | None = None,
     ) -> bool:
         """Let the first `samples` of each group (0: all) wait, where they are not here yet;
-        whether any was not."""
-        size = self.begin.group_size
+        whether any was not.
+
+        Args:
+            sampling: of what measures the policy; None: these are trained on.
+        """
         before = len(self.rollouts)
         for prompt in prompts:
-            first = prompt.prompt * size
-            for sample in range(first, first + (samples or size)):
+            for sample in self.samples_of(prompt, samples):
                 if sample not in self._by_sample:
-                    rollout = Rollout(self, prompt, sample, sampling or self.begin.sampling)
+                    rollout = Rollout(self, prompt, sample, sampling)
                     self._by_sample[sample] = rollout
                     self.rollouts.append(rollout)
                     self.wait(rollout)
         return len(self.rollouts) > before
+
+    def samples_of(self, prompt: PromptRequest, count: int = 0) -> range:
+        """The first `count` of a prompt's group (0: all)."""
+        first = prompt.prompt * self.begin.group_size
+        return range(first, first + (count or self.begin.group_size))
 
     def drop_unfinished(self) -> list[Rollout]:
         """Give up what is not finished; it belongs to a cancelled step from now on."""
@@ -248,10 +256,9 @@ class Step:
             if rollout.result is None:
                 self.wait(rollout)
 
-    def results(self, prompts: Iterable[PromptRequest]) -> Iterator[FinishedRollout]:
-        """Finished responses to some prompts."""
-        named = {prompt.prompt for prompt in prompts}
-        return (r.result for r in self.rollouts if r.result is not None and r.prompt in named)
+    def results(self, samples: Collection[int]) -> Iterator[FinishedRollout]:
+        """Those of some responses that are finished."""
+        return (r.result for r in self.rollouts if r.result is not None and r.sample in samples)
 
     def same_work(self, begin: BeginStep) -> bool:
         """Whether the tokens kept here are tokens of `begin` too."""

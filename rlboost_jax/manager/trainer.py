@@ -170,30 +170,34 @@ class Trainer:
         if step is None or step.begin.step != extend.step or self._outbox.wanted is None:
             raise ProtocolError(f"step {extend.step} is extended but is not being worked on")
         begin = step.begin
-        samples, sampling = extend.samples or begin.group_size, extend.sampling or begin.sampling
-        if samples > begin.group_size:
+        sampling = extend.sampling or begin.sampling
+        if extend.samples > begin.group_size:
             raise ProtocolError(
-                f"step {extend.step} is extended by {samples} responses to a prompt; its groups "
-                f"have {begin.group_size}"
+                f"step {extend.step} is extended by {extend.samples} responses to a prompt; its "
+                f"groups have {begin.group_size}"
             )
         asked = len(step.rollouts)
         for prompt in extend.prompts:
-            known = step.rollout_of(prompt.prompt * begin.group_size)
-            if known is None:
-                asked += samples
-            elif (known.prompt_tokens, known.sampling) != (prompt.tokens, sampling):
-                raise ProtocolError(
-                    f"step {extend.step} has a prompt {prompt.prompt} already, and it is another"
-                )
+            wanted = prompt.tokens, sampling, extend.sampling is not None
+            for sample in step.samples_of(prompt, extend.samples):
+                known = step.rollout_of(sample)
+                if known is None:
+                    asked += 1
+                elif (known.prompt_tokens, known.sampling, known.measures) != wanted:
+                    raise ProtocolError(
+                        f"step {extend.step} has a prompt {prompt.prompt} already, and it is "
+                        "another, or sampled in another way"
+                    )
         self._check_prompts(extend.step, extend.prompts, sampling, asked)
         self._ledger.extend(step, extend)
-        self._deliver(step, extend.prompts)
+        self._deliver(step, extend.prompts, extend.samples)
 
-    def _deliver(self, step: Step, prompts: Sequence[PromptRequest]) -> None:
+    def _deliver(self, step: Step, prompts: Sequence[PromptRequest], samples: int = 0) -> None:
         """The trainer asks for these: say what is finished of them, and later what will be."""
         assert self._outbox.wanted is not None
-        new = [prompt for prompt in prompts if prompt.prompt not in self._outbox.wanted]
-        self._outbox.wanted.update(prompt.prompt for prompt in new)
+        asked = {sample for prompt in prompts for sample in step.samples_of(prompt, samples)}
+        new = asked - self._outbox.wanted
+        self._outbox.wanted |= new
         for result in step.results(new):
             self._outbox.to_trainer(result)
 
@@ -280,13 +284,14 @@ class Trainer:
         if step is None or step.begin.step != message.step:
             raise ProtocolError(f"step {message.step} was trained but is not being worked on")
         self._work.stop(now)
+        measures = step.measures  # before what is unfinished of it is dropped
         self._ledger.close(step)
         self._work.release_cancelled()
         elapsed = now - step.begun_at
         ready_seconds = self._roster.ready.total(now) - self._ready_before
         instances = ready_seconds / elapsed if elapsed > 0 else 0.0
         rollout = max(0.0, step.last_token_at - step.begun_at)
-        if not (self._resumed or step.measures):  # half a step says nothing, more than one too much
+        if not (self._resumed or measures):  # half a step says nothing, more than one too much
             self._observe(message, rollout, elapsed - rollout, instances)
         self._work.profile.end_step()
         report = self._report(step, rollout, instances, now)

@@ -194,34 +194,33 @@ class Work:
     def _balance(self, remote: Sequence[Instance], seeding: Sequence[Instance]) -> None:
         """Continuous load balancing: pending rollouts first, then running ones.
 
-        Whoever holds one rollout at most has none to spare, so only the others are looked at.
+        Whoever holds no more than its slots has nothing pending, and whoever holds one rollout
+        at most has none to spare: only the others are looked at.
         """
         index = self._roster.index
-        ready = {id(remote[0].pool)} if remote else set()
-        crowded = [
-            i
-            for i in index.crowded.values()
-            if (i in seeding if i.reserved else id(i.pool) in ready)
-        ]
-        if any(len(i.held) - i.num_releasing > i.slots for i in crowded):
+        pool = remote[0].pool if remote else None
+
+        def works(instance: Instance) -> bool:
+            if instance.reserved:
+                return instance in seeding
+            return pool is not None and instance.pool is pool
+
+        if any(works(instance) for instance in index.overfull.values()):
             eligible = [*remote, *seeding]
             loads = [Load(slots=i.slots, held=len(i.held) - i.num_releasing) for i in eligible]
             moves = pending_moves(loads, index.asked_back)
             for instance, count in zip(eligible, moves, strict=True):
                 if count:
                     self.release(instance, newest_pending(instance, count))
-        elif crowded and not index.asked_back and remote and (idle := _idle(remote)):
+        elif pool is not None and pool.idle and not index.asked_back:
+            crowded = [instance for instance in index.crowded.values() if works(instance)]
+            if not crowded:
+                return
             busiest = min(crowded, key=lambda i: (-min(len(i.held), i.slots), i.reserved, i.order))
             plateau = self.profile.plateau(busiest.kind, context=context(busiest))
             load = Load(slots=busiest.slots, held=len(busiest.held), plateau=plateau)
-            if count := running_moves(load, idle):
+            if count := running_moves(load, pool.idle):
                 self.release(busiest, _shortest(busiest, count))
-
-
-def _idle(remote: Sequence[Instance]) -> int:
-    """Of instances of one pool, how many hold nothing."""
-    pool = remote[0].pool
-    return pool.idle if pool is not None else 0
 
 
 def newest_pending(instance: Instance, count: int) -> list[Rollout]:

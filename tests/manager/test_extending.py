@@ -10,7 +10,8 @@ from tests.manager.desk import TRAINER, Desk, at_work, trained
 from tests.manager.fakes import RUN, begin_step, ready
 
 A, B = 10, 11
-GREEDY = msgspec.structs.replace(begin_step(0, 0, "d").sampling, temperature=0.0)
+TRAINING = begin_step(0, 0, "d").sampling
+GREEDY = msgspec.structs.replace(TRAINING, temperature=0.0)
 
 
 def extension(*prompts: int, step: int = 0, **changes: object) -> m.ExtendStep:
@@ -69,17 +70,43 @@ def test_each_response_ends_by_its_own_limit() -> None:
     assert len(result.tokens) == 4
 
 
-@pytest.mark.parametrize("measures", [False, True])
-def test_measuring_does_not_move_the_window(measures: bool) -> None:
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("sampling", [None, GREEDY, TRAINING])
+def test_measuring_does_not_move_the_window(sampling: m.Sampling | None, ends: bool) -> None:
+    """Nor is it trained on, though it may be sampled as what is; whether or not all of it has
+    ended when the step has."""
     desk, requests = roomy()
     before = desk.manager.trainer.window.seconds
-    desk.trainer(extension(5, samples=1, sampling=GREEDY if measures else None))
-    requests += desk.requests(A)
+    desk.trainer(extension(5, samples=1, sampling=sampling))
+    (extra,) = desk.requests(A)
     desk.now = 2.0
     desk.tokens(A, requests)
+    desk.tokens(A, [extra], 99 if ends else 1)
     desk.now = 3.0
     desk.trainer(trained(0))
-    assert (desk.manager.trainer.window.seconds == before) is measures
+    assert (desk.manager.trainer.window.seconds == before) is (sampling is not None)
+    (report,) = desk.sent(m.StepReport)
+    assert (report.tokens_measured > 0) is (ends and sampling is not None)
+
+
+def test_a_group_may_be_asked_for_bit_by_bit() -> None:
+    """Each response of it is told once, and only when it was asked for."""
+    desk, requests = roomy()
+    desk.trainer(extension(5, samples=1))
+    (first,) = desk.requests(A)
+    desk.tokens(A, [*requests, first])
+    assert finished(desk) == [0, 1, 2, 3, 10]
+    desk.trainer(extension(5))
+    (second,) = desk.requests(A)
+    assert second.sample == 11 and finished(desk) == []
+    desk.tokens(A, [second])
+    assert finished(desk) == [11]
+    desk(TrainerGone(TRAINER, "killed"))
+    desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=3)
+    desk.trainer(begin_step(0, 0, "d", prompts=2), stream=3)
+    assert finished(desk) == [0, 1, 2, 3]
+    desk.trainer(extension(5, samples=1), stream=3)
+    assert finished(desk) == [10]
 
 
 def test_what_is_not_finished_when_the_step_is_trained_is_given_up() -> None:
@@ -116,13 +143,12 @@ def test_a_trainer_that_returns_gets_what_it_asks_for_again_and_nothing_else(cra
     assert finished(desk) == [0, 1, 2, 3]
     desk.trainer(extension(2, 3), stream=3)
     assert finished(desk) == [4, 5]
+    sent = {r.sample for r in desk.requests(A)}
     desk.trainer(extension(2, 3), stream=3)
     assert finished(desk) == []
-    # The rest is in the making: waiting, or with one who is there.
-    rollouts = desk.manager.ledger.steps[0].rollouts
-    assert [r.sample for r in rollouts if r.result is None] == [6, 7]
-    there = {instance.name for instance in desk.manager.roster}
-    assert all(r.waiting or r.holder in there for r in rollouts if r.result is None)
+    waiting = {r.sample for r in desk.manager.ledger.steps[0].waiting()}
+    assert (sent, waiting) == ((set(), {6, 7}) if crash else ({6, 7}, set()))
+    assert not desk.manager.ledger.steps[0].finished
 
 
 def test_what_an_earlier_trainer_asked_for_is_not_said_unasked() -> None:
@@ -161,6 +187,7 @@ def test_a_manager_that_was_killed_knows_of_the_extension() -> None:
         (extension(2, samples=3), "extended by 3 responses to a prompt; its groups have 2"),
         (extension(2, 2), "names a prompt twice"),
         (extension(1, sampling=GREEDY), "has a prompt 1 already, and it is another"),
+        (extension(1, sampling=TRAINING), "sampled in another way"),
         (
             extension(2, sampling=msgspec.structs.replace(GREEDY, max_tokens=99)),
             "does not fit a slot",
@@ -190,7 +217,7 @@ def test_a_trainer_extends_what_it_has_begun() -> None:
 def test_too_many_responses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "MAX_ROLLOUTS", 6)
     desk, _ = roomy()
-    desk.trainer(extension(2))
+    desk.trainer(extension(2, samples=1))
     desk.trainer(extension(2))
     assert not desk.sent(m.Refused)
     desk.trainer(extension(3))

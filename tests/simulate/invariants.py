@@ -1,8 +1,8 @@
 """What holds in the manager after every event, read off its parts and off what was sent to it."""
 
 import math
-from collections import Counter
 
+from rlboost_jax.manager.instances import Instance
 from tests.simulate.world import World
 
 ROUNDING = 1e-8
@@ -13,7 +13,7 @@ def check(world: World) -> None:
     manager = world.manager
     assert manager is not None
     limit = world.settings.manager.max_pending
-    holders: Counter[int] = Counter()
+    holders: set[int] = set()
     in_flight = {False: 0, True: 0}
     for instance in manager.roster:
         held = instance.held
@@ -25,7 +25,8 @@ def check(world: World) -> None:
             assert rollout.request_id == request_id
             assert rollout.holder == instance.name
             assert rollout.result is None
-            holders[id(rollout)] += 1
+            assert id(rollout) not in holders, f"sample {rollout.sample} is held twice"
+            holders.add(id(rollout))
             releasing += rollout.releasing
             groups[rollout.prompt] = groups.get(rollout.prompt, 0) + 1
         assert instance.num_releasing == releasing
@@ -36,52 +37,82 @@ def check(world: World) -> None:
         assert len(waiting) == step.num_waiting
         finished = kept = 0
         for rollout in step.rollouts:
-            where = (id(rollout) in waiting) + holders[id(rollout)] + (rollout.result is not None)
+            ended = rollout.result is not None
+            where = (id(rollout) in waiting) + (id(rollout) in holders) + ended
             assert where == 1, f"sample {rollout.sample} is in {where} places"
-            assert sum(count for _, count in rollout.parts) == rollout.num_tokens
-            finished += rollout.result is not None
-            kept += rollout.num_tokens
+            tokens = 0
+            for _, count in rollout.parts:
+                tokens += count
+            assert tokens == rollout.num_tokens
+            finished += ended
+            kept += tokens
         assert step.num_finished == finished
         assert step.books.generated - step.books.lost == kept
     _index(world)
+    _servers(world)
     _leases(world)
     _nothing_idle(world)
 
 
 def _index(world: World) -> None:
-    """What is kept up to date is what looking through the whole fleet would give."""
+    """What is kept up to date is what looking through the whole roster would give."""
     manager = world.manager
     assert manager is not None
-    roster, index, fleet = manager.roster, manager.roster.index, manager.fleet
-    everyone = list(roster)
-    for begin in {(i.version, i.digest) for i in everyone}:
+    roster, index = manager.roster, manager.roster.index
+    pools: dict[tuple[int | None, str], list[Instance]] = {}
+    reserved: list[Instance] = []
+    names: set[str] = set()
+    claims: dict[str, int] = {}
+    prices: dict[float, int] = {}
+    crowded: list[int] = []
+    overfull: list[int] = []
+    asked_back = 0
+    for i in roster:
+        pool = pools.setdefault((i.version, i.digest), [])
+        hello = i.hello
+        names.add(i.name)
+        claims[hello.instance] = claims.get(hello.instance, 0) + 1
+        if i.reserved:
+            reserved.append(i)
+        else:
+            prices[hello.price_per_hour] = prices.get(hello.price_per_hour, 0) + 1
+            if i.state == "ready":
+                pool.append(i)
+        asked_back += i.num_releasing
+        staying = len(i.held) - i.num_releasing
+        if staying > 1:
+            crowded.append(i.stream)
+        if staying > i.slots:
+            overfull.append(i.stream)
+    for begin, ready in pools.items():
         pool = index.pool(*begin)
-        ready = [
-            i
-            for i in everyone
-            if not i.reserved and i.state == "ready" and (i.version, i.digest) == begin
-        ]
         assert pool.instances == ready
-        assert pool.idle == sum(not i.held for i in ready)
-        assert not manager.roster.trusting or all(
-            i.hello.fingerprint == roster.fingerprint or not world.settings.deterministic
-            for i in ready
-        )
-    assert list(index.reserved.values()) == [i for i in everyone if i.reserved]
-    assert index.names == {i.name for i in everyone}
-    assert index.claims == Counter(i.hello.instance for i in everyone)
-    assert index.prices == Counter(i.hello.price_per_hour for i in everyone if not i.reserved)
-    assert index.asked_back == sum(i.num_releasing for i in everyone)
-    crowded = [i for i in everyone if len(i.held) - i.num_releasing > 1]
-    assert sorted(index.crowded) == sorted(i.stream for i in crowded)
-    servers = list(fleet.servers.values())
-    standing = [s for s in servers if not s.doomed]
+        assert pool.idle == len([i for i in ready if not i.held])
+        if roster.trusting and world.settings.deterministic:
+            for i in ready:
+                assert i.hello.fingerprint == roster.fingerprint
+    assert list(index.reserved.values()) == reserved
+    assert index.names == names
+    assert dict(index.claims) == claims
+    assert dict(index.prices) == prices
+    assert index.asked_back == asked_back
+    assert index.crowded.keys() == set(crowded)
+    assert index.overfull.keys() == set(overfull)
+
+
+def _servers(world: World) -> None:
+    """The fleet's counts are what looking through all its servers would give."""
+    manager = world.manager
+    assert manager is not None
+    fleet = manager.fleet
+    standing = [s for s in fleet.servers.values() if not s.doomed]
     assert [s.name for s in standing] == fleet.standing
-    assert fleet.starting == sum(not s.joined for s in standing)
+    assert fleet.starting == len([s for s in standing if not s.joined])
+    roster = manager.roster
     absent = [s for s in standing if s.joined and not roster.speaks(s.name, fleet.is_(s))]
     assert (fleet.absent_at < math.inf) == bool(absent)
     cap = max(len(fleet.machines), 1)
-    free = sum(not name for name in fleet.machines.values())
+    free = list(fleet.machines.values()).count("")
     limit = min(len(fleet.machines), world.settings.fleet.max_instances)
     if not world.settings.fleet.adaptive_cap:
         assert fleet.missing(cap) == max(0, min(limit - len(standing), free))
