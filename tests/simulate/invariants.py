@@ -108,8 +108,8 @@ def _servers(world: World) -> None:
     standing = [s for s in fleet.servers.values() if not s.doomed]
     assert [s.name for s in standing] == fleet.standing
     assert fleet.starting == len([s for s in standing if not s.joined])
-    roster = manager.roster
-    absent = [s for s in standing if s.joined and not roster.speaks(s.name, fleet.is_(s))]
+    speaking = {(i.hello.instance, i.hello.pid) for i in manager.roster}
+    absent = [s for s in standing if s.joined and (s.name, s.pid) not in speaking]
     assert (fleet.absent_at < math.inf) == bool(absent)
     cap = max(len(fleet.machines), 1)
     free = list(fleet.machines.values()).count("")
