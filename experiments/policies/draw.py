@@ -1,6 +1,6 @@
 """Draw `results.json`: throughput against tokens per dollar, relative to the paper's policies.
 
-    python -m experiments.policies.draw
+python -m experiments.policies.draw
 """
 
 import json
