@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 PRIOR_LOSSES, PRIOR_SECONDS = 0.5, 3600.0  # a machine goes every two hours, so far as we know
-FORGONE = 0.015  # share of the tokens per dollar that time is worth
+FORGONE = 0.03  # share of the tokens per dollar that time is worth
 WORTH = 0.002  # share of a step that one more instance must save
 LOOK_AHEAD = 2  # sizes without a gain after which no larger one is tried
 

@@ -150,9 +150,11 @@ def _key(load: Load, index: int) -> Key:
 
 
 def _end(load: Load, index: int) -> Key:
-    """Fewest pending first, too: those would be asked back as soon as a slot is free anywhere."""
+    """Where one more would end, and before that how many would be pending: those are asked back
+    as soon as a slot is free anywhere."""
     assert load.pace is not None
-    return load.pending, load.pace.seconds(load.running + 1), index
+    pending = max(0, load.held + 1 - load.slots)
+    return pending, load.pace.seconds(min(load.held + 1, load.slots)), index
 
 
 def _near(load: Load, best: Key, slack: int, *, by_pace: bool) -> bool:
@@ -160,6 +162,6 @@ def _near(load: Load, best: Key, slack: int, *, by_pace: bool) -> bool:
     if by_pace:
         assert load.pace is not None
         near = load.pace.seconds(max(1, load.running + 1 - slack)) <= best[1]
-        return load.held < load.slots and load.pending == best[0] and near
+        return load.held < load.slots and near
     free = load.held < load.slots or best[1] >= 1
     return free and load.pending == best[0] and (load.running - slack) / load.slots <= best[1]

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.manager.placement import Load, assign, pending_moves, room, running_moves
+from rlboost_jax.manager.placement import (
+    MUCH_SLOWER,
+    Load,
+    Pace,
+    assign,
+    pending_moves,
+    room,
+    running_moves,
+    straggler,
+)
 
 THETA = 3
 
@@ -115,3 +124,53 @@ def test_running_moves_never_swap_roles(fleet: list[Load], plateau: int) -> None
         load.plateau = plateau
         move = running_moves(load, idle)
         assert move == 0 or (load.running - move) * idle >= move
+
+
+def mixed(seconds: list[float], held: list[int], *, row: float = 0.1) -> list[Load]:
+    """Engines whose decode steps take so long, for responses of 100 tokens."""
+    return [
+        Load(slots=8, held=count, pace=Pace(base=base, row=row, tokens=100.0))
+        for base, count in zip(seconds, held, strict=True)
+    ]
+
+
+def test_a_rollout_goes_where_it_ends_first() -> None:
+    """1.0 + 0.1 n against 1.5 + 0.1 n seconds a step: the fast one has five before the other gets
+    its first; from there on both get as many."""
+    fleet = mixed([1.0, 1.5], [0, 0])
+    chosen = assign([0] * 9, fleet, max_pending=THETA, group_size=1)
+    assert chosen[:5] == [0] * 5
+    assert [load.held for load in fleet] == [7, 2]
+
+
+def test_nobody_waits_while_a_slow_one_has_a_slot() -> None:
+    fleet = mixed([1.0, 9.0], [8, 0])
+    assert assign([0], fleet, max_pending=THETA, group_size=1) == [1]
+
+
+@given(st.lists(st.integers(0, 8), min_size=2, max_size=6), st.data())
+def test_moves_between_paces_come_to_an_end(held: list[int], data: st.DataObject) -> None:
+    """Whoever gives one away ends later than wherever it goes, and the moves are few."""
+    seconds = [data.draw(st.sampled_from([1.0, 1.4, 3.0])) for _ in held]
+    fleet = mixed(seconds, held)
+    for _ in range(8 * len(held)):
+        slow = straggler(fleet)
+        if slow is None:
+            break
+        pace = fleet[slow].pace
+        assert pace is not None
+        before = pace.seconds(fleet[slow].running)
+        fleet[slow].held -= 1
+        (place,) = assign([0], fleet, max_pending=THETA, group_size=1)
+        there = fleet[place].pace
+        assert place != slow and there is not None
+        assert MUCH_SLOWER * there.seconds(fleet[place].running) < before
+    else:
+        raise AssertionError("moves without an end")
+
+
+def test_without_all_paces_it_goes_by_what_is_pending() -> None:
+    fleet = mixed([1.0, 9.0], [3, 1])
+    fleet[0].pace = None
+    assert straggler(fleet) is None
+    assert assign([0], fleet, max_pending=THETA, group_size=1) == [1]

@@ -22,6 +22,7 @@ from rlboost_jax.manager.journal import RunOver
 from rlboost_jax.manager.state import ORPHANED
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
 from tests.manager.fakes import RUN, begin_step, settings
+from tests.manager.fakes import hello as server_hello
 
 A, B = 10, 11
 
@@ -153,6 +154,17 @@ def test_the_market_gives_and_takes() -> None:
     assert Start("local-2") in desk(MachineAdded(""))
     desk(MachineRemoved("m1", notice=False))
     assert Signal("local-2", notice=False) in desk.actions
+
+
+def test_the_fleet_begins_with_as_many_as_there_are_reserved_engines() -> None:
+    """Algorithm 1: N_prem = N_resv, until a step has shown how many are worth having."""
+    desk = Desk(settings(fleet__sizing="paper", fleet__max_instances=5))
+    desk.open_run()
+    desk.server(RESERVED + 1, server_hello(instance="trainer-2", reserved=True))
+    started = []
+    for number in range(4):
+        started += [a for a in desk(MachineAdded(f"m{number}")) if isinstance(a, Start)]
+    assert started == [Start("local-1"), Start("local-2")]
 
 
 def test_money_and_time() -> None:
