@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rlboost_jax.manager.fleet_size import Hazard, Prices, Size, best_size
 from rlboost_jax.manager.instances import Roster
 from rlboost_jax.manager.journal import RunOver
 from rlboost_jax.manager.ledger import Ledger
@@ -17,6 +16,7 @@ from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.servers import Servers
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.sizing import Sizing
 from rlboost_jax.manager.window import Observation, initial, recall, update
 from rlboost_jax.manager.work import Work
 from rlboost_jax.messages import (
@@ -66,9 +66,8 @@ class Trainer:
         self.patience = FIRST_TRAINER_SECONDS  # for the trainer now awaited
         self.orphan_at = now + self.patience
         self.ended = False
-        self.sizes: dict[int, Size] = {}  # of fleets, as the last step foresaw them
         self.learnt = False  # this manager has seen a whole step
-        self._wanted: int | None = None  # preemptible instances, by what was foreseen
+        self._sizing = Sizing(settings, roster, outbox)
         self._resumed = False  # the active step began with tokens kept
         self._ready_before = 0.0  # instance-seconds when the step began
         self.paid: dict[int, float] = {}  # step → dollars of the run when it was reported
@@ -354,66 +353,7 @@ class Trainer:
             other_seconds=now - step.begun_at - self._work.seeding.total(now) - accounted,
             present=[instance.name for instance in self._roster],
         )
-        self._size()
-
-    def _size(self) -> None:
-        """Foresee the next step for fleets of several sizes, and want the best of them."""
-        model, fleet = self._work.model, self._settings.fleet
-        assert model is not None
-        index = self._roster.index
-        reserved = list(index.reserved.values())
-        remote = [i for i in self._roster if i.member]
-        like = next(iter(remote or reserved), None)
-        if like is None or not reserved:
-            return
-        count = sum(index.prices.values())
-        price = (
-            sum(p * n for p, n in index.prices.items()) / count if count else fleet.price_per_hour
-        )
-        start = self._roster.start_seconds
-        prices = Prices(
-            reserved=fleet.reserved_price_per_hour / 3600,
-            instance=price / 3600,
-            start_seconds=start if start < math.inf else 0.0,
-            hazard=Hazard(self._roster.losses, self._roster.alive.total(self._roster.now)),
-        )
-        self.sizes = {}
-
-        def foresee(instances: int) -> Size:
-            if instances not in self.sizes:
-                found = model.whole_step(reserved, like, instances)
-                assert found is not None
-                forecast, tokens = found
-                seconds = forecast.end + model.overhead
-                self.sizes[instances] = Size(
-                    instances=instances,
-                    step_seconds=seconds,
-                    window_seconds=forecast.window,
-                    tokens=tokens,
-                    dollars=seconds * prices.per_second(instances),
-                )
-            return self.sizes[instances]
-
-        if model.whole_step(reserved, like, 0) is None:
-            return
-        known = self.window.instance_cap if self.learnt else len(reserved)
-        best = best_size(foresee, start=known, most=fleet.max_instances)
-        here = min(len(remote), fleet.max_instances)
-        for size in (here - 1, here, here + 1):
-            if 0 <= size <= fleet.max_instances:
-                foresee(size)
-        self._wanted = best.instances
-        self._outbox.record(
-            "foreseen",
-            instances=len(remote),
-            wanted=best.instances,
-            sizes=[
-                [s.instances, s.step_seconds, s.window_seconds, s.tokens, s.dollars]
-                for _, s in sorted(self.sizes.items())
-            ],
-            losses_per_hour=prices.hazard.rate * 3600,
-            start_seconds=prices.start_seconds,
-        )
+        self._sizing.foresee(model, self.window.instance_cap if self.learnt else None)
 
     def _observe(
         self, message: StepTrained, rollout: float, remote_wait: float, instances: float
@@ -436,8 +376,8 @@ class Trainer:
             self.window = msgspec.structs.replace(
                 self.window, seconds=seconds, memory=before.memory
             )
-        if self._settings.fleet.sizing == "marginal" and self._wanted is not None:
-            self.window = msgspec.structs.replace(self.window, instance_cap=self._wanted)
+        if self._settings.fleet.sizing == "marginal" and self._sizing.wanted is not None:
+            self.window = msgspec.structs.replace(self.window, instance_cap=self._sizing.wanted)
         self.learnt = True
 
     def _report(self, step: Step, rollout: float, instances: float, now: float) -> StepReport:

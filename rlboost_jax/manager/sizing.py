@@ -1,0 +1,78 @@
+"""The next step foreseen for fleets of several sizes, and which of them is wanted."""
+
+import math
+
+from rlboost_jax.manager.fleet_size import Hazard, Prices, Size, best_size
+from rlboost_jax.manager.instances import Roster
+from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.step_model import StepModel
+
+
+class Sizing:
+    def __init__(self, settings: Settings, roster: Roster, outbox: Outbox) -> None:
+        self._fleet = settings.fleet
+        self._roster = roster
+        self._outbox = outbox
+        self.wanted: int | None = None  # preemptible instances; None: nothing was foreseen yet
+
+    def foresee(self, model: StepModel, known: int | None) -> None:
+        """After a step that the model has learnt of.
+
+        Args:
+            known: the size wanted so far, to begin with; None: as many as are reserved.
+        """
+        reserved = list(self._roster.index.reserved.values())
+        remote = [instance for instance in self._roster if instance.member]
+        like = next(iter(remote or reserved), None)
+        if like is None or not reserved or model.whole_step(reserved, like, 0) is None:
+            return
+        prices = self._prices()
+        sizes: dict[int, Size] = {}
+
+        def foreseen(instances: int) -> Size:
+            if instances not in sizes:
+                found = model.whole_step(reserved, like, instances)
+                assert found is not None
+                forecast, tokens = found
+                seconds = forecast.end + model.overhead
+                sizes[instances] = Size(
+                    instances=instances,
+                    step_seconds=seconds,
+                    window_seconds=forecast.window,
+                    tokens=tokens,
+                    dollars=seconds * prices.per_second(instances),
+                )
+            return sizes[instances]
+
+        most = self._fleet.max_instances
+        start = len(reserved) if known is None else known
+        self.wanted = best_size(foreseen, start=start, most=most).instances
+        here = min(len(remote), most)
+        for size in (here - 1, here, here + 1):
+            if 0 <= size <= most:
+                foreseen(size)
+        self._outbox.record(
+            "foreseen",
+            instances=len(remote),
+            wanted=self.wanted,
+            sizes=[
+                [s.instances, s.step_seconds, s.window_seconds, s.tokens, s.dollars]
+                for _, s in sorted(sizes.items())
+            ],
+            losses_per_hour=prices.hazard.rate * 3600,
+            start_seconds=prices.start_seconds,
+        )
+
+    def _prices(self) -> Prices:
+        """With the mean of what instances there are cost; the configured price without any."""
+        asked = self._roster.index.prices
+        count = sum(asked.values())
+        mean = sum(price * n for price, n in asked.items()) / count if count else None
+        start = self._roster.start_seconds
+        return Prices(
+            reserved=self._fleet.reserved_price_per_hour / 3600,
+            instance=(self._fleet.price_per_hour if mean is None else mean) / 3600,
+            start_seconds=start if start < math.inf else 0.0,
+            hazard=Hazard(self._roster.losses, self._roster.alive.total(self._roster.now)),
+        )
