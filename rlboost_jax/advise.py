@@ -10,11 +10,6 @@ the first fleet of its market that has an instance, and the manager asked.
 """
 
 import functools
-import json
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final
 
 from absl import app, flags
 from ml_collections import config_flags
@@ -22,39 +17,13 @@ from ml_collections import config_flags
 from rlboost_jax import exits
 from rlboost_jax.config.command_line import parse
 from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.manager.advice import Advice, advise, report
+from rlboost_jax.manager.advice import report
+from rlboost_jax.simulator.advice import of_run, of_simulation
 from rlboost_jax.simulator.load import sim_config
-from rlboost_jax.simulator.markets import markets, static
 from rlboost_jax.simulator.records import SimConfig
-from rlboost_jax.simulator.world import World
-
-STEPS: Final = 6  # that are simulated
-SECONDS: Final = 1e6  # that they may take
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Simulation to ask.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to ask.")
-
-
-def of_run(workdir: str | Path) -> Advice:
-    """Raises ConfigError where the run says nothing."""
-    folder = Path(workdir)
-    events = [row for row in _rows(folder / "events.jsonl") if row.get("kind") == "foreseen"]
-    if not events:
-        raise ConfigError(
-            f"{folder}/events.jsonl has no event 'foreseen'; let the run's manager foresee steps: "
-            "set manager.window = 'model' or fleet.sizing = 'marginal'"
-        )
-    seconds = {row["step"]: row["step_seconds"] for row in _rows(folder / "metrics.jsonl")}
-    return advise([{**row["detail"], "step": row["step"]} for row in events], seconds)
-
-
-def of_simulation(config: SimConfig) -> Advice:
-    policy = replace(config.policy, window="model", sizing="marginal")
-    config = replace(config, num_steps=STEPS, policy=policy)
-    market = next((m for m in markets(config.market, seed=config.seed) if m.changes), static(1))
-    world = World(config, market.changes, seed=config.seed, seconds=min(market.seconds, SECONDS))
-    rows = world.run()
-    return advise(world.foreseen, {row["step"]: row["step_seconds"] for row in rows})
 
 
 def main(argv: list[str]) -> None:
@@ -72,13 +41,6 @@ def main(argv: list[str]) -> None:
     except KeyboardInterrupt:
         exits.leave("interrupted", exits.by_signal(2))
     print(report(advice))
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    with open(path, encoding="utf-8") as lines:
-        for line in lines:
-            if line.endswith("\n"):  # the last may be in the making
-                yield json.loads(line)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,9 @@ class Fleet:
         self._absent.pop(server.name, None)
 
     def lost_sight_of(self, server: Server, now: float) -> None:
-        """Its stream has ended, and there is no other yet."""
+        """Its stream has ended, and there is no other yet. It may have come before its process was
+        known, as with a server of an earlier manager's."""
+        self.came(server)
         self._absent[server.name] = now
 
     def lend(self, machine: str) -> None:

@@ -11,7 +11,7 @@ KINDS = {"tied, with biases": {"attention_bias": True, "output_bias": True, "tie
 SOURCE = f"""
 from dataclasses import replace
 import jax, numpy as np
-from rlboost_jax.config.records import EngineConfig, ModelConfig
+from rlboost_jax.config.records import EngineConfig, LoraConfig, ModelConfig
 from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.manager.events import MachineRemoved
-from rlboost_jax.manager.fleet import Fleet, victim, wanted
+from rlboost_jax.manager.fleet import ABSENT_SECONDS, Fleet, victim, wanted
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,15 @@ def test_servers_found_take_the_machines_first_lent() -> None:
     assert fleet.machines == {"m0": "local-4", "m1": "local-2", "m2": "local-5"}
     fleet.exited("local-4", 100.0)
     assert fleet.missing(9) == 1 and fleet.retry_at < 100.0
+
+
+def test_a_server_that_went_before_it_was_known_to_be_there_is_absent_not_starting() -> None:
+    fleet = lent(1)
+    fleet.found("local-1", 101)
+    assert fleet.starting == 1
+    fleet.lost_sight_of(fleet.servers["local-1"], 5.0)
+    assert fleet.servers["local-1"].joined and fleet.starting == 0
+    assert fleet.give_up(5.0 + ABSENT_SECONDS) == ["local-1"]
 
 
 def test_a_server_found_without_a_machine_goes_on_and_may_be_taken() -> None:

@@ -199,10 +199,9 @@ class Trainer:
         assert step == self.step
         for sample in samples:
             assert sample == self._measuring, "a response that is trained on"
-            if sample in self.results:
-                self._got.discard((self.stream, step, sample))
-                self.results.pop(sample)
-                self._sizes.pop(sample)
+            self._got.discard((self.stream, step, sample))
+            self.results.pop(sample, None)
+            self._sizes.pop(sample, None)
 
     def _extend(self) -> None:
         """Some prompts more, in as many messages."""
