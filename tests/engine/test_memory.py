@@ -33,6 +33,8 @@ SLOT_TOKENS = 44
 # 5 slots of 4 pages: 200 bytes for all of them.
 SIZES = Sizes(weights=100, working=50, page=10, slot_pages=4, slots=5, num_pages=0)
 
+SOAK = pytest.mark.soak
+
 
 @pytest.fixture
 def on_device(
@@ -231,10 +233,12 @@ def test_plans_the_bytes_that_are_there(
     ("shape", "settings", "truncated"),
     [
         ({"vocab_size": 8000}, {}, True),  # logits are most of it
-        ({"vocab_size": 9000}, {}, False),  # and sampled in another way
+        pytest.param({"vocab_size": 9000}, {}, False, marks=SOAK),  # and sampled in another way
         ({"hidden_dim": 1024, "num_query_heads": 16, "head_dim": 64}, {"attention": "xla"}, False),
         ({}, {"attention": "reference"}, False),
-        ({"dtype": "float16", "embed_dim": 128, "hidden_dim": 512}, {}, False),
+        pytest.param(
+            {"dtype": "float16", "embed_dim": 128, "hidden_dim": 512}, {}, False, marks=SOAK
+        ),
         ({"num_experts": 8, "experts_per_token": 2, "expert_dim": 512, "embed_dim": 64}, {}, False),
         (
             {
@@ -244,7 +248,12 @@ def test_plans_the_bytes_that_are_there(
             {},
             False,
         ),
-        ({"sliding_window": 5, "attention_pattern": "L", "hidden_dim": 1024}, {}, False),
+        pytest.param(
+            {"sliding_window": 5, "attention_pattern": "L", "hidden_dim": 1024},
+            {},
+            False,
+            marks=SOAK,
+        ),
     ],
 )
 def test_working_space_is_what_the_compiler_takes_at_most(

@@ -287,7 +287,7 @@ class Server:
             in_flight=4 * running,
             running=running,
             waiting=len(self.held) - running if self._busy else 0,
-            leads=leads,
+            leads=leads if self.world.settings.routing else None,
         )
         self._sequence += 1
         self.say(message)
