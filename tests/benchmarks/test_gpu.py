@@ -7,6 +7,7 @@ import pytest
 from benchmarks import gpu, gpu_kernels
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("part", gpu.PARTS)
 def test_runs_dry(part):
     result = gpu.run_part(part, dry_run=True)

@@ -2,6 +2,7 @@
 
 PROGRAM = """
 from dataclasses import replace
+import pytest
 import jax, numpy as np
 from configs import base
 from rlboost_jax.config.load import run_config
@@ -62,5 +63,6 @@ print(max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(one[:2])))
 """
 
 
+@pytest.mark.soak
 def test_gradients_on_eight_devices_are_those_on_one(run_with_devices):
     assert float(run_with_devices(PROGRAM, 8)) > 1e-3, "there is something to compare"

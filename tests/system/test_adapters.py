@@ -16,6 +16,7 @@ ADAPTERS = (
 )
 
 
+@pytest.mark.soak
 def test_kills_of_servers_and_trainer_change_no_bit(tmp_path):
     calm = Run(tmp_path / "calm", *ADAPTERS, "fleet.max_instances=0").run()
     digests = calm.digests()

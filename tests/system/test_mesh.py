@@ -37,6 +37,7 @@ def change(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> np.nd
     return np.concatenate([(after[name] - before[name]).ravel() for name in before])
 
 
+@pytest.mark.soak
 def test_a_mesh_trains_what_one_device_trains(tmp_path, monkeypatch):
     """The mesh goes on from the first checkpoint of the other run. A warm-up of its own would
     end in other bits, because sums over shards round differently. So engines get the same

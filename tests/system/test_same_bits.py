@@ -35,6 +35,7 @@ def test_engine_and_learner_agree_to_rounding(calm):
     assert all(row["max_logprob_gap"] <= 1e-5 for row in calm.metrics())
 
 
+@pytest.mark.soak
 def test_they_agree_on_truncated_sampling_too(tmp_path):
     truncated = ("sampling.top_p=0.9", "sampling.top_k=20", "num_steps=2")
     run = Run(tmp_path / "run", SEED, *truncated, "fleet.max_instances=1").run()
@@ -48,6 +49,7 @@ def test_killed_and_joining_servers_change_no_bit(calm, tmp_path):
     chaos.assert_accounts_hold()
 
 
+@pytest.mark.soak
 def test_dynamic_sampling_fills_the_same_batches_whoever_is_killed(tmp_path):
     """Held-out prompts ride on every second step besides."""
     dapo = (*SHORT, "algorithm.name=dapo", "evaluation.every_steps=2", "num_steps=4")
@@ -80,6 +82,7 @@ def test_a_replayed_trace_changes_no_bit(calm, tmp_path):
     assert not replayed.events("compiled"), "whatever arrives, a warm engine compiles nothing"
 
 
+@pytest.mark.soak
 def test_no_server_at_all_changes_no_bit(calm, tmp_path):
     alone = Run(tmp_path / "run", SEED, "fleet.max_instances=0").run()
     assert not [e for e in alone.events("joined") if "reserved" not in e["instance"]]
@@ -105,6 +108,7 @@ def test_a_killed_trainer_goes_on_in_the_same_step(calm, tmp_path):
         run.assert_accounts_hold()
 
 
+@pytest.mark.soak
 def test_another_seed_gives_other_bits(calm, tmp_path):
     other = Run(tmp_path / "run", "seed=12", "num_steps=1", "fleet.max_instances=0").run()
     step, trajectories, params = other.digests()[0]
