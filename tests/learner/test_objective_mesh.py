@@ -1,8 +1,9 @@
 """One against eight devices, where sums over sequences and a critic are involved."""
 
+import pytest
+
 PROGRAM = """
 from dataclasses import replace
-import pytest
 import jax, numpy as np
 from configs import base
 from rlboost_jax.config.load import run_config
