@@ -30,11 +30,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compile_cache(pytestconfig: pytest.Config) -> Path:
+def compile_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of compiled programs, shared by all workers, the processes that they start, and
-    later sessions. `pytest --cache-clear` empties it."""
-    assert pytestconfig.cache is not None
-    folder = pytestconfig.cache.mkdir("compiled")
+    later sessions. `pytest --cache-clear` empties it; without pytest's cache it is this session's.
+    """
+    cache = getattr(pytestconfig, "cache", None)
+    folder = cache.mkdir("compiled") if cache else tmp_path_factory.mktemp("compiled")
     settings = {
         "JAX_COMPILATION_CACHE_DIR": str(folder),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
