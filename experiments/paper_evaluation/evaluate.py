@@ -14,24 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from configs.sim import base, paper_segments
+from configs.sim import paper_segments
+from experiments.migration import experiment as migration
+from experiments.seeding_window.experiment import loss_and_return
+from experiments.simulated import config_of
 from rlboost_jax.simulator.load import sim_config
-from rlboost_jax.simulator.markets import Change, Market, markets, static
+from rlboost_jax.simulator.markets import markets, static
 from rlboost_jax.simulator.outcome import Outcome
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.systems import rows_of
-from rlboost_jax.simulator.world import World
 
 FOLDER = Path(__file__).parent
-STEPS, SETTLING = 14, 6
+SETTLING = config_of("14b").settling_steps
 SEED = 0
-
-
-def config_of(model: str, **changes: Any) -> SimConfig:
-    config = base.get_config(model)
-    config.num_steps, config.settling_steps = STEPS, SETTLING
-    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
-    return sim_config(config)
 
 
 def ratios(
@@ -105,10 +100,7 @@ def seeding() -> dict[str, Any]:
     """Five of six instances go and come back one by one, one every 25 minutes."""
     config = replace(config_of("14b"), settling_steps=0)
     gone = 4 * 3600.0  # settled by then
-    changes = [Change(0.0, True, f"m{i}") for i in range(6)]
-    changes += [Change(gone, False, f"m{i}") for i in range(1, 6)]
-    changes += [Change(gone + 1500.0 * i, True, f"back{i}") for i in range(1, 6)]
-    market = Market(name="loss", instances=None, seconds=gone + 3 * 3600.0, changes=tuple(changes))
+    market = loss_and_return(gone, 1500.0, gone + 3 * 3600.0)
     found = {}
     for system in ("rlboost", "no_memory", "no_seeding"):
         used, rows = rows_of(system, config, market, seed=SEED)
@@ -119,19 +111,10 @@ def seeding() -> dict[str, Any]:
 
 def faults() -> dict[str, Any]:
     """Half of six instances are lost in a settled step; what that adds to it."""
-    config = replace(config_of("14b"), settling_steps=0, num_steps=8)
-    found: dict[str, Any] = {}
-    calm = World(config, static(6).changes, seed=SEED, seconds=1e9).run()
-    begun = calm[-1]["begun_at"]
-    for seconds in (100.0, 200.0):
-        lost = tuple(Change(begun + seconds, False, f"machine{i}") for i in (1, 2, 3))
-        changes = (*static(6).changes, *lost)
-        for migration in (True, False):
-            policy = replace(config.policy, migration=migration)
-            rows = World(replace(config, policy=policy), changes, seed=SEED, seconds=1e9).run()
-            added = rows[-1]["step_seconds"] - calm[-1]["step_seconds"]
-            found.setdefault(f"{seconds:g}", {})["migrate" if migration else "recompute"] = added
-    return found
+    added = migration.measure(moments=(100.0, 200.0), seeds=(SEED,))
+    return {
+        moment: {way: row[way]["mean"] for way in migration.WAYS} for moment, row in added.items()
+    }
 
 
 def parts(trace: str) -> dict[str, Callable[[], Any]]:

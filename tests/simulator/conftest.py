@@ -6,33 +6,22 @@ from typing import Any
 import pytest
 
 from configs.sim import base
+from experiments.simulated import TINY
 from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.records import SimConfig
 
 Make = Callable[..., SimConfig]
 
 SMALL = {
+    **TINY,
     "num_steps": 4,
     "settling_steps": 1,
-    "reserved.chips_per_node": 4,
-    "workload.prompts_per_step": 16,
-    "workload.group_size": 4,
-    "workload.mean_tokens": 800.0,
-    "workload.max_response_tokens": 3000,
-    "engine.slots": 32,
-    "engine.slot_tokens": 0.0,
-    "engine.memory_fraction": 0.85,
     "engine.memory_efficiency": 0.5,
     "engine.step_overhead_seconds": 0.004,
     "workload.sigma": 0.8,
     "workload.group_correlation": 0.5,
     "trainer.compute_efficiency": 0.38,
-    "policy.window_initial_seconds": 8.0,
-    "trainer.apply_seconds": 0.5,
     "trainer.begin_seconds": 0.5,
-    "trainer.switch_seconds": 0.5,
-    "trainer.micro_batch_seconds": 0.01,
-    "instance.start_seconds": 10.0,
 }
 
 
