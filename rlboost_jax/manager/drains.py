@@ -8,8 +8,9 @@ leave. One that goes earlier is lost like any other; one that stays is hung up o
 
 import math
 
-from rlboost_jax.manager.instances import Instance, Roster
+from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.work import Work, newest_pending
 from rlboost_jax.messages import MAX_NOTICE_SECONDS, Hint, Leave, Notice

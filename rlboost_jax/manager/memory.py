@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from rlboost_jax.manager.fleet import Fleet
-from rlboost_jax.manager.instances import Roster
 from rlboost_jax.manager.journal import (
     Collected,
     Counted,
@@ -24,6 +23,7 @@ from rlboost_jax.manager.journal import (
 )
 from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.servers import Servers
 from rlboost_jax.manager.trainer import Trainer
 

@@ -9,11 +9,12 @@ import math
 from rlboost_jax.manager.batches import MalformedBatch, Rows
 from rlboost_jax.manager.drains import Drains
 from rlboost_jax.manager.fleet import Fleet
-from rlboost_jax.manager.instances import Instance, Roster
+from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.journal import Published
 from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.limits import REMARKS_PER_SECOND
 from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.work import Work, context
 from rlboost_jax.messages import (

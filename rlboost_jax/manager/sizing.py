@@ -3,8 +3,8 @@
 import math
 
 from rlboost_jax.manager.fleet_size import Hazard, Prices, Size, best_size
-from rlboost_jax.manager.instances import Roster
 from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.step_model import StepModel
 

@@ -25,11 +25,11 @@ from rlboost_jax.manager.events import (
     TrainerGone,
 )
 from rlboost_jax.manager.fleet import Fleet, victim
-from rlboost_jax.manager.instances import Roster
 from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.memory import Memory
 from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.servers import Servers
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.trainer import ProtocolError, Trainer

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rlboost_jax.manager.instances import Roster
 from rlboost_jax.manager.journal import RunOver
 from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.rollouts import Rollout, Step
+from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.servers import Servers
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.sizing import Sizing

@@ -7,7 +7,7 @@ is no tick: a waiting rollout goes as soon as an eligible instance has room.
 from collections.abc import Collection, Iterable, Sequence
 
 from rlboost_jax.manager.forecast import RESOLUTION
-from rlboost_jax.manager.instances import Instance, Roster
+from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.placement import (
@@ -21,6 +21,7 @@ from rlboost_jax.manager.placement import (
 )
 from rlboost_jax.manager.profile import Profile
 from rlboost_jax.manager.rollouts import Rollout, Step
+from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.step_model import StepModel
 from rlboost_jax.manager.usage import Usage

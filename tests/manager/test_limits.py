@@ -6,9 +6,9 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager import limits
-from rlboost_jax.manager.instances import Roster
 from rlboost_jax.manager.limits import Bucket, Callers, Meter, server_frame_bytes
 from rlboost_jax.manager.profile import MAX_KINDS, MIN_SAMPLES, Profile
+from rlboost_jax.manager.roster import Roster
 from tests.manager.desk import Desk, seeded
 from tests.manager.fakes import batch, hello, ready, settings
 

@@ -7,8 +7,9 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager import journal, journal_files, outbox, servers, work
-from rlboost_jax.manager.instances import Instance, Roster
+from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.journal import Collected
+from rlboost_jax.manager.roster import Roster
 from tests.simulate.faults import fails, schedule_of
 
 WITHIN = 10_000  # schedules

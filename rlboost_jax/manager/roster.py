@@ -1,0 +1,233 @@
+"""All rollout servers with a living stream: leases, who may join, time and money.
+
+A server is alive as long as it says so (its lease), hears us (what it echoes of our answers)
+and gets on with the work it holds (its progress).
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+from rlboost_jax.manager.accounts import Integral
+from rlboost_jax.manager.index import Index, Pool
+from rlboost_jax.manager.instances import Instance
+from rlboost_jax.manager.rollouts import Step
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.messages import Hello
+
+MAX_PRICE = 100_000.0  # dollars per hour; more is a mistake, or meant to spoil the accounts
+MAX_BANISHED = 100  # the oldest may try again, and would be caught again
+REMEMBERED_INSTANCES = 65536  # that joined last: a liar among them is known when it comes again
+NEWEST_START = 0.3  # weight of the last start-up
+SLOWER = 10  # times its slowest dispatch so far: what a server may take, overloaded
+
+
+class Roster:
+    """All instances with a living stream, in the order in which they joined."""
+
+    def __init__(self, settings: Settings, now: float) -> None:
+        self._settings = settings
+        self.streams: dict[int, Instance] = {}
+        self.index = Index()
+        self.fingerprint: str | None = None  # of the first reserved engine
+        self.changed = False  # a member came or went since a step began
+        self.joined = 0
+        self.lost = 0
+        self.losses = 0.0  # of those, the ones that the market took
+        self.alive = Integral(now)  # instance-seconds of preemptible ones
+        self.start_seconds = math.inf  # from an order to readiness, lately; inf: not known
+        self.in_flight = {False: 0, True: 0}  # reserved? → most tokens that may still come
+        self.cost = Integral(now)  # dollars
+        self.ready = Integral(now)  # instance-seconds of preemptible ones with work to give
+        self.own: set[str] = set()  # names that the trainer's engines have had
+        self.banished: dict[str, str] = {}  # who may not join again (`_identity`), and why
+        self._identities: dict[str, str] = {}  # name → who that was
+        self.check_at = math.inf  # no server is due for anything before
+        self.now = now  # of the event being handled
+        self.numbers = 0  # in names given out
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(self.streams.values())
+
+    def objection(self, hello: Hello) -> str:
+        """Why a server cannot take part; "" if it can."""
+        needed = self._settings.slot_tokens
+        if not 0 < hello.slots <= self._settings.slots:
+            return (
+                f"slots = {hello.slots} is not in 1..{self._settings.slots} (engine.slots); start "
+                "the server with this run's configuration"
+            )
+        if hello.slot_tokens < needed:
+            return (
+                f"slot_tokens = {hello.slot_tokens} is less than the {needed} of this run; "
+                "start the server with this run's configuration"
+            )
+        if not 0 <= hello.price_per_hour <= MAX_PRICE:
+            return (
+                f"price_per_hour = {hello.price_per_hour} is not in 0..{MAX_PRICE:g}; set --price"
+            )
+        if self.mismatch(hello):
+            return self.mismatch(hello)
+        if hello.reserved:
+            return ""
+        if hello.instance in self.own:
+            return f"the name {hello.instance!r} is the trainer's own engine's; choose another"
+        most = self._settings.max_servers
+        if len(self.streams) >= most:
+            return f"there are {most} instances already; leave some work to the learner"
+        if reason := self.banished.get(_identity(hello)):
+            return f"sent away before: {reason}; look for a fault of that host, then start it anew"
+        return ""
+
+    def mismatch(self, hello: Hello) -> str:
+        """Why its tokens could differ in bits from the reserved engine's; "" if they cannot."""
+        if not self._settings.deterministic or self.fingerprint in (None, hello.fingerprint):
+            return ""
+        return (
+            f"fingerprint {hello.fingerprint!r} is not {self.fingerprint!r} of the reserved "
+            "engine; run the same program, or set deterministic = False"
+        )
+
+    @property
+    def trusting(self) -> bool:
+        """Deterministic runs wait for the reserved engine's fingerprint. Once that is known,
+        nobody with another one is here."""
+        return not self._settings.deterministic or self.fingerprint is not None
+
+    def pool(self, step: Step) -> Pool:
+        """Preemptible instances that are ready for a step."""
+        return self.index.pool(step.begin.version, step.begin.params_digest)
+
+    def join(self, stream: int, hello: Hello, now: float) -> Instance:
+        instance = Instance(stream, self._name(hello), hello, now)
+        self.streams[stream] = instance
+        self.index.join(instance)
+        self.check_at = min(self.check_at, now + self._settings.manager.lease_seconds)
+        if hello.reserved:
+            self.fingerprint = self.fingerprint or hello.fingerprint
+            self.own.add(instance.name)
+        self._identities.pop(instance.name, None)
+        self._identities[instance.name] = _identity(hello)
+        if len(self._identities) > REMEMBERED_INSTANCES:
+            del self._identities[next(iter(self._identities))]
+        return instance
+
+    def banish(self, name: str, reason: str) -> None:
+        """Let whoever had that name not join again: its next work would go the same way."""
+        if name in self._identities:
+            self.banished.setdefault(self._identities[name], reason)
+            if len(self.banished) > MAX_BANISHED:
+                del self.banished[next(iter(self.banished))]
+
+    def speaks(self, name: str, is_it: Callable[[Hello], bool]) -> bool:
+        """Whether a living stream is that of the provider's server of that name."""
+        return name in self.index.claims and any(is_it(i.hello) for i in self)
+
+    def same_process(self, name: str) -> list[Instance]:
+        """The living streams of whoever had that name, whatever they are called now."""
+        who = self._identities.get(name)
+        return [i for i in self if not i.reserved and _identity(i.hello) == who]
+
+    def retire(self, instance: Instance) -> None:
+        """It goes soon: no more work for it."""
+        self.changed |= instance.member
+        instance.leave_soon()
+
+    def charge(self, instance: Instance, tokens: int) -> None:
+        """Note the most that the dispatch which an instance has begun can yield."""
+        self.in_flight[instance.reserved] += tokens - instance.in_flight
+        instance.in_flight = tokens
+
+    def started(self, seconds: float) -> None:
+        """An instance was ready so long after it was ordered."""
+        known = self.start_seconds if self.start_seconds < math.inf else seconds
+        self.start_seconds = known + NEWEST_START * (seconds - known)
+
+    def leave(self, instance: Instance) -> None:
+        self.charge(instance, 0)
+        del self.streams[instance.stream]
+        self.index.leave(instance)
+        self.changed |= instance.member
+
+    def deadline(self, instance: Instance) -> tuple[float, str, bool]:
+        """When a server counts as lost if nothing changes, why, and whether it is stuck then.
+
+        What was slow before may be ten times as slow under load; but a server cannot earn more
+        than ten times `progress_seconds` by pretending to be.
+        """
+        settings = self._settings.manager
+        lease, least = settings.lease_seconds, settings.progress_seconds
+        silent = instance.heard_at + lease, f"silent for {lease:g} s", False
+        if not instance.held:
+            return silent
+        patience = max(least, SLOWER * min(instance.slowest, least))
+        stuck = instance.progress_at + patience, f"no progress for {patience:g} s", True
+        owing = instance.asked_at + patience, f"gave nothing back for {patience:g} s", True
+        return min(silent, stuck, owing)
+
+    def watch(self, instance: Instance) -> None:
+        """It holds work from now on: look at it in time."""
+        self.check_at = min(self.check_at, self.deadline(instance)[0])
+
+    def deaf(self, instance: Instance, echo: float, now: float) -> str:
+        """Take in what a renewal echoes. Returns why its server counts as lost, or "".
+
+        Whoever is merely silent is judged by its lease, so this one is judged as it speaks: by
+        the next renewal it would be too late.
+        """
+        settings = self._settings.manager
+        if 0 < echo <= now:
+            known = instance.hears_at if instance.hears_at < math.inf else echo
+            instance.hears_at = max(known, echo)
+        patience = settings.lease_seconds - settings.renew_seconds
+        silence = now - instance.hears_at
+        return f"deaf for {silence:.2g} s: it hears nothing of us" if silence >= patience else ""
+
+    def extend(self, seconds: float, now: float) -> None:
+        """We heard nobody for so long, by our own fault. Machines go when they go, though."""
+        for instance in self:
+            instance.heard_at = min(now, instance.heard_at + seconds)
+            instance.progress_at = min(now, instance.progress_at + seconds)
+            for rollout in instance.held.values():
+                if rollout.releasing:
+                    rollout.asked_at = min(now, rollout.asked_at + seconds)
+            if instance.hears_at < math.inf:
+                instance.hears_at = min(now, instance.hears_at + seconds)
+            if instance.batch_at < math.inf:
+                instance.batch_at = min(now, instance.batch_at + seconds)
+            instance.leave_by += seconds
+
+    @property
+    def members(self) -> int:
+        return sum(instance.member for instance in self)
+
+    @property
+    def num_reserved(self) -> int:
+        return sum(instance.reserved for instance in self)
+
+    def account(self, step: Step | None, starting: int, now: float) -> None:
+        """Bring the integrals up to date after something changed.
+
+        Args:
+            starting: servers that the provider has started and that have not joined yet;
+                they are paid for too.
+        """
+        fleet = self._settings.fleet
+        prices = sum(price * count for price, count in self.index.prices.items())
+        hourly = fleet.reserved_price_per_hour + prices + starting * fleet.price_per_hour
+        self.cost.set(hourly / 3600, now)
+        self.alive.set(sum(self.index.prices.values()), now)
+        self.ready.set(len(self.pool(step).instances) if step else 0, now)
+
+    def _name(self, hello: Hello) -> str:
+        """One that nobody else has had: tokens are filed under it."""
+        taken = self.index.names
+        name, who = hello.instance, _identity(hello)
+        while not name or name in taken or self._identities.get(name, who) != who:
+            self.numbers += 1
+            name = f"{hello.instance or 'server'}-{self.numbers}"
+        return name
+
+
+def _identity(hello: Hello) -> str:
+    """A process, as far as it can be told from another by what it says."""
+    return f"{hello.host}/{hello.pid}/{hello.process}/{hello.instance}"
