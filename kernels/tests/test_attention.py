@@ -234,7 +234,7 @@ def with_nan_where_nothing_is_held(arguments):
     return arguments._replace(kv_pages=jnp.asarray(kv_pages))
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=settings.default.max_examples // 20, deadline=None)
 @given(problem=problems(), options=options())
 def test_matches_float64_loops_for_any_shape(problem, options):
     for implementation in ("reference", "xla"):  # which take a second to compile
@@ -242,7 +242,7 @@ def test_matches_float64_loops_for_any_shape(problem, options):
 
 
 @settings(
-    max_examples=60,
+    max_examples=settings.default.max_examples // 4,  # a program each
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # a name, the same every time
 )

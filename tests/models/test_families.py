@@ -21,6 +21,8 @@ from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from tests.models.checkpoints import CASES, PLAIN_WEIGHTS, SIZES, checkpoint, logits_of
 
+pytestmark = pytest.mark.optimized  # for the bits of companions
+
 TOLERANCE = 1e-4  # of the logits' spread
 B, T, PROMPT = 3, 40, 11
 ENGINE = EngineConfig(
