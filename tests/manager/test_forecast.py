@@ -84,6 +84,20 @@ def test_a_full_cache_makes_one_wait() -> None:
     assert found.rollout == pytest.approx(7.5 + 2.5 + 2.5, rel=0.02)
 
 
+def test_steps_that_take_no_time_are_taken() -> None:
+    """Two slots, four rollouts, and prefill alone costs: of the three, which another engine had
+    begun, 3 tokens each, two at once."""
+    rates = Rates(step=0.0, row=0.0, context=0.0, prefill=0.002)
+    jobs = [
+        Job(group=n, context=3.0, remaining=tokens, place=WAITS, begun=n > 0)
+        for n, tokens in enumerate((2.0, 9.0, 3.0, 12.0))
+    ]
+    engine = Engines(count=1, slots=2, rates=rates)
+    learner = Learner(seconds_per_token=0.0, micro_batch_groups=1, fixed=True)
+    found = forecast(Plan(engines=[engine], jobs=jobs, tokens=[5.0] * 4, learner=learner), math.inf)
+    assert found.rollout == pytest.approx(3 * 3 * 0.002)
+
+
 def test_fixed_micro_batches_wait_for_their_own() -> None:
     """Two a batch: (0, 1) and (2, 3). By order of completion the two short ones go together."""
     lengths = [1000.0, 4000.0, 1000.0, 4000.0]
