@@ -105,7 +105,7 @@ class _Station:
         """Let those that wait here into slots, as far as the cache has room for them."""
         while self.queue and len(self.active) < self.slots:
             row = self.rows[self.queue[0]]
-            if self.active and self.contexts + row.context > ADMITTED * self.cache:
+            if self.active and self.contexts + row.context >= ADMITTED * self.cache:
                 return
             end = self.grain * max(1.0, round((self.steps + row.remaining) / self.grain))
             row.remaining = max(self.grain / 2, end - self.steps)
