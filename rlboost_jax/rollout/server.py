@@ -37,10 +37,11 @@ from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.messages import MAX_NOTICE_SECONDS, SICK_EXIT_CODE, decode_server, encode
 from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
 from rlboost_jax.rollout.instance import engine_of, hello_of
 from rlboost_jax.rollout.notices.metadata import ADDRESS, Told
 from rlboost_jax.rollout.notices.watch import watch_machine
-from rlboost_jax.rollout.stream import FIRST_BACKOFF_SECONDS, InstanceClient, Refused
+from rlboost_jax.rollout.stream import Refused
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.weights.pull import Puller
 
