@@ -31,7 +31,8 @@ from rlboost_jax.credentials import (
     read_credentials,
 )
 from rlboost_jax.engine.compiles import num_compiles
-from rlboost_jax.engine.engine import Engine, NonFiniteLogits
+from rlboost_jax.engine.dispatches import NonFiniteLogits
+from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
