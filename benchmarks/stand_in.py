@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.fleet.zygote import Zygote
 from rlboost_jax.messages import GenerateRequest, Hello, Manifest, unpack_tokens
-from rlboost_jax.rollout.stream import InstanceClient
+from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 
 STOP = 1

@@ -17,7 +17,7 @@ from rlboost_jax.learner.selection import Everything
 from rlboost_jax.learner.streaming import stream_step
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.rewards.verdict import Verdict, at_once
-from rlboost_jax.rollout.stream import InstanceClient
+from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 
 RUN_ID = "benchmark"

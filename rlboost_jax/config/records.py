@@ -177,7 +177,7 @@ class WarmupConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    """What is optimised, as choices that combine freely; `validate.py` names those that do not.
+    """What is optimised, choices that combine freely; `validate_algorithm.py` says which do not.
 
     A name stands for the choices of a paper (`presets.py`); a field that the configuration
     leaves at None takes the named paper's. Formulas: `docs/algorithms.md`.

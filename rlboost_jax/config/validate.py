@@ -1,32 +1,29 @@
 """Every check of a configuration, before the first device is touched.
 
-Each check yields one line per mistake: the value, the limit, the setting to change.
+Each check yields one line per mistake: the value, the limit, the setting to change. Those of the
+longer sections are in files of their own beside this one.
 """
 
 import difflib
 import importlib.util
 import ipaddress
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
-from rlboost_jax.config.combinations import of_algorithm
 from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.memory import pages_per_slot
-from rlboost_jax.config.ranges import MAX_POSITIONS, TRACKERS, out_of_range
-from rlboost_jax.config.records import ATTENTION_TARGETS, LORA_TARGETS, ModelConfig, RunConfig
+from rlboost_jax.config.ranges import TRACKERS, out_of_range
+from rlboost_jax.config.records import ModelConfig, RunConfig
 from rlboost_jax.config.task_sizes import DATASET, MIN_LENGTH, NUM_COUNTERS, task_size
 from rlboost_jax.config.traces import read_trace
+from rlboost_jax.config.validate_algorithm import algorithm_mistakes
 from rlboost_jax.config.validate_data import dataset_mistakes, leftovers
+from rlboost_jax.config.validate_engine import engine_mistakes
+from rlboost_jax.config.validate_learner import learner_mistakes
+from rlboost_jax.config.validate_model import lora_mistakes, model_mistakes
 from rlboost_jax.messages import FIRST_HELDOUT
 
-ROW_CLASS: Final = 16  # row counts whose matmuls have the same bits are multiples of this
-# A moment decays by 1 - beta each update. Rounded to bfloat16, whose last digit is worth up to
-# 1/128 of a number, one that decays by less than half of that would stay as it is for ever.
-MAX_BETA_ROUNDED: Final = 0.99
-MIN_TOKEN_ROWS: Final = 64  # … and at least this many
 MAX_TRAINED: Final = 2**19  # responses of one batch; half of what the manager takes of a step
 MAX_EVALUATED: Final = 2**19  # responses of one evaluation; the other half
 # Responses are numbered group by group, those of the last held-out prompt last, in 32 bits.
@@ -39,17 +36,22 @@ def check(config: RunConfig) -> None:
     mistakes = list(out_of_range(config))
     if not mistakes:  # the checks of fields against each other may count on the ranges
         checks = (
-            *(_lora, _task, _sampling, of_algorithm, _responses, _learner),
-            *(_engine, _manager, _fleet, _observe, _evaluation, _rest),
+            *(_task, _sampling, algorithm_mistakes, _responses, learner_mistakes),
+            *(engine_mistakes, _manager, _fleet, _observe, _evaluation, _rest),
         )
-        mistakes = [*_model(config.model), *(m for fields in checks for m in fields(config))]
+        mistakes = [
+            *model_mistakes(config.model),
+            *lora_mistakes(config.model),
+            *(mistake for fields in checks for mistake in fields(config)),
+        ]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
 
 
 def check_model(model: ModelConfig) -> None:
     """The same for an architecture alone."""
-    mistakes = list(out_of_range(SimpleNamespace(model=model), "model.")) or list(_model(model))
+    mistakes = list(out_of_range(SimpleNamespace(model=model), "model."))
+    mistakes = mistakes or list(model_mistakes(model))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
 
@@ -63,64 +65,6 @@ def check_files(config: RunConfig) -> None:
             raise ConfigError(
                 f"observe.trackers has {name!r}, which is not installed; give "
                 f"`pip install rlboost-jax[{name}]` or take it out"
-            )
-
-
-def _model(model: ModelConfig) -> Iterator[str]:
-    if model.num_query_heads % model.num_key_heads:
-        yield (
-            f"model.num_query_heads is {model.num_query_heads}, not a multiple of "
-            f"model.num_key_heads ({model.num_key_heads}); change one of them"
-        )
-    if model.head_dim % 2:
-        yield f"model.head_dim is {model.head_dim}; rotary positions need an even number"
-    pattern = model.attention_pattern
-    if not pattern or set(pattern) - set("GL"):
-        yield f'model.attention_pattern is {pattern!r}; write "G" and "L", such as "LLLLLG"'
-    elif ("L" in pattern) != (model.sliding_window > 0):
-        yield (
-            f"model.sliding_window is {model.sliding_window} and model.attention_pattern "
-            f'{pattern!r}; layers "L" need a window of at least 1 token, and there is none without'
-        )
-    low, high = model.rope_low_frequency_factor, model.rope_high_frequency_factor
-    if model.rope_scaling in ("llama3", "yarn") and not low < high:
-        yield (
-            f"model.rope_low_frequency_factor is {low}; choose less than "
-            f"model.rope_high_frequency_factor ({high})"
-        )
-    if model.rope_attention_factor != 1 and model.rope_scaling != "yarn":
-        yield (
-            f"model.rope_attention_factor is {model.rope_attention_factor}, which belongs to "
-            f"rope_scaling 'yarn' and not to {model.rope_scaling!r}; leave it at 1"
-        )
-    if model.num_experts:
-        if not 1 <= model.experts_per_token <= model.num_experts:
-            yield (
-                f"model.experts_per_token is {model.experts_per_token}; choose 1 to "
-                f"model.num_experts ({model.num_experts})"
-            )
-        if model.expert_dim < 1:
-            yield f"model.expert_dim is {model.expert_dim}; experts need a width of at least 1"
-
-
-def _lora(config: RunConfig) -> Iterator[str]:
-    model, lora = config.model, config.model.lora
-    if not lora.rank:
-        return
-    if not lora.targets:
-        yield f"model.lora.targets is empty; name some of {', '.join(LORA_TARGETS)}"
-    if len(set(lora.targets)) < len(lora.targets):
-        yield f"model.lora.targets is {lora.targets}; name each of them once"
-    for name in lora.targets:
-        if name not in LORA_TARGETS:
-            yield (
-                f"model.lora.targets has {name!r}, which can have no adapter; known: "
-                f"{', '.join(LORA_TARGETS)}"
-            )
-        elif model.num_experts and name not in ATTENTION_TARGETS:
-            yield (
-                f"model.lora.targets has {name!r}, but the feed-forward layers are experts, which "
-                f"can have no adapter: choose from {', '.join(ATTENTION_TARGETS)}"
             )
 
 
@@ -184,109 +128,6 @@ def _responses(config: RunConfig) -> Iterator[str]:
         yield (
             f"learner.prompts_per_step x algorithm.group_size{tried} is {most:,}; the limit is "
             f"{MAX_TRAINED:,} responses in a step, lower one of them"
-        )
-
-
-def _learner(config: RunConfig) -> Iterator[str]:
-    learner = config.learner
-    if learner.prompts_per_step % learner.micro_batch_prompts:
-        yield (
-            f"learner.prompts_per_step is {learner.prompts_per_step}, not a multiple of "
-            f"learner.micro_batch_prompts ({learner.micro_batch_prompts}); change one of them"
-        )
-    if min(learner.mesh) < 1:
-        yield f"learner.mesh is {learner.mesh}; every axis has at least 1 device"
-    elif not learner.pack_tokens and learner.pack_rows % (learner.mesh[0] * learner.mesh[1]):
-        yield (
-            f"learner.pack_rows is {learner.pack_rows}, not a multiple of data * fsdp "
-            f"({learner.mesh[0]} * {learner.mesh[1]}) in learner.mesh; change one of them"
-        )
-    if learner.row_tokens and learner.row_tokens < config.slot_tokens:
-        yield (
-            f"learner.row_tokens is {learner.row_tokens}, the longest prompt plus response has "
-            f"{config.slot_tokens} (engine.max_prompt_tokens + sampling.max_response_tokens); "
-            "raise it, or 0 takes just that"
-        )
-    if 0 < learner.pack_tokens < config.row_tokens:
-        yield (
-            f"learner.pack_tokens is {learner.pack_tokens}, one row has {config.row_tokens} "
-            "(learner.row_tokens, or the longest prompt plus response); raise it, or 0 takes "
-            "learner.pack_rows"
-        )
-    if config.row_tokens < 2 ** (learner.row_lengths - 1):
-        yield (
-            f"learner.row_lengths is {learner.row_lengths}; a row of {config.row_tokens} tokens "
-            "cannot be halved so often: lower it"
-        )
-    if learner.guard_kl and not config.algorithm.kl_coefficient:
-        yield (
-            f"learner.guard_kl is {learner.guard_kl}; it is of the KL to the starting model, which "
-            "is kept only where algorithm.kl_coefficient is above 0: raise that, or set it to 0"
-        )
-    if learner.attention == "paged" and math.prod(learner.mesh) > 1:
-        yield (
-            f"learner.attention is 'paged' and learner.mesh {learner.mesh}; the engine's kernel "
-            "would gather what is sharded: take 'dense' or 'auto', or one device"
-        )
-    if learner.moment_dtype != "float32":
-        for name in ("beta1", "beta2"):
-            if getattr(learner, name) > MAX_BETA_ROUNDED:
-                yield (
-                    f"learner.{name} is {getattr(learner, name)} and learner.moment_dtype "
-                    f"{learner.moment_dtype!r}; changes smaller than its last digit would be lost "
-                    f"to rounding: choose at most {MAX_BETA_ROUNDED}, or float32"
-                )
-    if learner.schedule_warmup_steps > config.num_steps:
-        yield (
-            f"learner.schedule_warmup_steps is {learner.schedule_warmup_steps}; choose 0 to "
-            f"num_steps ({config.num_steps})"
-        )
-
-
-def _engine(config: RunConfig) -> Iterator[str]:
-    engine = config.engine
-    in_class = engine.token_rows >= MIN_TOKEN_ROWS and engine.token_rows % ROW_CLASS == 0
-    if config.deterministic and not in_class:
-        yield (
-            f"engine.token_rows is {engine.token_rows}; equal bits need a multiple of {ROW_CLASS}, "
-            f"at least {MIN_TOKEN_ROWS}; or set deterministic to False"
-        )
-    if config.slot_tokens > MAX_POSITIONS:
-        yield (
-            f"engine.max_prompt_tokens and sampling.max_response_tokens add up to "
-            f"{config.slot_tokens}; the model has {MAX_POSITIONS} positions, lower one of them"
-        )
-    yield from _tensor_parallel(config)
-    if engine.slots > engine.token_rows:
-        yield (
-            f"engine.slots is {engine.slots}, more than engine.token_rows ({engine.token_rows}); "
-            "every slot decodes one row, so lower slots or raise token_rows"
-        )
-    needed = pages_per_slot(engine, config.slot_tokens)
-    if 0 < engine.num_pages < needed:
-        yield (
-            f"engine.num_pages is {engine.num_pages}, one rollout of {config.slot_tokens} tokens "
-            f"needs {needed}; raise it, or 0 gives every slot its own"
-        )
-
-
-def _tensor_parallel(config: RunConfig) -> Iterator[str]:
-    devices, model, (_, fsdp, tensor) = (
-        config.engine.tensor_parallel,
-        config.model,
-        config.learner.mesh,
-    )
-    hidden = "num_experts" if model.num_experts else "hidden_dim"
-    for name in ("num_query_heads", "num_key_heads", hidden, "vocab_size"):
-        if (count := getattr(model, name)) % devices:
-            yield (
-                f"engine.tensor_parallel is {devices}, which does not divide model.{name} "
-                f"({count}); choose another number of devices"
-            )
-    if devices > fsdp * tensor:
-        yield (
-            f"engine.tensor_parallel is {devices}, and a slice of learner.mesh has "
-            f"{fsdp * tensor} devices (fsdp * tensor) for an engine of its own: lower it"
         )
 
 

@@ -16,7 +16,7 @@ ones yield; `run` does all that. Not thread-safe: one thread at a time.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -27,12 +27,13 @@ from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine import invariance, metadata
 from rlboost_jax.engine.devices import Devices
+from rlboost_jax.engine.dispatches import Dispatch, dispatch_of, pack, sampled_of
 from rlboost_jax.engine.fingerprint import fingerprint
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.memory import device_memory, engine_sizes, plan_memory
 from rlboost_jax.engine.pages import PagePool
 from rlboost_jax.engine.parameters import EngineParameters
-from rlboost_jax.engine.programs import LOGPROBS, TOKENS, Output, Programs
+from rlboost_jax.engine.programs import Output, Programs
 from rlboost_jax.engine.requests import Limits, RequestRejected, check_request
 from rlboost_jax.engine.rollouts import Rollout, new_rollout
 from rlboost_jax.engine.routes import Routes, Told, Yield
@@ -44,27 +45,6 @@ from rlboost_jax.models.params import Params
 
 class EngineBusy(RuntimeError):
     """The call does not fit between `begin` and `finish`, or needs an engine without rollouts."""
-
-
-class NonFiniteLogits(RuntimeError):
-    """A log-probability came out infinite or undefined: the weights are broken."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dispatch:
-    """What one device program yielded, a row per rollout that got at least one token."""
-
-    version: int  # that sampled all of these
-    request_ids: NDArray[np.uint32]
-    counts: NDArray[np.uint16]
-    tokens: NDArray[np.int32]  # concatenated in the order of the rows
-    logprobs: NDArray[np.float32]  # nats
-    # Row i comes with `leads[i] + counts[i]` routes: of the position before each of its tokens and,
-    # with the first of a response, of the prompt's positions before.
-    leads: NDArray[np.uint32]
-    routes: NDArray[np.unsignedinteger] | None  # [routes, layers, experts], concatenated
-    finished: tuple[int, ...]  # of the request ids; no longer held
-    prefilled_again: int  # tokens run anew because of evictions
 
 
 class Engine:
@@ -346,34 +326,21 @@ class Engine:
         if not self._launched or self.version is None:
             raise EngineBusy("finish came without begin; call begin first")
         plan, output, again = self._launched.popleft()
-        results = np.asarray(output.sampled)
-        tokens_SX = np.ascontiguousarray(results[TOKENS].T)
-        logprobs_SX = np.ascontiguousarray(results[LOGPROBS].T).view(np.float32)
-        counts = (tokens_SX >= 0).sum(axis=1)
-        yielding = [i for i, work in enumerate(plan.work) if counts[i]]
-        told = self._told_routes(plan, output, counts, yielding)
+        sampled = sampled_of(output)
+        yielding = [i for i in range(len(plan.work)) if sampled.counts[i]]
+        told = self._told_routes(plan, output, sampled.counts, yielding)
         finished = []
         for i in yielding:
             rollout = plan.work[i].rollout
-            if self._scheduler.report(rollout, tokens_SX[i, : counts[i]]):
+            if self._scheduler.report(rollout, sampled.tokens[i, : sampled.counts[i]]):
                 finished.append(rollout.request_id)
                 del self._held[rollout.request_id]
-        valid = tokens_SX >= 0
-        logprobs = logprobs_SX[valid]
-        if not np.isfinite(logprobs).all():
-            raise NonFiniteLogits(
-                f"version {self.version} gives log-probabilities that are not finite; "
-                "check its weights"
-            )
-        return Dispatch(
+        return dispatch_of(
+            plan,
+            sampled,
+            told,
             version=self.version,
-            request_ids=np.array([plan.work[i].rollout.request_id for i in yielding], np.uint32),
-            counts=counts[yielding].astype(np.uint16),
-            tokens=tokens_SX[valid],
-            logprobs=logprobs,
-            leads=told.leads if told else np.zeros(len(yielding), np.uint32),
-            routes=told.routes if told else None,
-            finished=tuple(finished),
+            finished=finished,
             prefilled_again=again,
         )
 
@@ -392,20 +359,12 @@ class Engine:
         if plan.copies:
             copies = metadata.pack_copies(layout, plan.copies)
             self.pools = self.programs.copy_pages(self.pools, copies)
+        packed = pack(layout, plan, self.programs.max_steps)
         kv_slots, rows = np.zeros(0, np.int32), None  # of the routes that pages get
         if plan.mixed:
-            chunks = [w.rollout.chunk(w.start, w.count, w.budget) for w in plan.work]
-            packed = metadata.pack_mixed(layout, chunks)
             self.pools, output = self.programs.mixed(leaves, self.pools, packed)
             kv_slots, rows = metadata.kv_slots(layout, packed), output.routes
         else:
-            records = [
-                work.rollout.decode_record(work.budget)
-                if work.follows is None
-                else work.rollout.following_record(work.start, work.budget, work.follows)
-                for work in plan.work
-            ]
-            packed = metadata.pack_decode(layout, records, self.programs.max_steps)
             self.pools, output, self.ends = self.programs.decode(
                 leaves, self.pools, packed, self.ends
             )

@@ -28,7 +28,7 @@ class Yield(NamedTuple):
 
 
 class Told(NamedTuple):
-    """The routes that go with what a dispatch yielded, see `engine.Dispatch`."""
+    """The routes that go with what a dispatch yielded, see `dispatches.Dispatch`."""
 
     leads: NDArray[np.uint32]
     routes: NDArray[np.unsignedinteger]

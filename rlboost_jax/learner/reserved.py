@@ -17,8 +17,8 @@ from rlboost_jax.learner.link import EventLoopThread
 from rlboost_jax.models.params import Params
 from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.observe.spans import ENGINE_LANE, Recorder
+from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.instance import hello_of
-from rlboost_jax.rollout.stream import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 
 NAME = "reserved"

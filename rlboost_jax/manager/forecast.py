@@ -82,8 +82,8 @@ class Forecast:
 class _Station:
     """Engines of one kind in the forecast."""
 
-    __slots__ = ("active", "cache", "contexts", "count", "debt", "grain", "queue", "rates",
-                 "rows", "slots", "steps")  # fmt: skip
+    __slots__ = ("active", "ahead", "cache", "contexts", "count", "debt", "grain", "queue",
+                 "rates", "rows", "slots", "steps")  # fmt: skip
 
     def __init__(self, engines: Engines, rows: "list[_Row]", grain: float) -> None:
         self.grain = grain  # decode steps: rollouts end at multiples of it, many together
@@ -95,6 +95,7 @@ class _Station:
         self.steps = 0.0  # decode steps so far
         self.contexts = 0.0  # tokens in slots
         self.debt = 0.0  # seconds of prefill that come first
+        self.ahead = 0.0  # decode steps to the next event
 
     @property
     def held(self) -> int:
@@ -104,7 +105,7 @@ class _Station:
         """Let those that wait here into slots, as far as the cache has room for them."""
         while self.queue and len(self.active) < self.slots:
             row = self.rows[self.queue[0]]
-            if self.active and self.contexts + row.context > ADMITTED * self.cache:
+            if self.active and self.contexts + row.context >= ADMITTED * self.cache:
                 return
             end = self.grain * max(1.0, round((self.steps + row.remaining) / self.grain))
             row.remaining = max(self.grain / 2, end - self.steps)
@@ -129,9 +130,11 @@ class _Station:
         steps = self.active[0][0] - self.steps
         if len(self.active) > self.count:
             steps = min(steps, max(0.0, self.cache - self.contexts) / len(self.active))
+        self.ahead = steps
         return self.debt + steps * first + more * steps * steps / 2
 
     def advance(self, seconds: float) -> None:
+        """By less than there is to the next event."""
         if not self.active:
             return
         paid = min(self.debt, seconds)
@@ -143,12 +146,17 @@ class _Station:
             steps = (math.sqrt(first * first + 2 * more * seconds) - first) / more
         else:
             steps = seconds / first
+        self._step(min(steps, self.ahead))
+
+    def _step(self, steps: float) -> None:
         self.steps += steps
         self.contexts += steps * len(self.active)
 
-    def ended(self) -> list[int]:
-        """After the time of `next_event`: rows that have ended. Where none has, the cache was
-        full, and one leaves its slot."""
+    def arrive(self) -> list[int]:
+        """At the next event, by its steps and not its seconds, however few these are: rows that
+        have ended. Where none has, the cache was full, and one leaves its slot."""
+        self.debt = 0.0
+        self._step(self.ahead)
         rows: list[int] = []
         while self.active and self.active[0][0] - self.steps <= STEP_ROUNDING:
             _, number = heapq.heappop(self.active)
@@ -236,8 +244,10 @@ def forecast(plan: Plan, window: float) -> Forecast:
             first = window - now
         now += first
         for station, at in zip(working, events, strict=True):
-            station.advance(first)
-            for number in station.ended() if at <= first else ():
+            if at > first:
+                station.advance(first)
+                continue
+            for number in station.arrive():
                 group = plan.jobs[number].group
                 left[group] -= 1
                 if not left[group]:

@@ -53,7 +53,7 @@ class Memory:
         state = (
             trainer.window,
             trainer.learnt,
-            tuple(trainer.paid.items()),
+            tuple(trainer.reports.paid.items()),
             roster.joined,
             roster.lost,
             roster.numbers,
@@ -67,7 +67,7 @@ class Memory:
                 RunState(
                     window=trainer.window,
                     learnt=trainer.learnt,
-                    paid=dict(trainer.paid),
+                    paid=dict(trainer.reports.paid),
                     banished=dict(roster.banished),
                     joined=roster.joined,
                     lost=roster.lost,
@@ -132,7 +132,7 @@ class Memory:
         match entry:
             case RunState():
                 self._trainer.window, self._trainer.learnt = entry.window, entry.learnt
-                self._trainer.paid = dict(entry.paid)
+                self._trainer.reports.paid = dict(entry.paid)
                 self._roster.joined, self._roster.lost = entry.joined, entry.lost
                 self._roster.numbers = entry.numbers
                 self._fleet.numbers = entry.fleet_numbers

@@ -6,17 +6,18 @@ a malformed frame, a rejection. What it held waits again before that event is ov
 
 import math
 
-from rlboost_jax.manager.batches import MalformedBatch, Rows
+from rlboost_jax.manager.batches import MalformedBatch
 from rlboost_jax.manager.drains import Drains
 from rlboost_jax.manager.fleet import Fleet
 from rlboost_jax.manager.instances import Instance
+from rlboost_jax.manager.intake import Intake
 from rlboost_jax.manager.journal import Published
 from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.limits import REMARKS_PER_SECOND
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.work import Work, context
+from rlboost_jax.manager.work import Work
 from rlboost_jax.messages import (
     Announce,
     Goodbye,
@@ -57,6 +58,7 @@ class Servers:
         self._work = work
         self._outbox = outbox
         self._drains = Drains(settings, roster, work, outbox)
+        self._intake = Intake(settings, ledger, roster, fleet, work, outbox)
         self.manifest: Manifest | None = None  # the newest
         self.manifests: dict[int, Manifest] = {}  # and older ones that are being fetched
         self._quarantined: set[str] = set()
@@ -80,7 +82,10 @@ class Servers:
             return True
         match message:
             case TokenBatch():
-                return self._tokens(instance, message, now)
+                try:
+                    return self._intake.take(instance, message, now)
+                except MalformedBatch as error:
+                    self.lose(instance, f"malformed: {error}")
             case Renew():
                 return self._renew(instance, message, now)
             case Released():
@@ -313,69 +318,3 @@ class Servers:
         if len(instance.held) < held:
             instance.progress_at = now
         return True
-
-    def _tokens(self, instance: Instance, batch: TokenBatch, now: float) -> bool:
-        try:
-            rows = Rows(batch, self._settings.vocab_size, self._settings.routing)
-        except MalformedBatch as error:
-            self.lose(instance, f"malformed: {error}")
-            return True
-        if contradiction := instance.contradiction(batch, self._settings.slot_tokens):
-            self.lose(instance, f"malformed: {contradiction}")
-            return True
-        books = self._ledger.books
-        if batch.sequence != instance.next_sequence:
-            books.wasted(rows.num_tokens, reserved=instance.reserved)
-            if batch.sequence < instance.next_sequence:
-                return False  # a duplicate
-            due = instance.next_sequence
-            self.lose(instance, f"malformed: token batch {batch.sequence} where {due} was due")
-            return True
-        if misled := rows.misled(instance.held):
-            self.lose(instance, f"malformed: {misled}")
-            return True
-        if rows.num_tokens and (server := self._fleet.server_of(instance.hello)) is not None:
-            server.proved = True
-        self._observe(instance, rows, now)
-        instance.next_sequence += 1
-        instance.tokens += rows.num_tokens
-        self._roster.charge(instance, batch.in_flight)
-        instance.running, instance.waiting = batch.running, batch.waiting
-        books.prefilled_again += batch.prefilled_again
-        instance.batch_at = now
-        given = [r for i in rows.ids if (r := instance.held.get(i)) is not None]
-        before = sum(r.num_tokens for r in given)
-        known = [(r, r.length, r.yielded) for r in given] if self._work.model else []
-        ended = self._ledger.receive(
-            rows, batch.version, instance.held, instance.name, now, reserved=instance.reserved
-        )
-        if sum(r.num_tokens for r in given) > before:  # what is no use is no progress
-            instance.progress_at = now
-        if self._work.model is not None:
-            self._work.model.told(instance, known, now, counts=self._work.undisturbed(instance))
-        for rollout in ended:
-            instance.let_go(rollout.request_id)
-            rollout.step.last_token_at = now
-            if self._work.model is not None and rollout.result is not None:
-                self._work.model.ended(rollout, now)
-            # Those of a step that a returned trainer has not reached yet are sent when it does.
-            if rollout.step is self._ledger.active and rollout.result is not None:
-                self._outbox.of_step(rollout.result)
-        return bool(ended)
-
-    def _observe(self, instance: Instance, rows: Rows, now: float) -> None:
-        """A dispatch that began with the previous message has given its tokens."""
-        if not instance.in_flight:
-            return
-        seconds, length = now - instance.batch_at, context(instance)
-        instance.usage.add(rows.counts, seconds=seconds, context=length)
-        if rows.num_tokens:
-            instance.slowest = max(instance.slowest, seconds)
-        if instance.running and not instance.waiting:
-            self._work.profile.add(
-                instance.kind,
-                batch=instance.running,
-                tokens=rows.num_tokens,
-                seconds=seconds,
-                context=length,
-            )

@@ -24,6 +24,7 @@ from rlboost_jax.manager.profile import MAX_KINDS
 Kind = tuple[Hashable, bool]  # what is alike in pace; whether it is the learner's own
 FORGET = 0.5  # weight of a step's measurements in the next step
 MIN_SPANS = 6  # of a kind, before its fit is believed
+PREFILL = (3,)  # of the four unknowns
 RIDGE = 1e-9  # keeps a fit to proportional sums solvable
 SHRINK_SECONDS = 20.0  # of its kind's pace that an instance's own begins with
 NEWEST_CACHE = 0.1  # weight of the last sight of a full cache
@@ -161,7 +162,8 @@ class Speeds:
 def fit(products: NDArray[np.float64]) -> Rates:
     """The non-negative least-squares fit to sums of products of (four sums, seconds).
 
-    Four unknowns have sixteen sets that may be more than 0, so all are tried.
+    Four unknowns have sixteen sets that may be more than 0, so all are tried in which a decode
+    step takes some time: a few spans of many prefills may be explained by these alone.
     """
     gram, target = products[:4, :4], products[:4, 4]
     scale = np.sqrt(np.maximum(gram.diagonal(), 1e-300))
@@ -169,7 +171,7 @@ def fit(products: NDArray[np.float64]) -> Rates:
     best, least = np.zeros(4), 0.0
     for size in range(1, 5):
         for chosen in combinations(range(4), size):
-            if any(gram[i, i] < 0.5 for i in chosen):  # never seen
+            if chosen == PREFILL or any(gram[i, i] < 0.5 for i in chosen):  # never seen
                 continue
             part = np.ix_(chosen, chosen)
             found = np.linalg.solve(gram[part] + RIDGE * np.eye(size), target[list(chosen)])

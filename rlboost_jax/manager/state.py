@@ -32,7 +32,8 @@ from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.servers import Servers
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.trainer import ProtocolError, Trainer
+from rlboost_jax.manager.step_checks import ProtocolError
+from rlboost_jax.manager.trainer import Trainer
 from rlboost_jax.manager.work import Work
 from rlboost_jax.messages import FleetStatus, Manifest, Refused
 

@@ -9,14 +9,17 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rlboost_jax.manager.doubts import Doubts
 from rlboost_jax.manager.journal import RunOver
 from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.rollouts import Rollout, Step
+from rlboost_jax.manager.rollouts import Step
 from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.servers import Servers
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.sizing import Sizing
+from rlboost_jax.manager.step_checks import ProtocolError, check_begin, check_extension
+from rlboost_jax.manager.step_reports import StepReports, rollout_seconds
 from rlboost_jax.manager.window import Observation, initial, recall, update
 from rlboost_jax.manager.work import Work
 from rlboost_jax.messages import (
@@ -26,23 +29,15 @@ from rlboost_jax.messages import (
     ExtendStep,
     PromptRequest,
     Publish,
-    Sampling,
     StepCommitted,
-    StepReport,
     StepTrained,
     TrainerHello,
     TrainerMessage,
     TrainerWelcome,
     WindowState,
-    unpack_ids,
 )
 
-MAX_ROLLOUTS = 2**20  # of a step; each costs the manager about a kilobyte
 FIRST_TRAINER_SECONDS = 60.0  # from the manager's start to its first trainer
-
-
-class ProtocolError(ValueError):
-    """The trainer asked for something impossible. It is told the reason and hung up on."""
 
 
 class Trainer:
@@ -69,8 +64,8 @@ class Trainer:
         self.learnt = False  # this manager has seen a whole step
         self._sizing = Sizing(settings, roster, outbox)
         self._resumed = False  # the active step began with tokens kept
-        self._ready_before = 0.0  # instance-seconds when the step began
-        self.paid: dict[int, float] = {}  # step → dollars of the run when it was reported
+        self._doubts = Doubts(roster, work, servers, outbox)
+        self.reports = StepReports(roster, work, outbox)
 
     @property
     def instance_cap(self) -> int:
@@ -98,7 +93,7 @@ class Trainer:
                 self._trained(message, now)
             case StepCommitted():
                 self._ledger.forget(message.step)
-                self.paid = {s: paid for s, paid in self.paid.items() if s >= message.step}
+                self.reports.forget(message.step)
                 if self._ledger.active is None:
                     self._work.stop(now)
                 self._work.release_cancelled()
@@ -152,7 +147,7 @@ class Trainer:
         self._outbox.send(stream, TrainerWelcome(window=self.window))
 
     def _begin(self, begin: BeginStep, now: float) -> None:
-        self._check(begin)
+        check_begin(begin, slot_tokens=self._settings.slot_tokens)
         active = self._ledger.active
         step, self._resumed = self._ledger.begin(begin, now)
         self._outbox.step, self._outbox.wanted = begin.step, set()
@@ -178,26 +173,7 @@ class Trainer:
         step = self._ledger.active
         if step is None or step.begin.step != extend.step or self._outbox.wanted is None:
             raise ProtocolError(f"step {extend.step} is extended but is not being worked on")
-        begin = step.begin
-        sampling = extend.sampling or begin.sampling
-        if extend.samples > begin.group_size:
-            raise ProtocolError(
-                f"step {extend.step} is extended by {extend.samples} responses to a prompt; its "
-                f"groups have {begin.group_size}"
-            )
-        asked = len(step.rollouts)
-        for prompt in extend.prompts:
-            wanted = prompt.tokens, sampling, extend.sampling is not None
-            for sample in step.samples_of(prompt, extend.samples):
-                known = step.rollout_of(sample)
-                if known is None:
-                    asked += 1
-                elif (known.prompt_tokens, known.sampling, known.measures) != wanted:
-                    raise ProtocolError(
-                        f"step {extend.step} has a prompt {prompt.prompt} already, and it is "
-                        "another, or sampled in another way"
-                    )
-        self._check_prompts(extend.step, extend.prompts, sampling, asked)
+        check_extension(step, extend, slot_tokens=self._settings.slot_tokens)
         self._ledger.extend(step, extend)
         self._deliver(step, extend.prompts, extend.samples)
 
@@ -218,7 +194,7 @@ class Trainer:
             self.window = recall(self.window, self._roster.members)
         self._seed(now)
         self._roster.changed = False
-        self._ready_before = self._roster.ready.total(now)
+        self.reports.begin(now)
 
     def _seed(self, begun_at: float) -> None:
         """Open the window of a step.
@@ -234,73 +210,10 @@ class Trainer:
         if manager.seeding and manager.window == "model":
             self._work.seeding.until = begun_at  # ask the model as soon as there is an instance
 
-    def _check(self, begin: BeginStep) -> None:
-        if begin.group_size < 1 or not begin.prompts:
-            raise ProtocolError(f"step {begin.step} asks for no tokens at all")
-        asked = len(begin.prompts) * begin.group_size
-        self._check_prompts(begin.step, begin.prompts, begin.sampling, asked)
-
-    def _check_prompts(
-        self, step: int, prompts: Sequence[PromptRequest], sampling: Sampling, asked: int
-    ) -> None:
-        """Args:
-        asked: responses of the whole step.
-        """
-        if asked > MAX_ROLLOUTS:
-            raise ProtocolError(
-                f"step {step} asks for {asked:,} responses; the limit is {MAX_ROLLOUTS:,}, lower "
-                "learner.prompts_per_step"
-            )
-        if len({p.prompt for p in prompts}) != len(prompts):
-            raise ProtocolError(f"step {step} names a prompt twice")
-        limit = self._settings.slot_tokens
-        for prompt in prompts:
-            length = len(prompt.tokens) // 4 + sampling.max_tokens
-            if length > limit or sampling.max_tokens < 1 or len(prompt.tokens) % 4:
-                raise ProtocolError(
-                    f"prompt {prompt.prompt} of {len(prompt.tokens) / 4:g} tokens with "
-                    f"{sampling.max_tokens} to sample does not fit a slot of {limit}; raise "
-                    "engine.max_prompt_tokens or lower sampling.max_response_tokens"
-                )
-            if not prompt.tokens:
-                raise ProtocolError(f"prompt {prompt.prompt} of step {step} has no tokens")
-
     def _doubted(self, message: Doubt) -> None:
-        """Blame whoever sampled the tokens, and have all unproved work of theirs done again."""
         step = self._ledger.active
-        if step is None or step.begin.step != message.step:
-            return  # it was given up meanwhile
-        doubted: list[Rollout] = []
-        blamed: dict[str, None] = {}
-        try:
-            for sample, attempt, position in zip(
-                unpack_ids(message.samples).tolist(),
-                unpack_ids(message.attempts).tolist(),
-                unpack_ids(message.positions).tolist(),
-                strict=True,
-            ):
-                rollout = step.rollout_of(sample)
-                if rollout is None or rollout.result is None:
-                    continue  # it is being generated again already
-                if rollout.attempt == attempt:
-                    doubted.append(rollout)
-                    blamed[rollout.sampler_of(position)] = None
-                else:  # an older one is meant: the trainer has thrown this one away with it
-                    self._outbox.of_step(rollout.result)
-        except (ValueError, IndexError) as error:
-            raise ProtocolError(f"a doubt that fits no response: {error}") from None
-        own = [name for name in blamed if name in self._roster.own]
-        others = [name for name in blamed if name not in own]
-        for name in others:
-            reason = f"its log-probabilities are {message.gap:.3g} nats from the learner's"
-            self._servers.quarantine(name, reason)
-        if others:
-            self._work.redo(step, doubted, others)
-        if own:
-            raise ProtocolError(
-                f"the trainer's own engine {own[0]!r} and its learner are {message.gap:.3g} nats "
-                "apart; raise learner.tolerated_gap, or look for a fault of this host"
-            )
+        if step is not None and step.begin.step == message.step:  # else it was given up meanwhile
+            self._doubts.hear(step, message)
 
     def _trained(self, message: StepTrained, now: float) -> None:
         step = self._ledger.active
@@ -311,32 +224,14 @@ class Trainer:
         self._learn(step, message, now)
         self._ledger.close(step)
         self._work.release_cancelled()
-        elapsed = now - step.begun_at
-        ready_seconds = self._roster.ready.total(now) - self._ready_before
-        instances = ready_seconds / elapsed if elapsed > 0 else 0.0
-        rollout = max(0.0, step.last_token_at - step.begun_at)
         if not (self._resumed or measures):  # half a step says nothing, more than one too much
-            self._observe(message, rollout, elapsed - rollout, instances)
+            rollout = rollout_seconds(step)
+            remote_wait = now - step.begun_at - rollout
+            self._observe(message, rollout, remote_wait, self.reports.instances(step, now))
         self._work.profile.end_step()
-        report = self._report(step, rollout, instances, now)
-        self._record(step, message, report)
+        report = self.reports.report(step, self.window, now)
+        self.reports.record(step, message, report)
         self._outbox.to_trainer(report)
-
-    def _record(self, step: Step, message: StepTrained, report: StepReport) -> None:
-        """What a step was made of, for whoever fits models to it."""
-        lengths: dict[int, list[int]] = {}
-        for rollout in step.delivered(measuring=False):
-            lengths.setdefault(rollout.prompt, []).append(rollout.num_tokens)
-        for instance in self._roster:
-            self._work.record_usage(instance)
-        self._outbox.record(
-            "trained",
-            lengths=list(lengths.values()),
-            train_seconds=message.train_seconds,
-            train_wait_seconds=message.train_wait_seconds,
-            seeding_window_seconds=report.seeding_window_seconds,
-            instances_mean=report.instances_mean,
-        )
 
     def _learn(self, step: Step, message: StepTrained, now: float) -> None:
         """Tell the model of a step, before what is unfinished of it is dropped."""
@@ -379,39 +274,3 @@ class Trainer:
         if self._settings.fleet.sizing == "marginal" and self._sizing.wanted is not None:
             self.window = msgspec.structs.replace(self.window, instance_cap=self._sizing.wanted)
         self.learnt = True
-
-    def _report(self, step: Step, rollout: float, instances: float, now: float) -> StepReport:
-        books, delivered = step.books, step.delivered(measuring=False)
-        measured = [part for r in step.delivered(measuring=True) for part in r.parts]
-        own = sum(count for name, count in measured if name in self._roster.own)
-        others = sum(count for _, count in measured) - own
-        return StepReport(
-            step=step.begin.step,
-            rollout_seconds=rollout,
-            remote_wait_seconds=now - step.begun_at - rollout,
-            seeding_window_seconds=self._work.seeding.total(now),
-            instances_mean=instances,
-            instances_joined=books.joined,
-            instances_lost=books.gone,
-            requests_migrated=books.migrated,
-            tokens_generated=books.generated - own - others,
-            tokens_delivered=sum(rollout.num_tokens for rollout in delivered),
-            tokens_lost=books.lost,
-            tokens_prefilled_again=books.prefilled_again,
-            tokens_reserved=books.reserved - own,
-            tokens_preemptible=books.preemptible - others,
-            tokens_measured=own + others,
-            cost_dollars=self._cost_since_last(step.begin.step, now),
-            window=self.window,
-        )
-
-    def _cost_since_last(self, step: int, now: float) -> float:
-        """Dollars since the report of the step before this one.
-
-        So the rows that a run keeps add up to all that was paid: what went on between two
-        steps is in the second, and what a returned trainer does again replaces what it did.
-        """
-        self.paid = {s: paid for s, paid in self.paid.items() if s < step}
-        before = max(self.paid.values(), default=0.0)
-        self.paid[step] = self._roster.cost.total(now)
-        return self.paid[step] - before

@@ -81,7 +81,7 @@ class _Piece:
         return math.prod(self.leaf.shape[len(self.index) :])
 
     def tensor(self, dtype: str) -> np.ndarray:
-        array = np.asarray(self.leaf)[self.index].astype(dtype)
+        array = np.asarray(self.leaf[self.index]).astype(dtype)  # from a device no more than this
         return np.ascontiguousarray(array.T if self.transposed else array)
 
 

@@ -40,14 +40,19 @@ class StepProfile(Closing):
         self._workdir, self._note = workdir, note
         self.spans = Recorder(self._step)  # of this process
         self.clock = Clock()  # the manager's, seen from here; whoever talks to it sets it
-        self._unwritten = False  # the step has begun
+        self._before = False  # a step has been begun
+        self._unwritten = False  # the one profiled has
         self._tracing = False
 
     def at(self, step: int) -> None:
         """Before each step."""
         self.spans.at(step)
+        first, self._before = not self._before, True
+        if step < self._step or (first and step == self._step):
+            # Of a run that died in the step. What comes from the step before on is the step's own:
+            # servers pull the version that it samples from before it begins.
+            spans_path(self._workdir, self._step).unlink(missing_ok=True)
         if self._step and step == self._step:
-            spans_path(self._workdir, step).unlink(missing_ok=True)  # of a run that died in it
             self._unwritten = True
             if self._jax:
                 self._start_jax()

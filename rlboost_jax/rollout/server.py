@@ -31,16 +31,18 @@ from rlboost_jax.credentials import (
     read_credentials,
 )
 from rlboost_jax.engine.compiles import num_compiles
-from rlboost_jax.engine.engine import Engine, NonFiniteLogits
+from rlboost_jax.engine.dispatches import NonFiniteLogits
+from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.messages import MAX_NOTICE_SECONDS, SICK_EXIT_CODE, decode_server, encode
 from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
 from rlboost_jax.rollout.instance import engine_of, hello_of
 from rlboost_jax.rollout.notices.metadata import ADDRESS, Told
 from rlboost_jax.rollout.notices.watch import watch_machine
-from rlboost_jax.rollout.stream import FIRST_BACKOFF_SECONDS, InstanceClient, Refused
+from rlboost_jax.rollout.stream import Refused
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.weights.pull import Puller
 

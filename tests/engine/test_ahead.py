@@ -9,7 +9,8 @@ import pytest
 
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.compiles import num_compiles
-from rlboost_jax.engine.engine import Dispatch, Engine, EngineBusy
+from rlboost_jax.engine.dispatches import Dispatch
+from rlboost_jax.engine.engine import Engine, EngineBusy
 from rlboost_jax.engine.rollouts import new_rollout
 from rlboost_jax.messages import GenerateRequest, pack_tokens
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlboost_jax.engine.engine import Engine, NonFiniteLogits
+from rlboost_jax.engine.dispatches import NonFiniteLogits
+from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest
 
 POISON = 7  # a token

@@ -10,7 +10,8 @@ import pytest
 
 from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine import metadata
-from rlboost_jax.engine.engine import Dispatch, Engine
+from rlboost_jax.engine.dispatches import Dispatch
+from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, unpack_tokens
 from rlboost_jax.models.params import init_params
 from tests.engine.conftest import CONFIG, MODEL, SLOT_TOKENS, Oracle

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager import trainer
+from rlboost_jax.manager import step_checks
 from rlboost_jax.manager.events import TrainerGone
 from tests.manager.desk import TRAINER, Desk, at_work, trained
 from tests.manager.fakes import RUN, begin_step, ready
@@ -215,7 +215,7 @@ def test_a_trainer_extends_what_it_has_begun() -> None:
 
 
 def test_too_many_responses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "MAX_ROLLOUTS", 6)
+    monkeypatch.setattr(step_checks, "MAX_ROLLOUTS", 6)
     desk, _ = roomy()
     desk.trainer(extension(2, samples=1))
     desk.trainer(extension(2))

@@ -4,6 +4,8 @@ import math
 import random
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from rlboost_jax.manager.forecast import (
     RESOLUTION,
@@ -16,6 +18,7 @@ from rlboost_jax.manager.forecast import (
     forecast,
 )
 from rlboost_jax.manager.speeds import Rates
+from tests.simulate.faults import limited
 
 STEADY = Rates(step=0.01, row=0.0, context=0.0, prefill=0.0)  # 100 steps per second
 
@@ -82,6 +85,63 @@ def test_a_full_cache_makes_one_wait() -> None:
     other begins again with what it has."""
     found = forecast(plan([1000.0, 1000.0], remote=0, slots=2, cache_tokens=1500.0), math.inf)
     assert found.rollout == pytest.approx(7.5 + 2.5 + 2.5, rel=0.02)
+
+
+def test_steps_that_take_no_time_are_taken() -> None:
+    """Two slots, four rollouts, and prefill alone costs: of the three, which another engine had
+    begun, 3 tokens each, two at once."""
+    rates = Rates(step=0.0, row=0.0, context=0.0, prefill=0.002)
+    jobs = [
+        Job(group=n, context=3.0, remaining=tokens, place=WAITS, begun=n > 0)
+        for n, tokens in enumerate((2.0, 9.0, 3.0, 12.0))
+    ]
+    engine = Engines(count=1, slots=2, rates=rates)
+    learner = Learner(seconds_per_token=0.0, micro_batch_groups=1, fixed=True)
+    found = forecast(Plan(engines=[engine], jobs=jobs, tokens=[5.0] * 4, learner=learner), math.inf)
+    assert found.rollout == pytest.approx(3 * 3 * 0.002)
+
+
+SECONDS = st.sampled_from([0.0, 1e-15, 1e-9, 1e-4, 0.01, 1.0])
+TOKENS = st.sampled_from([0.0, 0.5, 1.0, 7.0, 90.0]) | st.floats(0.0, 1000.0)
+ANY_ENGINES = st.builds(
+    Engines,
+    count=st.integers(0, 3),
+    slots=st.integers(1, 4),
+    rates=st.builds(Rates, step=SECONDS, row=SECONDS, context=SECONDS, prefill=SECONDS),
+    cache_tokens=st.sampled_from([math.inf, 0.0, 5.0, 90.0]),
+)
+ANY_JOB = st.builds(
+    Job,
+    group=st.integers(0, 3),
+    context=st.sampled_from([0.0, 3.0, 30.0]),
+    remaining=TOKENS,
+    place=st.sampled_from([WAITS, WAITS, 0, 1]),
+    begun=st.booleans(),
+)
+
+
+@given(
+    st.lists(ANY_ENGINES, min_size=2, max_size=3).filter(lambda all: any(e.count for e in all)),
+    st.lists(ANY_JOB, max_size=12),
+    st.builds(
+        Learner,
+        seconds_per_token=SECONDS,
+        micro_batch_groups=st.integers(1, 3),
+        fixed=st.booleans(),
+    ),
+)
+@example(
+    [Engines(count=1, slots=2, rates=STEADY, cache_tokens=0.0)],
+    [Job(group=0, context=0.0, remaining=9.0, place=WAITS)] * 2,
+    Learner(seconds_per_token=0.0, micro_batch_groups=1, fixed=False),
+)
+def test_every_forecast_ends(engines: list[Engines], jobs: list[Job], learner: Learner) -> None:
+    """Whatever was learnt: rates of 0, no room in any cache, nothing to do."""
+    tokens = [10.0, 20.0, 30.0, 40.0]
+    with limited(5.0):
+        found = best_window(Plan(engines=engines, jobs=jobs, tokens=tokens, learner=learner))
+    assert 0 <= found.window <= found.end < math.inf
+    assert found.end >= max(found.rollout, learner.seconds_per_token * sum(tokens)) * (1 - 1e-9)
 
 
 def test_fixed_micro_batches_wait_for_their_own() -> None:

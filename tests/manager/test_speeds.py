@@ -76,6 +76,15 @@ def test_no_coefficient_is_negative() -> None:
         assert min(found.step, found.row, found.context, found.prefill) >= 0
 
 
+def test_a_decode_step_takes_time() -> None:
+    """Even where prefill alone explains every second that was measured."""
+    rows = np.array([[2.0, 4.0, 12.0, 1000.0], [1.0, 2.0, 5.0, 3000.0], [2.0, 2.0, 4.0, 9000.0]])
+    table = np.column_stack([rows, 0.002 * rows[:, 3]])
+    found = fit(table.T @ table)
+    assert found.step_seconds(1.0, 1.0) > 0
+    assert found.prefill == pytest.approx(0.002, rel=0.01)
+
+
 def test_a_kind_is_believed_after_some_spans() -> None:
     speeds, span = Speeds(), Span(0.0)
     span.add(1, 10, 5, first=True)

@@ -48,6 +48,33 @@ def test_a_narrow_type_rounds_once(model, params, tmp_path):
     assert params_digest(read_checkpoint(model, tmp_path)) == params_digest(rounded)
 
 
+class OnDevice:
+    """Stands for an accelerator's array; notes the bytes of each copy to the host."""
+
+    def __init__(self, array, copied):
+        self.shape, self._array, self._copied = array.shape, array, copied
+
+    def __getitem__(self, index):
+        return OnDevice(self._array[index], self._copied)
+
+    def __array__(self, dtype=None, copy=None):
+        self._copied.append(self._array.nbytes)
+        return self._array
+
+
+def test_each_tensor_is_copied_to_the_host_by_itself(small_model, tmp_path):
+    model, copied = small_model(**MOE), []
+    leaves = jax.tree.map(np.asarray, init_params(model, 0))
+    write_checkpoint(
+        model,
+        jax.tree.map(lambda leaf: OnDevice(leaf, copied), leaves),
+        tmp_path,
+        dtype="float32",
+    )
+    assert params_digest(read_checkpoint(model, tmp_path)) == params_digest(leaves)
+    assert sum(copied) == sum(leaf.nbytes for leaf in jax.tree.leaves(leaves))
+
+
 def test_files_have_a_size_and_an_order(model, params, tmp_path):
     files = write_checkpoint(model, params, tmp_path, dtype="float32", most_file_bytes=9_000)
     assert len(files) > 3

@@ -73,6 +73,17 @@ def test_a_step_that_is_done_again_is_profiled_again(
     assert not Trace(load(trace_path(tmp_path, 2))).spans("a", "engine")
 
 
+def test_what_comes_before_the_step_begins_is_of_it(observe: ObserveConfig, tmp_path: Path) -> None:
+    """Its version is pulled while the step before ends."""
+    collected(tmp_path, 1.0)  # by a run that died in the step
+    with StepProfile(observe, tmp_path, note=lambda line: None) as profile:
+        steps(profile, 0, 1)
+        collected(tmp_path, 2.0)
+        steps(profile, 2, 3)
+    (pulled,) = Trace(load(trace_path(tmp_path, 2))).spans("a", "engine")
+    assert pulled["ts"] == 0.0, "the first of all"
+
+
 def test_a_person_is_told_of_spans_there_was_no_room_for(
     observe: ObserveConfig, tmp_path: Path
 ) -> None:

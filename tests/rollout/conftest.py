@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from rlboost_jax import messages
 from rlboost_jax.messages import Announce, GenerateRequest, Hello, Sampling, TokenBatch, Welcome
-from rlboost_jax.rollout.stream import InstanceClient
+from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.weights import serve
 from rlboost_jax.weights.names import WeightsError

@@ -12,8 +12,10 @@ from rlboost_jax.messages import (
     Leave,
     Welcome,
 )
-from rlboost_jax.rollout import stream as module
-from rlboost_jax.rollout.stream import InstanceClient, Refused
+from rlboost_jax.rollout import client as client_module
+from rlboost_jax.rollout import stream as stream_module
+from rlboost_jax.rollout.client import InstanceClient
+from rlboost_jax.rollout.stream import Refused
 from rlboost_jax.rollout.worker import Worker
 from tests.endpoints import endpoint
 
@@ -75,7 +77,7 @@ def test_leaves_after_what_the_dispatch_yields(fakes):
 
 
 def test_leaves_without_a_word_when_the_dispatch_does_not_end(fakes, monkeypatch):
-    monkeypatch.setattr(module, "LEAVE_SECONDS", 0.05)
+    monkeypatch.setattr(stream_module, "LEAVE_SECONDS", 0.05)
 
     async def scenario():
         gate = threading.Semaphore(0)
@@ -174,8 +176,8 @@ def test_an_engine_that_no_manager_can_be_found_for_ends_with_the_reason(fakes):
 def test_the_pause_grows_until_a_stream_has_lived(fakes, monkeypatch, settled_seconds, attempts):
     """A manager that welcomes this server and soon hangs up on it is left in peace."""
     seen = []
-    monkeypatch.setattr(module, "SETTLED_SECONDS", settled_seconds)
-    monkeypatch.setattr(module, "_backoff", lambda attempt: seen.append(attempt) or 0.0)
+    monkeypatch.setattr(client_module, "SETTLED_SECONDS", settled_seconds)
+    monkeypatch.setattr(client_module, "_backoff", lambda attempt: seen.append(attempt) or 0.0)
 
     async def scenario():
         async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, _):

@@ -12,7 +12,7 @@ from configs import tiny
 from rlboost_jax.config.load import run_config
 from rlboost_jax.messages import Announce, Generate, Goodbye, Hint, Leave, Notice, Renewed, Welcome
 from rlboost_jax.rollout import server
-from rlboost_jax.rollout.stream import InstanceClient
+from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 
 

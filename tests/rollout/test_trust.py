@@ -22,8 +22,8 @@ from rlboost_jax.credentials import (
 )
 from rlboost_jax.manager import authority
 from rlboost_jax.manager.gate import Gate
+from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.server import CannotServe, fetch_config
-from rlboost_jax.rollout.stream import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.weights import serve
 from rlboost_jax.weights.pull import Puller

@@ -12,7 +12,7 @@ _BY_TOKEN: Final = ("return", "gae")
 _FRAME_LEFT: Final = MAX_FRAME_BYTES - 2**16  # for a response, beside names and numbers
 
 
-def of_algorithm(config: RunConfig) -> Iterator[str]:
+def algorithm_mistakes(config: RunConfig) -> Iterator[str]:
     """The ranges of all fields have been checked before."""
     for check in (_advantage, _surrogate, _kl, _correction, _overlong, _updates, _routing):
         yield from check(config)

@@ -1,0 +1,106 @@
+"""A dispatch: what a plan gives its device program, and what the program yields for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.engine import metadata
+from rlboost_jax.engine.layouts import Layout
+from rlboost_jax.engine.programs import LOGPROBS, TOKENS, Output
+from rlboost_jax.engine.routes import Told
+from rlboost_jax.engine.scheduler import Plan
+
+
+class NonFiniteLogits(RuntimeError):
+    """A log-probability came out infinite or undefined: the weights are broken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatch:
+    """What one device program yielded, a row per rollout that got at least one token."""
+
+    version: int  # that sampled all of these
+    request_ids: NDArray[np.uint32]
+    counts: NDArray[np.uint16]
+    tokens: NDArray[np.int32]  # concatenated in the order of the rows
+    logprobs: NDArray[np.float32]  # nats
+    # Row i comes with `leads[i] + counts[i]` routes: of the position before each of its tokens and,
+    # with the first of a response, of the prompt's positions before.
+    leads: NDArray[np.uint32]
+    routes: NDArray[np.unsignedinteger] | None  # [routes, layers, experts], concatenated
+    finished: tuple[int, ...]  # of the request ids; no longer held
+    prefilled_again: int  # tokens run anew because of evictions
+
+
+class Sampled(NamedTuple):
+    """What a program sampled, a row per sequence: those of its plan in order, then unused ones."""
+
+    tokens: NDArray[np.int32]  # [S, X]; -1 behind the last
+    logprobs: NDArray[np.float32]  # [S, X], nats
+    counts: NDArray[np.int_]  # [S]
+
+
+def pack(layout: Layout, plan: Plan, max_steps: int) -> NDArray[np.int32]:
+    """What the step program of a plan is given.
+
+    Args:
+        max_steps: that decode steps may take.
+    """
+    if plan.mixed:
+        chunks = [work.rollout.chunk(work.start, work.count, work.budget) for work in plan.work]
+        return metadata.pack_mixed(layout, chunks)
+    records = [
+        work.rollout.decode_record(work.budget)
+        if work.follows is None
+        else work.rollout.following_record(work.start, work.budget, work.follows)
+        for work in plan.work
+    ]
+    return metadata.pack_decode(layout, records, max_steps)
+
+
+def sampled_of(output: Output) -> Sampled:
+    """Waits for the program."""
+    results = np.asarray(output.sampled)
+    tokens_SX = np.ascontiguousarray(results[TOKENS].T)
+    logprobs_SX = np.ascontiguousarray(results[LOGPROBS].T).view(np.float32)
+    return Sampled(tokens_SX, logprobs_SX, (tokens_SX >= 0).sum(axis=1))
+
+
+def dispatch_of(
+    plan: Plan,
+    sampled: Sampled,
+    told: Told | None,
+    *,
+    version: int,
+    finished: Sequence[int],
+    prefilled_again: int,
+) -> Dispatch:
+    """What a program yielded.
+
+    Args:
+        told: the routes that go with it, in runs that replay them.
+
+    Raises:
+        NonFiniteLogits: the weights are broken.
+    """
+    valid = sampled.tokens >= 0
+    logprobs = sampled.logprobs[valid]
+    if not np.isfinite(logprobs).all():
+        raise NonFiniteLogits(
+            f"version {version} gives log-probabilities that are not finite; check its weights"
+        )
+    yielding = [i for i in range(len(plan.work)) if sampled.counts[i]]
+    return Dispatch(
+        version=version,
+        request_ids=np.array([plan.work[i].rollout.request_id for i in yielding], np.uint32),
+        counts=sampled.counts[yielding].astype(np.uint16),
+        tokens=sampled.tokens[valid],
+        logprobs=logprobs,
+        leads=told.leads if told else np.zeros(len(yielding), np.uint32),
+        routes=told.routes if told else None,
+        finished=tuple(finished),
+        prefilled_again=prefilled_again,
+    )

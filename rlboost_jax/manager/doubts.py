@@ -1,0 +1,56 @@
+"""What the learner doubts: who sampled it is believed no more, and others sample it again."""
+
+from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.rollouts import Rollout, Step
+from rlboost_jax.manager.roster import Roster
+from rlboost_jax.manager.servers import Servers
+from rlboost_jax.manager.step_checks import ProtocolError
+from rlboost_jax.manager.work import Work
+from rlboost_jax.messages import Doubt, unpack_ids
+
+
+class Doubts:
+    def __init__(self, roster: Roster, work: Work, servers: Servers, outbox: Outbox) -> None:
+        self._roster = roster
+        self._work = work
+        self._servers = servers
+        self._outbox = outbox
+
+    def hear(self, step: Step, message: Doubt) -> None:
+        """Blame whoever sampled the tokens, and have all unproved work of theirs done again.
+
+        Raises:
+            ProtocolError: no such response was delivered, or an engine of the trainer's own
+                sampled it.
+        """
+        doubted: list[Rollout] = []
+        blamed: dict[str, None] = {}
+        try:
+            for sample, attempt, position in zip(
+                unpack_ids(message.samples).tolist(),
+                unpack_ids(message.attempts).tolist(),
+                unpack_ids(message.positions).tolist(),
+                strict=True,
+            ):
+                rollout = step.rollout_of(sample)
+                if rollout is None or rollout.result is None:
+                    continue  # it is being generated again already
+                if rollout.attempt == attempt:
+                    doubted.append(rollout)
+                    blamed[rollout.sampler_of(position)] = None
+                else:  # an older one is meant: the trainer has thrown this one away with it
+                    self._outbox.of_step(rollout.result)
+        except (ValueError, IndexError) as error:
+            raise ProtocolError(f"a doubt that fits no response: {error}") from None
+        own = [name for name in blamed if name in self._roster.own]
+        others = [name for name in blamed if name not in own]
+        for name in others:
+            reason = f"its log-probabilities are {message.gap:.3g} nats from the learner's"
+            self._servers.quarantine(name, reason)
+        if others:
+            self._work.redo(step, doubted, others)
+        if own:
+            raise ProtocolError(
+                f"the trainer's own engine {own[0]!r} and its learner are {message.gap:.3g} nats "
+                "apart; raise learner.tolerated_gap, or look for a fault of this host"
+            )

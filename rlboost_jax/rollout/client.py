@@ -1,0 +1,247 @@
+"""A rollout server's life with its manager, dialled from here, stream after stream.
+
+Invariants: of several announced versions only the newest is pulled; however a stream ends, this
+side either dials again or leaves, never both. The trainer's own engine leaves with its trainer
+only: managers may go and come meanwhile.
+"""
+
+import asyncio
+import contextlib
+import math
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aiohttp
+
+from rlboost_jax.backoff import backoff_seconds
+from rlboost_jax.credentials import COPY_AGAIN, Endpoint, explain
+from rlboost_jax.messages import Goodbye, Hello, Hint, Notice, Ready, ServerMessage, Welcome
+from rlboost_jax.observe.clocks import Clock
+from rlboost_jax.rollout import stream
+from rlboost_jax.rollout.stream import Refused, Stream, cancel
+from rlboost_jax.rollout.weight_updates import PullerLike, WeightUpdates
+from rlboost_jax.rollout.worker import Worker
+
+SICK_LETTERS = 300  # of what a sick engine says of itself
+FIRST_BACKOFF_SECONDS = 0.1  # doubles with each attempt
+LONGEST_BACKOFF_SECONDS = 2.0
+SETTLED_SECONDS = 5.0  # a stream that lived as long was a good one: the back-off begins anew
+
+
+class InstanceClient:
+    """One instance in the eyes of a manager.
+
+    Args:
+        locate: finds the manager; called from a worker thread each time it is dialled. An
+            exception of it ends `run`.
+        hello: first message of every stream. A `reserved` instance belongs to a trainer: it
+            looks for a manager as long as it takes, and none can send it home.
+        worker: not yet started. Its spans are sent to the manager; of a `reserved` instance the
+            trainer has its own use for them.
+        puller: None for the trainer's own engine, which is given its parameters by `offer`.
+        orphan_seconds: how long to look for a manager; a `Welcome` replaces it.
+        compiled: how many programs were compiled since the engine was warm.
+        clock: the manager's; what its answers say of it is put in here.
+    """
+
+    def __init__(
+        self,
+        locate: Callable[[], Endpoint],
+        hello: Hello,
+        worker: Worker,
+        puller: PullerLike | None,
+        *,
+        orphan_seconds: float = 10.0,
+        compiled: Callable[[], int] = lambda: 0,
+        clock: Clock | None = None,
+    ):
+        self._locate, self._hello, self._worker, self._puller = locate, hello, worker, puller
+        self._orphan_seconds = math.inf if hello.reserved else orphan_seconds
+        self._compiled = compiled
+        self._clock = clock or Clock()
+        self._stream: Stream | None = None  # of this moment, or the last
+        self._updates: WeightUpdates | None = None
+        self._offered: Ready | None = None  # what to say of the parameters offered
+        self._goes: tuple[float, str] | None = None  # when the machine does, and who says so
+        self._sick = False
+        self._leaving: asyncio.Future[str] | None = None  # its result is the reason
+        self._welcomed = asyncio.Event()
+        self._broken: asyncio.Future[None]  # its exception is a mistake of this side
+        self._lost_at = 0.0  # when there was last a manager, by the loop's clock
+        self._attempt = 0  # dials since a stream was good
+        self._trouble = ""  # why the last one failed, if that can be changed
+
+    @property
+    def welcomed(self) -> asyncio.Event:
+        """Set while a manager knows this instance."""
+        return self._welcomed
+
+    async def run(self) -> str:
+        """Serve until told to leave or orphaned; returns the reason.
+
+        Raises:
+            Refused: by the manager.
+            Exception: whatever the engine or `locate` raised.
+        """
+        loop = asyncio.get_running_loop()
+        self._broken = loop.create_future()
+        if self._puller is not None:
+            self._updates = WeightUpdates(
+                self._puller,
+                self._worker,
+                say=self._say,
+                fail=self._broken.set_exception,
+                spans=self._worker.spans,
+            )
+        if self._leaving is None:
+            self._leaving = loop.create_future()
+
+        def emit(message: ServerMessage) -> None:
+            # On the stream of that moment: a message of an earlier one never meets a later one.
+            loop.call_soon_threadsafe(self._say, message)
+
+        self._worker.start(emit)
+        failure = asyncio.wrap_future(self._worker.failure)
+        serving = asyncio.ensure_future(self._serve_all())
+        ends: set[asyncio.Future[Any]] = {serving, failure, self._broken}
+        try:
+            await asyncio.wait({*ends, self._leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not any(end.done() for end in ends):  # leaving; a manager may be out of reach
+                patience = stream.LEAVE_SECONDS + stream.CLOSE_SECONDS
+                await asyncio.wait(ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                await self._report_sick(serving, (failure, self._broken))
+            for end in ends:
+                if end.done():
+                    end.result()
+            return serving.result() if serving.done() else self._leaving.result()
+        finally:
+            failure.cancel()
+            await cancel(serving)
+
+    def leave(self, reason: str) -> None:
+        """Flush, say goodbye and end `run`. To be called in its event loop; once is enough."""
+        if self._leaving is None:
+            self._leaving = asyncio.get_running_loop().create_future()
+        if not self._leaving.done():
+            self._leaving.set_result(reason)
+
+    def notice(self, seconds: float, reason: str) -> None:
+        """The machine goes in so many seconds: tell the manager, and leave by then at the latest.
+
+        To be called in the loop of `run`. Of several notices the earliest counts.
+        """
+        loop = asyncio.get_running_loop()
+        goes_at = loop.time() + seconds
+        if self._goes is not None and self._goes[0] <= goes_at:
+            return
+        self._goes = goes_at, reason
+        loop.call_at(goes_at, self.leave, reason)
+        if self._welcomed.is_set():
+            self._say(Notice(seconds=seconds, reason=reason))
+
+    def hint(self, reason: str) -> None:
+        """The machine may go some time, or pause; of interest to whoever reads the events."""
+        if self._welcomed.is_set():
+            self._say(Hint(reason=reason))
+
+    async def offer(self, params: Any, version: int, params_digest: str) -> None:
+        """Load parameters that are here already and say so; for an instance without puller."""
+        await asyncio.wrap_future(self._worker.load(params, version, params_digest))
+        self._offered = Ready(version=version, params_digest=params_digest)
+        if self._welcomed.is_set():
+            self._say(self._offered)
+
+    async def _serve_all(self) -> str:
+        """One stream after the other."""
+        assert self._leaving is not None
+        loop = asyncio.get_running_loop()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=stream.ANSWER_SECONDS)
+        self._lost_at, self._attempt = loop.time(), 0
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while not self._leaving.done():
+                manager = await asyncio.to_thread(self._locate)
+                self._trouble = ""
+                try:
+                    await self._serve_one(session, manager)
+                except aiohttp.WSServerHandshakeError as error:
+                    if error.status in (401, 403):
+                        raise Refused(f"wrong token; {COPY_AGAIN}") from None
+                except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                    # Not there: as if the stream had ended. What listens at its address may be
+                    # another program for a while, so not even a wrong certificate ends the search.
+                    self._trouble = explain(error, manager.credentials)
+                if self._leaving.done():
+                    break
+                if self._sick:
+                    return "sick"
+                if loop.time() - self._lost_at >= self._orphan_seconds:
+                    trouble = f": {self._trouble}" if self._trouble else ""
+                    return f"no manager for {self._orphan_seconds:g} s{trouble}"
+                # A whole fleet comes back to one manager: not at one moment.
+                pause = _backoff(self._attempt) * random.uniform(0.5, 1.0)
+                await asyncio.wait({self._leaving}, timeout=pause)
+                self._attempt += 1
+        return self._leaving.result()
+
+    async def _serve_one(self, session: aiohttp.ClientSession, manager: Endpoint) -> None:
+        """One stream; raises what `Stream.serve` does."""
+        assert self._leaving is not None
+        await asyncio.wrap_future(self._worker.reset())
+        self._stream = Stream(
+            self._hello,
+            self._worker,
+            compiled=self._compiled,
+            clock=self._clock,
+            updates=self._updates,
+            leave=self.leave,
+            leaving=self._leaving,
+        )
+        await self._stream.serve(session, manager, self._known)
+
+    @contextlib.asynccontextmanager
+    async def _known(self, answer: Welcome) -> AsyncIterator[None]:
+        """While the manager knows this instance. It is told what it does not know of it."""
+        loop = asyncio.get_running_loop()
+        if not self._hello.reserved:
+            self._orphan_seconds = answer.orphan_seconds
+        welcomed_at = loop.time()
+        try:
+            self._welcomed.set()
+            if self._goes is not None:
+                goes_at, reason = self._goes
+                self._say(Notice(seconds=max(0.0, goes_at - welcomed_at), reason=reason))
+            if self._offered is not None:
+                self._say(self._offered)
+            yield
+        finally:
+            self._welcomed.clear()
+            self._lost_at = loop.time()
+            if self._lost_at - welcomed_at >= SETTLED_SECONDS:
+                self._attempt = 0
+            if self._updates is not None:
+                await self._updates.stop()
+
+    def _say(self, message: ServerMessage) -> None:
+        """On the stream of this moment; where there is none, nobody wants to hear it."""
+        if self._stream is not None:
+            self._stream.say(message)
+
+    async def _report_sick(
+        self, serving: "asyncio.Future[str]", ends: tuple["asyncio.Future[None]", ...]
+    ) -> None:
+        """Tell a manager that can be reached why this server goes, if that is what it does."""
+        error = next((e for end in ends if end.done() and (e := end.exception())), None)
+        if error is None or not self._welcomed.is_set():
+            return
+        reason = f"sick: {type(error).__name__}: {error}"
+        line = " ".join(reason.split())[:SICK_LETTERS]
+        self._sick = True
+        self._say(Goodbye(reason=line, sick=True))
+        await asyncio.wait({serving}, timeout=stream.LEAVE_SECONDS)
+
+
+def _backoff(attempt: int) -> float:
+    """Seconds to wait after that many attempts, the first being 0."""
+    return backoff_seconds(attempt, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS)
