@@ -66,6 +66,7 @@ def assert_close(found, expected, tolerance):
         np.testing.assert_allclose(np.asarray(x, np.float64), y, atol=tolerance * np.abs(y).max())
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"soft_cap": 3.0}], ids=str)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_values_and_gradients(implementation, options):
@@ -104,6 +105,7 @@ def test_any_shape_and_chunk(N, E, V, chunk, options, dtype):
         np.testing.assert_allclose(np.asarray(x, np.float64), y, atol=limit)
 
 
+@pytest.mark.usefixtures("unoptimized")
 def test_large_logits_stay_finite():
     """Only differences matter, within a block and between blocks."""
     hidden, unembedding, tokens = problem()

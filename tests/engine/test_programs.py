@@ -14,7 +14,9 @@ from rlboost_jax.engine.engine import Engine
 NAMES = {"float32": "f32", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn"}  # in HLO
 
 
-@pytest.mark.parametrize("kv_dtype", list(NAMES))
+@pytest.mark.parametrize(
+    "kv_dtype", ["float32", "float8_e4m3fn", pytest.param("bfloat16", marks=pytest.mark.soak)]
+)
 def test_no_step_copies_a_pool(
     model: ModelConfig, engine_config: EngineConfig, kv_dtype: str
 ) -> None:

@@ -11,14 +11,6 @@ from rlboost_kernels.problems import random_arguments
 TOLERANCES = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}  # of the relative norm
 
 
-@pytest.fixture(autouse=True)
-def unoptimized():
-    """Programs of an interpreter run once: most of their time is the compiler's."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture
 def assert_matches_loops():
     return _assert_matches_loops

@@ -12,6 +12,8 @@ from rlboost_kernels.attention import triton
 from rlboost_kernels.attention.api import choose_attention
 from rlboost_kernels.problems import Problem, random_arguments
 
+pytestmark = pytest.mark.usefixtures("unoptimized")
+
 ALL_OPTIONS = {
     "sm_scale": 0.2,
     "sliding_window": 37,
