@@ -17,6 +17,8 @@ VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 # Of 20,000 modules a fifth is ever imported: each is compiled then, rather than all of them here.
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile \
   -c requirements.lock
+# The other files need not be imported for these.
+SYSTEM = $(shell grep -rl --include='test_*.py' 'mark\.system' tests)
 METADATA := pyproject.toml kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
@@ -33,7 +35,8 @@ runs/hf_tiny_start/train.jsonl: tools/make_hf_tiny.py | $(VENV)/.installed-dev
 
 test: lint
 	$(VENV)/bin/python -m pytest -q -m "not soak and not system" -n auto --maxprocesses=4 --dist=worksteal
-	$(VENV)/bin/python -m pytest -q -m "system and not soak" -n auto --maxprocesses=2 --dist=loadfile
+	$(VENV)/bin/python -m pytest -q -m "system and not soak" -n auto --maxprocesses=2 --dist=loadfile \
+	  $(SYSTEM)
 
 soak: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -q -m soak
