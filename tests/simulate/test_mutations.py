@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager import journal, journal_files, outbox, servers, work
+from rlboost_jax.manager import journal, journal_files, outbox, work
 from rlboost_jax.manager.instances import Instance
+from rlboost_jax.manager.intake import Intake
 from rlboost_jax.manager.journal import Collected
 from rlboost_jax.manager.roster import Roster
 from tests.simulate.faults import fails, schedule_of
@@ -29,14 +30,14 @@ def lost_ack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def double_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame that comes twice is taken twice."""
-    real = servers.Servers._tokens
+    real = Intake.take
 
-    def tokens(self: Any, instance: Instance, batch: m.TokenBatch, now: float) -> bool:
+    def take(self: Intake, instance: Instance, batch: m.TokenBatch, now: float) -> bool:
         if batch.sequence == instance.next_sequence - 1:
             instance.next_sequence -= 1
         return real(self, instance, batch, now)
 
-    monkeypatch.setattr(servers.Servers, "_tokens", tokens)
+    monkeypatch.setattr(Intake, "take", take)
 
 
 def stale_version(monkeypatch: pytest.MonkeyPatch) -> None:
