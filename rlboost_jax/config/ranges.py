@@ -1,12 +1,12 @@
 """The range of every field that has one by itself, as tables."""
 
-import difflib
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from rlboost_jax.config.data_presets import ANSWER_FORMATS, DATA_PRESETS
+from rlboost_jax.config.errors import suggestion
 from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.config.task_sizes import DATASET, TASK_SIZES
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
@@ -236,9 +236,7 @@ def out_of_range(config: Any, section: str = "") -> Iterator[str]:
             yield f"{name} is {value}; choose a number"
     for name, value in values(ONE_OF):
         if value not in (choices := ONE_OF[name]):
-            near = difflib.get_close_matches(value, choices, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(choices)}"
-            yield f"{name} {value!r} does not exist; {hint}"
+            yield f"{name} {value!r} does not exist; {suggestion(value, choices)}"
 
 
 def _field(config: Any, name: str) -> Any:

@@ -19,7 +19,7 @@ from rlboost_jax.config.records import AlgorithmConfig, LearnerConfig, ModelConf
 from rlboost_jax.config.routing import routing_of
 from rlboost_jax.learner.objective import Sums
 from rlboost_jax.learner.optimization import Part, add_up, update_programs
-from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
+from rlboost_jax.learner.packing import PackedBatch, empty
 from rlboost_jax.learner.passes import hidden_states
 from rlboost_jax.learner.state import (
     TrainState,
@@ -98,13 +98,7 @@ class CriticStep:
     def compile(self, state: TrainState, *, shapes: Iterable[tuple[int, int]]) -> None:
         """Compile everything before the first step, as `LearnerStep.compile` does."""
         for rows, row_tokens in shapes:
-            batch, _ = fill(
-                [],
-                rows=rows,
-                row_tokens=row_tokens,
-                loss_aggregation=TOKEN_MEAN,
-                routing=self._routing,
-            )
+            batch = empty(rows, row_tokens, self._routing)
             self.values(state.params, batch)
             part = self.gradients(state.params, batch)
         gradients, _ = self.combine(part, self.gradients(state.params, batch))
