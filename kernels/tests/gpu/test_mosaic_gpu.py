@@ -135,7 +135,7 @@ def test_it_asks_for_hopper(kind, capability, refused, monkeypatch):
 
 @pytest.mark.parametrize("name", ["mosaic_gpu", "triton"])
 def test_a_jax_without_the_backend_is_a_reason(name, monkeypatch):
-    monkeypatch.delattr(f"jax.experimental.pallas.{name}")
+    monkeypatch.delattr(f"jax.experimental.pallas.{name}", raising=False)  # not imported yet
     monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.{name}", None)
     folder = pathlib.Path(mosaic_gpu.__file__).parent
     why_not = runpy.run_path(str(folder / f"{name}.py"))["why_not"]
