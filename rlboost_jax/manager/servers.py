@@ -11,20 +11,18 @@ from rlboost_jax.manager.drains import Drains
 from rlboost_jax.manager.fleet import Fleet
 from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.intake import Intake
-from rlboost_jax.manager.journal import Published
 from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.limits import REMARKS_PER_SECOND
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.versions import Versions
 from rlboost_jax.manager.work import Work
 from rlboost_jax.messages import (
-    Announce,
     Goodbye,
     Hello,
     Hint,
     Leave,
-    Manifest,
     Notice,
     Ready,
     Released,
@@ -59,8 +57,7 @@ class Servers:
         self._outbox = outbox
         self._drains = Drains(settings, roster, work, outbox)
         self._intake = Intake(settings, ledger, roster, fleet, work, outbox)
-        self.manifest: Manifest | None = None  # the newest
-        self.manifests: dict[int, Manifest] = {}  # and older ones that are being fetched
+        self.versions = Versions(roster, outbox)
         self._quarantined: set[str] = set()
         self._ended: dict[int, tuple[bool, int]] = {}  # stream → reserved, tokens charged
 
@@ -148,17 +145,6 @@ class Servers:
         moments = (min(roster.deadline(i)[0], self._drains.next_at(i, now)) for i in roster)
         roster.check_at = min(moments, default=math.inf)
         return changed
-
-    def publish(self, manifest: Manifest) -> None:
-        """Announce a version to all that do not hold it."""
-        self.manifest = manifest
-        in_use = {i.announced.version for i in self._roster if i.announced is not None}
-        self.manifests = {v: m for v, m in self.manifests.items() if v in in_use}
-        self.manifests[manifest.version] = manifest
-        self._outbox.keep(Published(manifest=manifest))
-        self._outbox.record("published", version=manifest.version)
-        for instance in self._roster:
-            self._announce(instance)
 
     def send_home(self, reason: str) -> None:
         for instance in self._roster:
@@ -266,14 +252,7 @@ class Servers:
                 reason = self._roster.mismatch(other.hello)
                 self._outbox.send(other.stream, Leave(reason=reason))
                 self.lose(other, reason, kind="rejected")
-        self._announce(instance)
-
-    def _announce(self, instance: Instance) -> None:
-        """Reserved engines are handed their weights by the trainer; who leaves needs none."""
-        if self.manifest is None or instance.reserved or instance.leaving:
-            return
-        if instance.announce(self.manifest):
-            self._outbox.send(instance.stream, Announce(manifest=self.manifest))
+        self.versions.announce(instance)
 
     def _renew(self, instance: Instance, message: Renew, now: float) -> bool:
         compiled = message.programs_compiled

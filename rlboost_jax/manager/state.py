@@ -115,7 +115,7 @@ class Manager:
 
     def manifest(self, version: int) -> Manifest | None:
         """Of a version that some server may still be fetching."""
-        return self.servers.manifests.get(version)
+        return self.servers.versions.manifests.get(version)
 
     def _take(self, event: Event, now: float) -> bool:
         match event:
@@ -211,11 +211,8 @@ class Manager:
         return self.fleet.retry_at if missing else math.inf
 
     def _versions_in_use(self) -> tuple[int, ...]:
-        """Whose snapshots must not be deleted: held, being fetched, or in force."""
-        versions = {i.version for i in self.roster if i.version is not None}
-        versions |= {i.announced.version for i in self.roster if i.announced is not None}
-        if self.servers.manifest is not None:
-            versions.add(self.servers.manifest.version)
+        """Whose snapshots must not be deleted; the active step's is among them."""
+        versions = self.servers.versions.in_use()
         if self.ledger.active is not None:
             versions.add(self.ledger.active.begin.version)
         return tuple(sorted(versions))

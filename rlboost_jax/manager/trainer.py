@@ -82,7 +82,7 @@ class Trainer:
             raise ProtocolError(f"{type(message).__name__} before TrainerHello")
         match message:
             case Publish():
-                self._servers.publish(message.manifest)
+                self._servers.versions.publish(message.manifest)
             case BeginStep():
                 self._begin(message, now)
             case ExtendStep():
