@@ -261,6 +261,9 @@ def settings(config: SimConfig) -> Settings:
         synthetic_gap_seconds=1.0,
         price_per_hour=config.instance.price_per_hour,
         reserved_price_per_hour=config.reserved.nodes * config.reserved.price_per_node_hour,
+        egress_dollars_per_gb=config.instance.egress_dollars_per_gb,
+        worth_per_hour=policy.worth_per_hour,
+        merge_tail=policy.merge_tail,
         orphan_seconds=PATIENT,
         notices="none",
         notice_signal="SIGTERM",
@@ -277,5 +280,6 @@ def settings(config: SimConfig) -> Settings:
         slot_tokens=work.prompt_tokens + work.max_response_tokens,
         max_servers=MAX_SERVERS,
         micro_batch_prompts=config.trainer.micro_batch_prompts,
+        num_steps=config.num_steps,
         status_seconds=PATIENT,  # nobody looks at the live view
     )
