@@ -7,6 +7,7 @@ lengths and keeps other machines of the trace, or draws another market.
 """
 
 import argparse
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -17,25 +18,31 @@ from typing import Any, Final
 import numpy as np
 
 from configs.sim import base
+from rlboost_jax.simulator.bound import step_bound
 from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.load import sim_config
-from rlboost_jax.simulator.markets import Market, markets, mean_alive
+from rlboost_jax.simulator.markets import Market, markets
 from rlboost_jax.simulator.outcome import Outcome
-from rlboost_jax.simulator.rates import EngineRates, train_seconds
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.world import World
 
 RESULTS: Final = Path(__file__).parent / "results.json"
+RESERVED: Final = 83.79  # dollars per hour of the reserved node
+MERGED: Final = {"window": "model", "sizing": "marginal", "merge_tail": True}
 SYSTEMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "paper": {"window": "paper", "sizing": "paper"},
     "window": {"window": "model", "sizing": "paper"},
-    "ours": {"window": "model", "sizing": "marginal"},
+    "sized": {**MERGED, "merge_tail": False, "worth_per_hour": RESERVED},
+    "cheap": {**MERGED, "worth_per_hour": 0.0},
+    "ours": {**MERGED, "worth_per_hour": RESERVED},
+    "fast": {**MERGED, "worth_per_hour": 3 * RESERVED},
 }
 LENGTHS: Final[Mapping[str, Mapping[str, float]]] = {
     "as fitted": {},
     "growing 4 % a step": {"mean_tokens": 6000.0, "growth_per_step": 0.04},
     "wide, groups unlike": {"sigma": 0.9, "group_correlation": 0.3},
 }
+KEPT: Final = ("step_seconds", "seeding_window_seconds", "train_wait_seconds", "instances_mean")
 MEASURES: Final = ("tokens_per_second", "tokens_per_dollar")
 
 
@@ -51,32 +58,21 @@ def settings(trace: str, hours: float, seed: int, lengths: Mapping[str, float]) 
 
 
 def bound(config: SimConfig, market: Market, *, seed: int, steps: int) -> dict[str, float]:
-    """What nobody can beat who knows all lengths and the market beforehand.
-
-    Work is a liquid: every token is decoded in the best of all batches, no engine is ever idle
-    for want of work, instances are there when they are wanted and cost nothing to start. In a
-    step of S seconds the reserved engines generate while they do not train, the instances the
-    rest; the S with the most tokens per dollar is taken among those that the fleet allows.
-    """
-    rates, reserved = EngineRates(config), config.num_engines
-    available = mean_alive(market.changes, market.seconds)
-    hourly = config.reserved.nodes * config.reserved.price_per_node_hour
+    """Nobody can do better on this market, who knows everything beforehand: see `bound.py`. As
+    many instances as the market ever lends are there all the time."""
     tokens = seconds = dollars = 0.0
     for step in range(config.settling_steps, steps):
         lengths = response_lengths(config.workload, seed=seed, step=step)
-        whole = [config.workload.prompt_tokens + int(n) for n in lengths]
-        train = train_seconds(config, whole) + config.trainer.apply_seconds
-        work = float(lengths.sum()) / rates.best_rate(float(np.mean(whole)) / 2)
-        shortest = max(train, (work + reserved * train) / (reserved + available))
-        best = math.inf, shortest
-        for stretch in np.linspace(1.0, 2.0, 101):
-            taken = shortest * float(stretch)
-            instance = max(0.0, work - reserved * (taken - train))
-            paid = (taken * hourly + instance * config.instance.price_per_hour) / 3600
-            best = min(best, (paid, taken))
+        found = step_bound(config, lengths, most_alive(market))
         tokens += float(lengths.sum())
-        dollars, seconds = dollars + best[0], seconds + best[1]
+        seconds, dollars = seconds + found.step, dollars + found.dollars
     return {"tokens_per_second": tokens / seconds, "tokens_per_dollar": tokens / dollars}
+
+
+def most_alive(market: Market) -> int:
+    """Instances on loan at once."""
+    alive = itertools.accumulate(1 if change.added else -1 for change in market.changes)
+    return max(alive, default=0)
 
 
 def one(trace: str, hours: float, seed: int, lengths: Mapping[str, float]) -> dict[str, Any]:
@@ -92,7 +88,9 @@ def one(trace: str, hours: float, seed: int, lengths: Mapping[str, float]) -> di
         means = outcome.means()
         found[name] = {
             **{measure: getattr(outcome, measure) for measure in MEASURES},
-            **{key: means[key] for key in ("step_seconds", "instances_mean", "train_wait_seconds")},
+            **{key: means[key] for key in KEPT},
+            "instances_billed": sum(r["billed_instance_seconds"] for r in outcome.rows)
+            / outcome.seconds,
         }
         steps = max(steps, len(rows))
     found["bound"] = bound(config, market, seed=seed, steps=steps)
@@ -114,6 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--trace", default="", help="CSV of an availability trace")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--hours", type=float, default=1.2)
     parser.add_argument("--lengths", nargs="*", default=list(LENGTHS), choices=list(LENGTHS))
     parser.add_argument("--out", default=str(RESULTS))
@@ -123,11 +122,11 @@ def main() -> None:
     market = "trace" if chosen.trace else "hazard"
     for name in chosen.lengths:
         runs = []
-        for seed in range(chosen.seeds):
+        for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds):
             runs.append(one(chosen.trace, chosen.hours, seed, LENGTHS[name]))
             print(name, seed, json.dumps(runs[-1]), flush=True)
             results[f"{market}, {name}"] = {
-                "hours": chosen.hours, "seeds": seed + 1, "ratios": ratios(runs), "runs": runs,
+                "hours": chosen.hours, "seeds": [chosen.first_seed, seed], "ratios": ratios(runs), "runs": runs,
             }  # fmt: skip
             out.write_text(json.dumps(results, indent=1) + "\n")
         print(name, json.dumps(ratios(runs), indent=1), flush=True)

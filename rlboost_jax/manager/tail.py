@@ -25,7 +25,7 @@ from rlboost_jax.manager.trainer import Trainer
 from rlboost_jax.manager.work import Work
 
 LOOKS = 16  # at a step's tail, at most
-LEAD = 1.25  # start-up times before the next step: to be late costs more than to be early
+LEAD = 1.0  # start-up times before the next step
 
 
 class Tail:
@@ -60,7 +60,7 @@ class Tail:
         if step is not self._step and step is not None:
             self._step, self._seen, self.returning = step, (-1, -1), False
             self._wake()
-        elif self.resting is not None and (now >= self.back_at or (step and step.num_waiting)):
+        elif self.resting is not None and (now >= self.back_at or self._stuck(step)):
             self.returning = True
             self._wake()
         if step is None or self.returning:
@@ -71,6 +71,10 @@ class Tail:
         if own and self._news(step, len(own)) and not self._roster.index.asked_back:
             self._seen = step.num_finished, len(own)
             self._merge(step, model, own, now)
+
+    def _stuck(self, step: Step | None) -> bool:
+        """Whether work has come up again that nobody is left for."""
+        return step is not None and step.num_waiting > 0 and not self._work.remote(step)
 
     def _wake(self) -> None:
         self.resting, self.back_at = None, math.inf
