@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 PRIOR_LOSSES, PRIOR_SECONDS = 0.5, 3600.0  # a machine goes every two hours, so far as we know
-WORTH = 0.002  # share of a token's price that more instances must save
+WORTH = 0.002  # share of a token's price that a larger fleet must save
 LOOK_AHEAD = 2  # sizes without a gain after which no further one is tried
 SURELY = 1.5  # times what it costs to start anew: so much a rest must save
 
@@ -99,8 +99,7 @@ def best_size(foresee: Callable[[int], Size], *, time: float, start: int, most: 
         number, least, failures = begin + direction, price(tried[begin]), 0
         while 0 <= number <= most and failures < LOOK_AHEAD:
             tried[number] = foresee(number)
-            cheaper = price(tried[number]) < (1.0 - WORTH * (direction > 0)) * least
-            failures = 0 if cheaper else failures + 1
+            failures = 0 if price(tried[number]) < least else failures + 1
             least = min(least, price(tried[number]))
             number += direction
     limit = (1.0 + WORTH) * min(price(size) for size in tried.values())

@@ -120,7 +120,7 @@ class Tail:
             found[kept] = end * (hourly + len(own) * prices.instance) - saved, end
             if kept + 1 in found and found[kept][0] > found[kept + 1][0]:
                 break
-        kept = min(found, key=lambda k: (found[k][0], -k))
+        kept = min(found, key=lambda k: (found[k][0], k))
         if kept == len(own):
             return
         seconds = found[kept][1]

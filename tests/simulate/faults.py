@@ -81,6 +81,8 @@ def policies(seed: int) -> dict[str, Any]:
             "manager__routing": ROUTINGS[1],
             "manager__longest_first": seed // 4 % 2 == 1,
             "fleet__sizing": SIZINGS[seed // 4 % 3],
+            "fleet__merge_tail": seed // 4 % 4 > 0,
+            "num_steps": NUM_STEPS * (seed // 16 % 2),  # 0: which step is the last is not known
         }
     return {}
 
