@@ -126,7 +126,7 @@ def main() -> None:
             runs.append(one(chosen.trace, chosen.hours, seed, LENGTHS[name]))
             print(name, seed, json.dumps(runs[-1]), flush=True)
             results[f"{market}, {name}"] = {
-                "hours": chosen.hours, "seeds": [chosen.first_seed, seed], "ratios": ratios(runs), "runs": runs,
+                "hours": chosen.hours, "ratios": ratios(runs), "runs": runs,
             }  # fmt: skip
             out.write_text(json.dumps(results, indent=1) + "\n")
         print(name, json.dumps(ratios(runs), indent=1), flush=True)

@@ -48,7 +48,7 @@ class Prices:
     time: float = 0.0  # dollars that a second sooner is worth besides
     start_seconds: float  # from an order to work; paid for
     hazard: Hazard
-    releases: bool = False  # instances without work are let go where that saves money
+    releases: bool = False  # instances may be let go where that saves money
 
     def at_work(self, instances: int) -> float:
         """Mean number of them that do not just start."""
@@ -57,6 +57,8 @@ class Prices:
     def saved(self, idle: float) -> float:
         """Dollars, by letting an instance go that has no work for so many seconds and starting it
         again in time; 0 where it is better kept."""
+        if not self.releases:
+            return 0.0
         anew = self.start_seconds * self.instance + self.pull
         worth = idle * self.instance
         return worth - anew if worth > SURELY * anew else 0.0
@@ -65,9 +67,7 @@ class Prices:
         """Dollars of a step at whose end the instances have no work for `idle` seconds."""
         pulls = 1.0 + self.hazard.rate * seconds
         each = seconds * self.instance + pulls * self.pull
-        return seconds * self.reserved + instances * (
-            each - (self.saved(idle) if self.releases else 0.0)
-        )
+        return seconds * self.reserved + instances * (each - self.saved(idle))
 
 
 @dataclass(frozen=True, kw_only=True)

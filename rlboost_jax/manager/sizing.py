@@ -81,12 +81,13 @@ class Sizing:
         count = sum(asked.values())
         mean = sum(price * n for price, n in asked.items()) / count if count else None
         start, fleet = self._roster.start_seconds, self._fleet
+        known = start < math.inf
         return Prices(
             reserved=fleet.reserved_price_per_hour / 3600,
             instance=(fleet.price_per_hour if mean is None else mean) / 3600,
             pull=fleet.egress_dollars_per_gb * self.snapshot_bytes / 1e9,
             time=fleet.worth_per_hour / 3600,
-            start_seconds=start if start < math.inf else 0.0,
+            start_seconds=start if known else 0.0,
             hazard=Hazard(self._roster.losses, self._roster.alive.total(self._roster.now)),
-            releases=fleet.merge_tail,
+            releases=fleet.merge_tail and known,
         )

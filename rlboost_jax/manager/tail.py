@@ -116,16 +116,16 @@ class Tail:
             end = foreseen.end + model.overhead
             gone = len(own) - kept
             saved = rest(gone, end, surplus)
+            if gone and not saved:
+                break
             saved += rest(kept, max(0.0, end - foreseen.rollout), max(0, surplus - gone))
             found[kept] = end * (hourly + len(own) * prices.instance) - saved, end
             if kept + 1 in found and found[kept][0] > found[kept + 1][0]:
                 break
         kept = min(found, key=lambda k: (found[k][0], k))
-        if kept == len(own):
-            return
-        seconds = found[kept][1]
-        lead = LEAD * prices.start_seconds
-        self.back_at = math.inf if last else max(now, now + seconds - lead)
         for instance in own[kept:]:
             self._servers.dismiss(instance, now)
-        self.resting = len(self._fleet.standing)
+        if kept < len(own) or self.resting is not None:
+            self.resting = len(self._fleet.standing)
+            begins = now + found[kept][1]
+            self.back_at = math.inf if last else max(now, begins - LEAD * prices.start_seconds)

@@ -60,7 +60,8 @@ def test_what_a_step_costs() -> None:
 def test_a_rest_is_worth_it_or_costs_nothing(
     idle: float, start: float, price: float, pull: float
 ) -> None:
-    prices = Prices(reserved=1.0, instance=price, pull=pull, start_seconds=start, hazard=NEVER)
+    prices = Prices(reserved=1.0, instance=price, pull=pull, start_seconds=start, hazard=NEVER,
+                    releases=True)  # fmt: skip
     saved, anew = prices.saved(idle), start * price + pull
     assert saved == (idle * price - anew if idle * price > SURELY * anew else 0.0)
     assert saved >= 0 and prices.saved(2 * idle) >= saved
