@@ -55,11 +55,6 @@ class EngineRates:
             return self.slowness * self._table.least, 0.0
         return self.slowness * (self._overhead + self._weights), self.slowness * self._per_context
 
-    def best_rate(self, context: float) -> float:
-        """Most tokens per second that any batch of sequences of that length reaches."""
-        most = max(1, int(self.kv_tokens / context))
-        return max(b / self.step_seconds(b, b * context) for b in {1, most, (most + 1) // 2})
-
 
 class StepTable:
     """Measured decode steps on a grid of batches and contexts; linear in between, and beyond
