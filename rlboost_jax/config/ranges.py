@@ -93,6 +93,8 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "fleet.max_instances": 0,
     "fleet.price_per_hour": 0,
     "fleet.reserved_price_per_hour": 0,
+    "fleet.egress_dollars_per_gb": 0,
+    "fleet.worth_per_hour": 0,
     "fleet.orphan_seconds": 0,
     "fleet.notice_seconds": 0,
     "manager.drain_seconds": 0,

@@ -146,6 +146,13 @@ class Servers:
         roster.check_at = min(moments, default=math.inf)
         return changed
 
+    def dismiss(self, instance: Instance, now: float) -> None:
+        """A server of the provider's is not needed for a while."""
+        if (server := self._fleet.server_of(instance.hello)) is not None:
+            self._outbox.record("dismissed", instance.name, count=len(instance.held))
+            self._fleet.dismiss(server)
+            self._drains.dismiss(instance, now)
+
     def send_home(self, reason: str) -> None:
         for instance in self._roster:
             self._roster.retire(instance)
@@ -166,9 +173,9 @@ class Servers:
             # else it has dialled again before this stream was given up
             self._fleet.lost_sight_of(server, self._roster.now)
         if not instance.reserved and kind != "rejected":
-            self._roster.lost += 1
+            self._roster.lost += not instance.dismissed
             self._roster.losses += kind != "quarantined" and not instance.dismissed
-            self._ledger.books.gone += 1
+            self._ledger.books.gone += not instance.dismissed
 
     def quarantine(self, name: str, reason: str) -> None:
         """Believe nothing more that a server says, whatever it is called by now."""
@@ -204,6 +211,10 @@ class Servers:
         objection = self._roster.objection(message)
         if objection:
             self._refuse(stream, message.instance, objection)
+            return False
+        server = self._fleet.server_of(message)
+        if server is not None and server.dismissed:
+            self._refuse(stream, message.instance, "it was sent home for want of work")
             return False
         self._join(stream, message, now)
         return True
@@ -267,10 +278,10 @@ class Servers:
 
     def _ready(self, instance: Instance, message: Ready) -> None:
         """An engine loads only when it holds nothing, so what it held before is free."""
-        if not instance.member and not instance.leaving and not instance.reserved:
-            self._roster.changed = True
-            self._outbox.record("ready", instance.name, version=message.version)
         server = self._fleet.server_of(instance.hello)
+        if not instance.member and not instance.leaving and not instance.reserved:
+            self._roster.changed |= server is None or not server.anew
+            self._outbox.record("ready", instance.name, version=message.version)
         if server is not None and server.started_at < math.inf:
             self._roster.started(self._roster.now - server.started_at)
             server.started_at = math.inf

@@ -48,6 +48,7 @@ MAY_BE_ZERO: Final = frozenset(
         "market.hazard.drought_gap_hours",
         "policy.max_pending",
         "policy.max_instances",
+        "policy.worth_per_hour",
     }
 )
 AT_MOST: Final = {

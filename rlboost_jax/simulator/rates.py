@@ -48,10 +48,12 @@ class EngineRates:
         memory = self._weights + self._per_context * context
         return self.slowness * (self._overhead + max(memory, self._product * batch))
 
-    def best_rate(self, context: float) -> float:
-        """Most tokens per second that any batch of sequences of that length reaches."""
-        most = max(1, int(self.kv_tokens / context))
-        return max(b / self.step_seconds(b, b * context) for b in {1, most, (most + 1) // 2})
+    @property
+    def step_line(self) -> tuple[float, float]:
+        """A line that no decode step is below: seconds of one, and of each token it reads."""
+        if self._table is not None:
+            return self.slowness * self._table.least, 0.0
+        return self.slowness * (self._overhead + self._weights), self.slowness * self._per_context
 
 
 class StepTable:
@@ -72,6 +74,10 @@ class StepTable:
                 f"{len(self._contexts)} contexts; give each pair once"
             )
         self._seconds = [[known[b, c] for c in self._contexts] for b in self._batches]
+
+    @property
+    def least(self) -> float:
+        return min(map(min, self._seconds))
 
     def seconds(self, batch: float, context: float) -> float:
         first, share = _place(self._batches, batch)

@@ -146,6 +146,8 @@ class PolicyConfig:
     routing: str  # "pending" | "speed"
     longest_first: bool
     sizing: str  # "fixed" | "paper" | "marginal": how many instances are wanted
+    worth_per_hour: float
+    merge_tail: bool
     max_instances: int
 
 
