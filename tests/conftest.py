@@ -3,8 +3,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+
+# Before the first import of torch or NumPy: as oracles they work on arrays so small that threads
+# wait for each other 30 times longer than they compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
@@ -21,12 +25,31 @@ import jax  # noqa: E402  (after the hook)
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Fixed examples in CI, so that a red build is red again when it is run again.
+# Fixed examples in CI, so that a red build is red again when it is run again. Tests whose examples
+# compile a program each take a share of `max_examples`.
 hypothesis.settings.register_profile("default", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("soak", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# What these compare to a tolerance runs for a moment and is compiled in two thirds of the time
+# without most optimizations. All other folders get what a run gets, and so do tests whose
+# subject is bits or memory, which say so: `@pytest.mark.optimized`. `optimized(False)` is for
+# single tests elsewhere.
+UNOPTIMIZED = {"algorithms", "learner", "models"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    mark = item.get_closest_marker("optimized")
+    optimized = mark.args != (False,) if mark else item.path.parent.name not in UNOPTIMIZED
+    jax.config.update("jax_disable_most_optimizations", not optimized)
+    try:
+        return (yield)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,18 +72,19 @@ def compile_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="session")
-def run_with_devices() -> Callable[[str, int], str]:
+def run_with_devices() -> Callable[..., str]:
     """Runs Python source in a process of its own with so many simulated CPU devices.
 
     Returns what it printed; fails the test with its error output if it ended badly. The
     number of devices is fixed once a backend exists, which is why this process cannot do it.
     """
 
-    def run(source: str, num_devices: int) -> str:
+    def run(source: str, num_devices: int, *, optimized: bool = False) -> str:
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count="
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": str(not optimized),
             "XLA_FLAGS": flags + str(num_devices),
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
         }

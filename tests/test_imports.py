@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,22 +39,29 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
     """Everything that a file imports anywhere in it, as dotted names."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    found: set[str] = set()
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import; write the whole name"
             assert node.module is not None
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(found)
 
 
 def imported_at_once(name: str) -> set[str]:
     """What importing a module imports by itself, as dotted names: not what its functions do."""
     found: set[str] = set()
-    ahead: list[ast.AST] = [ast.parse(MODULES[name].read_text(encoding="utf-8"))]
+    ahead: list[ast.AST] = [tree_of(MODULES[name])]
     while ahead:
         node = ahead.pop()
         if isinstance(node, ast.Import):
@@ -66,6 +73,7 @@ def imported_at_once(name: str) -> set[str]:
     return found
 
 
+@cache
 def own_imports(name: str) -> set[str]:
     """Modules of ours that a module imports, its enclosing packages included."""
     found = {target for target in imported(MODULES[name]) if target in MODULES}
@@ -76,6 +84,7 @@ def own_imports(name: str) -> set[str]:
     }
 
 
+@cache
 def foreign_imports(name: str) -> set[str]:
     """Top-level names of other distributions and the standard library."""
     return {target.partition(".")[0] for target in imported(MODULES[name])} - {"rlboost_jax"}
@@ -191,7 +200,7 @@ def test_every_import_is_a_declared_dependency() -> None:
 
 @pytest.mark.parametrize("name", [n for n, path in MODULES.items() if path.name == "__init__.py"])
 def test_packages_import_nothing_by_themselves(name: str) -> None:
-    assert not list(imported(MODULES[name]))
+    assert not imported(MODULES[name])
 
 
 def test_every_package_is_in_a_layer() -> None:
@@ -212,9 +221,8 @@ def test_w17_nothing_is_ever_unpickled(folder: str) -> None:
     """Bytes of others are decoded into typed records, arrays or JSON, and never executed."""
     modules = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "rpyc"}
     for path in sorted((ROOT / folder).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
         assert not modules & {name.partition(".")[0] for name in imported(path)}, path
-        for node in ast.walk(tree):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
                 assert not (isinstance(node.func, ast.Name) and name in ("eval", "exec")), path

@@ -25,8 +25,11 @@ TOLERANCES = {"float32": 2e-6, "bfloat16": 8e-3, "float16": 1e-3}  # of the rela
 # Of a number by a share of it at most, and of one below the smallest normal number by a constant.
 ROUNDING = {"float8_e4m3fn": (2**-4, 2**-10), "float8_e5m2": (2**-3, 2**-17)}
 CASES = (
-    *((problem, {}) for problem in CHECKED),
-    *((problem, ALL_OPTIONS) for problem in CHECKED),
+    *((problem, ({}, ALL_OPTIONS)[i % 2]) for i, problem in enumerate(CHECKED)),
+    *(
+        pytest.param(problem, (ALL_OPTIONS, {})[i % 2], marks=pytest.mark.soak)
+        for i, problem in enumerate(CHECKED)
+    ),
     (CHECKED[1], {"sliding_window": 1}),
     (CHECKED[1], {"sliding_window": 20}),
     (CHECKED[1], {"soft_cap": 2.0}),
@@ -65,6 +68,7 @@ def assert_close(out, expected, dtype):
     assert error <= TOLERANCES[dtype] * np.linalg.norm(expected)
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize(
     ("problem", "options"), CASES, ids=lambda case: getattr(case, "name", str(case))
 )
@@ -77,6 +81,7 @@ def test_matches_float64_loops(problem, options, implementation):
     assert_close(out, expected, "float32")
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("problem", CHECKED[1:4], ids=lambda problem: problem.name)
 def test_bfloat16_is_off_by_the_rounding_of_its_result_only(problem, implementation):
     arguments = random_arguments(replace(problem, dtype="bfloat16"))
@@ -86,8 +91,18 @@ def test_bfloat16_is_off_by_the_rounding_of_its_result_only(problem, implementat
     np.testing.assert_allclose(out.astype(np.float32), exact, rtol=2**-8, atol=1e-5)
 
 
-@pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
-@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.usefixtures("unoptimized")
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        ("float32", EIGHT_BITS[0]),
+        ("bfloat16", EIGHT_BITS[0]),
+        ("float16", EIGHT_BITS[1]),
+        pytest.param("float32", EIGHT_BITS[1], marks=pytest.mark.soak),
+        pytest.param("bfloat16", EIGHT_BITS[1], marks=pytest.mark.soak),
+        pytest.param("float16", EIGHT_BITS[0], marks=pytest.mark.soak),
+    ],
+)
 def test_pools_of_eight_bits_match_float64_loops(dtype, kv_dtype, implementation):
     problem = replace(CHECKED[2], dtype=dtype, kv_dtype=kv_dtype)
     arguments = with_nan_where_nothing_is_held(random_arguments(problem))
@@ -97,6 +112,7 @@ def test_pools_of_eight_bits_match_float64_loops(dtype, kv_dtype, implementation
     assert_close(out, attention_by_hand(arguments, **ALL_OPTIONS)[0], dtype)  # of what is stored
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
 def test_every_number_of_eight_bits_is_read_as_it_is(kv_dtype, implementation):
     """With one token, attention is its value; and a score with a unit vector is a key's element."""
@@ -128,6 +144,7 @@ def with_tokens_written(arguments, kv_dtype, **scales):
     )
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("options", [{}, {"k_scale": 0.125, "v_scale": 0.03}], ids=str)
 @pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
 def test_eight_bits_cost_no_more_than_their_rounding(kv_dtype, options, implementation):
@@ -141,6 +158,7 @@ def test_eight_bits_cost_no_more_than_their_rounding(kv_dtype, options, implemen
     assert rounding / 8 < error < rounding
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("options", [{}, {"k_scale": 0.125, "v_scale": 0.03}], ids=str)
 @pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
 def test_an_average_is_off_by_the_rounding_of_what_it_is_of(kv_dtype, options, implementation):
@@ -168,6 +186,7 @@ def test_no_copy_of_the_pool_is_made(kv_dtype, implementation):
     assert compiled.memory_analysis().temp_size_in_bytes < pool.nbytes / 2
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 20}, {"soft_cap": 2.0}], ids=str)
 def test_matches_the_definition_in_jax(options, implementation):
     name = "jax.experimental.pallas.ops.tpu.ragged_paged_attention"
@@ -234,7 +253,12 @@ def with_nan_where_nothing_is_held(arguments):
     return arguments._replace(kv_pages=jnp.asarray(kv_pages))
 
 
-@settings(max_examples=5, deadline=None)
+@pytest.mark.usefixtures("unoptimized")
+@settings(
+    max_examples=settings.default.max_examples // 20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # a setting, the same every time
+)
 @given(problem=problems(), options=options())
 def test_matches_float64_loops_for_any_shape(problem, options):
     for implementation in ("reference", "xla"):  # which take a second to compile
@@ -242,7 +266,7 @@ def test_matches_float64_loops_for_any_shape(problem, options):
 
 
 @settings(
-    max_examples=60,
+    max_examples=settings.default.max_examples // 4,  # a program each
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # a name, the same every time
 )
@@ -307,6 +331,7 @@ def test_a_named_implementation_is_never_replaced(implementation, monkeypatch):
     ragged_paged_attention(*arguments, sm_scale=0.123, implementation=implementation)
 
 
+@pytest.mark.usefixtures("unoptimized")
 def test_over_a_leading_axis(implementation):
     problem, arguments = CHECKED[1], random_arguments(CHECKED[1])
     q = jnp.stack([arguments.q, random_arguments(problem, seed=1).q])
@@ -317,6 +342,7 @@ def test_over_a_leading_axis(implementation):
     np.testing.assert_allclose(jax.vmap(attend)(q), jnp.stack([*map(attend, q)]), atol=3e-6)
 
 
+@pytest.mark.usefixtures("unoptimized")
 def test_inside_a_loop(implementation):
     arguments = random_arguments(CHECKED[1])
 

@@ -118,7 +118,10 @@ def with_a_millionth_of_the_others(*arguments):
 
 @pytest.mark.parametrize(
     ("attention", "keeps_the_promise"),
-    [(with_one_key_head_for_both, True), (with_a_millionth_of_the_others, False)],
+    [
+        pytest.param(with_one_key_head_for_both, True, marks=pytest.mark.soak),
+        (with_a_millionth_of_the_others, False),
+    ],
 )
 def test_the_notebook_notices_a_wrong_attention(attention, keeps_the_promise, monkeypatch):
     monkeypatch.setattr(rlboost_kernels, "ragged_paged_attention", attention)

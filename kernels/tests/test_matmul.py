@@ -31,7 +31,7 @@ def cpu():
     return partial(matmul, implementation="cpu")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=settings.default.max_examples // 10)  # a program each
 @given(
     M=st.integers(1, 70),
     K=st.integers(1, 1100),

@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ def laid_out(sizes):
     return np.pad(segments, (0, WIDTH - len(segments))).astype(np.int32)
 
 
+@pytest.mark.optimized
 @settings(max_examples=30)
 @given(rows, st.integers(0, 2**31))
 def test_every_position_has_the_sum_of_its_own_sequence(rows, seed):

@@ -56,7 +56,13 @@ def test_random_weights_do_before_any_are_loaded(
     assert engine.version is None
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "kv_dtype",
+    [
+        "float8_e4m3fn",  # of activations in bfloat16
+        pytest.param("bfloat16", marks=pytest.mark.soak),
+    ],
+)
 def test_narrow_types_are_rounded_alike_in_both_programs(
     model: ModelConfig, engine_config: EngineConfig, kv_dtype: str
 ) -> None:
@@ -66,6 +72,7 @@ def test_narrow_types_are_rounded_alike_in_both_programs(
     Engine(small, config, slot_tokens=44, truncated_sampling=False).assert_row_invariance()
 
 
+@pytest.mark.optimized(False)
 def test_a_layer_that_looks_at_other_rows_is_found(
     fresh_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +86,7 @@ def test_a_layer_that_looks_at_other_rows_is_found(
         fresh_engine().assert_row_invariance()
 
 
+@pytest.mark.optimized(False)
 def test_a_head_that_depends_on_the_row_is_found(
     fresh_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +105,7 @@ def test_a_head_that_depends_on_the_row_is_found(
         fresh_engine().assert_row_invariance()
 
 
+@pytest.mark.optimized(False)
 def test_programs_that_differ_from_each_other_are_found(
     fresh_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

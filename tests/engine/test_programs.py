@@ -14,7 +14,9 @@ from tests.engine.step_programs import step_programs
 NAMES = {"float32": "f32", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn"}  # in HLO
 
 
-@pytest.mark.parametrize("kv_dtype", list(NAMES))
+@pytest.mark.parametrize(
+    "kv_dtype", ["float32", "float8_e4m3fn", pytest.param("bfloat16", marks=pytest.mark.soak)]
+)
 def test_no_step_copies_a_pool(
     model: ModelConfig, engine_config: EngineConfig, kv_dtype: str
 ) -> None:
@@ -22,6 +24,7 @@ def test_no_step_copies_a_pool(
     if kv_dtype != "float32" and "cpu" not in available_implementations():
         pytest.skip("XLA on CPU converts a pool of 16 or 8 bits")
     config = replace(engine_config, kv_dtype=kv_dtype, num_pages=3000)
+    model = model if kv_dtype == "float32" else replace(model, num_layers=1)
     engine = Engine(model, config, slot_tokens=44, truncated_sampling=False)
     pool = engine.pools[0]
     shape = f"{NAMES[kv_dtype]}[{','.join(map(str, pool.shape))}]"

@@ -67,16 +67,18 @@ def test_a_value_is_of_the_tokens_before_its_own(config, critic, trajectories):
     found = by_sample(batches, [np.asarray(critic.values(state.params, b)) for b in batches])
     decoder = {name: part for name, part in state.params.items() if name != "value"}
     model = replace(config.model, tie_embeddings=True)
-    for t in trajectories[:4]:
-        tokens = np.concatenate([t.prompt_tokens, t.response_tokens])[None, :-1]
-        positions = np.arange(tokens.shape[1])[None]
+
+    @jax.jit
+    def hidden(tokens):
+        positions = jnp.arange(tokens.shape[1])[None]
         x, _ = hidden_states_and_experts(
-            model,
-            decoder,
-            *map(jnp.asarray, (tokens, positions, np.ones_like(tokens))),
-            remat="none",
+            model, decoder, tokens, positions, jnp.ones_like(tokens), remat="none"
         )
-        x, _ = head_factors(model, decoder, x)
+        return head_factors(model, decoder, x)[0]
+
+    for t in trajectories[:4]:
+        tokens = np.concatenate([t.prompt_tokens, t.response_tokens])[:-1]
+        x = hidden(np.pad(tokens, (0, 32 - len(tokens)))[None])[: len(tokens)]  # sees no padding
         expected = np.asarray(x, np.float64) @ np.asarray(state.params["value"]["kernel"])
         np.testing.assert_allclose(
             found[t.sample], expected[-len(t.response_tokens) :], rtol=1e-4, atol=1e-5

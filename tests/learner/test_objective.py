@@ -182,7 +182,7 @@ def sums_of(algorithm, batches, live, reference):
     wanted = algorithm.has_reference and algorithm.kl_placement == "loss"
     added, gradients = {}, {}
 
-    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    @jax.jit
     @functools.partial(jax.grad, has_aux=True)
     def gradient_of(logprobs, batch, frozen):
         return objective(

@@ -27,6 +27,7 @@ def ended(tmp_path_factory):
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "True",  # as in this process
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
     }
     command = [sys.executable, "-m", "tests.learner.two_processes"]

@@ -167,6 +167,7 @@ def in_packed_order(batch, by_sample):
     return np.concatenate([by_sample[sample] for sample in order])
 
 
+@pytest.mark.optimized
 def test_routes_take_the_place_of_the_choice_and_of_nothing_else(
     step_of, model, params, trajectories
 ):

@@ -74,18 +74,19 @@ def test_a_window_a_cap_and_a_scale(heads, how, config):
 
 
 @pytest.mark.parametrize("config", [PLAIN, CAPPED], ids=["plain", "capped"])
-@pytest.mark.parametrize("local", [True, False])
-def test_the_gradient_is_that_of_the_dense_form(heads, config, local):
+def test_the_gradient_is_that_of_the_dense_form(heads, config):
     upstream = jax.random.normal(jax.random.key(1), (B * T, H, D))
 
     def gradients(how):
-        attend = row_attention(config, jnp.asarray(SEGMENTS), how)(jnp.asarray(local))
-        return jax.jit(jax.grad(lambda args: (attend(*args) * upstream).sum()))(heads)
+        attend = row_attention(config, jnp.asarray(SEGMENTS), how)
+        of = jax.jit(jax.grad(lambda args, local: (attend(local)(*args) * upstream).sum()))
+        return [of(heads, jnp.asarray(local)) for local in (True, False)]
 
     expected = gradients("dense")
     for how in ("paged", "chunked"):
         for found, dense in zip(gradients(how), expected, strict=True):
-            np.testing.assert_allclose(found, dense, atol=1e-5)
+            for one, other in zip(found, dense, strict=True):
+                np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_chunked_is_dense_in_float64(heads):
@@ -101,6 +102,7 @@ def test_chunked_is_dense_in_float64(heads):
         check_grads(attend, wide, order=1, modes="rev", eps=1e-6)
 
 
+@pytest.mark.optimized
 def test_what_is_seen_by_no_query_is_passed_over(heads):
     """Keys of other sequences, and those before the window, are not so much as multiplied by 0."""
     k, v = (x.reshape(B, T, -1, D) for x in heads[1:])
@@ -114,6 +116,7 @@ def test_what_is_seen_by_no_query_is_passed_over(heads):
     np.testing.assert_array_equal(found, clean)
 
 
+@pytest.mark.optimized
 def test_long_rows_are_chunked_of_themselves(heads, monkeypatch):
     def bits(how):
         attend = row_attention(WINDOW, jnp.asarray(SEGMENTS), how)(True)
@@ -124,6 +127,7 @@ def test_long_rows_are_chunked_of_themselves(heads, monkeypatch):
     assert bits("auto") == bits("chunked")
 
 
+@pytest.mark.optimized
 def test_memory_grows_with_the_row_and_not_with_its_square(monkeypatch):
     """Compiled for its shapes, and never run."""
     monkeypatch.setitem(ATTENTION_BLOCKS, "cpu", 128)
@@ -141,6 +145,7 @@ def test_memory_grows_with_the_row_and_not_with_its_square(monkeypatch):
     assert working_bytes(8192, "dense") > scores
 
 
+@pytest.mark.optimized
 def test_the_place_in_a_row_does_not_change_a_bit(heads):
     """As in the engine: only the token's own sequence and its position in it count."""
     moved = np.array([[7] * 4 + [8] * 20, SEGMENTS[0]], np.int32)

@@ -116,6 +116,7 @@ def test_the_gradient_is_a_finite_difference(sure, layer, x):
         np.testing.assert_allclose((gradient["experts"][name] * direction).sum(), slope, rtol=1e-3)
 
 
+@pytest.mark.optimized
 @pytest.mark.skipif("cpu" not in available_implementations(), reason="needs the compiled kernels")
 def test_by_row_a_token_s_bits_are_its_own(sure, layer, x):
     """Whatever its companions choose, however many there are; 8 are the engine's fewest."""

@@ -22,6 +22,8 @@ from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from tests import small
 from tests.models.checkpoints import CASES, PLAIN_WEIGHTS, SIZES, checkpoint, logits_of
 
+pytestmark = pytest.mark.optimized  # for the bits of companions
+
 TOLERANCE = 1e-4  # of the logits' spread
 B, T, PROMPT = 3, 40, 11
 ENGINE = replace(small.ENGINE, slots=8, max_prompt_tokens=T, steps_per_dispatch=8)

@@ -160,6 +160,7 @@ def test_a_norm_by_row_is_the_same_function():
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.optimized
 @pytest.mark.skipif("cpu" not in available_implementations(), reason="needs the compiled kernels")
 @pytest.mark.parametrize("rows", [1, 8, 24, 64])
 def test_a_norm_by_row_does_not_know_how_many_rows_there_are(rows):

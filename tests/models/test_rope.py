@@ -42,6 +42,7 @@ def test_scores_depend_on_the_distance_only():
     np.testing.assert_allclose(score(7, 3), score(70_007, 70_003), atol=1e-5)
 
 
+@pytest.mark.optimized
 def test_short_contexts_have_the_bits_of_the_float64_table():
     positions = np.arange(FINE)
     expected = THETA ** (-np.arange(4, dtype=np.float64) * 2 / 8)
@@ -51,6 +52,7 @@ def test_short_contexts_have_the_bits_of_the_float64_table():
     np.testing.assert_array_equal(sin, np.sin(angles).astype(np.float32))
 
 
+@pytest.mark.optimized
 def test_bits_do_not_depend_on_the_neighbours():
     x = jax.random.normal(jax.random.key(0), (64, 2, 16))
     positions = jnp.arange(64) * 37

@@ -36,12 +36,12 @@ def test_schedules_hold_every_fault() -> None:
     """The schedules above would prove little if they were calm."""
     seen: Counter[str] = Counter()
     recorded: set[str] = set()
-    for seed in range(300):
+    for seed in range(150):
         world = run(schedule_of(seed)).world
         seen.update(world.seen)
         recorded |= {r.kind for r in world.records}
     assert set(seen) == set(KINDS)
-    assert min(seen.values()) >= 20, seen
+    assert min(seen.values()) >= 10, seen
     assert recorded >= {
         *("joined", "ready", "notice", "lost", "drained", "rejected", "pulled", "published"),
         *("migrated", "window_closed", "resumed", "working", "recovered"),

@@ -50,7 +50,6 @@ class Attack(RuleBasedStateMachine):
 
 
 Attack.TestCase.settings = settings(
-    max_examples=300,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -17,8 +17,9 @@ from rlboost_jax.credentials import Endpoint, read_credentials
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "configs" / "tiny.py"
 MARK = "RLBOOST_TEST_WORKDIR"  # in the environment of every process of a run
+SEED = "seed=11"
 SHORT = (  # six steps of half a second
-    "seed=11",
+    SEED,
     "num_steps=6",
     "warmup.max_updates=6",
     "warmup.habit_updates=2",

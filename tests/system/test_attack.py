@@ -53,6 +53,7 @@ def attacked(workdir, *settings, **choices) -> Run:
     return run
 
 
+@pytest.mark.soak
 def test_a_short_run_under_attack_ends_with_the_same_bits(short_and_calm, tmp_path):
     run = attacked(
         tmp_path / "run", *SHORT, seed=1, manager_at=(2,), trainer_at=(2,), num_outposts=1

@@ -1,7 +1,7 @@
 """What a person does to a living run with `kill` and a second terminal, and that no bit minds.
 
-All tests act on one run, each on whatever step it is in by then. The last one ends it and
-compares it with a run that was left alone.
+All tests but the last act on one run, each on whatever step it is in by then. The last interrupts
+one of its own and compares it with a run that was left alone.
 """
 
 import os
@@ -14,18 +14,18 @@ from itertools import accumulate
 import pytest
 
 from rlboost_jax import exits, processes
-from tests.system.harness import Run, running, wait_until
+from tests.system.harness import SEED, Run, running, wait_until
 
 pytestmark = pytest.mark.system
 
 STALL_SECONDS = 3.0  # the most that a loss may hold up its work, lease included
+KEPT_TOGETHER = ("fleet.orphan_seconds=5", "fleet.tls=True")
 SETTINGS = (
-    "seed=11",
+    SEED,
     "warmup.max_updates=12",
     "warmup.habit_updates=2",
     "evaluation.every_steps=0",
-    "fleet.orphan_seconds=5",
-    "fleet.tls=True",
+    *KEPT_TOGETHER,
 )
 
 
@@ -274,9 +274,8 @@ def test_orphans_leave_by_themselves(run):
     assert recovered["detail"]["tokens"] > 0, "they left what they had to those that come"
 
 
-def test_an_interrupted_run_leaves_nothing_and_goes_on_with_the_same_bits(tmp_path):
-    few = (*SETTINGS, "num_steps=5")
-    with running(tmp_path / "run", *few) as run:
+def test_an_interrupted_run_leaves_nothing_and_goes_on_with_the_same_bits(calm, tmp_path):
+    with running(tmp_path / "run", SEED, *KEPT_TOGETHER) as run:
         run.wait_until(lambda: run.metrics() and server_at_work(run), "a server at work")
         run.process.send_signal(signal.SIGTERM)
         output = run.end(patience_seconds=30)
@@ -286,8 +285,7 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_with_the_same_bits(tmp_pa
         since = time.time()
         run.start().finish()
         assert events(run, "recovered", since), "and the step under way was not begun anew"
-        assert [row["step"] for row in run.metrics()] == list(range(5))
+        assert [row["step"] for row in run.metrics()] == list(range(4))
         assert not run.processes()
         run.assert_accounts_hold()
-    calm = Run(tmp_path / "calm", *few).run()
     assert run.digests() == calm.digests()

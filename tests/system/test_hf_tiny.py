@@ -34,11 +34,11 @@ def overrides(start):
         f"model.source={start / 'checkpoint'}",
         f"data.source={start / 'train.jsonl'}",
         f"data.heldout_source={start / 'test.jsonl'}",
-        "num_steps=4",
+        "num_steps=3",
         "learner.prompts_per_step=8",
         "learner.micro_batch_prompts=4",
         "learner.learning_rate=1e-4",  # so that something is left of what it was taught
-        "evaluation.every_steps=4",
+        "evaluation.every_steps=3",
         "rewards.workers=1",
     )
 

@@ -4,16 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import Run, running
+from tests.system.harness import SEED, Run, running
 
 pytestmark = pytest.mark.system
-
-SETTINGS = ("seed=13", "num_steps=5", "evaluation.every_steps=0")
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run(tmp_path_factory.mktemp("calm") / "run", *SETTINGS, "fleet.max_instances=0").run()
 
 
 @pytest.mark.parametrize(
@@ -23,7 +16,8 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_lying_server_is_quarantined_and_its_work_done_again(
     calm: Run, tmp_path: Path, kind: str
 ) -> None:
-    with running(tmp_path / "run", *SETTINGS, "fleet.max_instances=1") as run:
+    settings = (SEED, "evaluation.every_steps=0", "fleet.max_instances=1")
+    with running(tmp_path / "run", *settings) as run:
         liar = run.serve("--name=liar", program=f"tests.system.liar {kind}")
         output, complaint = liar.communicate(timeout=200)
         run.finish()

@@ -56,6 +56,8 @@ from jax.sharding import AxisType, PartitionSpec as P
 from rlboost_kernels import ragged_paged_attention
 from rlboost_kernels.problems import Problem, random_arguments
 
+pytestmark = pytest.mark.usefixtures("unoptimized")
+
 problem = Problem(name="", q_lens=(1, 3), kv_lens=(40, 20), num_query_heads=4, num_key_heads=2,
                   head_dim=32, page_size=16, num_rows=8, num_slots=2)
 mesh = jax.make_mesh((2,), ("heads",), axis_types=(AxisType.Auto,))

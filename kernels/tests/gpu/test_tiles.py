@@ -9,6 +9,8 @@ import pytest
 from rlboost_kernels.attention import tiles
 from rlboost_kernels.attention.rows import row_sequences
 
+pytestmark = pytest.mark.usefixtures("unoptimized")
+
 T, S, MAX_TOKENS = 40, 6, 2100
 
 

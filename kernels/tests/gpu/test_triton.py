@@ -12,6 +12,8 @@ from rlboost_kernels.attention import triton
 from rlboost_kernels.attention.api import choose_attention
 from rlboost_kernels.problems import Problem, random_arguments
 
+pytestmark = pytest.mark.usefixtures("unoptimized")
+
 ALL_OPTIONS = {
     "sm_scale": 0.2,
     "sliding_window": 37,
@@ -44,10 +46,13 @@ def test_matches_float64_loops(problem, options, assert_matches_loops):
     assert_matches_loops(attend, problem, options)
 
 
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 90, "soft_cap": 3.0}], ids=str)
 @pytest.mark.parametrize(
-    ("dtype", "kv_dtype"),
-    [("bfloat16", None), ("float32", None), ("bfloat16", "float8_e4m3fn")],
+    ("dtype", "kv_dtype", "options"),
+    [
+        ("bfloat16", None, {}),
+        ("float32", None, {"sliding_window": 90, "soft_cap": 3.0}),
+        ("bfloat16", "float8_e4m3fn", {"sliding_window": 90}),
+    ],
 )
 def test_companions_slots_pages_and_chunks_cannot_show(dtype, kv_dtype, options, assert_same_bits):
     chunks = ((0, 33, 7), (50, 77, 11), (500, 530, 9), (559, 560, 39))
