@@ -23,8 +23,11 @@ class EngineRates:
         memory = engine.chips * chip.memory_bytes * engine.memory_fraction
         self.kv_tokens = int((memory - config.weight_bytes) / kv_bytes)  # that the cache holds
         slots = (engine.reserved_slots if reserved else 0) or engine.slots
-        set_aside = int(self.kv_tokens / engine.slot_tokens) if engine.slot_tokens else slots
-        self.slots = max(1, min(slots, set_aside))
+        if engine.reserve_ratio:
+            work = config.workload
+            each = work.prompt_tokens + engine.reserve_ratio * work.max_response_tokens
+            slots = max(1, min(slots, int(self.kv_tokens / each)))
+        self.slots = slots
         self._product = 2 * model.num_params / flops  # with all weights, of one token
         self.prefill_seconds = engine.prefill_token_seconds or self._product  # of one token
         self.slowness = 1.0  # times a usual engine's seconds
