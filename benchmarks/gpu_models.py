@@ -170,7 +170,7 @@ def training(*, dry_run: bool) -> list[dict[str, Any]]:
     import jax
     import jax.numpy as jnp
 
-    from rlboost_jax.learner.packing import TOKEN_MEAN, fill
+    from rlboost_jax.learner.packing import empty
     from rlboost_jax.learner.state import init_state
     from rlboost_jax.learner.step import LearnerStep
     from rlboost_jax.models.params import init_params
@@ -186,7 +186,7 @@ def training(*, dry_run: bool) -> list[dict[str, Any]]:
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     state = init_state(params, step.optimizer, step.shardings)
     del params
-    batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+    batch = empty(rows, row_tokens)
     rng = np.random.default_rng(0)
     shape = (rows, row_tokens)
     batch = replace(

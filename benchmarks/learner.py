@@ -34,7 +34,7 @@ from configs import base
 from rlboost_jax.config.load import run_config_from_dict
 from rlboost_jax.config.memory import learner_bytes, num_parameters, size_text
 from rlboost_jax.config.records import ModelConfig, RunConfig
-from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill, pack
+from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, empty, fill, pack
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.trajectory import Trajectory
@@ -212,7 +212,7 @@ def large_batches(model: ModelConfig) -> list[tuple[str, int]]:
     """Working bytes of gradients over LARGE tokens: compiled, and never run."""
     run = settings(model)
     rows, row_tokens = LARGE
-    batch, _ = fill([], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN)
+    batch = empty(rows, row_tokens)
     found = []
     for way in (way for way in WAYS if way.packed and way.row_lengths in (1, 3)):
         with mock.patch("rlboost_jax.learner.logprobs.selected_logprobs", logprobs_of(way)):

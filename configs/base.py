@@ -253,15 +253,20 @@ def get_config() -> ConfigDict:
     # On loopback nobody listens in; beyond it, a run does not start without.
     config.fleet.tls = False  # encrypt, and certify both sides by an authority of the run's own
     config.fleet.max_instances = 2  # preemptible instances the provider may start
-    # How many of these are wanted: "paper", N_prem of Algorithm 1; "marginal", as many as raise
-    # tokens per dollar.
+    # How many of these are wanted: "paper", N_prem of Algorithm 1; "marginal", as many as make
+    # tokens cheapest, with an hour of the run worth so much besides what it is paid for.
     config.fleet.sizing = "fixed"  # all
+    config.fleet.worth_per_hour = 0.0  # dollars; 0: most tokens per dollar, more: sooner
+    # Towards a step's end put what is left on fewer instances, let those go that have no work for
+    # longer than they take to start, and start others in time for the next step.
+    config.fleet.merge_tail = False
     config.fleet.trace = ""  # CSV of milliseconds,add|remove,name; or "synthetic"
     config.fleet.trace_speed = 60.0  # trace seconds per wall second
     config.fleet.synthetic_lifetime_seconds = 1200.0  # mean, in trace time
     config.fleet.synthetic_gap_seconds = 300.0  # mean until lost capacity returns, in trace time
     config.fleet.price_per_hour = 2.66  # dollars, one preemptible instance
     config.fleet.reserved_price_per_hour = 10.47  # dollars, all reserved devices
+    config.fleet.egress_dollars_per_gb = 0.0  # of 1e9 bytes of weights that an instance pulls
     config.fleet.orphan_seconds = 60.0  # servers and manager wait this long for a lost trainer
     # A server started by hand asks its cloud's metadata server whether its machine is to go.
     config.fleet.notices = "auto"  # asks once who answers; or "aws", "gcp", "azure", "none"

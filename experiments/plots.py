@@ -36,10 +36,10 @@ class Drawing(Figure):
             return text.getvalue()
 
 
-def panels(count: int, *, height: float = 2.9) -> tuple[Drawing, list[Axes]]:
-    """A figure of so many panels in a row."""
+def panels(count: int, *, height: float = 2.9, width: float = 3.6) -> tuple[Drawing, list[Axes]]:
+    """A figure of so many panels in a row, in inches."""
     with mpl.rc_context(STYLE):
-        figure = Drawing(figsize=(3.6 * count, height), layout="constrained")
+        figure = Drawing(figsize=(width * count, height), layout="constrained")
         axes = figure.subplots(1, count, squeeze=False)[0]
     return figure, list(axes)
 

@@ -23,7 +23,7 @@ TINY = {  # some seconds of virtual time per step
     "workload.mean_tokens": 800.0,
     "workload.max_response_tokens": 3000,
     "engine.slots": 32,
-    "engine.slot_tokens": 0.0,
+    "engine.reserve_ratio": 0.0,
     "engine.memory_fraction": 0.85,
     "policy.window_initial_seconds": 8.0,
     "trainer.apply_seconds": 0.5,

@@ -28,8 +28,6 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to ask.")
 
 def main(argv: list[str]) -> None:
     try:
-        if len(argv) > 1:
-            raise ConfigError(f"unexpected argument {argv[1]!r}; options begin with --")
         if bool(_WORKDIR.value) == (_CONFIG.value is not None):
             raise ConfigError("give either --workdir of a run or --config of a simulation")
         if _WORKDIR.value:

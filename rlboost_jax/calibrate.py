@@ -34,8 +34,6 @@ _SETTLING = flags.DEFINE_integer(
 
 def main(argv: list[str]) -> None:
     try:
-        if len(argv) > 1:
-            raise ConfigError(f"unexpected argument {argv[1]!r}; options begin with --")
         if not _WORKDIR.value:
             raise ConfigError("no --workdir given; name the folder of a run")
         run = read_run_config(_WORKDIR.value)

@@ -75,8 +75,6 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file at INFO
     several = False  # processes of this trainer
     try:
-        if len(argv) > 1:
-            raise ConfigError(f"unexpected argument {argv[1]!r}; options begin with --")
         if _CONFIG.value is None:
             raise ConfigError("no --config given; name a file such as configs/quickstart.py")
         if _DRY_RUN.value:

@@ -25,8 +25,6 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the results; made wh
 
 def main(argv: list[str]) -> None:
     try:
-        if len(argv) > 1:
-            raise ConfigError(f"unexpected argument {argv[1]!r}; options begin with --")
         if _CONFIG.value is None:
             raise ConfigError("no --config given; name a file such as configs/sim/base.py")
         if not _WORKDIR.value:

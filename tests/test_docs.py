@@ -5,6 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from rlboost_jax.config.command_line import check_overrides
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.simulator.records import SimConfig
+
 TESTS = Path(__file__).resolve().parent
 PAGES = ("failure-modes.md", "algorithms.md")
 NAMES = re.compile(r"`((?:[a-z_]+/)*test_\w+\.py)(?:::(test_\w+))?…?`")
@@ -25,3 +30,42 @@ def test_the_page_names_tests(page: str) -> None:
 def test_what_is_said_is_shown_by_a_test_that_exists(file: str, test: str) -> None:
     text = (TESTS / file).read_text(encoding="utf-8")
     assert f"def {test}" in text
+
+
+ROOT = TESTS.parent
+FOLDERS = (
+    "rlboost_jax",
+    "kernels",
+    "configs",
+    "benchmarks",
+    "experiments",
+    "tests",
+    "tools",
+    "docs",
+)
+FILES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in [*ROOT.glob("*.md"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.[mp][dy]"))]
+)
+PATHS = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|md))(?:::\w+…?)?`")
+LINKS = re.compile(r"\]\((?!\w+://|#)([^)#]+)")
+SETTINGS = re.compile(r"--config\.(?!section\.)[a-z_0-9.]+(?==)")
+
+
+@pytest.mark.parametrize("page", [file for file in FILES if file.endswith(".md")])
+def test_files_links_and_settings_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name in PATHS.findall(text):
+        assert any(f"/{file}".endswith(f"/{name}") for file in FILES), name
+    for link in LINKS.findall(text):
+        assert (ROOT / page).parent.joinpath(link).exists(), link
+    for setting in SETTINGS.findall(text):
+        assert any(_known(setting, record) for record in (RunConfig, SimConfig)), setting
+
+
+def _known(setting: str, record: type) -> bool:
+    try:
+        check_overrides([f"{setting}=1"], record)
+    except ConfigError:
+        return False
+    return True

@@ -48,9 +48,11 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.engine = ConfigDict()
     config.engine.chips = 2  # tensor parallelism 2, reserved and preemptible
     config.engine.slots = 256  # rollouts decoded together, at most
-    config.engine.slot_tokens = 5500.0  # free: cache set aside for each, as far as it goes; 0: none
-    config.engine.memory_fraction = 0.675  # free: of the chips' memory for weights and cache
-    config.engine.memory_efficiency = 0.85  # free: of the data sheet's bandwidth, when decoding
+    # Free: of the longest response, what of the cache is set aside for each; 0: nothing. SGLang's
+    # new_token_ratio, which goes between 0.7 and 0.1 as responses turn out.
+    config.engine.reserve_ratio = 0.65
+    config.engine.memory_fraction = 0.6  # of the chips' memory, weights and cache: the artifact's
+    config.engine.memory_efficiency = 0.65  # free: of the data sheet's bandwidth, when decoding
     config.engine.compute_efficiency = 0.5  # of the data sheet's FLOPs, in prefill
     config.engine.step_overhead_seconds = 0.01  # free: of each decode step
     config.engine.dispatch_tokens = 8  # decode steps per program call
@@ -68,7 +70,7 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.trainer = ConfigDict()
     # Policy forward, backward (2) and recomputation, old and reference log-probabilities.
     config.trainer.forward_passes = 6.0
-    config.trainer.compute_efficiency = 0.474  # free: MFU
+    config.trainer.compute_efficiency = 0.45  # free: MFU
     config.trainer.token_seconds = 0.0  # of a token, measured; 0: by FLOPs
     config.trainer.deterministic = False  # whether prompt indices fix micro-batches
     config.trainer.micro_batch_prompts = 2  # 16 responses
@@ -82,9 +84,9 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.workload.group_size = 8
     config.workload.prompt_tokens = 200
     config.workload.max_response_tokens = 14_336
-    config.workload.mean_tokens = 9500.0  # free: of a response, were nothing cut off
-    config.workload.sigma = 0.67  # free: of the logarithm of a length
-    config.workload.group_correlation = 0.74  # free: of those logarithms within a group
+    config.workload.mean_tokens = 4200.0  # free: of a response, were nothing cut off
+    config.workload.sigma = 0.8  # free: of the logarithm of a length
+    config.workload.group_correlation = 0.8  # free: of those logarithms within a group
     config.workload.growth_per_step = 0.0  # relative growth of the mean
     config.workload.groups = ()  # measured lengths, by group; (): log-normal
 
@@ -133,5 +135,7 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.policy.routing = "pending"  # "speed": to where a rollout would end first
     config.policy.longest_first = False  # by what the group's other members tell
     config.policy.sizing = "fixed"  # "paper": to N_prem of Algorithm 1; "marginal": by dollars
+    config.policy.worth_per_hour = 0.0  # dollars that an hour sooner is worth, for "marginal"
+    config.policy.merge_tail = False  # let instances rest that have no work left in a step
     config.policy.max_instances = 100_000
     return config

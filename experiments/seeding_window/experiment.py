@@ -11,26 +11,30 @@ from rlboost_jax.simulator.systems import rows_of
 
 SYSTEMS = {"rlboost": "window with memory", "no_memory": "no memory", "no_seeding": "no window"}
 HOUR = 3600.0
+LEVEL = 0.5  # hours between two arrivals, those of the artifact's guide
 
 
-def loss_and_return(gone: float, apart: float, end: float) -> Market:
-    """Five of six instances go at once, and come back one by one.
+def loss_and_return(apart: float) -> tuple[Market, float]:
+    """Six instances come one by one; five go at once, and come back one by one.
 
     Args:
-        gone, apart, end: seconds until they go, between two returns, and in all.
+        apart: seconds between two arrivals; also from the last of them to what follows.
+
+    Returns:
+        the market, and the second at which the five go.
     """
-    changes = [Change(0.0, True, f"machine{i}") for i in range(6)]
+    gone = 6 * apart
+    changes = [Change(apart * i, True, f"machine{i}") for i in range(6)]
     changes += [Change(gone, False, f"machine{i}") for i in range(1, 6)]
     changes += [Change(gone + apart * i, True, f"back{i}") for i in range(1, 6)]
-    return Market(name="loss", instances=None, seconds=end, changes=tuple(changes))
+    market = Market(name="loss", instances=None, seconds=2 * gone, changes=tuple(changes))
+    return market, gone
 
 
 def measure(*, seeds: Sequence[int] = SEEDS, small: bool = False) -> dict[str, Any]:
     """Tokens/s from the loss on, over that of the window with memory; and seed 0's steps."""
     config = config_of("14b", small=small)
-    unit = 180.0 if small else HOUR
-    gone, apart, end = 4 * unit, 5 / 12 * unit, 7 * unit
-    market = loss_and_return(gone, apart, end)
+    market, gone = loss_and_return(LEVEL * (180.0 if small else HOUR))
     found: dict[str, Any] = {"gone_hours": gone / HOUR, "ratio": {}, "steps": {}}
     rates: dict[str, list[float]] = {}
     for system in SYSTEMS:

@@ -22,7 +22,7 @@ _CONFIG = re.compile(r"--?config(?:=(.*))?", re.DOTALL)
 
 
 def parse(arguments: list[str], record: type = RunConfig) -> list[str]:
-    """Let absl read the flags; returns what it left over. Ends the process on a mistake.
+    """Let absl read the flags; returns the program's name. Ends the process on a mistake.
 
     Args:
         record: what the configuration becomes.
@@ -31,9 +31,12 @@ def parse(arguments: list[str], record: type = RunConfig) -> list[str]:
         path = config_path(arguments)
         check_overrides(arguments, record)
         try:
-            return flags.FLAGS(arguments)
+            program, *others = flags.FLAGS(arguments)
         except Exception as error:  # a configuration file is a program and raises anything
             raise ConfigError(_explain(error, path)) from error
+        if others:
+            raise ConfigError(f"unexpected argument {others[0]!r}; options begin with --")
+        return [program]
     except ConfigError as error:
         exits.leave(f"error: {error}", exits.MISTAKE)
 

@@ -1,4 +1,7 @@
-"""Errors that a second start with the same command would meet again."""
+"""Errors that a second start with the same command would meet again, and how to put them."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class Mistake(Exception):
@@ -7,3 +10,14 @@ class Mistake(Exception):
 
 class ConfigError(Mistake, ValueError):
     """What is wrong and what to change, one line per mistake."""
+
+
+def suggestion(name: str, known: Iterable[str], *, shown: str = "{!r}") -> str:
+    """What to say of a name that does not exist: the nearest one that does, or all there are.
+
+    Args:
+        shown: format of the nearest one.
+    """
+    known = tuple(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {shown.format(near[0])}?" if near else f"known: {', '.join(known)}"

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.errors import ConfigError, suggestion
 from rlboost_jax.config.presets import resolved
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.config.sources import source_fields
@@ -193,8 +193,7 @@ def _wrong_keys(
     fields = {field.name: field.type for field in dataclasses.fields(record)}
     for key in values:
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(fields)}"
+            hint = suggestion(str(key), fields, shown=prefix + "{}")
             yield f"config.{prefix}{key} does not exist; {hint}"
     for name, kind in fields.items():
         if name not in values:
@@ -226,8 +225,7 @@ def _wrong_entry(entry: Any, record: Any, place: str) -> Iterator[str]:
         return
     for key in entry:
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(fields)}"
+            hint = suggestion(str(key), fields, shown="{}")
             yield f"config.{place}: {key!r} does not exist; {hint}"
     for name, field in fields.items():
         wanted = field.default is field.default_factory is dataclasses.MISSING

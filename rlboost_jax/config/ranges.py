@@ -1,12 +1,12 @@
 """The range of every field that has one by itself, as tables."""
 
-import difflib
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from rlboost_jax.config.data_presets import ANSWER_FORMATS, DATA_PRESETS
+from rlboost_jax.config.errors import suggestion
 from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.config.task_sizes import DATASET, TASK_SIZES
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
@@ -93,6 +93,8 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "fleet.max_instances": 0,
     "fleet.price_per_hour": 0,
     "fleet.reserved_price_per_hour": 0,
+    "fleet.egress_dollars_per_gb": 0,
+    "fleet.worth_per_hour": 0,
     "fleet.orphan_seconds": 0,
     "fleet.notice_seconds": 0,
     "manager.drain_seconds": 0,
@@ -236,9 +238,7 @@ def out_of_range(config: Any, section: str = "") -> Iterator[str]:
             yield f"{name} is {value}; choose a number"
     for name, value in values(ONE_OF):
         if value not in (choices := ONE_OF[name]):
-            near = difflib.get_close_matches(value, choices, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(choices)}"
-            yield f"{name} {value!r} does not exist; {hint}"
+            yield f"{name} {value!r} does not exist; {suggestion(value, choices)}"
 
 
 def _field(config: Any, name: str) -> Any:

@@ -348,6 +348,9 @@ class FleetConfig:
     synthetic_gap_seconds: float  # mean time until lost capacity returns, in trace time
     price_per_hour: float  # dollars, one preemptible instance
     reserved_price_per_hour: float  # dollars, all reserved devices
+    egress_dollars_per_gb: float  # of 1e9 bytes of weights that an instance pulls
+    worth_per_hour: float  # dollars: what an hour sooner is worth, for "marginal"
+    merge_tail: bool  # let instances go that have no work for longer than it takes to start one
     orphan_seconds: float
     notices: str  # "auto" | "none" | "aws" | "gcp" | "azure": whose metadata servers watch
     notice_signal: str  # that says: the machine goes in notice_seconds

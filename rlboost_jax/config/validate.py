@@ -4,7 +4,6 @@ Each check yields one line per mistake: the value, the limit, the setting to cha
 longer sections are in files of their own beside this one.
 """
 
-import difflib
 import importlib.util
 import ipaddress
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
-from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.errors import ConfigError, suggestion
 from rlboost_jax.config.ranges import TRACKERS, out_of_range
 from rlboost_jax.config.records import ModelConfig, RunConfig
 from rlboost_jax.config.task_sizes import DATASET, MIN_LENGTH, NUM_COUNTERS, task_size
@@ -172,8 +171,7 @@ def _observe(config: RunConfig) -> Iterator[str]:
     observe = config.observe
     for name in observe.trackers:
         if name not in TRACKERS:
-            near = difflib.get_close_matches(name, TRACKERS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(TRACKERS)}"
+            hint = suggestion(name, TRACKERS)
             yield f"observe.trackers has {name!r}, which does not exist; {hint}"
     if len(set(observe.trackers)) < len(observe.trackers):
         yield f"observe.trackers is {observe.trackers}; name each of them once"

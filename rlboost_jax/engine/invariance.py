@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from rlboost_jax.config.errors import Mistake
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.programs import CHECKSUMS, LOGPROBS, TOKENS, Pools, Programs
-from rlboost_jax.engine.rollouts import Rollout, new_rollout
-from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
+from rlboost_jax.engine.rollouts import Rollout, rollout_of_tokens
+from rlboost_jax.messages import Sampling
 
 _CROWDS: Final = 2  # trials with random companions
 _BLOCK_TOKENS: Final = 64  # of attention, in the implementation with the widest blocks
@@ -207,15 +207,4 @@ class _Probe:
             max_tokens=self._steps + 1,
             stop_ids=(),
         )
-        request = GenerateRequest(
-            request_id=sample,
-            step=0,
-            prompt=sample,
-            sample=sample,
-            version=0,
-            seed=0,
-            prompt_tokens=pack_tokens(tokens),
-            response_tokens=b"",
-            sampling=sampling,
-        )
-        return new_rollout(request, self.programs.layout, sample)
+        return rollout_of_tokens(tokens, self.programs.layout, sampling, sample=sample)

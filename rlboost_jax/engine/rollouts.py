@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.config.ranges import MAX_STOP_IDS
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.metadata import Chunk
-from rlboost_jax.messages import GenerateRequest, unpack_tokens
+from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
 
 PromptKey = tuple[int, int, bytes]
 
@@ -125,3 +125,25 @@ def new_rollout(request: GenerateRequest, layout: Layout, arrival: int) -> Rollo
         known=known,
         record=record,
     )
+
+
+def rollout_of_tokens(
+    tokens: ArrayLike, layout: Layout, sampling: Sampling, *, sample: int = 0
+) -> Rollout:
+    """A rollout that nobody asked for, of a prompt and a group of its own: for checks.
+
+    Args:
+        sample: names its prompt and its noise.
+    """
+    request = GenerateRequest(
+        request_id=sample,
+        step=0,
+        prompt=sample,
+        sample=sample,
+        version=0,
+        seed=0,
+        prompt_tokens=pack_tokens(tokens),
+        response_tokens=b"",
+        sampling=sampling,
+    )
+    return new_rollout(request, layout, sample)

@@ -5,6 +5,7 @@ engine, not for speed.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -13,8 +14,11 @@ from numpy.typing import NDArray
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.metadata import Chunk
-from rlboost_jax.engine.rollouts import Rollout, new_rollout
-from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
+from rlboost_jax.engine.rollouts import rollout_of_tokens
+from rlboost_jax.messages import Sampling
+
+# Of what is given, nothing is sampled.
+_SAMPLING: Final = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=1, stop_ids=())
 
 
 def teacher_forced_logits(
@@ -44,7 +48,10 @@ def teacher_forced_logits(
     together = min(engine.slots, engine.layout.num_pages // pages_per_slot)
     for first in range(0, B, together):
         pool = engine.lend_pages()
-        rollouts = {b: _rollout(engine, tokens[b]) for b in range(first, min(first + together, B))}
+        rollouts = {
+            b: rollout_of_tokens(tokens[b], engine.layout, _SAMPLING)
+            for b in range(first, min(first + together, B))
+        }
         for rollout in rollouts.values():
             rollout.take_pages(pool.alloc(pages_per_slot))
         for pieces in _filled(engine.layout.token_rows, list(rollouts), T):
@@ -76,18 +83,3 @@ def _run(engine: Engine, chunks: list[Chunk]) -> NDArray[np.float32]:
     packed = metadata.pack_mixed(engine.layout, chunks)
     engine.pools, logits = engine.programs.logits(engine.parameters.leaves, engine.pools, packed)
     return np.asarray(logits)
-
-
-def _rollout(engine: Engine, tokens: Int[np.ndarray, " T"]) -> Rollout:
-    request = GenerateRequest(
-        request_id=0,
-        step=0,
-        prompt=0,
-        sample=0,
-        version=0,
-        seed=0,
-        prompt_tokens=pack_tokens(tokens.tolist()),
-        response_tokens=b"",
-        sampling=Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=1, stop_ids=()),
-    )
-    return new_rollout(request, engine.layout, 0)

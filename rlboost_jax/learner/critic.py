@@ -19,7 +19,8 @@ from rlboost_jax.config.records import AlgorithmConfig, LearnerConfig, ModelConf
 from rlboost_jax.config.routing import routing_of
 from rlboost_jax.learner.objective import Sums
 from rlboost_jax.learner.optimization import Part, add_up, update_programs
-from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
+from rlboost_jax.learner.packing import PackedBatch, empty
+from rlboost_jax.learner.passes import hidden_states
 from rlboost_jax.learner.state import (
     TrainState,
     abstract_of,
@@ -28,7 +29,7 @@ from rlboost_jax.learner.state import (
     shardings_of,
 )
 from rlboost_jax.models.adapters import base_model
-from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
+from rlboost_jax.models.forward import head_factors
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import batch_sharding, param_shardings, program_on, replicated
 
@@ -97,13 +98,7 @@ class CriticStep:
     def compile(self, state: TrainState, *, shapes: Iterable[tuple[int, int]]) -> None:
         """Compile everything before the first step, as `LearnerStep.compile` does."""
         for rows, row_tokens in shapes:
-            batch, _ = fill(
-                [],
-                rows=rows,
-                row_tokens=row_tokens,
-                loss_aggregation=TOKEN_MEAN,
-                routing=self._routing,
-            )
+            batch = empty(rows, row_tokens, self._routing)
             self.values(state.params, batch)
             part = self.gradients(state.params, batch)
         gradients, _ = self.combine(part, self.gradients(state.params, batch))
@@ -131,22 +126,12 @@ def _values(
     attention = "auto" if learner.attention == "paged" else learner.attention
 
     def values(params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
-        tokens, positions, segments = map(
-            jnp.asarray, (batch.tokens, batch.positions, batch.segments)
-        )
         decoder = {name: part for name, part in params.items() if name != "value"}
-        x, _ = hidden_states_and_experts(
-            model,
-            decoder,
-            tokens,
-            positions,
-            segments,
-            remat=learner.remat,
-            mesh=mesh,
-            attention=attention,
+        x = hidden_states(
+            model, decoder, batch, remat=learner.remat, mesh=mesh, attention=attention
         )
         x, _ = head_factors(model, decoder, x)
-        return (x.astype(jnp.float32) @ params["value"]["kernel"]).reshape(tokens.shape)
+        return (x.astype(jnp.float32) @ params["value"]["kernel"]).reshape(batch.tokens.shape)
 
     return values
 

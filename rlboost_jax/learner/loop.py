@@ -120,7 +120,7 @@ class TrainingLoop:
         prompts = list(self._prompts.slice(self._used, self._run.learner.prompts_per_step))
         measurement = self._scoring.of_step(step)
         self._load(step)
-        self._begin(step, prompts)
+        self._begin(step, _requests(prompts, 0), self._run.algorithm.group_size, self._sampling)
         for extension in measurement.extensions() if measurement else ():
             self._link.extend_step(extension)
 
@@ -220,17 +220,7 @@ class TrainingLoop:
         version = self._run.num_steps
         (prompts, group_size), *_ = measurement.parts()
         self._load(version)
-        self._link.begin_step(
-            messages.BeginStep(
-                step=version,
-                version=version,
-                params_digest=self._digest,
-                seed=self._run.seed,
-                group_size=group_size,
-                sampling=measurement.sampling,
-                prompts=prompts,
-            )
-        )
+        self._begin(version, prompts, group_size, measurement.sampling)
         for extension in measurement.extensions()[1:]:  # what groups leave over of each prompt
             self._link.extend_step(extension)
         while not measurement.complete:
@@ -263,16 +253,22 @@ class TrainingLoop:
         params = joined(self._base.params if self._base else None, trained)
         self._reserved.load(params, version, self._digest)
 
-    def _begin(self, step: int, prompts: Sequence[Prompt]) -> None:
+    def _begin(
+        self,
+        step: int,
+        prompts: tuple[messages.PromptRequest, ...],
+        group_size: int,
+        sampling: messages.Sampling,
+    ) -> None:
         self._link.begin_step(
             messages.BeginStep(
                 step=step,
                 version=step,
                 params_digest=self._digest,
                 seed=self._run.seed,
-                group_size=self._run.algorithm.group_size,
-                sampling=self._sampling,
-                prompts=_requests(prompts, 0),
+                group_size=group_size,
+                sampling=sampling,
+                prompts=prompts,
             )
         )
 

@@ -120,6 +120,14 @@ def fill(
     return _batch(members, row_tokens, loss_aggregation, routing), left
 
 
+def empty(rows: int, row_tokens: int, routing: Routing | None = None) -> PackedBatch:
+    """A batch of nothing, for what is compiled before there is anything."""
+    batch, _ = fill(
+        [], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN, routing=routing
+    )
+    return batch
+
+
 def first_fit(lengths: Iterable[int], *, rows: int, capacity: int) -> list[int | None]:
     """For each length the first row that still has room for it, or None."""
     room = [capacity] * rows

@@ -31,16 +31,11 @@ def _factors(
     def factors_of(
         params: Params, batch: PackedBatch
     ) -> tuple[Float[Array, "N E"], Float[Array, "E V"]]:
-        tokens, positions, segments = map(
-            jnp.asarray, (batch.tokens, batch.positions, batch.segments)
-        )
-        attention = _attention(learner, mesh, tokens.size)
-        x, _ = hidden_states_and_experts(
+        attention = _attention(learner, mesh, batch.tokens.size)
+        x = hidden_states(
             model,
             params,
-            tokens,
-            positions,
-            segments,
+            batch,
             remat=learner.remat,
             mesh=mesh,
             attention=attention,
@@ -49,6 +44,32 @@ def _factors(
         return head_factors(model, params, x, by_row=attention == "paged")
 
     return factors_of
+
+
+def hidden_states(
+    model: ModelConfig,
+    params: Params,
+    batch: PackedBatch,
+    *,
+    remat: str,
+    mesh: Mesh,
+    attention: str,
+    experts: Int[Array, "L N A"] | None = None,
+) -> Float[Array, "N E"]:
+    """Of all positions of a packed batch; for the rest see `hidden_states_and_experts`."""
+    tokens, positions, segments = map(jnp.asarray, (batch.tokens, batch.positions, batch.segments))
+    x, _ = hidden_states_and_experts(
+        model,
+        params,
+        tokens,
+        positions,
+        segments,
+        remat=remat,
+        mesh=mesh,
+        attention=attention,
+        experts=experts,
+    )
+    return x
 
 
 def _experts(batch: PackedBatch) -> Int[Array, "L N A"] | None:

@@ -15,7 +15,7 @@ from rlboost_jax.config.records import (
 )
 from rlboost_jax.config.routing import routing_of
 from rlboost_jax.learner.optimization import Part, add_up, update_programs
-from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
+from rlboost_jax.learner.packing import PackedBatch, empty
 from rlboost_jax.learner.passes import evaluate_of, gaps_of, gradients_of
 from rlboost_jax.learner.state import TrainState, make_optimizer, state_shardings
 from rlboost_jax.models.params import Params
@@ -111,13 +111,7 @@ class LearnerStep:
         in_reward = reference if self._algorithm.kl_in_reward else None
         programs = []
         for rows, row_tokens in shapes:
-            batch, _ = fill(
-                [],
-                rows=rows,
-                row_tokens=row_tokens,
-                loss_aggregation=TOKEN_MEAN,
-                routing=self.routing,
-            )
+            batch = empty(rows, row_tokens, self.routing)
             if self._algorithm.looks_first:
                 self.evaluate(state.params, in_reward, batch)
             self.gaps(state.params, batch)

@@ -47,6 +47,13 @@ class Drains:
                 instance.leave_reason = message.reason[:MAX_REASON_LETTERS]
         return ""
 
+    def dismiss(self, instance: Instance, now: float) -> None:
+        """Have it give back what it holds and go, as if its machine were to go then."""
+        instance.dismissed = True
+        instance.goes_at = now + MARGIN_SECONDS + instance.slowest
+        instance.leave_reason = "no work until the next step"
+        self.advance(instance, now)
+
     def advance(self, instance: Instance, now: float) -> bool:
         """Take the step of a drain whose time has come. True: its stream has to be ended."""
         if now < self.begins_at(instance):

@@ -28,6 +28,8 @@ class Server:
     proved: bool = False  # has given tokens
     doomed: bool = False  # signalled
     started_at: float = math.inf  # by the provider; inf: it gives tokens, or was found
+    dismissed: bool = False  # doomed for want of work: it is to leave, and not to come again
+    anew: bool = False  # takes the place of one that was
     sick: bool = False  # gave up by itself: whatever it proved, its machine is to rest
 
 
@@ -89,7 +91,11 @@ class Fleet:
     def absent_at(self) -> float:
         """When the next server that does not come back is given up; inf: never."""
         servers = self.servers
-        waited_for = (since for name, since in self._absent.items() if not servers[name].doomed)
+        waited_for = (
+            since
+            for name, since in self._absent.items()
+            if servers[name].dismissed or not servers[name].doomed
+        )
         return min(waited_for, default=math.inf) + ABSENT_SECONDS
 
     def give_up(self, now: float) -> list[str]:
@@ -99,6 +105,11 @@ class Fleet:
             self._doom(self.servers[name])
             del self._absent[name]
         return late
+
+    def dismiss(self, server: Server) -> None:
+        """It is to go for want of work; its machine stays on loan."""
+        server.dismissed = True
+        self._doom(server)
 
     def started(self, server: Server, pid: int, *, joined: bool) -> None:
         """The process of that server is known, and whether its stream is there by now."""
@@ -176,12 +187,21 @@ class Fleet:
             self._returned_early = False
             self.lend("")
 
-    def missing(self, instance_cap: int) -> int:
+    def cap(self, instance_cap: int, resting: int | None = None) -> int | None:
+        """Servers worth having; None: all that there can be.
+
+        Args:
+            resting: as many as there is work for until the next step; None: for all.
+        """
+        cap = instance_cap if self._capped else None
+        return cap if resting is None else min(resting, resting if cap is None else cap)
+
+    def missing(self, instance_cap: int, resting: int | None = None) -> int:
         """Servers to start, the pause after a failed start not considered.
 
         Those above the cap go on: it limits what is started, not what runs.
         """
-        cap = instance_cap if self._capped else None
+        cap = self.cap(instance_cap, resting)
         machines = len(self.machines)
         target = wanted(machines=machines, max_instances=self._max_instances, cap=cap)
         return max(0, min(target - self._num_standing, len(self._free)))

@@ -1,14 +1,15 @@
-"""How many preemptible instances are worth their money.
+"""How many preemptible instances are worth their money, and when one is not for a while.
 
-A step with n instances costs S(n) · (R + n · p) dollars, where S(n) is how long it takes with
-its best window, R and p are dollars per second. Tokens per dollar rise with n for as long as
-one more instance costs less for each token that it adds than all tokens cost on average, which
-is where they are highest: S falls ever more slowly, so there is one such n.
+A step with n instances takes S(n) and costs D(n) dollars: reserved devices and instances for as
+long as each is paid for, and what it costs to send these the weights. An hour is worth v dollars
+to whoever waits for the run, so each token costs (D(n) + v · S(n)) / tokens, and the n with the
+least is wanted: with v = 0 the most tokens per dollar, with a large v the fastest step. S falls
+ever more slowly, so there is one such n.
 
-An instance that is lost is paid for while its successor starts: p grows by the share of time
-spent starting, loss rate times start-up time. The rate is learnt: with a gamma prior of so many
-losses in so many instance-seconds, the posterior of a Poisson process's rate after more of both
-is a gamma again, and its mean the ratio of the sums.
+Of n instances that are paid for, some are starting, since others were lost: as a share of those
+at work, loss rate times start-up time. S is that of the ones at work. The rate is learnt: with a
+gamma prior of so many losses in so many instance-seconds, the posterior of a Poisson process's
+rate after more of both is a gamma again, and its mean the ratio of the sums.
 """
 
 import math
@@ -16,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 PRIOR_LOSSES, PRIOR_SECONDS = 0.5, 3600.0  # a machine goes every two hours, so far as we know
-FORGONE = 0.03  # share of the tokens per dollar that time is worth
-WORTH = 0.002  # share of a step that one more instance must save
-LOOK_AHEAD = 2  # sizes without a gain after which no larger one is tried
+WORTH = 0.002  # share of a token's price that a larger fleet must save
+LOOK_AHEAD = 2  # sizes without a gain after which no further one is tried
+SURELY = 1.5  # times what it costs to start anew: so much a rest must save
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,30 @@ class Hazard:
 class Prices:
     reserved: float  # dollars per second, all reserved devices
     instance: float  # dollars per second
+    pull: float = 0.0  # dollars, to send one instance the weights of a version
+    time: float = 0.0  # dollars that a second sooner is worth besides
     start_seconds: float  # from an order to work; paid for
     hazard: Hazard
+    releases: bool = False  # instances may be let go where that saves money
 
-    @property
-    def starting(self) -> float:
-        """Seconds paid for while starting, for each second at work."""
-        return self.hazard.rate * self.start_seconds
+    def at_work(self, instances: int) -> float:
+        """Mean number of them that do not just start."""
+        return instances / (1.0 + self.hazard.rate * self.start_seconds)
 
-    def per_second(self, instances: int) -> float:
-        """Of a run that has so many instances at work."""
-        return self.reserved + instances * self.instance * (1.0 + self.starting)
+    def saved(self, idle: float) -> float:
+        """Dollars, by letting an instance go that has no work for so many seconds and starting it
+        again in time; 0 where it is better kept."""
+        if not self.releases:
+            return 0.0
+        anew = self.start_seconds * self.instance + self.pull
+        worth = idle * self.instance
+        return worth - anew if worth > SURELY * anew else 0.0
+
+    def step(self, instances: int, seconds: float, idle: float) -> float:
+        """Dollars of a step at whose end the instances have no work for `idle` seconds."""
+        pulls = 1.0 + self.hazard.rate * seconds
+        each = seconds * self.instance + pulls * self.pull
+        return seconds * self.reserved + instances * (each - self.saved(idle))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,38 +80,27 @@ class Size:
     tokens: float  # trained in a step
     dollars: float  # of a step
 
-    @property
-    def tokens_per_dollar(self) -> float:
-        return self.tokens / self.dollars if self.dollars else math.inf
 
+def best_size(foresee: Callable[[int], Size], *, time: float, start: int, most: int) -> Size:
+    """The smallest of the sizes whose tokens cost least, as good as.
 
-def best_size(foresee: Callable[[int], Size], *, start: int, most: int) -> Size:
-    """The fastest of the sizes that bring as good as the most tokens per dollar.
+    Smaller and larger ones than `start` are tried for as long as tokens become cheaper.
 
-    Smaller ones than `start` are tried for as long as they bring more of these; larger ones for
-    as long as they are good and save time.
+    Args:
+        time: dollars that a second is worth.
     """
+
+    def price(size: Size) -> float:
+        return (size.dollars + time * size.step_seconds) / size.tokens
+
     begin = min(start, most)
     tried = {begin: foresee(begin)}
-
-    def good(size: Size) -> bool:
-        highest = max(other.tokens_per_dollar for other in tried.values())
-        return size.tokens_per_dollar >= (1.0 - FORGONE) * highest
-
-    def walk(step: int, gains: Callable[[Size, Size], bool]) -> None:
-        number, failures = begin + step, 0
+    for direction in (-1, 1):
+        number, least, failures = begin + direction, price(tried[begin]), 0
         while 0 <= number <= most and failures < LOOK_AHEAD:
             tried[number] = foresee(number)
-            failures = 0 if gains(tried[number], tried[number - step]) else failures + 1
-            number += step
-
-    walk(-1, lambda size, larger: size.tokens_per_dollar > larger.tokens_per_dollar)
-    walk(+1, lambda size, smaller: good(size) and _saves(size, smaller))
-    return min(
-        (size for size in tried.values() if good(size)),
-        key=lambda size: (size.step_seconds, size.instances),
-    )
-
-
-def _saves(size: Size, smaller: Size) -> bool:
-    return size.step_seconds <= (1.0 - WORTH) * smaller.step_seconds
+            failures = 0 if price(tried[number]) < least else failures + 1
+            least = min(least, price(tried[number]))
+            number += direction
+    limit = (1.0 + WORTH) * min(price(size) for size in tried.values())
+    return min((s for s in tried.values() if price(s) <= limit), key=lambda size: size.instances)

@@ -10,8 +10,8 @@ import heapq
 import math
 import operator
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rlboost_jax.manager.speeds import Rates
 
@@ -60,6 +60,8 @@ class Plan:
     Args:
         engines: the reserved ones first, then the preemptible ones by kind.
         tokens: of every whole group, prompts included; finished groups too.
+        handed_over: when the learner began, if it has; then negative, in seconds from now.
+        complete: when groups of which nothing is to come were complete, likewise; now if missing.
     """
 
     engines: Sequence[Engines]
@@ -67,6 +69,8 @@ class Plan:
     tokens: Sequence[float]
     learner: Learner
     drag: float = 1.0  # of preemptible engines that have taken over: times their seconds
+    handed_over: float | None = None
+    complete: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,9 +222,12 @@ def forecast(plan: Plan, window: float) -> Forecast:
             waiting.append(number)
             rows[number].moves = job.begun
     waiting.reverse()
-    complete = [(0.0, group) for group in range(len(plan.tokens)) if group not in left]
+    done = (group for group in range(len(plan.tokens)) if group not in left)
+    complete = [(plan.complete.get(group, 0.0), group) for group in done]
     now = 0.0
-    closed = None if reserved.count or not remote else 0.0
+    closed = plan.handed_over
+    if closed is None and remote and not reserved.count:
+        closed = 0.0
     while True:
         while waiting:
             station = min(working, key=_share)

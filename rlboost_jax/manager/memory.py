@@ -140,8 +140,7 @@ class Memory:
                 since = max(0.0, now - entry.at)  # a clock that was set back says nothing
                 self._roster.cost.resume(entry.dollars + since * entry.dollars_per_second, now)
             case Published(manifest=manifest):
-                self._servers.manifest = manifest
-                self._servers.manifests[manifest.version] = manifest
+                self._servers.versions.restore(manifest)
             case StepOpened(begin=begin, at=at):
                 ledger.begin(begin, min(at, now))
             case StepResumed(step=number, at=at) if number in ledger.steps:

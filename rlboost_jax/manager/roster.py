@@ -129,7 +129,7 @@ class Roster:
 
     def retire(self, instance: Instance) -> None:
         """It goes soon: no more work for it."""
-        self.changed |= instance.member
+        self.changed |= instance.member and not instance.dismissed
         instance.leave_soon()
 
     def charge(self, instance: Instance, tokens: int) -> None:

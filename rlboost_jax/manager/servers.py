@@ -11,20 +11,18 @@ from rlboost_jax.manager.drains import Drains
 from rlboost_jax.manager.fleet import Fleet
 from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.intake import Intake
-from rlboost_jax.manager.journal import Published
 from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.limits import REMARKS_PER_SECOND
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.versions import Versions
 from rlboost_jax.manager.work import Work
 from rlboost_jax.messages import (
-    Announce,
     Goodbye,
     Hello,
     Hint,
     Leave,
-    Manifest,
     Notice,
     Ready,
     Released,
@@ -59,8 +57,7 @@ class Servers:
         self._outbox = outbox
         self._drains = Drains(settings, roster, work, outbox)
         self._intake = Intake(settings, ledger, roster, fleet, work, outbox)
-        self.manifest: Manifest | None = None  # the newest
-        self.manifests: dict[int, Manifest] = {}  # and older ones that are being fetched
+        self.versions = Versions(roster, outbox)
         self._quarantined: set[str] = set()
         self._ended: dict[int, tuple[bool, int]] = {}  # stream → reserved, tokens charged
 
@@ -149,16 +146,12 @@ class Servers:
         roster.check_at = min(moments, default=math.inf)
         return changed
 
-    def publish(self, manifest: Manifest) -> None:
-        """Announce a version to all that do not hold it."""
-        self.manifest = manifest
-        in_use = {i.announced.version for i in self._roster if i.announced is not None}
-        self.manifests = {v: m for v, m in self.manifests.items() if v in in_use}
-        self.manifests[manifest.version] = manifest
-        self._outbox.keep(Published(manifest=manifest))
-        self._outbox.record("published", version=manifest.version)
-        for instance in self._roster:
-            self._announce(instance)
+    def dismiss(self, instance: Instance, now: float) -> None:
+        """A server of the provider's is not needed for a while."""
+        if (server := self._fleet.server_of(instance.hello)) is not None:
+            self._outbox.record("dismissed", instance.name, count=len(instance.held))
+            self._fleet.dismiss(server)
+            self._drains.dismiss(instance, now)
 
     def send_home(self, reason: str) -> None:
         for instance in self._roster:
@@ -180,9 +173,9 @@ class Servers:
             # else it has dialled again before this stream was given up
             self._fleet.lost_sight_of(server, self._roster.now)
         if not instance.reserved and kind != "rejected":
-            self._roster.lost += 1
+            self._roster.lost += not instance.dismissed
             self._roster.losses += kind != "quarantined" and not instance.dismissed
-            self._ledger.books.gone += 1
+            self._ledger.books.gone += not instance.dismissed
 
     def quarantine(self, name: str, reason: str) -> None:
         """Believe nothing more that a server says, whatever it is called by now."""
@@ -218,6 +211,10 @@ class Servers:
         objection = self._roster.objection(message)
         if objection:
             self._refuse(stream, message.instance, objection)
+            return False
+        server = self._fleet.server_of(message)
+        if server is not None and server.dismissed:
+            self._refuse(stream, message.instance, "it was sent home for want of work")
             return False
         self._join(stream, message, now)
         return True
@@ -266,14 +263,7 @@ class Servers:
                 reason = self._roster.mismatch(other.hello)
                 self._outbox.send(other.stream, Leave(reason=reason))
                 self.lose(other, reason, kind="rejected")
-        self._announce(instance)
-
-    def _announce(self, instance: Instance) -> None:
-        """Reserved engines are handed their weights by the trainer; who leaves needs none."""
-        if self.manifest is None or instance.reserved or instance.leaving:
-            return
-        if instance.announce(self.manifest):
-            self._outbox.send(instance.stream, Announce(manifest=self.manifest))
+        self.versions.announce(instance)
 
     def _renew(self, instance: Instance, message: Renew, now: float) -> bool:
         compiled = message.programs_compiled
@@ -288,10 +278,10 @@ class Servers:
 
     def _ready(self, instance: Instance, message: Ready) -> None:
         """An engine loads only when it holds nothing, so what it held before is free."""
-        if not instance.member and not instance.leaving and not instance.reserved:
-            self._roster.changed = True
-            self._outbox.record("ready", instance.name, version=message.version)
         server = self._fleet.server_of(instance.hello)
+        if not instance.member and not instance.leaving and not instance.reserved:
+            self._roster.changed |= server is None or not server.anew
+            self._outbox.record("ready", instance.name, version=message.version)
         if server is not None and server.started_at < math.inf:
             self._roster.started(self._roster.now - server.started_at)
             server.started_at = math.inf

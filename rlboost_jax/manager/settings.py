@@ -18,6 +18,7 @@ class Settings:
     slot_tokens: int  # longest prompt plus response of the run
     routing: Routing | None = None  # of what comes with tokens
     max_servers: int = MAX_INSTANCES
+    num_steps: int = 0  # of the run; 0: not known
     micro_batch_prompts: int = 1  # groups that the learner trains together
     status_seconds: float = 1.0  # between two FleetStatus to the trainer
 
@@ -26,7 +27,8 @@ class Settings:
         """Whether any policy asks what a step will take."""
         manager, fleet = self.manager, self.fleet
         by_lengths = manager.longest_first or manager.routing == "speed"
-        return by_lengths or manager.window == "model" or fleet.sizing == "marginal"
+        by_price = fleet.sizing == "marginal" or fleet.merge_tail
+        return by_lengths or by_price or manager.window == "model"
 
     @staticmethod
     def of(run: RunConfig, run_id: str) -> "Settings":
@@ -39,5 +41,6 @@ class Settings:
             slots=run.engine.slots,
             slot_tokens=run.slot_tokens,
             routing=routing_of(run.model, run.algorithm),
+            num_steps=run.num_steps,
             micro_batch_prompts=run.learner.micro_batch_prompts,
         )

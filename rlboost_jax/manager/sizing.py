@@ -3,6 +3,7 @@
 import math
 
 from rlboost_jax.manager.fleet_size import Hazard, Prices, Size, best_size
+from rlboost_jax.manager.forecast import Forecast
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.settings import Settings
@@ -14,6 +15,7 @@ class Sizing:
         self._fleet = settings.fleet
         self._roster = roster
         self._outbox = outbox
+        self.snapshot_bytes = 0  # of the newest version
         self.wanted: int | None = None  # preemptible instances; None: nothing was foreseen yet
 
     def foresee(self, model: StepModel, known: int | None) -> None:
@@ -27,27 +29,36 @@ class Sizing:
         like = next(iter(remote or reserved), None)
         if like is None or not reserved or model.whole_step(reserved, like, 0) is None:
             return
-        prices = self._prices()
+        prices = self.prices()
+        steps: dict[int, tuple[Forecast, float]] = {}
         sizes: dict[int, Size] = {}
+
+        def step(instances: int) -> tuple[Forecast, float]:
+            if instances not in steps:
+                found = model.whole_step(reserved, like, instances)
+                assert found is not None
+                steps[instances] = found
+            return steps[instances]
 
         def foreseen(instances: int) -> Size:
             if instances not in sizes:
-                found = model.whole_step(reserved, like, instances)
-                assert found is not None
-                forecast, tokens = found
-                seconds = forecast.end + model.overhead
+                forecast, tokens = step(instances)
+                seconds, missing = forecast.end, instances - prices.at_work(instances)
+                if instances and missing > 0:
+                    seconds += missing * max(0.0, step(instances - 1)[0].end - seconds)
+                seconds += model.overhead
                 sizes[instances] = Size(
                     instances=instances,
                     step_seconds=seconds,
                     window_seconds=forecast.window,
                     tokens=tokens,
-                    dollars=seconds * prices.per_second(instances),
+                    dollars=prices.step(instances, seconds, max(0.0, seconds - forecast.rollout)),
                 )
             return sizes[instances]
 
         most = self._fleet.max_instances
         start = len(reserved) if known is None else known
-        self.wanted = best_size(foreseen, start=start, most=most).instances
+        self.wanted = best_size(foreseen, time=prices.time, start=start, most=most).instances
         here = min(len(remote), most)
         for size in (here - 1, here, here + 1):
             if 0 <= size <= most:
@@ -64,15 +75,19 @@ class Sizing:
             start_seconds=prices.start_seconds,
         )
 
-    def _prices(self) -> Prices:
+    def prices(self) -> Prices:
         """With the mean of what instances there are cost; the configured price without any."""
         asked = self._roster.index.prices
         count = sum(asked.values())
         mean = sum(price * n for price, n in asked.items()) / count if count else None
-        start = self._roster.start_seconds
+        start, fleet = self._roster.start_seconds, self._fleet
+        known = start < math.inf
         return Prices(
-            reserved=self._fleet.reserved_price_per_hour / 3600,
-            instance=(self._fleet.price_per_hour if mean is None else mean) / 3600,
-            start_seconds=start if start < math.inf else 0.0,
+            reserved=fleet.reserved_price_per_hour / 3600,
+            instance=(fleet.price_per_hour if mean is None else mean) / 3600,
+            pull=fleet.egress_dollars_per_gb * self.snapshot_bytes / 1e9,
+            time=fleet.worth_per_hour / 3600,
+            start_seconds=start if known else 0.0,
             hazard=Hazard(self._roster.losses, self._roster.alive.total(self._roster.now)),
+            releases=fleet.merge_tail and known,
         )

@@ -33,6 +33,7 @@ from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.servers import Servers
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.step_checks import ProtocolError
+from rlboost_jax.manager.tail import Tail
 from rlboost_jax.manager.trainer import Trainer
 from rlboost_jax.manager.work import Work
 from rlboost_jax.messages import FleetStatus, Manifest, Refused
@@ -59,6 +60,9 @@ class Manager:
         self.memory = Memory(
             self.ledger, self.roster, self.fleet, self.servers, self.trainer, self._outbox
         )
+        self.tail = Tail(
+            settings, self.ledger, self.roster, self.fleet, self.work, self.servers, self.trainer
+        )
         self._status_at = now
         self.over = False
 
@@ -77,8 +81,9 @@ class Manager:
         changed |= self._carry_out_removal()
         for name in self.fleet.give_up(now):
             self._outbox.signal(name, notice=False)
-        if changed or now >= min(self._window_at(), self._retry_at()):
+        if changed or now >= min(self._window_at(), self._retry_at(), self.tail.back_at):
             self.work.settle(now)
+            self.tail.settle(now)
             self._staff(now)
             self.roster.account(self.ledger.active, self.fleet.starting, now)
         if self._outbox.trainer is not None and now >= self._status_at:
@@ -96,7 +101,8 @@ class Manager:
             return None
         watched = self._status_at if self._outbox.trainer is not None else math.inf
         moments = (self.roster.check_at, self.trainer.orphan_at, watched)
-        first = min(*moments, self.fleet.absent_at, self._window_at(), self._retry_at())
+        later = self._window_at(), self._retry_at(), self.tail.back_at
+        first = min(*moments, self.fleet.absent_at, *later)
         return None if math.isinf(first) else first
 
     def status(self, now: float) -> FleetStatus:
@@ -115,7 +121,7 @@ class Manager:
 
     def manifest(self, version: int) -> Manifest | None:
         """Of a version that some server may still be fetching."""
-        return self.servers.manifests.get(version)
+        return self.servers.versions.manifests.get(version)
 
     def _take(self, event: Event, now: float) -> bool:
         match event:
@@ -191,12 +197,13 @@ class Manager:
                 self._outbox.record("notice", instance.name, reason="the market", hint=False)
 
     def _staff(self, now: float) -> None:
-        missing = self.fleet.missing(self.trainer.instance_cap)
+        missing = self._missing()
         if self.trainer.ended or not missing or now < self.fleet.retry_at:
             return
         for name in self.fleet.start(missing):
             self._outbox.record("ordered", name)
             self.fleet.servers[name].started_at = now
+            self.fleet.servers[name].anew = self.tail.returning
             self._outbox.start(name)
 
     def _window_at(self) -> float:
@@ -207,15 +214,14 @@ class Manager:
         return self.work.seeding.until if self.work.remote(step) else math.inf
 
     def _retry_at(self) -> float:
-        missing = self.fleet.missing(self.trainer.instance_cap)
-        return self.fleet.retry_at if missing else math.inf
+        return self.fleet.retry_at if self._missing() else math.inf
+
+    def _missing(self) -> int:
+        return self.fleet.missing(self.trainer.instance_cap, self.tail.resting)
 
     def _versions_in_use(self) -> tuple[int, ...]:
-        """Whose snapshots must not be deleted: held, being fetched, or in force."""
-        versions = {i.version for i in self.roster if i.version is not None}
-        versions |= {i.announced.version for i in self.roster if i.announced is not None}
-        if self.servers.manifest is not None:
-            versions.add(self.servers.manifest.version)
+        """Whose snapshots must not be deleted; the active step's is among them."""
+        versions = self.servers.versions.in_use()
         if self.ledger.active is not None:
             versions.add(self.ledger.active.begin.version)
         return tuple(sorted(versions))

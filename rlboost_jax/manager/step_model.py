@@ -6,6 +6,7 @@ of where every rollout is now. Nothing is foreseen before a whole step has been 
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -18,6 +19,7 @@ from rlboost_jax.manager.forecast import (
     Learner,
     Plan,
     best_window,
+    forecast,
     micro_batches,
     without_waits,
 )
@@ -202,6 +204,42 @@ class StepModel:
         ]
         self._planned_drag = self._hedged(engines)
         return best_window(self._plan(engines, jobs, totals.tolist(), self._planned_drag))
+
+    def tail(
+        self, step: Step, instances: Sequence[Instance], closed: float, now: float
+    ) -> Forecast | None:
+        """What is left of a step after the window, if only these instances go on; None: it
+        cannot be told.
+
+        Args:
+            closed: when the learner began.
+        """
+        engines, places = self._engines([(), instances])
+        if not self.ready or (instances and not engines):
+            return None
+        unheard = self._unheard(instances, now)
+        groups = _groups(r for r in step.rollouts if not r.measures)
+        rollouts = [rollout for group in groups for rollout in group]
+        state = responses([[(r.num_tokens, r.result is not None) for r in g] for g in groups])
+        lengths = np.minimum(self.lengths.scenario(state), self._most)
+        totals = np.bincount(state.group, lengths + [r.length - r.num_tokens for r in rollouts])
+        jobs = []
+        for n, rollout in enumerate(rollouts):
+            if rollout.result is None:
+                so_far = rollout.num_tokens + unheard.get(rollout.request_id, 0.0)
+                jobs.append(
+                    Job(
+                        group=int(state.group[n]),
+                        context=rollout.length - rollout.num_tokens + so_far,
+                        remaining=max(1.0, float(lengths[n]) - so_far),
+                        place=places.get(rollout.holder, WAITS),
+                        begun=rollout.num_tokens > 0,
+                    )
+                )
+        ended = {} if step is not self._step else self._complete
+        plan = self._plan(engines, jobs, totals.tolist(), self.drag)
+        complete = {n: ended.get(g[0].prompt, closed) - now for n, g in enumerate(groups)}
+        return forecast(replace(plan, handed_over=closed - now, complete=complete), 0.0)
 
     @property
     def mixed(self) -> bool:

@@ -62,7 +62,7 @@ class Trainer:
         self.orphan_at = now + self.patience
         self.ended = False
         self.learnt = False  # this manager has seen a whole step
-        self._sizing = Sizing(settings, roster, outbox)
+        self.sizing = Sizing(settings, roster, outbox)
         self._resumed = False  # the active step began with tokens kept
         self._doubts = Doubts(roster, work, servers, outbox)
         self.reports = StepReports(roster, work, outbox)
@@ -82,7 +82,8 @@ class Trainer:
             raise ProtocolError(f"{type(message).__name__} before TrainerHello")
         match message:
             case Publish():
-                self._servers.publish(message.manifest)
+                self._servers.versions.publish(message.manifest)
+                self.sizing.snapshot_bytes = sum(f.size for f in message.manifest.files)
             case BeginStep():
                 self._begin(message, now)
             case ExtendStep():
@@ -248,7 +249,7 @@ class Trainer:
             other_seconds=now - step.begun_at - self._work.seeding.total(now) - accounted,
             present=[instance.name for instance in self._roster],
         )
-        self._sizing.foresee(model, self.window.instance_cap if self.learnt else None)
+        self.sizing.foresee(model, self.window.instance_cap if self.learnt else None)
 
     def _observe(
         self, message: StepTrained, rollout: float, remote_wait: float, instances: float
@@ -271,6 +272,6 @@ class Trainer:
             self.window = msgspec.structs.replace(
                 self.window, seconds=seconds, memory=before.memory
             )
-        if self._settings.fleet.sizing == "marginal" and self._sizing.wanted is not None:
-            self.window = msgspec.structs.replace(self.window, instance_cap=self._sizing.wanted)
+        if self._settings.fleet.sizing == "marginal" and self.sizing.wanted is not None:
+            self.window = msgspec.structs.replace(self.window, instance_cap=self.sizing.wanted)
         self.learnt = True

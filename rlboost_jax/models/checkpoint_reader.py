@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import jax
@@ -18,6 +17,7 @@ import ml_dtypes  # noqa: F401  (NumPy knows "bfloat16" by it)
 import numpy as np
 import safetensors
 
+from rlboost_jax.closing import Closing
 from rlboost_jax.config.errors import Mistake
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.params import Params, abstract_params, flatten_params, unflatten_params
@@ -88,7 +88,7 @@ def weights_digest(folder: str | Path) -> str:
     return digest.hexdigest()
 
 
-class _Tensors:
+class _Tensors(Closing):
     """The tensors of a folder by name, whichever files they are in."""
 
     def __init__(self, folder: Path) -> None:
@@ -104,18 +104,10 @@ class _Tensors:
                         f"{folder / INDEX} places tensor {name} in {file}, which does not have it"
                     )
         except BaseException:  # whatever it was, it goes on upwards
-            self._stack.close()
+            self.close()
             raise
 
-    def __enter__(self) -> "_Tensors":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._stack.close()
 
     def prefix(self) -> str:

@@ -122,7 +122,7 @@ def settings(
             "chips": 1,
             "slots": seen.slots,
             "reserved_slots": seen.reserved_slots,
-            "slot_tokens": 0.0,
+            "reserve_ratio": 0.0,
             "memory_fraction": 1.0,
             "dispatch_tokens": run.engine.steps_per_dispatch,
             "message_tokens": run.engine.steps_per_dispatch,

@@ -25,7 +25,7 @@ MAY_BE_ZERO: Final = frozenset(
         "seed",
         "num_steps",
         "settling_steps",
-        "engine.slot_tokens",
+        "engine.reserve_ratio",
         "engine.step_overhead_seconds",
         "engine.prefill_token_seconds",
         "engine.reserved_slots",
@@ -48,10 +48,12 @@ MAY_BE_ZERO: Final = frozenset(
         "market.hazard.drought_gap_hours",
         "policy.max_pending",
         "policy.max_instances",
+        "policy.worth_per_hour",
     }
 )
 AT_MOST: Final = {
     "engine.memory_fraction": 1.0,
+    "engine.reserve_ratio": 1.0,
     "engine.memory_efficiency": 1.0,
     "engine.compute_efficiency": 1.0,
     "trainer.compute_efficiency": 1.0,

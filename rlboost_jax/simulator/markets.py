@@ -52,12 +52,6 @@ def markets(config: MarketConfig, *, seed: int) -> tuple[Market, ...]:
     return tuple(_segment(rows, begin, end) for begin, end in segments)
 
 
-def mean_alive(changes: tuple[Change, ...], seconds: float) -> float:
-    """Machines on loan, averaged over the time."""
-    signed = sum((1 if c.added else -1) * (seconds - min(c.seconds, seconds)) for c in changes)
-    return signed / seconds
-
-
 def _trace(config: MarketConfig) -> tuple[tuple[TraceRow, ...], Segments]:
     """The machines that are kept, and the segments to look at."""
     rows = read_availability(config.path, config.format)

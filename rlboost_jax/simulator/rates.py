@@ -23,8 +23,11 @@ class EngineRates:
         memory = engine.chips * chip.memory_bytes * engine.memory_fraction
         self.kv_tokens = int((memory - config.weight_bytes) / kv_bytes)  # that the cache holds
         slots = (engine.reserved_slots if reserved else 0) or engine.slots
-        set_aside = int(self.kv_tokens / engine.slot_tokens) if engine.slot_tokens else slots
-        self.slots = max(1, min(slots, set_aside))
+        if engine.reserve_ratio:
+            work = config.workload
+            each = work.prompt_tokens + engine.reserve_ratio * work.max_response_tokens
+            slots = max(1, min(slots, int(self.kv_tokens / each)))
+        self.slots = slots
         self._product = 2 * model.num_params / flops  # with all weights, of one token
         self.prefill_seconds = engine.prefill_token_seconds or self._product  # of one token
         self.slowness = 1.0  # times a usual engine's seconds
@@ -48,10 +51,12 @@ class EngineRates:
         memory = self._weights + self._per_context * context
         return self.slowness * (self._overhead + max(memory, self._product * batch))
 
-    def best_rate(self, context: float) -> float:
-        """Most tokens per second that any batch of sequences of that length reaches."""
-        most = max(1, int(self.kv_tokens / context))
-        return max(b / self.step_seconds(b, b * context) for b in {1, most, (most + 1) // 2})
+    @property
+    def step_line(self) -> tuple[float, float]:
+        """A line that no decode step is below: seconds of one, and of each token it reads."""
+        if self._table is not None:
+            return self.slowness * self._table.least, 0.0
+        return self.slowness * (self._overhead + self._weights), self.slowness * self._per_context
 
 
 class StepTable:
@@ -72,6 +77,10 @@ class StepTable:
                 f"{len(self._contexts)} contexts; give each pair once"
             )
         self._seconds = [[known[b, c] for c in self._contexts] for b in self._batches]
+
+    @property
+    def least(self) -> float:
+        return min(map(min, self._seconds))
 
     def seconds(self, batch: float, context: float) -> float:
         first, share = _place(self._batches, batch)

@@ -34,7 +34,8 @@ class SimEngineConfig:
 
     chips: int
     slots: int  # rollouts decoded together, at most
-    slot_tokens: float  # cache that is set aside for each, as far as it goes; 0: none is
+    reserve_ratio: float  # of the longest response, what of the cache is set aside for each beside
+    # its prompt; 0: nothing
     memory_fraction: float  # of the chips' memory for weights and cache
     memory_efficiency: float  # of the chips' bandwidth that decoding reaches
     compute_efficiency: float  # of the chips' FLOPs that prefill and large batches reach
@@ -146,6 +147,8 @@ class PolicyConfig:
     routing: str  # "pending" | "speed"
     longest_first: bool
     sizing: str  # "fixed" | "paper" | "marginal": how many instances are wanted
+    worth_per_hour: float
+    merge_tail: bool
     max_instances: int
 
 

@@ -4,7 +4,8 @@
 - public_code: RLBoost as its public code behaves, see `public_code.py`. It hands over to instances
   whether there are any or not: with 0 of them no step ever ends.
 - model_window: the same, with windows foreseen by the manager's model.
-- marginal: that, and as many instances as raise tokens per dollar.
+- marginal: that, and as many instances as make tokens cheapest.
+- merged: that, and instances are let go while a step has no work for them.
 - no_seeding, no_memory, no_balance, no_migration: the same, less one of them.
 - sync_weights: the same, but weights are sent when a step begins, as collectives send them:
   whoever joins in mid-step works from the next step on.
@@ -105,6 +106,7 @@ SYSTEMS: Final[dict[str, System]] = {
     "public_code": _public_code,
     "model_window": _with_manager(window="model"),
     "marginal": _with_manager(window="model", sizing="marginal"),
+    "merged": _with_manager(window="model", sizing="marginal", merge_tail=True),
     "no_seeding": _with_manager(seeding=False),
     "no_memory": _with_manager(window_memory=False),
     "no_balance": _with_manager(balance=False),

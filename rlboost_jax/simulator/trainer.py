@@ -165,7 +165,7 @@ class Trainer:
             version=version,
             directory="/simulated",
             params_digest=digest(version),
-            files=(),
+            files=(m.FileEntry(path="weights", size=int(self._config.weight_bytes), sha256=""),),
             leaves=(),
         )
         self._world.published_at = self._world.clock.now

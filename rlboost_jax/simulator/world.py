@@ -5,6 +5,7 @@ done is done, in virtual time. Messages between living peers take no time: what 
 milliseconds where everything else counts in seconds.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -72,6 +73,8 @@ class World:
         self.link = Link(self.clock, sender=sender, receiver=links.receiver_bytes_per_second)
         self.slot_tokens = config.workload.prompt_tokens + config.workload.max_response_tokens
         self.manager = manager(settings(config), 0.0)
+        # Instances that are there from the first moment on were started before it.
+        self.manager.roster.started(config.instance.start_seconds)
         self.sleeps = sleeps
         self.published_at = 0.0  # the newest weights
         self._streams = STREAM
@@ -195,7 +198,9 @@ class World:
         self._servers[name] = server
         self._billed_since[name] = self.clock.now
         self.deliver(ServerStarted(name, server.pid))
-        seconds = self.config.instance.start_seconds if self.clock.now > 0 else 0.0
+        seconds = self.config.instance.start_seconds
+        if self.clock.now == 0:
+            seconds, self.manager.fleet.servers[name].started_at = 0.0, math.inf
         self.clock.after(seconds, server.connect)
 
     def _signal(self, name: str, notice: bool) -> None:
@@ -261,6 +266,9 @@ def settings(config: SimConfig) -> Settings:
         synthetic_gap_seconds=1.0,
         price_per_hour=config.instance.price_per_hour,
         reserved_price_per_hour=config.reserved.nodes * config.reserved.price_per_node_hour,
+        egress_dollars_per_gb=config.instance.egress_dollars_per_gb,
+        worth_per_hour=policy.worth_per_hour,
+        merge_tail=policy.merge_tail,
         orphan_seconds=PATIENT,
         notices="none",
         notice_signal="SIGTERM",
@@ -277,5 +285,6 @@ def settings(config: SimConfig) -> Settings:
         slot_tokens=work.prompt_tokens + work.max_response_tokens,
         max_servers=MAX_SERVERS,
         micro_batch_prompts=config.trainer.micro_batch_prompts,
+        num_steps=config.num_steps,
         status_seconds=PATIENT,  # nobody looks at the live view
     )

@@ -42,6 +42,17 @@ def dataset(build):
         data.close()
 
 
+def on_rows():
+    """Values of a run on a file of rows, which is not looked for."""
+    config = base.get_config()
+    config.task.name = "dataset"
+    config.warmup.max_updates = 0
+    config.data.source = "rows.jsonl"
+    config.data.tokenizer = "bytes"
+    config.rewards.functions = ({"name": "exact"},)
+    return config
+
+
 def questions(prompts):
     return [prompt.problem.prompt for prompt in prompts]
 
@@ -384,12 +395,7 @@ def test_the_vocabulary_must_hold_the_tokenizer(build, write_lines):
 
 
 def test_held_out_problems_of_generated_tasks_do_not_bound_those_of_a_data_set():
-    config = base.get_config()
-    config.task.name = "dataset"
-    config.warmup.max_updates = 0
-    config.data.source = "rows.jsonl"
-    config.data.tokenizer = "bytes"
-    config.rewards.functions = ({"name": "exact"},)
+    config = on_rows()
     config.evaluation.num_prompts = config.task.num_heldout + 1
     assert run_config(config).evaluation.num_prompts == 257
 
@@ -450,12 +456,7 @@ def test_no_more_stop_ids_than_an_engine_has_room_for(dataset, write_lines):
     ],
 )
 def test_a_mistake_is_a_line_that_names_it(changes, names):
-    config = base.get_config()
-    config.task.name = "dataset"
-    config.warmup.max_updates = 0
-    config.data.source = "rows.jsonl"
-    config.data.tokenizer = "bytes"
-    config.rewards.functions = ({"name": "exact"},)
+    config = on_rows()
     run_config(config)
     for name, value in changes.items():
         section, field = name.split(".")

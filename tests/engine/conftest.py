@@ -9,40 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from configs import base
-from rlboost_jax.config.load import run_config
 from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
 from rlboost_jax.models.params import init_params
+from tests.small import ENGINE, small_model
 
-MODEL = replace(
-    run_config(base.get_config()).model,
-    vocab_size=37,
-    embed_dim=16,
-    num_layers=2,
-    num_query_heads=4,
-    num_key_heads=2,
-    head_dim=8,
-    hidden_dim=24,
-    rope_theta=10_000.0,
-    norm_epsilon=1e-6,
-    tie_embeddings=False,
-    qk_norm=True,
-    dtype="float32",
-)
-CONFIG = EngineConfig(
-    slots=6,
-    page_size=4,
-    num_pages=0,
-    memory_fraction=0.9,
-    max_prompt_tokens=20,
-    token_rows=64,
-    steps_per_dispatch=4,
-    attention="auto",
-    kv_dtype="float32",
-    tensor_parallel=1,
-)
+MODEL, CONFIG = small_model(vocab_size=37, hidden_dim=24), ENGINE
 SLOT_TOKENS = 44
 
 Rollouts = dict[int, tuple[list[int], list[int]]]  # tokens and bits of log-probabilities, by id

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine import engine as engine_module
-from rlboost_jax.engine import metadata
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.memory import (
     DeviceMemory,
@@ -28,6 +27,7 @@ from rlboost_jax.engine.memory import (
 )
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.params import flatten_params, unflatten_params
+from tests.engine.step_programs import step_programs
 
 SLOT_TOKENS = 44
 # 5 slots of 4 pages: 200 bytes for all of them.
@@ -263,21 +263,9 @@ def test_working_space_is_what_the_compiler_takes_at_most(
         slot_tokens=SLOT_TOKENS,
         truncated_sampling=truncated,
     )
-    programs, layout = engine.programs, engine.layout
-    leaves = engine.parameters.leaves_or_zeros()
     taken = [
         program.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
-        for program, *arguments in (
-            (programs.mixed, leaves, engine.pools, metadata.pack_mixed(layout, ())),
-            (
-                programs.decode,
-                leaves,
-                engine.pools,
-                metadata.pack_decode(layout, (), 0),
-                engine.ends,
-            ),
-            (programs.copy_pages, engine.pools, metadata.pack_copies(layout, ())),
-        )
+        for program, *arguments in step_programs(engine)
     ]
     working = engine.memory.sizes.working
     assert working / 8 < max(taken) <= working

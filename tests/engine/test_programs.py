@@ -8,8 +8,8 @@ import pytest
 from rlboost_kernels import available_implementations
 
 from rlboost_jax.config.records import EngineConfig, ModelConfig
-from rlboost_jax.engine import metadata
 from rlboost_jax.engine.engine import Engine
+from tests.engine.step_programs import step_programs
 
 NAMES = {"float32": "f32", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn"}  # in HLO
 
@@ -26,20 +26,9 @@ def test_no_step_copies_a_pool(
     config = replace(engine_config, kv_dtype=kv_dtype, num_pages=3000)
     model = model if kv_dtype == "float32" else replace(model, num_layers=1)
     engine = Engine(model, config, slot_tokens=44, truncated_sampling=False)
-    programs, layout, pool = engine.programs, engine.layout, engine.pools[0]
-    leaves = engine.parameters.leaves_or_zeros()
+    pool = engine.pools[0]
     shape = f"{NAMES[kv_dtype]}[{','.join(map(str, pool.shape))}]"
-    for program, *arguments in (
-        (programs.mixed, leaves, engine.pools, metadata.pack_mixed(layout, ())),
-        (
-            programs.decode,
-            leaves,
-            engine.pools,
-            metadata.pack_decode(layout, (), 0),
-            engine.ends,
-        ),
-        (programs.copy_pages, engine.pools, metadata.pack_copies(layout, ())),
-    ):
+    for program, *arguments in step_programs(engine):
         compiled = program.lower(*arguments).compile()
         assert compiled.memory_analysis().temp_size_in_bytes < pool.nbytes
         text = compiled.as_text()

@@ -5,6 +5,7 @@ step that would attend to anything else, or write a page twice, is caught.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -221,6 +222,11 @@ def report(scheduler: Scheduler, plan: Plan, yields: Yields) -> None:
             scheduler.report(work.rollout, np.array(tokens, np.int32))
 
 
+LAYOUT = Layout(
+    token_rows=64, decode_rows=(8,), slots=2, page_size=4, pages_per_slot=8, num_pages=32
+)
+
+
 @pytest.fixture
 def settle() -> Callable[[Scheduler, SymbolicDevice], list[Plan]]:
     def run(scheduler: Scheduler, device: SymbolicDevice) -> list[Plan]:
@@ -236,9 +242,7 @@ def settle() -> Callable[[Scheduler, SymbolicDevice], list[Plan]]:
 def test_a_group_prefills_its_prompt_once(
     settle: Callable[[Scheduler, SymbolicDevice], list[Plan]],
 ) -> None:
-    layout = Layout(
-        token_rows=64, decode_rows=(8,), slots=4, page_size=4, pages_per_slot=8, num_pages=32
-    )
+    layout = replace(LAYOUT, slots=4)
     scheduler, prompt = Scheduler(layout, MAX_STEPS), list(range(20, 30))
     for i in range(4):
         scheduler.add(new_rollout(make_request(i, prompt, (), 0, 8), layout, i))
@@ -264,9 +268,7 @@ def test_a_group_prefills_its_prompt_once(
 def test_a_sibling_that_comes_after_the_first_has_left_still_shares(
     settle: Callable[[Scheduler, SymbolicDevice], list[Plan]],
 ) -> None:
-    layout = Layout(
-        token_rows=64, decode_rows=(8,), slots=1, page_size=4, pages_per_slot=8, num_pages=32
-    )
+    layout = replace(LAYOUT, slots=1)
     scheduler, prompt = Scheduler(layout, MAX_STEPS), list(range(20, 30))
     for i in range(3):
         scheduler.add(new_rollout(make_request(i, prompt, (), 0, 8), layout, i))
@@ -275,9 +277,7 @@ def test_a_sibling_that_comes_after_the_first_has_left_still_shares(
 
 
 def test_what_follows_a_plan_goes_on_from_all_that_it_may_yield() -> None:
-    layout = Layout(
-        token_rows=64, decode_rows=(8,), slots=3, page_size=4, pages_per_slot=8, num_pages=9
-    )
+    layout = replace(LAYOUT, slots=3, num_pages=9)
     scheduler, device = Scheduler(layout, MAX_STEPS), SymbolicDevice(layout)
     limits = (2, 8, 14)
     for i, limit in enumerate(limits):
@@ -305,9 +305,7 @@ def test_what_follows_a_plan_goes_on_from_all_that_it_may_yield() -> None:
 
 
 def test_nothing_follows_for_want_of_pages() -> None:
-    layout = Layout(
-        token_rows=64, decode_rows=(8,), slots=2, page_size=4, pages_per_slot=4, num_pages=5
-    )
+    layout = replace(LAYOUT, pages_per_slot=4, num_pages=5)
     scheduler, device = Scheduler(layout, MAX_STEPS), SymbolicDevice(layout)
     for i in range(2):
         request = make_request(i, [20 + i, 7], (), i, 14, stop_ids=())
@@ -323,9 +321,7 @@ def test_nothing_follows_for_want_of_pages() -> None:
 
 def test_nothing_follows_a_plan_that_leaves_someone_out() -> None:
     """Its pages may come from a rollout that the plan is about to end."""
-    layout = Layout(
-        token_rows=64, decode_rows=(8,), slots=2, page_size=16, pages_per_slot=2, num_pages=3
-    )
+    layout = replace(LAYOUT, page_size=16, pages_per_slot=2, num_pages=3)
     scheduler, device = Scheduler(layout, MAX_STEPS), SymbolicDevice(layout)
     for i, length in enumerate((13, 12)):
         request = make_request(i, list(range(20, 20 + length)), (), i, 18, stop_ids=())
@@ -343,9 +339,7 @@ def test_nothing_follows_a_plan_that_leaves_someone_out() -> None:
 def test_the_youngest_gives_way_and_comes_back(
     settle: Callable[[Scheduler, SymbolicDevice], list[Plan]],
 ) -> None:
-    layout = Layout(
-        token_rows=64, decode_rows=(8,), slots=2, page_size=4, pages_per_slot=8, num_pages=8
-    )
+    layout = replace(LAYOUT, num_pages=8)
     scheduler = Scheduler(layout, MAX_STEPS)
     rollouts = [
         new_rollout(make_request(i, [20 + i, 7], (), i, 30, stop_ids=()), layout, i)
@@ -360,9 +354,7 @@ def test_the_youngest_gives_way_and_comes_back(
 
 
 def test_a_rollout_that_comes_back_goes_on_from_its_full_pages() -> None:
-    layout = Layout(
-        token_rows=64, decode_rows=(8,), slots=2, page_size=4, pages_per_slot=8, num_pages=32
-    )
+    layout = LAYOUT
     scheduler, prompt = Scheduler(layout, MAX_STEPS), list(range(20, 30))
     device = SymbolicDevice(layout)
     first = new_rollout(make_request(0, prompt, (), 0, 16, stop_ids=()), layout, 0)

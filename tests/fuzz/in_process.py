@@ -329,7 +329,7 @@ class Scene:
             manager.work.seeding.open,
             manager.trainer.window,
             manager.ledger.kept,
-            tuple(manager.servers.manifests),
+            tuple(manager.servers.versions.manifests),
             *(
                 (i.version, i.digest, i.in_flight, i.next_sequence, tuple(i.held))
                 for i in manager.roster
@@ -386,6 +386,6 @@ def fuzz(
         scene.impostors(min(ROUND // 10, num_frames - tally.frames))
         tally.seconds = time.perf_counter() - started
         watch(tally)
-    sizes = scene.manager.roster.streams, scene.manager.servers.manifests
+    sizes = scene.manager.roster.streams, scene.manager.servers.versions.manifests
     assert len(sizes[0]) == 2 and len(sizes[1]) <= 2, "something is kept of those who left"
     return tally

@@ -33,7 +33,8 @@ def settings(**changes: Any) -> Settings:
     fleet = FleetConfig(
         provider="local", tls=False, max_instances=3, sizing="fixed", trace="", trace_speed=1.0,
         synthetic_lifetime_seconds=1.0, synthetic_gap_seconds=1.0, price_per_hour=3600.0,
-        reserved_price_per_hour=7200.0, orphan_seconds=60.0, notices="none",
+        reserved_price_per_hour=7200.0, egress_dollars_per_gb=0.0, worth_per_hour=0.0,
+        merge_tail=False, orphan_seconds=60.0, notices="none",
         notice_signal="SIGTERM", notice_seconds=0.0, chaos=chaos,
     )  # fmt: skip
     whole = Settings(

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the Hugging Face oracle runs on torch")
 pytest.importorskip("transformers", reason="it is the oracle")
 
 from rlboost_jax.config.huggingface import to_huggingface
-from rlboost_jax.config.records import EngineConfig, ModelConfig
+from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.config.sources import source_fields
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.teacher import teacher_forced_logits
@@ -19,24 +19,14 @@ from rlboost_jax.logits import learner_logits
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
+from tests import small
 from tests.models.checkpoints import CASES, PLAIN_WEIGHTS, SIZES, checkpoint, logits_of
 
 pytestmark = pytest.mark.optimized  # for the bits of companions
 
 TOLERANCE = 1e-4  # of the logits' spread
 B, T, PROMPT = 3, 40, 11
-ENGINE = EngineConfig(
-    slots=8,
-    page_size=4,
-    num_pages=0,
-    memory_fraction=0.9,
-    max_prompt_tokens=T,
-    token_rows=64,
-    steps_per_dispatch=8,
-    attention="auto",
-    kv_dtype="float32",
-    tensor_parallel=1,
-)
+ENGINE = replace(small.ENGINE, slots=8, max_prompt_tokens=T, steps_per_dispatch=8)
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -15,7 +15,7 @@ import msgspec
 
 from rlboost_jax import messages as m
 from rlboost_jax.config.ranges import ROUTINGS, SIZINGS, WINDOWS
-from rlboost_jax.manager.events import Event, FromServer, MachineAdded, MachineRemoved
+from rlboost_jax.manager.events import Event, FromServer, MachineAdded, MachineRemoved, Stalled
 from tests.manager.fakes import ROUTING, settings
 from tests.simulate.invariants import check
 from tests.simulate.server import Server
@@ -84,6 +84,8 @@ def policies(seed: int) -> dict[str, Any]:
             "manager__routing": ROUTINGS[1],
             "manager__longest_first": seed // 4 % 2 == 1,
             "fleet__sizing": SIZINGS[seed // 4 % 3],
+            "fleet__merge_tail": seed // 4 % 4 > 0,
+            "num_steps": NUM_STEPS * (seed // 16 % 2),  # 0: which step is the last is not known
         }
     return {}
 
@@ -285,6 +287,19 @@ class Run:
         self.world.deliver(MachineAdded(""))
         return True
 
+    def dismiss(self, fault: Fault) -> bool:
+        """The manager sends one of the provider's home for want of work, at whatever moment."""
+        manager = self.world.manager
+        if manager is None or self.world.exit is not None:
+            return False
+        instances = [i for i in manager.roster if manager.fleet.server_of(i.hello) is not None]
+        if not instances:
+            return False
+        instance = instances[fault.target % len(instances)]
+        manager.servers.dismiss(instance, self.world.clock())
+        self.world.deliver(Stalled(0.0))  # of all events the one that changes least
+        return True
+
     def twice(self, fault: Fault) -> bool:
         return self._on_frame("twice", fault)
 
@@ -346,6 +361,7 @@ KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "lie": (Run.lie, 1),
     "take": (Run.take, 2),
     "lend": (Run.lend, 3),
+    "dismiss": (Run.dismiss, 3),
     "twice": (Run.twice, 2),
     "late": (Run.late, 1),
     "lose": (Run.lose, 1),

@@ -109,7 +109,8 @@ def _servers(world: World) -> None:
     assert [s.name for s in standing] == fleet.standing
     assert fleet.starting == len([s for s in standing if not s.joined])
     speaking = {(i.hello.instance, i.hello.pid) for i in manager.roster}
-    absent = [s for s in standing if s.joined and (s.name, s.pid) not in speaking]
+    waited_for = [s for s in fleet.servers.values() if s.dismissed or not s.doomed]
+    absent = [s for s in waited_for if s.joined and (s.name, s.pid) not in speaking]
     assert (fleet.absent_at < math.inf) == bool(absent)
     cap = max(len(fleet.machines), 1)
     free = list(fleet.machines.values()).count("")

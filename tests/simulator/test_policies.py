@@ -67,12 +67,30 @@ def test_the_window_follows_a_loss_in_the_step_in_which_it_is_known():
 @pytest.mark.soak
 def test_what_it_foresees_of_other_fleets_comes_true():
     world, _ = steps(3, policy__sizing="marginal", policy__max_instances=6)
-    sizes = world.manager.trainer.sizes
+    sizes = {row[0]: row[1] for row in world.foreseen[-1]["sizes"]}
     assert len(sizes) >= 3
-    for instances, size in sizes.items():
+    for instances, step_seconds in sizes.items():
         if instances in (1, 4):
             _, other = steps(instances)
-            assert size.step_seconds == pytest.approx(seconds(other, 2).mean(), rel=0.1)
+            assert step_seconds == pytest.approx(seconds(other, 2).mean(), rel=0.1)
+
+
+def test_the_more_an_hour_is_worth_the_larger_the_fleet():
+    wanted = [
+        steps(6, policy__sizing="marginal", policy__worth_per_hour=worth, num_steps=3)[1][-1]
+        for worth in (0.0, 1000.0)
+    ]
+    assert wanted[0]["instance_cap"] < wanted[1]["instance_cap"]
+
+
+def test_weights_that_cost_money_make_fleets_smaller():
+    """30 GB for each instance and step at a dollar per GB are far more than its hour."""
+    found = [
+        steps(6, policy__sizing="marginal", instance__egress_dollars_per_gb=price, num_steps=3)
+        for price in (0.0, 1.0)
+    ]
+    free, dear = (rows[-1]["instance_cap"] for _, rows in found)
+    assert dear == 0 < free
 
 
 @pytest.mark.soak

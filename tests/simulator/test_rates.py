@@ -73,7 +73,9 @@ def test_a_table_takes_the_place_of_the_roofline(make):
 
 
 def test_slots_are_as_many_as_the_cache_is_set_aside_for(make):
-    tokens = EngineRates(make()).kv_tokens
-    assert EngineRates(make(engine__slot_tokens=0.0)).slots == 32
-    assert EngineRates(make(engine__slot_tokens=tokens / 20.5)).slots == 20
-    assert EngineRates(make(engine__slot_tokens=2.0 * tokens)).slots == 1
+    # A share of the longest response beside the prompt of 200 tokens, so that 20.5 fit.
+    rates = EngineRates(make(workload__max_response_tokens=40_000))
+    share = (rates.kv_tokens / 20.5 - 200) / 40_000
+    few = make(workload__max_response_tokens=40_000, engine__reserve_ratio=share)
+    assert rates.slots == 32
+    assert EngineRates(few).slots == 20

@@ -5,12 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.fluid import step_bound
 from rlboost_jax.messages import BeginStep, Ready
 from rlboost_jax.simulator.colocated import colocated
-from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.markets import Change, static
-from rlboost_jax.simulator.rates import EngineRates, train_seconds
 from rlboost_jax.simulator.server import Server
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
@@ -52,38 +49,6 @@ def test_more_instances_are_never_slower():
     for less, more in itertools.pairwise(rates):
         assert more > 0.97 * less
     assert rates[-1] > 1.1 * rates[0]
-
-
-def bound(config, step, instances):
-    """The shortest step, were work a liquid: in engine-seconds instead of tokens.
-
-    No token costs less than its share of a full batch and the reading of its own context.
-    """
-    rates, work, slots = EngineRates(config), config.workload, config.engine.slots
-    lengths = response_lengths(work, seed=0, step=step)
-    weights = rates.step_seconds(slots, 0) / slots
-    context = (rates.step_seconds(slots, 1_000_000) - rates.step_seconds(slots, 0)) / 1e6
-    read = (lengths * work.prompt_tokens + lengths * (lengths - 1) / 2).sum()
-    engine_seconds = float(lengths.sum() * weights + read * context)
-    forward = 2 * config.model.num_params * float((lengths + work.prompt_tokens).sum())
-    flops = config.reserved.chips_per_node * config.chip.flops_per_second
-    train = config.trainer.forward_passes * forward / flops / config.trainer.compute_efficiency
-    return step_bound(
-        tokens=engine_seconds,
-        train_seconds=train,
-        reserved_rate=float(config.num_engines),
-        instance_rate=1.0,
-        start=0.0,
-        changes=[(0.0, instances)],
-    )[0]
-
-
-@pytest.mark.parametrize("instances", [0, 1, 4])
-def test_nothing_beats_the_fluid_bound(instances):
-    config = make_config()
-    _, rows = run(config, instances)
-    for row in rows:
-        assert row["step_seconds"] > bound(config, row["step"], instances)
 
 
 def test_the_same_seed_gives_the_same_rows():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlboost_kernels.problems import random_arguments
+from rlboost_kernels.problems import Problem, random_arguments
 
 TOLERANCES = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}  # of the relative norm
 
@@ -29,6 +29,39 @@ def an_h100():
     device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, platform="gpu")
     mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)
     return jax.sharding.use_abstract_mesh(mesh)
+
+
+@pytest.fixture
+def decode_arguments():
+    """Shapes of what attention is given for a token of each of 32 sequences."""
+    return _decode_arguments
+
+
+@pytest.fixture
+def assert_runs_in_a_loop():
+    return _assert_runs_in_a_loop
+
+
+def _decode_arguments(*, heads, **sizes):
+    problem = Problem(
+        name="decode",
+        q_lens=(1,) * 32,
+        kv_lens=(1000,) * 32,
+        num_query_heads=heads[0],
+        num_key_heads=heads[1],
+        num_rows=64,
+        **sizes,
+    )
+    return jax.eval_shape(lambda: random_arguments(problem))
+
+
+def _assert_runs_in_a_loop(step, q):
+    """Compiled, with the same bits as two calls."""
+
+    def looped(q):
+        return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, step(c[1])), (0, q))[1]
+
+    np.testing.assert_array_equal(jax.jit(looped)(q), step(step(q)))
 
 
 def _assert_matches_loops(attend, problem, options):

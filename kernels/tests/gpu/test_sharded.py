@@ -10,7 +10,6 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from rlboost_kernels.attention import mosaic_gpu, triton
-from rlboost_kernels.problems import Problem, random_arguments
 
 DEVICES = 2
 OPTIONS = {
@@ -32,19 +31,8 @@ OPTIONS = {
     ],
     ids=["triton", "mosaic_gpu"],
 )
-def test_lowers_for_cuda(attend, call, own_pool, an_h100):
+def test_lowers_for_cuda(attend, call, own_pool, an_h100, decode_arguments):
     """To a kernel that is given the keys and values of half of the heads."""
-    problem = Problem(
-        name="decode",
-        q_lens=(1,) * 32,
-        kv_lens=(1000,) * 32,
-        num_query_heads=16,
-        num_key_heads=8,
-        head_dim=128,
-        page_size=64,
-        num_rows=64,
-        dtype="bfloat16",
-    )
     with an_h100:
         one = jax.sharding.get_abstract_mesh()
     known = {} if one.empty else {"abstract_device": one.abstract_device}
@@ -54,7 +42,7 @@ def test_lowers_for_cuda(attend, call, own_pool, an_h100):
     sharded = jax.shard_map(
         partial(attend, **OPTIONS), mesh=mesh, in_specs=specs, out_specs=(rows, rows)
     )
-    shapes = jax.eval_shape(lambda: random_arguments(problem))
+    shapes = decode_arguments(heads=(16, 8), head_dim=128, page_size=64, dtype="bfloat16")
     with jax.sharding.use_abstract_mesh(mesh):
         text = jax.jit(sharded).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
     first, _ = (line for line in text.splitlines() if call in line)

@@ -60,16 +60,13 @@ def test_companions_slots_pages_and_chunks_cannot_show(dtype, kv_dtype, options,
     assert_same_bits(partial(attend, **options), dtype=dtype, chunks=chunks, **shape)
 
 
-def test_in_a_compiled_loop_and_over_a_leading_axis():
+def test_in_a_compiled_loop_and_over_a_leading_axis(assert_runs_in_a_loop):
     arguments = random_arguments(CASES[1][0])
 
     def step(q):
         return attend(q, *arguments[1:])
 
-    def looped(q):
-        return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, step(c[1])), (0, q))[1]
-
-    np.testing.assert_array_equal(jax.jit(looped)(arguments.q), step(step(arguments.q)))
+    assert_runs_in_a_loop(step, arguments.q)
     pair = jnp.stack([arguments.q, -arguments.q])
     np.testing.assert_array_equal(jax.vmap(step)(pair), jnp.stack([*map(step, pair)]))
 
@@ -86,20 +83,10 @@ def test_in_a_compiled_loop_and_over_a_leading_axis():
         (64, 16, (4, 4), "float32", "float8_e4m3fn"),
     ],
 )
-def test_lowers_for_cuda(head_dim, page_size, heads, dtype, kv_dtype, an_h100):
-    problem = Problem(
-        name="decode",
-        q_lens=(1,) * 32,
-        kv_lens=(1000,) * 32,
-        num_query_heads=heads[0],
-        num_key_heads=heads[1],
-        head_dim=head_dim,
-        page_size=page_size,
-        num_rows=64,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
+def test_lowers_for_cuda(head_dim, page_size, heads, dtype, kv_dtype, an_h100, decode_arguments):
+    shapes = decode_arguments(
+        heads=heads, head_dim=head_dim, page_size=page_size, dtype=dtype, kv_dtype=kv_dtype
     )
-    shapes = jax.eval_shape(lambda: random_arguments(problem))
     options = {**ALL_OPTIONS, "return_lse": True}
     with an_h100:
         traced = jax.jit(partial(triton.attend, **options)).trace(*shapes)

@@ -1,0 +1,52 @@
+"""Policy versions: which is the newest, and who holds or fetches which."""
+
+from rlboost_jax.manager.instances import Instance
+from rlboost_jax.manager.journal import Published
+from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.roster import Roster
+from rlboost_jax.messages import Announce, Manifest
+
+
+class Versions:
+    """
+    Attributes:
+        newest: None before the first.
+        manifests: by version, of the newest and of older ones that are being fetched.
+    """
+
+    def __init__(self, roster: Roster, outbox: Outbox) -> None:
+        self._roster = roster
+        self._outbox = outbox
+        self.newest: Manifest | None = None
+        self.manifests: dict[int, Manifest] = {}
+
+    def restore(self, manifest: Manifest) -> None:
+        """A journal tells that it was published."""
+        self.newest = manifest
+        self.manifests[manifest.version] = manifest
+
+    def publish(self, manifest: Manifest) -> None:
+        """Announce a version to all that do not hold it."""
+        self.newest = manifest
+        fetched = {i.announced.version for i in self._roster if i.announced is not None}
+        self.manifests = {v: m for v, m in self.manifests.items() if v in fetched}
+        self.manifests[manifest.version] = manifest
+        self._outbox.keep(Published(manifest=manifest))
+        self._outbox.record("published", version=manifest.version)
+        for instance in self._roster:
+            self.announce(instance)
+
+    def announce(self, instance: Instance) -> None:
+        """Reserved engines are handed their weights by the trainer; who leaves needs none."""
+        if self.newest is None or instance.reserved or instance.leaving:
+            return
+        if instance.announce(self.newest):
+            self._outbox.send(instance.stream, Announce(manifest=self.newest))
+
+    def in_use(self) -> set[int]:
+        """Held, being fetched, or the newest: their snapshots must not be deleted."""
+        versions = {i.version for i in self._roster if i.version is not None}
+        versions |= {i.announced.version for i in self._roster if i.announced is not None}
+        if self.newest is not None:
+            versions.add(self.newest.version)
+        return versions

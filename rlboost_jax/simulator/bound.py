@@ -1,0 +1,115 @@
+"""What no policy can beat that keeps steps on policy, not even one that knows all lengths.
+
+Of one step, with at most n preemptible instances at any time, by these relaxations:
+
+- Generation is divisible at will, moves for nothing and is never cut off. N decode steps of one
+  engine take N · a + b · Q seconds (a: weights and overhead, b: per token read) where they yield
+  L tokens that read Q of context; since a step has at most `slots` rows and `kv_tokens` of
+  context, N ≥ max(L / slots, Q / kv_tokens).
+- A response alone in its engine takes r seconds, and its group as long as its longest member.
+- Reserved chips generate or train: of a step of S seconds they generate for S − C at most, with
+  C all that the learner does. So by a time t engines have worked for E(t) = N_resv · min(t, S − C)
+  + n · t seconds, and the i-th group to be complete is so at e_i at the earliest: neither before
+  the i-th shortest r, nor before E(t) covers the work of any i groups.
+- From e_i on the learner still has what remains at the least: the shortest trainings of as many
+  groups as are left. S is no less than any e_i and that.
+
+S stands on both sides; the right one falls as it grows, so the least is found by bisection.
+Dollars are those of S and of the instance-seconds that generation takes beyond S − C of all
+reserved engines; instances start for nothing, are paid while they work, and pull for nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.simulator.rates import EngineRates, train_seconds
+from rlboost_jax.simulator.records import SimConfig
+
+HALVINGS = 60
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """Of one step, in seconds, each no more than what it can take."""
+
+    learner: float  # had all responses been there from the start
+    liquid: float  # were there no tails: only the sum of all work counts
+    latency: float  # were there any number of engines
+    step: float  # all together
+    dollars: float
+
+
+def step_bound(config: SimConfig, lengths: Sequence[int] | NDArray[np.int64], n: int) -> Bound:
+    """
+    Args:
+        lengths: tokens of every response, by sample.
+        n: preemptible instances there are at most.
+    """
+    work, trainer, own = config.workload, config.trainer, config.num_engines
+    tokens = np.asarray(lengths, np.float64).reshape(-1, work.group_size)
+    reads = tokens * work.prompt_tokens + tokens * (tokens - 1) / 2  # of context, by each response
+    longest = float(tokens.max()) + work.prompt_tokens
+    rates = [EngineRates(config, reserved=side) for side in (False, True)]
+    works = np.minimum(*(_works(each, tokens, reads, longest) for each in rates))
+    shortest = np.minimum(*(_alone(each, tokens, reads) for each in rates))
+    trained = np.array(
+        [train_seconds(config, [work.prompt_tokens + int(t) for t in group]) for group in tokens]
+    )
+    trained = trained + trainer.micro_batch_seconds / trainer.micro_batch_prompts
+    after = trainer.apply_seconds + config.weight_bytes / config.links.host_bytes_per_second
+    learner = trainer.begin_seconds + trainer.switch_seconds + float(trained.sum()) + after
+    remaining = np.cumsum(np.sort(trained))[::-1]  # at least, when the i-th group is complete
+
+    def worked(seconds: float) -> Floats:
+        """When engines can have done the works, in a step of so many seconds."""
+        seeding = max(0.0, seconds - learner)
+        later = works - own * seeding  # of the instances alone
+        alone = later / n if n else np.where(later > 0, np.inf, 0.0)
+        return np.maximum(works / (own + n), alone)
+
+    def least(earliest: Callable[[float], Floats]) -> float:
+        low, high = learner, learner + float(works[-1]) / own + float(shortest[-1])
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            end = trainer.begin_seconds + float(np.max(earliest(middle) + remaining)) + after
+            low, high = (low, middle) if end <= middle else (middle, high)
+        return low
+
+    step = least(lambda seconds: np.maximum(shortest, worked(seconds)))
+    hourly = config.reserved.nodes * config.reserved.price_per_node_hour
+
+    def dollars(seconds: float) -> float:
+        instance_seconds = max(0.0, float(works[-1]) - own * (seconds - learner))
+        paid = seconds * hourly + instance_seconds * config.instance.price_per_hour
+        return paid / 3600
+
+    return Bound(
+        learner=learner,
+        liquid=least(worked),
+        latency=least(lambda _: shortest),
+        step=step,
+        dollars=min(dollars(step), dollars(max(step, learner + float(works[-1]) / own))),
+    )
+
+
+def _works(rates: EngineRates, tokens: Floats, reads: Floats, longest: float) -> Floats:
+    """Engine-seconds of the first groups, at least, however they are chosen: entry i of i + 1.
+
+    Steps are as many as slots make necessary, and as many as the cache does; of each the least
+    sums over groups.
+    """
+    fixed, slope = rates.step_line
+    room = max(float(rates.kv_tokens), longest)
+    ways = (fixed * tokens / rates.slots, fixed * reads / room)
+    sums = [np.cumsum(np.sort((way + slope * reads).sum(axis=1))) for way in ways]
+    return np.asarray(np.maximum(*sums), np.float64)
+
+
+def _alone(rates: EngineRates, tokens: Floats, reads: Floats) -> Floats:
+    """Seconds that groups take without company, the shortest first."""
+    fixed, slope = rates.step_line
+    return np.asarray(np.sort((tokens * fixed + slope * reads).max(axis=1)), np.float64)

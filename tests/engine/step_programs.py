@@ -1,0 +1,17 @@
+"""The programs of an engine's steps, each with arguments that make it run on nothing."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rlboost_jax.engine import metadata
+from rlboost_jax.engine.engine import Engine
+
+
+def step_programs(engine: Engine) -> Iterator[tuple[Any, ...]]:
+    """A mixed step, decode steps and the copying of pages; the engine is not to run any more once
+    one of them has: they take its pools by donation."""
+    programs, layout = engine.programs, engine.layout
+    leaves, pools = engine.parameters.leaves_or_zeros(), engine.pools
+    yield programs.mixed, leaves, pools, metadata.pack_mixed(layout, ())
+    yield programs.decode, leaves, pools, metadata.pack_decode(layout, (), 0), engine.ends
+    yield programs.copy_pages, pools, metadata.pack_copies(layout, ())

@@ -1,0 +1,97 @@
+"""What becomes of servers that are sent home for want of work, whatever they do about it."""
+
+from rlboost_jax import messages as m
+from rlboost_jax.manager.drains import LEAVE_SECONDS, MARGIN_SECONDS
+from rlboost_jax.manager.events import (
+    InstanceExited,
+    MachineAdded,
+    ServerGone,
+    ServerStarted,
+    Signal,
+    Start,
+)
+from rlboost_jax.manager.fleet import ABSENT_SECONDS
+from tests.manager.desk import Desk
+from tests.manager.fakes import begin_step, hello, ready, settings
+
+A, B, AGAIN = 11, 12, 13
+PATIENT = {"manager__lease_seconds": 1e6, "manager__renew_seconds": 1.0}
+
+
+def at_work() -> Desk:
+    """Two of the provider's servers with the rollouts of a step."""
+    desk = Desk(settings(manager__seeding=False, **PATIENT))
+    desk.open_run(reserved=False)
+    desk.publish(0)
+    for number, stream in enumerate((A, B), 1):
+        desk(MachineAdded(f"m{number}"))
+        desk(ServerStarted(f"local-{number}", 100 + number))
+        desk.server(stream, hello(instance=f"local-{number}", pid=100 + number))
+        desk.server(stream, ready(0))
+    desk.server(2, hello(instance="trainer", reserved=True))
+    desk.server(2, ready(0))
+    desk.trainer(begin_step(0, 0, "d", prompts=4))
+    return desk
+
+
+def dismiss(desk: Desk, stream: int) -> None:
+    """As `Tail` does."""
+    manager = desk.manager
+    manager.servers.dismiss(manager.roster.streams[stream], desk.now)
+    manager.tail.resting = len(manager.fleet.standing)
+    desk.tick(desk.now + 1e-3)
+
+
+def test_it_gives_its_work_back_and_goes() -> None:
+    desk = at_work()
+    held = list(desk.manager.roster.streams[A].held)
+    assert held
+    dismiss(desk, A)
+    released = [m.unpack_ids(r.request_ids).tolist() for r in desk.sent(m.Release, A)]
+    assert released == [held] and desk.records("dismissed")[0].detail == {"count": len(held)}
+    desk.server(A, m.Released(request_ids=m.pack_ids(held)))
+    assert desk.sent(m.Leave, A) and not desk.manager.roster.streams[A].held
+    assert {r.holder for r in desk.manager.ledger.steps[0].rollouts} <= {"local-2", ""}
+    desk.server(A, m.Goodbye(reason="told to"))
+    desk(InstanceExited("local-1", "0"))
+    assert desk.records("drained") == [] and not any(isinstance(a, Start) for a in desk.actions)
+    assert desk.manager.roster.losses == 0 and desk.manager.roster.lost == 0
+
+
+def test_all_come_back_when_there_is_work_again() -> None:
+    desk = at_work()
+    dismiss(desk, A)
+    desk.server(A, m.Goodbye(reason="told to"))
+    desk(InstanceExited("local-1", "0"))
+    desk.manager.tail.resting = None
+    assert Start("local-3") in desk.tick(desk.now + 1.0) + desk(ServerStarted("local-2", 102))
+
+
+def test_one_that_dials_again_is_sent_away_again() -> None:
+    desk = at_work()
+    dismiss(desk, A)
+    desk(ServerGone(A, "cut"))
+    desk.server(AGAIN, hello(instance="local-1", pid=101))
+    assert desk.sent(m.Leave, AGAIN) and AGAIN in desk.closed()
+    assert AGAIN not in desk.manager.roster.streams
+
+
+def test_one_that_stays_is_hung_up_on_and_killed() -> None:
+    desk = at_work()
+    dismiss(desk, A)
+    slowest = desk.manager.roster.streams[A].slowest
+    desk.tick(desk.now + MARGIN_SECONDS + slowest)
+    assert desk.sent(m.Leave, A)
+    desk.tick(desk.now + LEAVE_SECONDS)
+    assert A in desk.closed() and desk.records("lost")
+    deadline = desk.manager.next_deadline()
+    assert deadline is not None and deadline <= desk.now + ABSENT_SECONDS
+    desk.tick(desk.now + ABSENT_SECONDS)
+    assert Signal("local-1", notice=False) in desk.actions
+
+
+def test_a_server_started_by_hand_is_never_sent_home() -> None:
+    desk = at_work()
+    desk.join(AGAIN, version=0)
+    desk.manager.servers.dismiss(desk.manager.roster.streams[AGAIN], desk.now)
+    assert not desk.manager.roster.streams[AGAIN].dismissed

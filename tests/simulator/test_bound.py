@@ -1,0 +1,73 @@
+"""The bound of one who knows everything, against simulated runs and closed forms."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlboost_jax.simulator.bound import step_bound
+from rlboost_jax.simulator.economics import dollars
+from rlboost_jax.simulator.lengths import response_lengths
+from rlboost_jax.simulator.markets import static
+from rlboost_jax.simulator.rates import EngineRates, train_seconds
+from rlboost_jax.simulator.world import World
+from tests.simulator.conftest import make_config
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    instances=st.integers(0, 5),
+    slots=st.sampled_from([4, 32]),
+    memory=st.sampled_from([0.24, 0.5, 0.85]),
+    mean=st.sampled_from([200.0, 800.0]),
+    correlation=st.sampled_from([0.0, 0.8]),
+    price=st.sampled_from([1.0, 40.0]),
+    window=st.sampled_from(["paper", "model"]),
+    merges=st.booleans(),
+)
+def test_no_run_beats_it(instances, slots, memory, mean, correlation, price, window, merges):
+    """Neither in time nor in money, whichever policy it has."""
+    config = make_config(
+        engine__slots=slots, engine__memory_fraction=memory, workload__mean_tokens=mean,
+        workload__group_correlation=correlation, instance__price_per_hour=price, num_steps=3,
+        policy__window=window, policy__merge_tail=merges, instance__start_seconds=1.0,
+    )  # fmt: skip
+    rows = World(config, static(instances).changes, seed=3, seconds=1e6).run()
+    for row in rows:
+        lengths = response_lengths(config.workload, seed=3, step=row["step"])
+        bound = step_bound(config, lengths, instances)
+        assert bound.learner <= min(bound.liquid, bound.latency)
+        assert max(bound.liquid, bound.latency) <= bound.step + 1e-6
+        assert row["step_seconds"] > bound.step
+        assert dollars(config, row) > bound.dollars
+
+
+def test_what_fills_slots_and_never_the_cache_is_a_liquid():
+    """Every engine decodes full batches to the end; the last group is trained after it."""
+    config = make_config(engine__memory_fraction=0.85, trainer__micro_batch_seconds=0.0)
+    rates, prompt, tokens = EngineRates(config), config.workload.prompt_tokens, 700
+    read = rates.step_seconds(1, 1) - rates.step_seconds(1, 0)
+    steps = 64 * tokens / 32 * rates.step_seconds(32, 0)
+    total = steps + 64 * read * (tokens * prompt + tokens * (tokens - 1) / 2)
+    group = train_seconds(config, [prompt + tokens] * 4)
+    after = config.trainer.apply_seconds
+    after += config.weight_bytes / config.links.host_bytes_per_second
+    begin, switch = config.trainer.begin_seconds, config.trainer.switch_seconds
+    learner = begin + switch + 16 * group + after
+    bound = step_bound(config, [tokens] * 64, 1)
+    assert bound.learner == pytest.approx(learner)
+    # Two engines until S − learner and one until S − group − after − begin have done all.
+    assert bound.liquid == pytest.approx((total + 2 * learner + group + after + begin) / 3)
+    assert bound.liquid > learner
+
+
+def test_without_end_of_engines_the_longest_response_stays():
+    config = make_config(trainer__micro_batch_seconds=0.0)
+    lengths = [100] * 60 + [3000] * 4
+    rates, trainer = EngineRates(config), config.trainer
+    one = sum(rates.step_seconds(1, config.workload.prompt_tokens + n) for n in range(3000))
+    prompt = config.workload.prompt_tokens
+    after = train_seconds(config, [prompt + 100] * 4) + trainer.apply_seconds
+    after += config.weight_bytes / config.links.host_bytes_per_second
+    bound = step_bound(config, lengths, 10_000)
+    assert bound.latency == pytest.approx(bound.step)
+    assert bound.step == pytest.approx(trainer.begin_seconds + one + after, rel=1e-3)
