@@ -329,8 +329,8 @@ class StepTrained(Message, frozen=True, kw_only=True):
     """The update of a step was applied; answered with `StepReport`."""
 
     step: int
-    train_wait_seconds: float  # learner idle for want of finished groups, window excluded
-    train_seconds: float  # learner busy with gradients and the update
+    train_wait_seconds: Seconds  # learner idle for want of finished groups, window excluded
+    train_seconds: Seconds  # learner busy with gradients and the update
 
 
 class StepCommitted(Message, frozen=True, kw_only=True):

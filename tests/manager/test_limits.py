@@ -1,7 +1,9 @@
 """What a peer may send, decided without a clock."""
 
 import dataclasses
+import math
 
+import msgspec
 import pytest
 
 from rlboost_jax import messages as m
@@ -191,3 +193,14 @@ def test_the_kinds_of_a_profile_are_bounded() -> None:
         assert len(profile._last) <= MAX_KINDS
     assert profile.plateau((19, 0), context=1.0) == 2, "the newest are known"
     assert profile.plateau((0, 0), context=1.0) == 0
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0])
+def test_a_trainers_seconds_are_a_number(seconds: float) -> None:
+    """They are written to events.jsonl, which is JSON and knows no others."""
+    good = m.StepTrained(step=0, train_wait_seconds=0.0, train_seconds=1.5)
+    assert m.decode_trainer(m.encode(good)) == good
+    for name in ("train_wait_seconds", "train_seconds"):
+        bad = msgspec.structs.replace(good, **{name: seconds})
+        with pytest.raises(msgspec.ValidationError):
+            m.decode_trainer(m.encode(bad))
