@@ -24,7 +24,9 @@ SYSTEMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "cheap": {**PRICED, "merge_tail": True, "worth_per_hour": 0.0},
     "ours": {**PRICED, "merge_tail": True, "worth_per_hour": RESERVED},
     "fast": {**PRICED, "merge_tail": True, "worth_per_hour": 3 * RESERVED},
+    "fastest": {**PRICED, "merge_tail": True, "worth_per_hour": 10 * RESERVED},
 }
+MERGED: Final = ("cheap", "ours", "fast", "fastest")
 LENGTHS: Final[Mapping[str, Mapping[str, float]]] = {
     "as fitted": {},
     "growing 4 % a step": {"workload__mean_tokens": 6000.0, "workload__growth_per_step": 0.04},
@@ -104,7 +106,7 @@ def most_alive(market: Market) -> int:
 
 def ratios(runs: Sequence[Run]) -> dict[str, Any]:
     """To the paper's policies, seed by seed: means and intervals."""
-    return {
+    table = {
         system: {
             **{
                 name: interval([run[system][name] / run["paper"][name] for run in runs])
@@ -114,6 +116,19 @@ def ratios(runs: Sequence[Run]) -> dict[str, Any]:
         }
         for system in (*SYSTEMS, "bound")
     }
+    return {**table, "tokens_per_dollar_as_fast": interval([as_fast(run) for run in runs])}
+
+
+def as_fast(run: Run) -> float | None:
+    """Tokens per dollar over the paper's at the paper's throughput: between those two systems with
+    merged tails that are next to it, on a straight line; None where all are slower, or faster."""
+    points = sorted(
+        tuple(run[system][name] / run["paper"][name] for name in MEASURES) for system in MERGED
+    )
+    for (slow, cheap), (fast, dear) in itertools.pairwise(points):
+        if slow <= 1.0 < fast:
+            return cheap + (dear - cheap) * (1.0 - slow) / (fast - slow)
+    return None
 
 
 def kept() -> dict[str, Any]:
@@ -125,14 +140,12 @@ def figure(results: dict[str, Any]) -> Drawing:
     """Tokens per dollar against tokens per second, a panel for each length process."""
     drawn, axes = panels(len(results))
     for panel, (name, systems) in zip(axes, results.items(), strict=True):
-        for number, (system, cell) in enumerate(systems.items()):
-            x, y = (cell[measure] for measure in MEASURES)
-            if system == "bound":
-                continue
+        for number, system in enumerate(SYSTEMS):
+            x, y = (systems[system][measure] for measure in MEASURES)
             panel.errorbar(
                 x["mean"], y["mean"], xerr=x["half_width"] or 0.0, yerr=y["half_width"] or 0.0,
                 marker="o", ms=4, capsize=2, linestyle="", label=system,
-                color=COLOURS[number % len(COLOURS)],
+                color=("black", *COLOURS)[number],
             )  # fmt: skip
         panel.axhline(1.15, color="grey", lw=0.8, ls=":")
         panel.axvline(1.0, color="grey", lw=0.8, ls=":")

@@ -8,7 +8,7 @@ import math
 
 from rlboost_jax.manager.batches import MalformedBatch
 from rlboost_jax.manager.drains import Drains
-from rlboost_jax.manager.fleet import Fleet
+from rlboost_jax.manager.fleet import Fleet, Server
 from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.intake import Intake
 from rlboost_jax.manager.ledger import Ledger
@@ -235,6 +235,8 @@ class Servers:
         instance = self._roster.join(stream, hello, now)
         if (server := self._fleet.server_of(hello)) is not None:
             self._fleet.came(server)
+            if server.anew:  # it is to be here when the next version is published, and no sooner
+                self._learn_start(server)
         self._outbox.send(
             stream,
             Welcome(
@@ -265,6 +267,11 @@ class Servers:
                 self.lose(other, reason, kind="rejected")
         self.versions.announce(instance)
 
+    def _learn_start(self, server: Server) -> None:
+        if server.started_at < math.inf:
+            self._roster.started(self._roster.now - server.started_at)
+            server.started_at = math.inf
+
     def _renew(self, instance: Instance, message: Renew, now: float) -> bool:
         compiled = message.programs_compiled
         if compiled > instance.programs_compiled and instance.remarks.take(1, now):
@@ -282,9 +289,8 @@ class Servers:
         if not instance.member and not instance.leaving and not instance.reserved:
             self._roster.changed |= server is None or not server.anew
             self._outbox.record("ready", instance.name, version=message.version)
-        if server is not None and server.started_at < math.inf:
-            self._roster.started(self._roster.now - server.started_at)
-            server.started_at = math.inf
+        if server is not None:
+            self._learn_start(server)
         instance.loaded(message.version, message.params_digest)
         stale = [r for r in instance.held.values() if not instance.holds(r.step.begin)]
         self._work.release(instance, stale)

@@ -237,6 +237,8 @@ class StepModel:
                     )
                 )
         ended = {} if step is not self._step else self._complete
+        slower = self.drag * (1.0 + math.sqrt(self._doubt))
+        engines = [replace(e, rates=e.rates.times(slower)) for e in engines]
         plan = self._plan(engines, jobs, totals.tolist(), self.drag)
         complete = {n: ended.get(g[0].prompt, closed) - now for n, g in enumerate(groups)}
         return forecast(replace(plan, handed_over=closed - now, complete=complete), 0.0)
