@@ -259,7 +259,7 @@ def get_config() -> ConfigDict:
     config.fleet.worth_per_hour = 0.0  # dollars; 0: most tokens per dollar, more: sooner
     # Towards a step's end put what is left on fewer instances, let those go that have no work for
     # longer than they take to start, and start others in time for the next step.
-    config.fleet.merge_tail = False
+    config.fleet.merge_tail = False  # all stay
     config.fleet.trace = ""  # CSV of milliseconds,add|remove,name; or "synthetic"
     config.fleet.trace_speed = 60.0  # trace seconds per wall second
     config.fleet.synthetic_lifetime_seconds = 1200.0  # mean, in trace time

@@ -342,6 +342,8 @@ class FleetConfig:
     tls: bool  # streams and downloads encrypted, both sides certified by the run's own authority
     max_instances: int  # preemptible instances the provider may start
     sizing: str  # "fixed" | "paper" | "marginal": how many of those are wanted
+    worth_per_hour: float  # dollars: what an hour sooner is worth, for "marginal"
+    merge_tail: bool  # let instances go that have no work for longer than it takes to start one
     trace: str  # "" | path of a CSV | "synthetic"
     trace_speed: float  # trace seconds per wall second
     synthetic_lifetime_seconds: float  # mean time an instance lives, in trace time
@@ -349,8 +351,6 @@ class FleetConfig:
     price_per_hour: float  # dollars, one preemptible instance
     reserved_price_per_hour: float  # dollars, all reserved devices
     egress_dollars_per_gb: float  # of 1e9 bytes of weights that an instance pulls
-    worth_per_hour: float  # dollars: what an hour sooner is worth, for "marginal"
-    merge_tail: bool  # let instances go that have no work for longer than it takes to start one
     orphan_seconds: float
     notices: str  # "auto" | "none" | "aws" | "gcp" | "azure": whose metadata servers watch
     notice_signal: str  # that says: the machine goes in notice_seconds

@@ -84,8 +84,7 @@ def test_one_that_stays_is_hung_up_on_and_killed() -> None:
     assert desk.sent(m.Leave, A)
     desk.tick(desk.now + LEAVE_SECONDS)
     assert A in desk.closed() and desk.records("lost")
-    deadline = desk.manager.next_deadline()
-    assert deadline is not None and deadline <= desk.now + ABSENT_SECONDS
+    assert desk.manager.fleet.absent_at == desk.now + ABSENT_SECONDS
     desk.tick(desk.now + ABSENT_SECONDS)
     assert Signal("local-1", notice=False) in desk.actions
 

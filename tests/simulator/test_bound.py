@@ -1,7 +1,7 @@
 """The bound of one who knows everything, against simulated runs and closed forms."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlboost_jax.simulator.bound import step_bound
@@ -12,12 +12,16 @@ from rlboost_jax.simulator.rates import EngineRates, train_seconds
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 
+CROWDED = {"slots": 32, "memory": 0.19, "mean": 800.0, "correlation": 0.0, "price": 1.0}
 
-@settings(max_examples=12, deadline=None)
+
+@example(instances=0, window="paper", merges=False, **CROWDED)
+@example(instances=2, window="model", merges=True, **CROWDED)
+@settings(max_examples=10, deadline=None)
 @given(
     instances=st.integers(0, 5),
     slots=st.sampled_from([4, 32]),
-    memory=st.sampled_from([0.24, 0.5, 0.85]),
+    memory=st.sampled_from([0.19, 0.24, 0.85]),
     mean=st.sampled_from([200.0, 800.0]),
     correlation=st.sampled_from([0.0, 0.8]),
     price=st.sampled_from([1.0, 40.0]),

@@ -92,6 +92,7 @@ def test_after_the_last_step_nobody_comes_back(merged):
 def test_nobody_rests_for_less_than_it_takes_to_start():
     world, _ = run(instance__start_seconds=200.0, num_steps=4)
     assert not [step for _, step, kind, _ in world.records if kind == "dismissed" and step < 3]
+    assert len(world.times("dismissed", 3)) == 4, "nobody is needed after the last step"
 
 
 def test_what_the_market_takes_meanwhile_is_not_there_again():

@@ -7,7 +7,9 @@ import pytest
 
 from rlboost_jax.messages import BeginStep, Ready
 from rlboost_jax.simulator.colocated import colocated
+from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.markets import Change, static
+from rlboost_jax.simulator.rates import train_seconds
 from rlboost_jax.simulator.server import Server
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
