@@ -9,7 +9,7 @@ from experiments.simulated import SEEDS, config_of, gains, outcome
 
 def measure(
     *,
-    longest: Sequence[int] = (5120, 8192, 11_264, 14_336),
+    longest: Sequence[int] = (5120, 8192, 14_336),
     instances: Sequence[int] = (1, 2, 3, 4, 6, 8),
     seeds: Sequence[int] = SEEDS[:2],
     small: bool = False,

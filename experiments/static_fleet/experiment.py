@@ -12,7 +12,7 @@ PUBLISHED = {"8b": {1: 1.2, 2: 1.4, 3: 1.6, 4: 1.8}, "14b": {1: 1.37, 6: 2.25}} 
 def measure(
     *,
     models: Sequence[str] = ("8b", "14b", "32b"),
-    instances: Sequence[int] = tuple(range(9)),
+    instances: Sequence[int] = (0, 1, 2, 3, 4, 6, 8),
     seeds: Sequence[int] = SEEDS,
     small: bool = False,
 ) -> dict[str, Any]:
