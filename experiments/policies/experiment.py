@@ -29,7 +29,7 @@ SYSTEMS: Final[Mapping[str, Mapping[str, Any]]] = {
 MERGED: Final = ("cheap", "ours", "fast", "fastest")
 LENGTHS: Final[Mapping[str, Mapping[str, float]]] = {
     "as fitted": {},
-    "growing 4 % a step": {"workload__mean_tokens": 6000.0, "workload__growth_per_step": 0.04},
+    "growing 4 % a step": {"workload__mean_tokens": 2700.0, "workload__growth_per_step": 0.04},
     "wide, groups unlike": {"workload__sigma": 0.9, "workload__group_correlation": 0.3},
 }
 MEASURES: Final = ("tokens_per_second", "tokens_per_dollar")
