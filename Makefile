@@ -35,8 +35,7 @@ runs/hf_tiny_start/train.jsonl: tools/make_hf_tiny.py | $(VENV)/.installed-dev
 
 test: lint
 	$(VENV)/bin/python -m pytest -q -m "not soak and not system" -n auto --maxprocesses=4 --dist=worksteal
-	$(VENV)/bin/python -m pytest -q -m "system and not soak" -n auto --maxprocesses=2 --dist=loadfile \
-	  $(SYSTEM)
+	$(VENV)/bin/python -m pytest -q -m "system and not soak" $(SYSTEM)
 
 soak: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -q -m soak
