@@ -14,9 +14,7 @@ WORKDIR ?= runs/quickstart
 
 # The default interpreter gets .venv, any other one its own.
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
-# Of 20,000 modules a fifth is ever imported: each is compiled then, rather than all of them here.
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile \
-  -c requirements.lock
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install -c requirements.lock
 # The other files need not be imported for these.
 SYSTEM = $(shell grep -rl --include='test_*.py' 'mark\.system' tests)
 METADATA := pyproject.toml kernels/pyproject.toml kernels/setup.py requirements.lock \
