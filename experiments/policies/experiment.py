@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 from experiments.plots import COLOURS, FOLDER, Drawing, panels
 from experiments.simulated import SEEDS, config_of, interval
 from rlboost_jax.simulator.bound import step_bound
+from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.markets import Market, markets, static
 from rlboost_jax.simulator.outcome import Outcome
@@ -45,7 +47,8 @@ def measure(
     small: bool = False,
 ) -> dict[str, Any]:
     """Length process → system → tokens per second and dollar over the paper's policies on the
-    same market, and the instances that were paid for.
+    same market, the instances that were paid for, and how many times as fast as with co-located
+    generation the step was that gained least, the first ones included.
 
     Args:
         trace: an availability trace, of which each seed keeps another half; "": a market of
@@ -70,8 +73,8 @@ def one(name: str, seed: int, *, trace: str, hours: float, small: bool = False) 
             **LENGTHS[name],
         )  # fmt: skip
         (market,) = markets(config.market, seed=seed)
-    found: dict[str, Mapping[str, float]] = {}
-    steps = 0
+    found: dict[str, dict[str, float]] = {}
+    seconds: dict[str, list[float]] = {}  # of all steps
     for system, changes in SYSTEMS.items():
         used = replace(config, policy=replace(config.policy, **changes))
         rows = World(used, market.changes, seed=seed, seconds=min(market.seconds, 1e6)).run()
@@ -81,7 +84,13 @@ def one(name: str, seed: int, *, trace: str, hours: float, small: bool = False) 
             **{name: getattr(outcome, name) for name in MEASURES},
             "instances_billed": billed / outcome.seconds,
         }
-        steps = max(steps, len(rows))
+        seconds[system] = [row["step_seconds"] for row in rows]
+    steps = max(map(len, seconds.values()))
+    alone = colocated(replace(config, num_steps=steps), seed=seed, seconds=math.inf)
+    for system, own in seconds.items():
+        found[system]["least_gain"] = min(
+            row["step_seconds"] / step for row, step in zip(alone, own, strict=False)
+        )
     found["bound"] = bound(config, market, seed=seed, steps=steps)
     return found
 
@@ -106,7 +115,7 @@ def most_alive(market: Market) -> int:
 
 def ratios(runs: Sequence[Run]) -> dict[str, Any]:
     """To the paper's policies, seed by seed: means and intervals."""
-    table = {
+    table: dict[str, dict[str, Any]] = {
         system: {
             **{
                 name: interval([run[system][name] / run["paper"][name] for run in runs])
@@ -116,6 +125,8 @@ def ratios(runs: Sequence[Run]) -> dict[str, Any]:
         }
         for system in (*SYSTEMS, "bound")
     }
+    for system in SYSTEMS:
+        table[system]["least_gain"] = min(run[system]["least_gain"] for run in runs)
     return {**table, "tokens_per_dollar_as_fast": interval([as_fast(run) for run in runs])}
 
 

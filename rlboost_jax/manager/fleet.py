@@ -193,8 +193,8 @@ class Fleet:
         Args:
             resting: as many as there is work for until the next step; None: for all.
         """
-        cap = instance_cap if self._capped else None
-        return cap if resting is None else min(resting, resting if cap is None else cap)
+        caps = (instance_cap if self._capped else None, resting)
+        return min((cap for cap in caps if cap is not None), default=None)
 
     def missing(self, instance_cap: int, resting: int | None = None) -> int:
         """Servers to start, the pause after a failed start not considered.

@@ -8,14 +8,17 @@ from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.roster import Roster
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.step_model import StepModel
+from rlboost_jax.manager.versions import Versions
 
 
 class Sizing:
-    def __init__(self, settings: Settings, roster: Roster, outbox: Outbox) -> None:
+    def __init__(
+        self, settings: Settings, roster: Roster, versions: Versions, outbox: Outbox
+    ) -> None:
         self._fleet = settings.fleet
         self._roster = roster
+        self._versions = versions
         self._outbox = outbox
-        self.snapshot_bytes = 0  # of the newest version
         self.wanted: int | None = None  # preemptible instances; None: nothing was foreseen yet
 
     def foresee(self, model: StepModel, known: int | None) -> None:
@@ -80,12 +83,13 @@ class Sizing:
         asked = self._roster.index.prices
         count = sum(asked.values())
         mean = sum(price * n for price, n in asked.items()) / count if count else None
-        start, fleet = self._roster.start_seconds, self._fleet
+        start, fleet, newest = self._roster.start_seconds, self._fleet, self._versions.newest
         known = start < math.inf
+        snapshot = 0 if newest is None else sum(file.size for file in newest.files)
         return Prices(
             reserved=fleet.reserved_price_per_hour / 3600,
             instance=(fleet.price_per_hour if mean is None else mean) / 3600,
-            pull=fleet.egress_dollars_per_gb * self.snapshot_bytes / 1e9,
+            pull=fleet.egress_dollars_per_gb * snapshot / 1e9,
             time=fleet.worth_per_hour / 3600,
             start_seconds=start if known else 0.0,
             hazard=Hazard(self._roster.losses, self._roster.alive.total(self._roster.now)),

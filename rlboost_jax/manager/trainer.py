@@ -62,7 +62,7 @@ class Trainer:
         self.orphan_at = now + self.patience
         self.ended = False
         self.learnt = False  # this manager has seen a whole step
-        self.sizing = Sizing(settings, roster, outbox)
+        self.sizing = Sizing(settings, roster, servers.versions, outbox)
         self._resumed = False  # the active step began with tokens kept
         self._doubts = Doubts(roster, work, servers, outbox)
         self.reports = StepReports(roster, work, outbox)
@@ -83,7 +83,6 @@ class Trainer:
         match message:
             case Publish():
                 self._servers.versions.publish(message.manifest)
-                self.sizing.snapshot_bytes = sum(f.size for f in message.manifest.files)
             case BeginStep():
                 self._begin(message, now)
             case ExtendStep():

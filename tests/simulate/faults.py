@@ -28,7 +28,7 @@ NUM_STEPS = 2
 PROGRESS_SECONDS, DRAIN_SECONDS = 3.0, 2.5
 MEAN_GAP = 0.3  # seconds between faults
 CPU_SECONDS = 20.0  # for a schedule, which takes 0.01 s
-DISMISSALS = 3
+DISMISSALS = 3  # instances dismissed, of a schedule with policies other than the paper's
 
 
 @dataclass(frozen=True)

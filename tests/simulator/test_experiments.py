@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from experiments import plots
+from experiments.policies import windows
 from tests.notebooks import code_cells
 
 NAMES = sorted(path.parent.name for path in plots.FOLDER.glob("*/notebook.ipynb"))
@@ -47,3 +48,12 @@ def shape(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: shape(below) for name, below in value.items()}
     return list if isinstance(value, list) else None
+
+
+def test_windows_against_the_best_fixed_ones():
+    """Of a step so small, a few responses decide; a window that is far off loses half."""
+    found = windows.over_seeds([windows.measure(0, (1, 3), small=True)])
+    assert list(found) == ["1", "3", "1 to 3", "3 to 1"]
+    for fleet in ("1", "3"):
+        assert found[fleet]["model"]["regret"]["mean"] < 0.2
+        assert found[fleet]["paper"]["found_after"]["mean"] >= 0
