@@ -193,8 +193,9 @@ class Fleet:
         Args:
             resting: as many as there is work for until the next step; None: for all.
         """
-        caps = (instance_cap if self._capped else None, resting)
-        return min((cap for cap in caps if cap is not None), default=None)
+        if not self._capped:
+            return resting
+        return instance_cap if resting is None else min(instance_cap, resting)
 
     def missing(self, instance_cap: int, resting: int | None = None) -> int:
         """Servers to start, the pause after a failed start not considered.
