@@ -14,7 +14,10 @@ WORKDIR ?= runs/quickstart
 
 # The default interpreter gets .venv, any other one its own.
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install -c requirements.lock
+# Modules are compiled here, on all cores: pip takes one, and left to the first import every process
+# would compile its own where PYTHONDONTWRITEBYTECODE is set. Some are for later Pythons only.
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -c requirements.lock
+COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compileall.log || true
 # The other files need not be imported for these.
 SYSTEM = $(shell grep -rl --include='test_*.py' 'mark\.system' tests)
 METADATA := pyproject.toml kernels/pyproject.toml kernels/setup.py requirements.lock \
@@ -50,16 +53,19 @@ lint: $(VENV)/.installed-dev
 $(VENV)/.installed: $(METADATA) | $(VENV)/bin/python
 	@echo "installing into $(VENV) …"
 	@$(PIP) -e kernels -e .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-dev: $(METADATA) | $(VENV)/bin/python
 	@echo "installing into $(VENV), with the tools for tests …"
 	@$(PIP) -e kernels -e '.[dev]'
+	@$(COMPILE)
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-notebooks: $(METADATA) | $(VENV)/bin/python
 	@echo "installing into $(VENV), with what notebooks need …"
 	@$(PIP) -e kernels -e '.[notebooks]'
+	@$(COMPILE)
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/bin/python:

@@ -54,6 +54,7 @@ from rlboost_jax.manager.files import (
     trainer_folder,
 )
 from rlboost_jax.manager.gate import RUNNER_OPTIONS, Gate, max_connections
+from rlboost_jax.manager.heap import keep_small
 from rlboost_jax.manager.journal_files import Journal
 from rlboost_jax.manager.limits import server_frame_bytes
 from rlboost_jax.manager.settings import Settings
@@ -73,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rlboost_jax.manager", description=__doc__)
     parser.add_argument("--workdir", type=Path, required=True, help="of the run; has config.json")
     workdir = parser.parse_args(arguments).workdir.absolute()
+    keep_small()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     try:
         run, run_id = read_run_config(workdir), read_run_id(workdir)
