@@ -33,7 +33,7 @@ from tests.fuzz.attacks import ATTACKS, PATIENCE_SECONDS, SECRET, Target
 from tests.manager.fakes import RUN, batch, begin_step, hello, length, ready, token
 
 CROWD: Final = 6  # attacks at a time
-GROWTH_BYTES: Final = 16 * 2**20  # of the manager, from its first second under attack to the end
+GROWTH_BYTES: Final = 32 * 2**20  # of the manager, from its first second under attack to the end
 FILES: Final = {"a/0": bytes(range(256)) * 40, "b.c/.zarray": b"{}"}
 DIGEST: Final = "d"
 PROMPTS: Final = 8
