@@ -69,7 +69,9 @@ class Servers:
         instance.heard_at = now
         changed = self._hear(instance, message, now)
         if instance.goes_at < math.inf and stream in self._roster.streams:
+            stayed = not instance.leaving
             self._drains.advance(instance, now)
+            changed |= stayed and instance.leaving  # its work may be another's from now on
         return changed
 
     def _hear(self, instance: Instance, message: ServerMessage, now: float) -> bool:

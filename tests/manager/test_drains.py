@@ -21,15 +21,15 @@ NOTICE = 60.0  # of these tests, given at second 0
 RELEASE_AT = NOTICE - MARGIN_SECONDS
 
 
-def at_work(**changes: object) -> tuple[Desk, list[m.GenerateRequest]]:
-    """Server A with six rollouts: two in its slots, four waiting there. Nobody's lease ends."""
+def at_work(prompts: int = 3, **changes: object) -> tuple[Desk, list[m.GenerateRequest]]:
+    """Server A with six rollouts, of two for each prompt: two in its slots, four waiting there. Nobody's lease ends."""
     fixed: dict[str, object] = {"manager__lease_seconds": 1e6, "manager__progress_seconds": 1e6}
     fixed |= {"manager__max_pending": 4, "manager__seeding": False}
     desk = Desk(settings(**fixed | changes))
     desk.open_run()
     desk.publish(0)
     desk.join(A, version=0)
-    desk.begin(0)
+    desk.begin(0, prompts=prompts)
     requests = desk.requests(A)
     assert len(requests) == 6
     desk.tokens(A, requests[:2], 0, in_flight=4, running=2, waiting=4)
@@ -97,6 +97,18 @@ def test_slow_dispatches_are_asked_back_from_earlier() -> None:
     assert not asked_back(desk)
     desk.tick(RELEASE_AT)
     assert asked_back(desk)
+
+
+def test_who_proves_so_slow_that_its_time_has_come_leaves_waiting_work_to_others_at_once() -> None:
+    """Found by a random schedule: what waited for room did so until something else happened."""
+    desk, requests = at_work(prompts=4, manager__drain_seconds=2.5)
+    desk.server(RESERVED, ready(0))
+    notice(desk, 10.0)
+    assert desk.manager.ledger.active.num_waiting
+    assert not asked_back(desk) and not desk.requests(RESERVED)
+    desk.now = 7.0  # the dispatch took as long: the next might not end in time
+    desk.tokens(A, requests[:2], 1, in_flight=4, running=2, waiting=4)
+    assert asked_back(desk) and desk.requests(RESERVED)
 
 
 @pytest.mark.parametrize("seconds", [0.001, MARGIN_SECONDS])
