@@ -22,7 +22,7 @@ RELEASE_AT = NOTICE - MARGIN_SECONDS
 
 
 def at_work(prompts: int = 3, **changes: object) -> tuple[Desk, list[m.GenerateRequest]]:
-    """Server A with six rollouts, of two for each prompt: two in its slots, four waiting there. Nobody's lease ends."""
+    """Server A with six rollouts: two in its slots, four waiting there. Nobody's lease ends."""
     fixed: dict[str, object] = {"manager__lease_seconds": 1e6, "manager__progress_seconds": 1e6}
     fixed |= {"manager__max_pending": 4, "manager__seeding": False}
     desk = Desk(settings(**fixed | changes))
