@@ -56,4 +56,14 @@ def test_windows_against_the_best_fixed_ones():
     assert list(found) == ["1", "3", "1 to 3", "3 to 1"]
     for fleet in ("1", "3"):
         assert found[fleet]["model"]["regret"]["mean"] < 0.2
-        assert found[fleet]["paper"]["found_after"]["mean"] >= 0
+
+
+def test_a_window_is_found_once_no_later_step_is_much_longer_than_the_best():
+    def steps(*seconds):
+        return [{"step": step, "step_seconds": s} for step, s in enumerate(seconds)]
+
+    best = steps(10.0, 10.0, 10.0, 20.0)
+    rows = steps(9.0, 10.6, 10.4, 20.9)
+    assert windows.found_after(rows, best, 0) == 2
+    assert windows.found_after(rows, best, 2) == 0
+    assert windows.found_after(steps(10.0, 10.0, 10.0, 21.1), best, 2) == 2
