@@ -15,7 +15,7 @@ from experiments.simulated import interval
 from rlboost_jax.simulator.intervals import Number
 
 FOLDER = Path(__file__).parent
-OTHERS = ("static_fleet", "response_length", "seeding_window")
+OTHERS = ("static_fleet", "response_length", "seeding_window", "migration", "spot_discount")
 ENGINES = {"8b": 4, "14b": 4, "32b": 8}  # of the reserved nodes
 Results = dict[str, Any]  # part → seed → what it found; other experiment → its results
 Cell = Mapping[str, Number]  # mean and half_width
