@@ -37,7 +37,7 @@ class Responses:
 
     @property
     def num_groups(self) -> int:
-        return int(self.group.max()) + 1 if len(self.group) else 0
+        return int(np.max(self.group)) + 1 if len(self.group) else 0
 
 
 def kaplan_meier(lengths: Floats, ended: NDArray[np.bool_]) -> tuple[Floats, Floats]:

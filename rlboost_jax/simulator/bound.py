@@ -52,7 +52,7 @@ def step_bound(config: SimConfig, lengths: Sequence[int] | NDArray[np.int64], n:
     work, trainer, own = config.workload, config.trainer, config.num_engines
     tokens = np.asarray(lengths, np.float64).reshape(-1, work.group_size)
     reads = tokens * work.prompt_tokens + tokens * (tokens - 1) / 2  # of context, by each response
-    longest = float(tokens.max()) + work.prompt_tokens
+    longest = float(np.max(tokens)) + work.prompt_tokens
     rates = [EngineRates(config, reserved=side) for side in (False, True)]
     works = np.minimum(*(_works(each, tokens, reads, longest) for each in rates))
     shortest = np.minimum(*(_alone(each, tokens, reads) for each in rates))

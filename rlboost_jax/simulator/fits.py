@@ -31,16 +31,16 @@ def non_negative(columns: Floats, values: Floats) -> Floats:
     least = TOLERANCE * max(1e-300, float(np.abs(scaled.T @ values).max(initial=0.0)))
     for _ in range(3 * count + 10):
         gradient = scaled.T @ (values - scaled @ found)
-        if free.all() or gradient[~free].max() <= least:
+        if free.all() or np.max(gradient[~free]) <= least:
             break
         free[int(np.argmax(np.where(free, -np.inf, gradient)))] = True
         while True:
             trial = np.zeros(count)
             trial[free] = np.linalg.lstsq(scaled[:, free], values, rcond=None)[0]
-            if trial[free].min() > 0:
+            if np.min(trial[free]) > 0:
                 break
             falling = free & (trial <= 0)
-            share = float((found[falling] / (found[falling] - trial[falling])).min())
+            share = float(np.min(found[falling] / (found[falling] - trial[falling])))
             found += share * (trial - found)
             free &= found > TOLERANCE
             if not free.any():
