@@ -13,7 +13,7 @@ def keep_small() -> bool:
     asyncio reads each time into a block of 256 KiB and cuts it down to what came in. After the
     first of these has been freed, glibc takes such blocks from the heap, where what is left of
     each keeps the gaps between them: 250,000 hostile frames and requests in 100 s made a
-    manager 13 MB larger, an hour of them would more. A threshold that was set does not adapt.
+    manager 13 MB larger. A threshold that was set does not adapt.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
