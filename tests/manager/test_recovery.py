@@ -2,13 +2,14 @@
 
 import math
 
+import msgspec
 import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import MachineAdded, Start
 from rlboost_jax.manager.journal import Counted, RunOver, StepClosed
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
-from tests.manager.fakes import settings
+from tests.manager.fakes import manifest, settings
 
 A, B = 10, 11
 
@@ -184,3 +185,14 @@ def test_a_fresh_journal_is_no_recovery() -> None:
     assert desk.actions == []
     desk.trainer(m.TrainerHello(run_id="run", window=None), stream=TRAINER)
     assert desk.sent(m.TrainerWelcome)
+
+
+def test_what_a_pull_costs_is_known_again() -> None:
+    """30 GB at two dollars per GB."""
+    desk = Desk(settings(fleet__egress_dollars_per_gb=2.0))
+    desk.open_run()
+    files = (m.FileEntry(path="weights", size=30 * 10**9, sha256="0" * 64),)
+    desk.trainer(m.Publish(manifest=msgspec.structs.replace(manifest(0, "d"), files=files)))
+    assert desk.manager.trainer.sizing.prices().pull == pytest.approx(60.0)
+    desk.crash(1.0)
+    assert desk.manager.trainer.sizing.prices().pull == pytest.approx(60.0)
