@@ -82,6 +82,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     leaves: tuple[LeafEntry, ...]
     seal: str = ""  # HMAC of all else under the run's secret, in hexadecimal digits
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.size for entry in self.files)
+
 
 class PromptRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: int  # index of the prompt within the step

@@ -6,10 +6,11 @@ from dataclasses import dataclass, fields
 class Integral:
     """Of a level that changes in steps: instance-seconds, dollars."""
 
-    __slots__ = ("_at", "_sum", "level")
+    __slots__ = ("_at", "_sum", "level", "lumps")
 
     def __init__(self, now: float, level: float = 0.0) -> None:
         self.level = level
+        self.lumps = 0.0  # of the sum, what was added at once
         self._sum = 0.0
         self._at = now
 
@@ -21,6 +22,11 @@ class Integral:
         self._sum = self.total(now)
         self._at = max(now, self._at)
         self.level = level
+
+    def add(self, amount: float) -> None:
+        """What does not depend on time: dollars for bytes."""
+        self._sum += amount
+        self.lumps += amount
 
     def total(self, now: float) -> float:
         return self._sum + self.level * max(0.0, now - self._at)

@@ -34,6 +34,7 @@ class Instance:
         self.notices = 0
         self.announced: Manifest | None = None
         self.version: int | None = None
+        self.paid_version = -1  # the newest that it was charged for pulling
         self.digest = ""  # of the parameters it holds; "" once others were announced
         self.worked = False
         self.held: dict[int, Rollout] = {}  # by request id, oldest placement first

@@ -60,6 +60,7 @@ class Memory:
             self._fleet.numbers,
             len(roster.banished),
             roster.cost.level,
+            roster.cost.lumps,
         )
         if state != self._state:
             self._state = state

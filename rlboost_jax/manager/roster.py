@@ -218,6 +218,10 @@ class Roster:
         self.alive.set(sum(self.index.prices.values()), now)
         self.ready.set(len(self.pool(step).instances) if step else 0, now)
 
+    def pay_egress(self, num_bytes: int) -> None:
+        """Weights have left the learner's site."""
+        self.cost.add(num_bytes / 1e9 * self._settings.fleet.egress_dollars_per_gb)
+
     def _name(self, hello: Hello) -> str:
         """One that nobody else has had: tokens are filed under it."""
         taken = self.index.names

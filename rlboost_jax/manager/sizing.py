@@ -85,7 +85,7 @@ class Sizing:
         mean = sum(price * n for price, n in asked.items()) / count if count else None
         start, fleet, newest = self._roster.start_seconds, self._fleet, self._versions.newest
         known = start < math.inf
-        snapshot = 0 if newest is None else sum(file.size for file in newest.files)
+        snapshot = 0 if newest is None else newest.num_bytes
         return Prices(
             reserved=fleet.reserved_price_per_hour / 3600,
             instance=(fleet.price_per_hour if mean is None else mean) / 3600,

@@ -43,6 +43,14 @@ class Versions:
         if instance.announce(self.newest):
             self._outbox.send(instance.stream, Announce(manifest=self.newest))
 
+    def fetched(self, instance: Instance, version: int, num_bytes: int) -> None:
+        """Pay for what an instance says it pulled of a version: once, and at most for all of it.
+        Of pulls that were given up nothing is known here."""
+        manifest = self.manifests.get(version)
+        if manifest is not None and version > instance.paid_version:
+            instance.paid_version = version
+            self._roster.pay_egress(min(num_bytes, manifest.num_bytes))
+
     def in_use(self) -> set[int]:
         """Held, being fetched, or the newest: their snapshots must not be deleted."""
         versions = {i.version for i in self._roster if i.version is not None}

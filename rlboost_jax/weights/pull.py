@@ -67,7 +67,7 @@ class Puller:
         if self._manager is not None:
             check_seal(manifest, self._manager.credentials.token)
         missing = self._kept.missing(manifest)
-        num_bytes = sum(entry.size for entry in missing.files)
+        num_bytes = missing.num_bytes
         try:
             async with _spool(self._folder, num_bytes) as spool:
                 await fetch(missing, source=self._source, manager=self._manager, spool=spool)

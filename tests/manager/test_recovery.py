@@ -25,6 +25,12 @@ def half_done() -> Desk:
     return desk
 
 
+def heavy(version: int) -> m.Manifest:
+    """Of 30 GB."""
+    files = (m.FileEntry(path="weights", size=30 * 10**9, sha256="0" * 64),)
+    return msgspec.structs.replace(manifest(version, "d"), files=files)
+
+
 def kept(desk: Desk) -> dict[int, list[int]]:
     step = desk.manager.ledger.active
     assert step is not None
@@ -191,8 +197,29 @@ def test_what_a_pull_costs_is_known_again() -> None:
     """30 GB at two dollars per GB."""
     desk = Desk(settings(fleet__egress_dollars_per_gb=2.0))
     desk.open_run()
-    files = (m.FileEntry(path="weights", size=30 * 10**9, sha256="0" * 64),)
-    desk.trainer(m.Publish(manifest=msgspec.structs.replace(manifest(0, "d"), files=files)))
+    desk.trainer(m.Publish(manifest=heavy(0)))
     assert desk.manager.trainer.sizing.prices().pull == pytest.approx(60.0)
     desk.crash(1.0)
     assert desk.manager.trainer.sizing.prices().pull == pytest.approx(60.0)
+
+
+def test_pulls_are_paid_for_once_and_stay_so() -> None:
+    """7200 $/h reserved, 3600 $/h an instance, 30 GB at two dollars per GB, or what of it came."""
+    desk = Desk(settings(fleet__egress_dollars_per_gb=2.0, manager__lease_seconds=1000.0))
+    desk.open_run()
+    desk.trainer(m.Publish(manifest=heavy(0)))
+    desk.join(A)
+    desk.join(B)
+    pulled = m.Ready(version=0, params_digest="d", seconds=1.0, fetched_bytes=30 * 10**9)
+    desk.server(A, pulled)
+    desk.server(A, pulled)  # it holds that already
+    desk.server(A, msgspec.structs.replace(pulled, version=7))  # there is no such version
+    desk.server(A, pulled)
+    desk.server(RESERVED, pulled)
+    desk.server(B, msgspec.structs.replace(pulled, fetched_bytes=10**9))  # an adapter
+    assert desk.manager.status(desk.now).cost_dollars == pytest.approx(60.0 + 2.0)
+    desk.trainer(m.Publish(manifest=heavy(1)))
+    desk.server(A, msgspec.structs.replace(pulled, version=1, fetched_bytes=2**50))  # a boast
+    assert desk.manager.status(desk.now).cost_dollars == pytest.approx(122.0)
+    desk.crash(desk.now)
+    assert desk.manager.status(desk.now).cost_dollars == pytest.approx(122.0)

@@ -7,6 +7,7 @@ import pytest
 
 from rlboost_jax.messages import BeginStep, Ready
 from rlboost_jax.simulator.colocated import colocated
+from rlboost_jax.simulator.economics import dollars
 from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.markets import Change, static
 from rlboost_jax.simulator.rates import train_seconds
@@ -143,12 +144,16 @@ def test_what_is_billed_by_hand():
 
 
 def test_the_managers_own_bill_agrees_but_for_the_time_to_notice():
-    config = make_config(num_steps=5)
+    """And for what was sent of pulls that a loss ended."""
+    config = make_config(num_steps=5, instance__egress_dollars_per_gb=0.1)
     _, rows = run(config, changes=LOSSES)
-    hours = sum(row["step_seconds"] for row in rows) / 3600
-    own = sum(row["billed_instance_seconds"] for row in rows) / 3600 * 5.32 + hours * 83.79
-    late = 3 * config.instance.detect_seconds / 3600 * 5.32
-    assert own <= sum(row["cost_dollars"] for row in rows) <= own + late + 1e-9
+    own = sum(dollars(config, row) for row in rows)
+    late = 3 * config.instance.detect_seconds / 3600 * config.instance.price_per_hour
+    given_up = 3 * 0.1 * 29.54
+    told = sum(row["cost_dollars"] for row in rows)
+    assert own - given_up <= told <= own + late + 1e-9
+    free = make_config(num_steps=5)
+    assert told > sum(row["cost_dollars"] for row in run(free, changes=LOSSES)[1]) + 5 * 0.1 * 29.54
 
 
 def test_a_pull_takes_what_the_links_say():
