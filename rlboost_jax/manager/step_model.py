@@ -7,10 +7,10 @@ of where every rollout is now. Nothing is foreseen before a whole step has been 
 import math
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
-from statistics import NormalDist
 
 import numpy as np
 
+from rlboost_jax.manager.drag import Drag
 from rlboost_jax.manager.forecast import (
     WAITS,
     Engines,
@@ -32,9 +32,6 @@ from rlboost_jax.manager.speeds import Rates, Span, Speeds
 
 NEWEST = 0.5  # weight of the last step in the learner's pace
 NO_RATES = Rates(step=1.0, row=0.0, context=0.0, prefill=0.0)  # of no engine at all
-LEAST_DRAG, MOST_DRAG = 0.8, 1.6
-FIRST_DOUBT = 0.05**2
-MOST_DOUBT = 0.1  # that one step can raise, relative
 PACE_STEP = math.log(1.25)  # engines whose paces differ by less are planned as equal
 
 
@@ -46,8 +43,7 @@ class StepModel:
         self.speeds = Speeds()
         self.seconds_per_token = 0.0  # of the learner; 0: not known
         self.overhead = 0.0  # seconds of a step besides window, waits and training
-        self.drag = 1.0  # see `Plan`: what the plan leaves out of a crowded fleet
-        self._doubt = FIRST_DOUBT  # variance of the drag, relative
+        self.drag = Drag()
         self._step: Step | None = None  # that the next is about
         self._complete: dict[int, float] = {}  # prompt → when its last response ended, so far
         self._planned_drag = 1.0  # of the last plan of a window
@@ -132,13 +128,7 @@ class StepModel:
         tokens = [float(sum(r.length for r in group)) for group in groups]
         complete = [(self._complete.get(g[0].prompt, closed), n) for n, g in enumerate(groups)]
         should, critical = without_waits(micro_batches(self._learner, tokens, complete))
-        if critical <= closed:
-            return  # nothing that the fleet did made a difference
-        drag = self._planned_drag * (1.0 + (should - closed) / (critical - closed))
-        drag = min(MOST_DRAG, max(LEAST_DRAG, drag))
-        error = min(MOST_DOUBT, abs(drag / self.drag - 1.0))
-        self._doubt += NEWEST * (error**2 - self._doubt)
-        self.drag += NEWEST * (drag - self.drag)
+        self.drag.learn(self._planned_drag, closed=closed, should=should, critical=critical)
 
     @property
     def _learner(self) -> Learner:
@@ -147,20 +137,6 @@ class StepModel:
             micro_batch_groups=self._groups,
             fixed=self._fixed,
         )
-
-    def _hedged(self, engines: Sequence[Engines]) -> float:
-        """The drag to plan with: the one that minimises the expected step time.
-
-        To close so many seconds too late costs as many; too early, as many more as there are
-        reserved engines to each preemptible one, since these do the work alone. So the drag
-        should be exceeded as often as the first is of both together, the newsvendor's critical
-        ratio (Arrow, Harris and Marschak 1951).
-        """
-        here, there = engines[0].count, sum(e.count for e in engines[1:])
-        if not (here and there):
-            return self.drag
-        quantile = NormalDist().inv_cdf(here / (here + there))
-        return self.drag * max(LEAST_DRAG, 1.0 + quantile * math.sqrt(self._doubt))
 
     def window(
         self, step: Step, reserved: Sequence[Instance], remote: Sequence[Instance], now: float
@@ -202,7 +178,8 @@ class StepModel:
             )
             for n in order
         ]
-        self._planned_drag = self._hedged(engines)
+        remote_engines = sum(group.count for group in engines[1:])
+        self._planned_drag = self.drag.hedged(engines[0].count, remote_engines)
         return best_window(self._plan(engines, jobs, totals.tolist(), self._planned_drag))
 
     def tail(
@@ -237,9 +214,9 @@ class StepModel:
                     )
                 )
         ended = {} if step is not self._step else self._complete
-        slower = self.drag * (1.0 + math.sqrt(self._doubt))
+        slower = self.drag.value * (1.0 + self.drag.deviation)
         engines = [replace(e, rates=e.rates.times(slower)) for e in engines]
-        plan = self._plan(engines, jobs, totals.tolist(), self.drag)
+        plan = self._plan(engines, jobs, totals.tolist(), self.drag.value)
         complete = {n: ended.get(g[0].prompt, closed) - now for n, g in enumerate(groups)}
         return forecast(replace(plan, handed_over=closed - now, complete=complete), 0.0)
 
@@ -289,7 +266,7 @@ class StepModel:
             for g, p, n in zip(state.group, prompts, lengths, strict=True)
         ]
         totals = np.bincount(state.group, lengths + prompts).tolist()
-        plan = self._plan([engines[0], more], jobs, totals, self.drag)
+        plan = self._plan([engines[0], more], jobs, totals, self.drag.value)
         return best_window(plan), float(lengths.sum())
 
     def rates(self, instance: Instance) -> Rates | None:
