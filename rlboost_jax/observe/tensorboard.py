@@ -1,13 +1,20 @@
 """Numbers and samples of a run as TensorBoard events in `<workdir>/tensorboard`."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tensorboardX import SummaryWriter
-
 from rlboost_jax.observe.samples import SampleRow, shortened
 from rlboost_jax.observe.summary import Summary
+
+# tensorboardX imports torch wherever it is installed, for tensors that we have none of: three
+# seconds and some hundred megabytes of every start. A None is what makes an import fail.
+sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+from tensorboardX import SummaryWriter  # noqa: E402
+
+if sys.modules["torch"] is None:
+    del sys.modules["torch"]
 
 SAMPLE_LETTERS: Final = 4_000  # of a prompt and of a response
 

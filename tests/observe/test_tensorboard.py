@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,3 +106,22 @@ def test_what_a_dead_run_wrote_of_steps_done_again_is_hidden(tmp_path: Path) -> 
         event.step for event in events(folder) if event.session_log.status == SessionLog.START
     ]
     assert starts == [0, 0, 2], "TensorBoard purges from there: event files are read by time"
+
+
+def test_torch_stays_out_and_can_be_imported_later(tmp_path: Path) -> None:
+    """Three seconds of each start, where it is installed."""
+    (tmp_path / "torch.py").write_text("there = True")
+    source = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from rlboost_jax.observe.tensorboard import TensorBoardTracker
+tracker = TensorBoardTracker({str(tmp_path)!r})
+tracker.step({{"step": 1, "loss": 0.5}})
+tracker.close()
+assert "torch" not in sys.modules
+import torch
+assert torch.there
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert scalars(tmp_path / "tensorboard") == {("policy/loss", 1): 0.5}
