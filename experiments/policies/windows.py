@@ -1,6 +1,6 @@
 """The model's windows against the best fixed ones: step by step, and after a fleet has changed.
 
-    python -m experiments.policies.windows --seeds 10 11 --instances 1 3 6
+    python -m experiments.policies.windows --seeds 40 41 42 43 --instances 1 3 6
 
 All runs of a seed have the same responses, so that steps are compared one by one.
 """
@@ -113,15 +113,15 @@ def against(rows: Steps, best: Steps) -> dict[str, float]:
 
 
 def over_seeds(runs: Sequence[Any]) -> Any:
-    """The same names, with means and intervals of their numbers."""
+    """The same names, with each seed's numbers, their means and intervals."""
     if isinstance(runs[0], dict):
         return {name: over_seeds([run[name] for run in runs]) for name in runs[0]}
-    return interval(runs)
+    return {**interval(runs), "each": list(runs)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[40, 41, 42, 43])
     parser.add_argument("--instances", type=int, nargs="+", default=[1, 3, 6])
     chosen = parser.parse_args()
     runs = []
