@@ -10,7 +10,7 @@ import argparse
 import json
 from typing import Any
 
-from experiments.plots import save
+from experiments.plots import FOLDER, save
 from experiments.policies.experiment import LENGTHS, figure, one, ratios
 from experiments.simulated import SEEDS
 
@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--hours", type=float, default=1.2)
     parser.add_argument("--lengths", nargs="*", default=list(LENGTHS), choices=list(LENGTHS))
+    parser.add_argument("--name", default="results", help="of the file; a figure is of results")
     chosen = parser.parse_args()
     results: dict[str, Any] = {}
     for name in chosen.lengths:
@@ -29,7 +30,11 @@ def main() -> None:
             runs.append(one(name, seed, trace=chosen.trace, hours=chosen.hours))
             print(name, seed, json.dumps(runs[-1]), flush=True)
         results[name] = ratios(runs)
-    save("policies", results, figure(results))
+    if chosen.name == "results":
+        save("policies", results, figure(results))
+    else:
+        path = FOLDER / "policies" / f"{chosen.name}.json"
+        path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
