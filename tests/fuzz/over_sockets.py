@@ -269,6 +269,11 @@ async def _manager(folder: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes],
                 assert process.poll() is None, (folder / "manager.log").read_text()
                 await asyncio.sleep(0.02)
         yield process, json.loads((folder / "manager.json").read_text())["local_address"]
+    except BaseException as error:  # the folder goes with the caller
+        error.add_note(
+            f"exit code {process.poll()}; {(folder / 'manager.log').read_text()[-3000:]}"
+        )
+        raise
     finally:
         process.kill()
         process.wait()
