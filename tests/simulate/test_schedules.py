@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.simulate.__main__ import carry_out, explain
-from tests.simulate.faults import KINDS, Schedule, fails, run, schedule_of, shrink
+from tests.simulate.faults import KINDS, Fault, Schedule, fails, run, schedule_of, shrink
 
 SCHEDULES = 20_000
 SOAKED = 1_000_000
@@ -30,6 +30,28 @@ def test_every_sample_once_and_right_for_long(part: int) -> None:
 def run_all(seeds: range) -> None:
     _, failed, _ = carry_out(seeds)
     assert failed < 0, explain(failed)
+
+
+def test_what_is_not_needed_may_be_in_the_making_when_training_begins() -> None:
+    """A made-up response is on its way a second time as the doubt of it comes in; its prompt is
+    one that the trainer can do without."""
+    run(
+        Schedule(
+            seed=50667633,
+            seeding=True,
+            extends=True,
+            servers=0,
+            machines=2,
+            faults=(
+                Fault(at=0.102, kind="join", target=2, amount=0.577),
+                Fault(at=0.205, kind="term", target=2, amount=0.612),
+                Fault(at=0.507, kind="wedge", target=0, amount=0.486),
+                Fault(at=1.609, kind="take", target=3, amount=0.279),
+                Fault(at=1.615, kind="lie", target=1, amount=0.763),
+                Fault(at=1.999, kind="cut_trainer", target=5, amount=0.066),
+            ),
+        )
+    )
 
 
 def test_schedules_hold_every_fault() -> None:

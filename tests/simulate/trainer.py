@@ -259,7 +259,7 @@ class Trainer:
         if not self.world.forgetful:
             measured = self._sizes.pop(self._measuring, 0)
             assert report.tokens_measured == measured
-            assert report.tokens_delivered == sum(self._sizes.values())
+            assert report.tokens_delivered in self._possibly_delivered()
         assert report.tokens_generated == report.tokens_delivered + report.tokens_lost
         assert report.tokens_generated == report.tokens_reserved + report.tokens_preemptible
         self.reports.append(report)
@@ -272,6 +272,18 @@ class Trainer:
         self.done = self.step == self.num_steps
         if not self.done:
             self._begin_step()
+
+    def _possibly_delivered(self) -> set[int]:
+        """Tokens of the responses that were needed, and of the others: where these were made up
+        and doubted, training may begin before they come again."""
+        needed = sum(size for sample, size in self._sizes.items() if sample in self.needed)
+        others = [size for sample, size in self._sizes.items() if sample not in self.needed]
+        if not self.world.lied:
+            return {needed + sum(others)}
+        sums = {needed}
+        for size in others:
+            sums |= {known + size for known in sums}
+        return sums
 
     def _commit(self, step: int) -> None:
         self._durable = step
