@@ -63,7 +63,7 @@ def fuzz(folder: Path, seconds: float, seed: int, *, tls: bool) -> Tally:
     config = tiny.get_config()
     config.fleet.provider = "none"
     config.fleet.tls = tls
-    config.manager.progress_seconds = 600.0  # the honest engine answers when all is over
+    config.manager.progress_seconds = seconds + 600.0  # the honest engine answers after it all
     write_run_config(folder / "config.json", run_config(config), RUN)
     return asyncio.run(_fuzz(folder, seconds, seed))
 
