@@ -92,7 +92,8 @@ class StepModel:
         """Take in a step that is over.
 
         Args:
-            other_seconds: of the step besides the window, waits and training.
+            other_seconds: of the step besides the window, waits and training; less than none
+                where the trainer tells of more than this manager has seen, which began later.
         """
         groups = _groups(r for r in step.rollouts if not r.measures)
         self.lengths.learn(
@@ -104,7 +105,7 @@ class StepModel:
             known = self.seconds_per_token > 0
             weight = NEWEST if known else 1.0
             self.seconds_per_token += weight * (train_seconds / tokens - self.seconds_per_token)
-            self.overhead += weight * (other_seconds - self.overhead)
+            self.overhead += weight * (max(0.0, other_seconds) - self.overhead)
         self._mean_tokens = tokens / max(1, sum(len(group) for group in groups))
         self._most = float(step.begin.sampling.max_tokens)
         self._prompts = [(g[0].length - g[0].num_tokens, len(g)) for g in groups]

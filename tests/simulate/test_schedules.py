@@ -54,6 +54,25 @@ def test_what_is_not_needed_may_be_in_the_making_when_training_begins() -> None:
     )
 
 
+def test_a_trainer_tells_of_more_seconds_than_the_manager_has_seen() -> None:
+    """The step began with a manager whose journal ends before that; the next one would have
+    foreseen steps of less than no time, and no best size of a fleet among them."""
+    run(
+        Schedule(
+            seed=50839667,
+            seeding=True,
+            extends=False,
+            servers=1,
+            machines=0,
+            faults=(
+                Fault(at=0.029, kind="fill_disk", target=2, amount=0.427),
+                Fault(at=0.235, kind="join", target=0, amount=0.406),
+                Fault(at=0.308, kind="manager", target=5, amount=0.755),
+            ),
+        )
+    )
+
+
 def test_schedules_hold_every_fault() -> None:
     """The schedules above would prove little if they were calm."""
     seen: Counter[str] = Counter()
