@@ -35,10 +35,10 @@ class Watched(World):
         return [now for now, of, what, _ in self.records if (of, what) == (step, kind)]
 
 
-def run(instances=4, *, changes=(), **more):
+def run(instances=4, *, changes=(), seed=1, **more):
     config = make_config(**{**LONG_TRAINING, **more})
     market = sorted((*static(instances).changes, *changes), key=lambda change: change.seconds)
-    world = Watched(config, tuple(market), seed=1, seconds=1e6)
+    world = Watched(config, tuple(market), seed=seed, seconds=1e6)
     return world, world.run()
 
 
@@ -62,14 +62,16 @@ def test_instances_rest_after_the_window_and_are_back_for_the_next_step(merged):
     assert moved > 0, "nothing was merged, only let go"
 
 
-def test_it_saves_money_at_no_loss_of_time(merged):
-    _, rows = merged
-    world, kept = run(policy__merge_tail=False)
-    assert not world.times("dismissed", 2)
-    spent, before = ([dollars(world.config, row) for row in each[1:]] for each in (rows, kept))
-    assert sum(spent) < 0.95 * sum(before)
-    seconds = [sum(row["step_seconds"] for row in each[1:]) for each in (rows, kept)]
-    assert seconds[0] < 1.03 * seconds[1]
+def test_it_saves_money_at_no_loss_of_time():
+    """Over four seeds: a step so small hangs on a few responses."""
+    spent, seconds = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
+    for seed, merges in itertools.product((1, 2, 3, 4), (True, False)):
+        world, rows = run(seed=seed, policy__merge_tail=merges)
+        assert bool(world.times("dismissed", 2)) == merges
+        spent[merges] += sum(dollars(world.config, row) for row in rows[1:])
+        seconds[merges] += sum(row["step_seconds"] for row in rows[1:])
+    assert spent[True] < 0.95 * spent[False]
+    assert seconds[True] < 1.03 * seconds[False]
 
 
 def test_rests_are_no_losses(merged):
