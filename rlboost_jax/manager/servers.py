@@ -293,12 +293,11 @@ class Servers:
             self._outbox.record("ready", instance.name, version=message.version)
         if server is not None:
             self._learn_start(server)
-        if not instance.reserved:
-            self.versions.fetched(instance, message.version, message.fetched_bytes)
         instance.loaded(message.version, message.params_digest)
         stale = [r for r in instance.held.values() if not instance.holds(r.step.begin)]
         self._work.release(instance, stale)
         if not instance.reserved:
+            self.versions.fetched(instance, message.version, message.fetched_bytes)
             self._outbox.record(
                 "pulled",
                 instance.name,

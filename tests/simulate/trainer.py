@@ -150,6 +150,7 @@ class Trainer:
         self._training = False
         self.results: dict[int, m.FinishedRollout] = {}
         self._sizes: dict[int, int] = {}  # tokens of what was delivered, believed or not
+        self._made_up: set[int] = set()  # samples of which the last that came was not believed
         self.prompts_known = self.prompts
         self._measuring = (self.prompts + 2) * self.group_size  # sample of what measures the policy
         self.needed = set(range(self.prompts * self.group_size))
@@ -181,9 +182,11 @@ class Trainer:
         tokens = [token(digest, result.step, result.sample, i) for i in range(whole)]
         found = m.unpack_tokens(result.tokens).tolist()
         if found != tokens and self.world.lied:
+            self._made_up.add(result.sample)
             self._doubt(result, found, tokens)
             return
         assert found == tokens
+        self._made_up.discard(result.sample)
         assert m.unpack_logprobs(result.logprobs).tolist() == [logprob(t) for t in tokens]
         assert result.versions == ((self.step, whole),)
         if self.world.settings.routing:
@@ -274,15 +277,12 @@ class Trainer:
             self._begin_step()
 
     def _possibly_delivered(self) -> set[int]:
-        """Tokens of the responses that were needed, and of the others: where these were made up
-        and doubted, training may begin before they come again."""
-        needed = sum(size for sample, size in self._sizes.items() if sample in self.needed)
-        others = [size for sample, size in self._sizes.items() if sample not in self.needed]
-        if not self.world.lied:
-            return {needed + sum(others)}
-        sums = {needed}
-        for size in others:
-            sums |= {known + size for known in sums}
+        """Tokens of all responses, but that training may begin before those come again that were
+        made up and are not needed."""
+        sums = {0}
+        for sample, size in self._sizes.items():
+            absent = sample in self._made_up and sample not in self.needed
+            sums = {known + size for known in sums} | (sums if absent else set())
         return sums
 
     def _commit(self, step: int) -> None:

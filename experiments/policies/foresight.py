@@ -1,0 +1,77 @@
+"""What it would bring to know lengths beforehand: fleets that stay, the model's windows.
+
+    python -m experiments.policies.foresight --seeds 50 51 52 53 --instances 1 3 6 10 14
+
+All runs of a seed have the same responses.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from experiments.plots import FOLDER
+from experiments.policies.known import tell_lengths, tell_means
+from experiments.policies.windows import STEPS, mean_seconds
+from experiments.simulated import config_of, interval
+from rlboost_jax.simulator.markets import static
+from rlboost_jax.simulator.world import World
+
+Run = tuple[Mapping[str, Any], Callable[[World], None]]  # what differs, what it is told
+LONGEST_FIRST: Final = {"longest_first": True}
+RUNS: Final[Mapping[str, Run]] = {
+    "told nothing": ({}, lambda world: None),
+    "longest expected first": (LONGEST_FIRST, lambda world: None),
+    "told each group's mean": (LONGEST_FIRST, tell_means),
+    "told all lengths": (LONGEST_FIRST, tell_lengths),
+}
+
+
+def measure(seed: int, instances: Sequence[int], *, small: bool = False) -> dict[str, Any]:
+    """By fleet, for each of `RUNS` the mean seconds of its settled steps."""
+    config = config_of("14b", small=small, seed=seed, num_steps=STEPS)
+    found: dict[str, Any] = {}
+    for count in instances:
+        found[str(count)] = {}
+        for name, (changes, tell) in RUNS.items():
+            policy = replace(config.policy, window="model", **changes)
+            world = World(
+                replace(config, policy=policy), static(count).changes, seed=seed, seconds=1e9
+            )
+            tell(world)
+            found[str(count)][name] = mean_seconds(world.run())
+    return found
+
+
+def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean seconds where nothing is told, and what each other run's are of them, paired."""
+    plain = "told nothing"
+    return {
+        count: {
+            plain: interval([run[count][plain] for run in runs]),
+            **{
+                name: interval([run[count][name] / run[count][plain] for run in runs])
+                for name in RUNS
+                if name != plain
+            },
+        }
+        for count in runs[0]
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--instances", type=int, nargs="+", default=[1, 3, 6])
+    chosen = parser.parse_args()
+    runs = []
+    for seed in chosen.seeds:
+        runs.append(measure(seed, chosen.instances))
+        print(seed, json.dumps(runs[-1]), flush=True)
+    path = FOLDER / "policies" / "foresight.json"
+    path.write_text(json.dumps(over_seeds(runs), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
