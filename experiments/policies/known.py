@@ -52,9 +52,9 @@ def _order(world: World, *, means: bool) -> None:
     model = _model(world)
     unknowing = model.ranks
 
-    def ranks(step: Step) -> dict[int, float]:
+    def ranks(step: Step, slots: int) -> dict[int, float]:
         if not model.ready:
-            return unknowing(step)
+            return unknowing(step, slots)
         rollouts = sorted(step.rollouts, key=_sample)
         tokens = _lengths(world, step.begin.step, len(rollouts))
         tokens = tokens.reshape(-1, step.begin.group_size)

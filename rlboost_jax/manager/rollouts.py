@@ -259,8 +259,7 @@ class Step:
 
     def wait(self, rollout: Rollout) -> None:
         """Queue a rollout: those with tokens first, as they are nearest to the tail."""
-        rank = self._ranks.get(rollout.sample, 0.0)
-        entry = (rollout.num_tokens == 0, rank, rollout.sample, rollout)
+        entry = (rollout.num_tokens == 0, self.rank_of(rollout), rollout.sample, rollout)
         heapq.heappush(self._queue, entry)
         self.num_waiting += 1
 
@@ -280,6 +279,10 @@ class Step:
             (fresh, ranks.get(sample, 0.0), sample, r) for fresh, _, sample, r in self._queue
         ]
         heapq.heapify(self._queue)
+
+    def rank_of(self, rollout: Rollout) -> float:
+        """Among those that have no tokens yet; the lower the sooner."""
+        return self._ranks.get(rollout.sample, 0.0)
 
     def rollout_of(self, sample: int) -> Rollout | None:
         return self._by_sample.get(sample)

@@ -25,6 +25,7 @@ from rlboost_jax.manager.forecast import (
 )
 from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.lengths import Lengths, Responses, responses
+from rlboost_jax.manager.order import REST, first_wave
 from rlboost_jax.manager.placement import Pace
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.settings import Settings
@@ -39,6 +40,7 @@ class StepModel:
     def __init__(self, settings: Settings) -> None:
         self._groups = settings.micro_batch_prompts
         self._fixed = settings.deterministic
+        self._longest_first = settings.manager.longest_first
         self.lengths = Lengths()
         self.speeds = Speeds()
         self.seconds_per_token = 0.0  # of the learner; 0: not known
@@ -164,7 +166,7 @@ class StepModel:
         totals = np.bincount(state.group, lengths + prompts)
         order = sorted(
             (n for n, done in enumerate(ended) if not done),
-            key=lambda n: (rollouts[n].num_tokens == 0, n),
+            key=lambda n: (rollouts[n].num_tokens == 0, step.rank_of(rollouts[n]), n),
         )
         place = [
             places.get(r.holder, WAITS) if r.request_id in unheard else WAITS for r in rollouts
@@ -235,19 +237,21 @@ class StepModel:
         row = rates.row + rates.context * self._mean_tokens / 2
         return Pace(base=rates.step, row=row, tokens=self._mean_tokens)
 
-    def ranks(self, step: Step) -> dict[int, float]:
-        """In which order rollouts of a step are to be begun, by sample: longest first.
+    def ranks(self, step: Step, slots: int) -> dict[int, float]:
+        """In which order rollouts of a step are to be begun, by sample: the lower the sooner.
+        After a first wave, what is expected to be longest.
 
-        As long as nothing is known of a group, one of its members goes before the second of any
-        other: it tells of the rest. The lower the sooner.
+        Args:
+            slots: of all engines that work on the step.
         """
         groups = _groups(r for r in step.rollouts if not r.measures)
-        if not self.ready or not step.num_finished:
-            return {r.sample: float(place) for g in groups for place, r in enumerate(g)}
         rollouts = [rollout for group in groups for rollout in group]
-        state = responses([[(r.num_tokens, r.result is not None) for r in g] for g in groups])
-        expected = self.lengths.expected(state)
-        return {r.sample: float(r.num_tokens - n) for r, n in zip(rollouts, expected, strict=True)}
+        if not self.ready or not step.num_finished:
+            ranks = first_wave([len(group) for group in groups], slots)
+        else:
+            state = responses([[(r.num_tokens, r.result is not None) for r in g] for g in groups])
+            ranks = state.tokens - self.lengths.expected(state)
+        return {r.sample: float(rank) for r, rank in zip(rollouts, ranks, strict=True)}
 
     def whole_step(
         self, reserved: Sequence[Instance], like: Instance, count: int
@@ -266,6 +270,12 @@ class StepModel:
             Job(group=int(g), context=float(p), remaining=float(n), place=WAITS)
             for g, p, n in zip(state.group, prompts, lengths, strict=True)
         ]
+        if self._longest_first:  # of a group its mean will be known by then
+            slots = sum(e.slots * e.count for e in (engines[0], more))
+            wave = first_wave([size for _, size in self._prompts], slots)
+            means = np.bincount(state.group, lengths) / np.bincount(state.group)
+            late = np.where(wave == REST, -means[state.group], 0.0)
+            jobs = [jobs[n] for n in np.lexsort((late, wave))]
         totals = np.bincount(state.group, lengths + prompts).tolist()
         plan = self._plan([engines[0], more], jobs, totals, self.drag.value)
         return best_window(plan), float(lengths.sum())

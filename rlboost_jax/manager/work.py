@@ -170,7 +170,10 @@ class Work:
         news = (step.num_finished - finished) * RANKINGS >= len(step.rollouts)
         if last is not step or news:
             self._ranked = step, step.num_finished
-            step.rank(self.model.ranks(step))
+            engines = [i for i in self._roster if i.member]
+            if self._settings.seeding:
+                engines += self._roster.index.reserved.values()
+            step.rank(self.model.ranks(step, sum(i.slots for i in engines)))
 
     def _over(self, step: Step, now: float) -> bool:
         """Whether the window has lasted long enough; finds when to ask again.
