@@ -281,7 +281,7 @@ class Step:
         heapq.heapify(self._queue)
 
     def rank_of(self, rollout: Rollout) -> float:
-        """Among those that have no tokens yet; the lower the sooner."""
+        """Among those with tokens and among those without; the lower the sooner."""
         return self._ranks.get(rollout.sample, 0.0)
 
     def rollout_of(self, sample: int) -> Rollout | None:

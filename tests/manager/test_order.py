@@ -1,0 +1,36 @@
+"""The first wave of a step, against what it is meant to be."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlboost_jax.manager.order import PROBE, REST, WHOLE, first_wave
+
+sizes_of_groups = st.lists(st.integers(1, 9), min_size=1, max_size=40)
+
+
+def test_whole_groups_with_the_slots_that_probes_leave():
+    assert first_wave([3, 3, 3], 5).tolist() == [
+        *(WHOLE, WHOLE, WHOLE),
+        *(PROBE, REST, REST),
+        *(PROBE, REST, REST),
+    ]
+
+
+@given(sizes_of_groups, st.integers(0, 400))
+def test_of_every_group_one_is_begun_and_no_slot_is_overdrawn(sizes, slots):
+    ranks = np.split(first_wave(sizes, slots), np.cumsum(sizes)[:-1])
+    begun = [int((group < REST).sum()) for group in ranks]
+    assert [len(group) for group in ranks] == sizes
+    assert all(count in (1, size) for count, size in zip(begun, sizes, strict=True))
+    assert sum(begun) <= max(slots, len(sizes))
+
+
+@given(sizes_of_groups, st.integers(0, 400))
+def test_the_next_group_would_not_have_fitted(sizes, slots):
+    ranks = np.split(first_wave(sizes, slots), np.cumsum(sizes)[:-1])
+    whole = [bool((group == WHOLE).all()) for group in ranks]
+    if not all(whole):
+        first = whole.index(False)
+        assert not any(whole[first:])
+        assert sum(sizes[: first + 1]) + len(sizes) - first - 1 > slots
