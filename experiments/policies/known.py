@@ -1,8 +1,11 @@
 """A manager that is told lengths beforehand: what foresight could bring to the same policies in
 the same simulation, and to the order in which rollouts are begun."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.lengths import Floats, Lengths, Responses
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.step_model import StepModel
@@ -52,9 +55,11 @@ def _order(world: World, *, means: bool) -> None:
     model = _model(world)
     unknowing = model.ranks
 
-    def ranks(step: Step, slots: int) -> dict[int, float]:
+    def ranks(
+        step: Step, reserved: Sequence[Instance], remote: Sequence[Instance]
+    ) -> dict[int, float]:
         if not model.ready:
-            return unknowing(step, slots)
+            return unknowing(step, reserved, remote)
         rollouts = sorted(step.rollouts, key=_sample)
         tokens = _lengths(world, step.begin.step, len(rollouts))
         tokens = tokens.reshape(-1, step.begin.group_size)

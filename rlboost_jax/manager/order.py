@@ -3,6 +3,9 @@
 Nothing is known of a prompt until some of its group are in the making. So one member of each
 group is begun first, and whole groups with the slots that are left, since the learner is to have
 something to begin with; then, as slots get free, what is expected to be longest.
+
+That shortens a step's tail, and groups are complete later, which a learner may have to wait for:
+it is worth it where a step has several times as many rollouts as there are slots.
 """
 
 from collections.abc import Sequence
@@ -10,10 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rlboost_jax.manager.lengths import Floats, Indices
+
 WHOLE, PROBE, REST = 0.0, 1.0, 2.0  # ranks: the lower the sooner
 
 
-def first_wave(sizes: Sequence[int], slots: int) -> NDArray[np.float64]:
+def first_wave(sizes: Sequence[int], slots: int) -> Floats:
     """Ranks while no rollout of a step has ended, group by group.
 
     Args:
@@ -25,3 +30,16 @@ def first_wave(sizes: Sequence[int], slots: int) -> NDArray[np.float64]:
         left -= size - 1
         ranks += [WHOLE] * size if left >= 0 else [PROBE] + [REST] * (size - 1)
     return np.array(ranks)
+
+
+def foreseen_order(group: Indices, lengths: Floats, slots: int) -> NDArray[np.intp]:
+    """Rollouts as they will be begun, if each group's mean is known after the first wave.
+
+    Args:
+        group: of each rollout, in ascending order.
+        lengths: of each.
+    """
+    sizes = np.bincount(group)
+    wave = first_wave(sizes.tolist(), slots)
+    means = np.bincount(group, lengths) / sizes
+    return np.lexsort((np.where(wave == REST, -means[group], 0.0), wave))

@@ -25,7 +25,7 @@ from rlboost_jax.manager.forecast import (
 )
 from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.lengths import Lengths, Responses, responses
-from rlboost_jax.manager.order import REST, first_wave
+from rlboost_jax.manager.order import first_wave, foreseen_order
 from rlboost_jax.manager.placement import Pace
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.settings import Settings
@@ -33,6 +33,7 @@ from rlboost_jax.manager.speeds import Rates, Span, Speeds
 
 NEWEST = 0.5  # weight of the last step in the learner's pace
 NO_RATES = Rates(step=1.0, row=0.0, context=0.0, prefill=0.0)  # of no engine at all
+LEAST_GAIN = 0.01  # of a step, for which its order is changed
 PACE_STEP = math.log(1.25)  # engines whose paces differ by less are planned as equal
 
 
@@ -48,6 +49,8 @@ class StepModel:
         self.drag = Drag()
         self._step: Step | None = None  # that the next is about
         self._complete: dict[int, float] = {}  # prompt → when its last response ended, so far
+        self._ordered: Step | None = None  # that was last put in order
+        self._by_length = False  # and whether the longest come first in it
         self._planned_drag = 1.0  # of the last plan of a window
         self._mean_tokens = 0.0  # of a response with its prompt
         self._most = math.inf  # tokens of a response
@@ -237,16 +240,25 @@ class StepModel:
         row = rates.row + rates.context * self._mean_tokens / 2
         return Pace(base=rates.step, row=row, tokens=self._mean_tokens)
 
-    def ranks(self, step: Step, slots: int) -> dict[int, float]:
+    def ranks(
+        self, step: Step, reserved: Sequence[Instance], remote: Sequence[Instance]
+    ) -> dict[int, float]:
         """In which order rollouts of a step are to be begun, by sample: the lower the sooner.
-        After a first wave, what is expected to be longest.
+        Longest first after a first wave, where that is foreseen to end the step sooner.
 
         Args:
-            slots: of all engines that work on the step.
+            reserved: engines that will work on it, and preemptible ones.
         """
         groups = _groups(r for r in step.rollouts if not r.measures)
         rollouts = [rollout for group in groups for rollout in group]
+        engines, _ = self._engines([reserved, remote])
+        if step is not self._ordered:
+            self._ordered = step
+            self._by_length = not self.ready or (bool(engines) and self._whole(engines)[2])
+        if not self._by_length:
+            return {}
         if not self.ready or not step.num_finished:
+            slots = sum(i.slots for i in (*reserved, *remote))
             ranks = first_wave([len(group) for group in groups], slots)
         else:
             state = responses([[(r.num_tokens, r.result is not None) for r in g] for g in groups])
@@ -263,6 +275,11 @@ class StepModel:
         if not self.ready or not engines or rates is None or not self._prompts:
             return None
         more = Engines(count=count, slots=like.slots, rates=rates, cache_tokens=self._cache(like))
+        return self._whole([engines[0], more])[:2]
+
+    def _whole(self, engines: Sequence[Engines]) -> tuple[Forecast, float, bool]:
+        """A step as the last one was asked for, the tokens of its responses, and whether the
+        longest are best begun first."""
         state = responses([[(0, False)] * size for _, size in self._prompts])
         lengths = np.minimum(self.lengths.scenario(state), self._most)
         prompts = np.array([tokens for tokens, _ in self._prompts], float)[state.group]
@@ -270,15 +287,17 @@ class StepModel:
             Job(group=int(g), context=float(p), remaining=float(n), place=WAITS)
             for g, p, n in zip(state.group, prompts, lengths, strict=True)
         ]
-        if self._longest_first:  # of a group its mean will be known by then
-            slots = sum(e.slots * e.count for e in (engines[0], more))
-            wave = first_wave([size for _, size in self._prompts], slots)
-            means = np.bincount(state.group, lengths) / np.bincount(state.group)
-            late = np.where(wave == REST, -means[state.group], 0.0)
-            jobs = [jobs[n] for n in np.lexsort((late, wave))]
         totals = np.bincount(state.group, lengths + prompts).tolist()
-        plan = self._plan([engines[0], more], jobs, totals, self.drag.value)
-        return best_window(plan), float(lengths.sum())
+        plan = self._plan(engines, jobs, totals, self.drag.value)
+        usual, tokens = best_window(plan), float(lengths.sum())
+        slots = sum(e.slots * e.count for e in engines)
+        if not self._longest_first or slots >= len(jobs):
+            return usual, tokens, False
+        order = foreseen_order(state.group, lengths, slots)
+        longest = best_window(replace(plan, jobs=[jobs[n] for n in order]))
+        if longest.end > usual.end * (1.0 - LEAST_GAIN):
+            return usual, tokens, False
+        return longest, tokens, True
 
     def rates(self, instance: Instance) -> Rates | None:
         """Of an instance's kind; of the kind's reserved or preemptible twin if that is all."""

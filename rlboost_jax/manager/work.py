@@ -170,10 +170,10 @@ class Work:
         news = (step.num_finished - finished) * RANKINGS >= len(step.rollouts)
         if last is not step or news:
             self._ranked = step, step.num_finished
-            engines = [i for i in self._roster if i.member]
-            if self._settings.seeding:
-                engines += self._roster.index.reserved.values()
-            step.rank(self.model.ranks(step, sum(i.slots for i in engines)))
+            seeds = self._settings.seeding
+            reserved = [*self._roster.index.reserved.values()] if seeds else []
+            fleet = [i for i in self._roster if i.member]
+            step.rank(self.model.ranks(step, reserved, fleet))
 
     def _over(self, step: Step, now: float) -> bool:
         """Whether the window has lasted long enough; finds when to ask again.
