@@ -236,8 +236,9 @@ def get_config() -> ConfigDict:
     config.manager.window_eta = 3.0  # η of Algorithm 1
     config.manager.window_memory = True  # remember the window of each fleet size
     config.manager.routing = "pending"  # to who has fewest; "speed": to where it would end first
-    # Begin with one response of each group, then with those that are expected to be longest.
-    config.manager.longest_first = False  # else in the order of prompts
+    # Begin with one response of each group, then with those that are expected to be longest, where
+    # that is foreseen to end a step sooner.
+    config.manager.longest_first = False  # in the order of prompts
 
     config.weights = ConfigDict()
     config.weights.rollout_dtype = "float32"  # of snapshots and engines

@@ -1,11 +1,8 @@
 """A manager that is told lengths beforehand: what foresight could bring to the same policies in
 the same simulation, and to the order in which rollouts are begun."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.lengths import Floats, Lengths, Responses
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.step_model import StepModel
@@ -55,11 +52,9 @@ def _order(world: World, *, means: bool) -> None:
     model = _model(world)
     unknowing = model.ranks
 
-    def ranks(
-        step: Step, reserved: Sequence[Instance], remote: Sequence[Instance]
-    ) -> dict[int, float]:
+    def ranks(step: Step, slots: int) -> dict[int, float]:
         if not model.ready:
-            return unknowing(step, reserved, remote)
+            return unknowing(step, slots)
         rollouts = sorted(step.rollouts, key=_sample)
         tokens = _lengths(world, step.begin.step, len(rollouts))
         tokens = tokens.reshape(-1, step.begin.group_size)
@@ -74,6 +69,7 @@ def _order(world: World, *, means: bool) -> None:
         return {r.sample: -float(path) for r, path in zip(rollouts, paths, strict=True)}
 
     model.ranks = ranks  # type: ignore[method-assign]
+    model.choose_order = lambda reserved, remote: None  # type: ignore[method-assign]
 
 
 def _model(world: World) -> StepModel:

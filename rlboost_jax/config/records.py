@@ -311,7 +311,7 @@ class ManagerConfig:
     window_eta: float  # η of Algorithm 1
     window_memory: bool
     routing: str  # "pending" | "speed": where rollouts go
-    longest_first: bool  # begin with what is expected to be longest, by the group's others
+    longest_first: bool  # begin with what is expected to be longest, where that is faster
 
 
 @dataclass(frozen=True, kw_only=True)

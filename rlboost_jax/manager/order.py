@@ -1,8 +1,8 @@
 """In which order rollouts are begun where the longest are to come first.
 
-Nothing is known of a prompt until some of its group are in the making. So one member of each
-group is begun first, and whole groups with the slots that are left, since the learner is to have
-something to begin with; then, as slots get free, what is expected to be longest.
+Nothing is known of a prompt until some of its group are in the making. So whole groups are begun
+first, for the learner to begin with, but only with the slots that one member of each other group
+leaves; then, as slots get free, what is expected to be longest.
 
 That shortens a step's tail, and groups are complete later, which a learner may have to wait for:
 it is worth it where a step has several times as many rollouts as there are slots.
@@ -30,6 +30,20 @@ def first_wave(sizes: Sequence[int], slots: int) -> Floats:
         left -= size - 1
         ranks += [WHOLE] * size if left >= 0 else [PROBE] + [REST] * (size - 1)
     return np.array(ranks)
+
+
+def later(ranks: Floats, begun: Sequence[Sequence[bool]]) -> Floats:
+    """Ranks once some have ended: as given, but one member first of groups that nothing is known
+    of.
+
+    Args:
+        begun: of each group's members, whether somebody has them or has had them.
+    """
+    first = np.cumsum([0, *(len(group) for group in begun)])[:-1]
+    unknown = np.array([not any(group) for group in begun])
+    found = ranks.copy()
+    found[first[unknown]] = -np.inf
+    return found
 
 
 def foreseen_order(group: Indices, lengths: Floats, slots: int) -> NDArray[np.intp]:

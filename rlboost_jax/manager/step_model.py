@@ -25,7 +25,7 @@ from rlboost_jax.manager.forecast import (
 )
 from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.lengths import Lengths, Responses, responses
-from rlboost_jax.manager.order import first_wave, foreseen_order
+from rlboost_jax.manager.order import first_wave, foreseen_order, later
 from rlboost_jax.manager.placement import Pace
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.settings import Settings
@@ -49,8 +49,7 @@ class StepModel:
         self.drag = Drag()
         self._step: Step | None = None  # that the next is about
         self._complete: dict[int, float] = {}  # prompt → when its last response ended, so far
-        self._ordered: Step | None = None  # that was last put in order
-        self._by_length = False  # and whether the longest come first in it
+        self.by_length = self._longest_first  # whether the longest are to be begun first
         self._planned_drag = 1.0  # of the last plan of a window
         self._mean_tokens = 0.0  # of a response with its prompt
         self._most = math.inf  # tokens of a response
@@ -240,29 +239,28 @@ class StepModel:
         row = rates.row + rates.context * self._mean_tokens / 2
         return Pace(base=rates.step, row=row, tokens=self._mean_tokens)
 
-    def ranks(
-        self, step: Step, reserved: Sequence[Instance], remote: Sequence[Instance]
-    ) -> dict[int, float]:
-        """In which order rollouts of a step are to be begun, by sample: the lower the sooner.
-        Longest first after a first wave, where that is foreseen to end the step sooner.
+    def choose_order(self, reserved: Sequence[Instance], remote: Sequence[Instance]) -> None:
+        """Whether the next step's longest rollouts are to be begun first: if it is foreseen to
+        end sooner with these engines; as before if there are none."""
+        if self._longest_first and self.ready:
+            engines, _ = self._engines([reserved, remote])
+            if any(e.count for e in engines):
+                self.by_length = self._whole(engines)[2]
+
+    def ranks(self, step: Step, slots: int) -> dict[int, float]:
+        """Of a step's rollouts, longest first after a first wave, by sample: the lower the sooner.
 
         Args:
-            reserved: engines that will work on it, and preemptible ones.
+            slots: of all engines that work on it.
         """
         groups = _groups(r for r in step.rollouts if not r.measures)
         rollouts = [rollout for group in groups for rollout in group]
-        engines, _ = self._engines([reserved, remote])
-        if step is not self._ordered:
-            self._ordered = step
-            self._by_length = not self.ready or (bool(engines) and self._whole(engines)[2])
-        if not self._by_length:
-            return {}
         if not self.ready or not step.num_finished:
-            slots = sum(i.slots for i in (*reserved, *remote))
             ranks = first_wave([len(group) for group in groups], slots)
         else:
             state = responses([[(r.num_tokens, r.result is not None) for r in g] for g in groups])
-            ranks = state.tokens - self.lengths.expected(state)
+            begun = [[not r.waiting or r.num_tokens > 0 for r in g] for g in groups]
+            ranks = later(state.tokens - self.lengths.expected(state), begun)
         return {r.sample: float(rank) for r, rank in zip(rollouts, ranks, strict=True)}
 
     def whole_step(

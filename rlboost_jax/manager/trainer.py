@@ -248,6 +248,7 @@ class Trainer:
             other_seconds=now - step.begun_at - self._work.seeding.total(now) - accounted,
             present=[instance.name for instance in self._roster],
         )
+        model.choose_order(*self._work.engines)
         self.sizing.foresee(model, self.window.instance_cap if self.learnt else None)
 
     def _observe(

@@ -88,6 +88,12 @@ class Work:
         """
         return self._roster.pool(step).instances if self._roster.trusting else []
 
+    @property
+    def engines(self) -> tuple[list[Instance], list[Instance]]:
+        """Reserved and preemptible ones that a step can count on, ready for it or not yet."""
+        reserved = self._roster.index.reserved.values() if self._settings.seeding else ()
+        return list(reserved), [i for i in self._roster if i.member]
+
     def release(self, instance: Instance, rollouts: Iterable[Rollout]) -> None:
         """Ask rollouts back; they wait again once the server has answered."""
         asked = [r for r in rollouts if not r.releasing]
@@ -164,16 +170,14 @@ class Work:
 
     def _rank(self, step: Step) -> None:
         """Put the queue in order again once enough has ended to tell more of the rest."""
-        if self.model is None or not self._settings.longest_first:
+        if self.model is None or not self.model.by_length:
             return
         last, finished = self._ranked or (None, 0)
         news = (step.num_finished - finished) * RANKINGS >= len(step.rollouts)
         if last is not step or news:
             self._ranked = step, step.num_finished
-            seeds = self._settings.seeding
-            reserved = [*self._roster.index.reserved.values()] if seeds else []
-            fleet = [i for i in self._roster if i.member]
-            step.rank(self.model.ranks(step, reserved, fleet))
+            slots = sum(i.slots for side in self.engines for i in side)
+            step.rank(self.model.ranks(step, slots))
 
     def _over(self, step: Step, now: float) -> bool:
         """Whether the window has lasted long enough; finds when to ask again.
