@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.manager.order import PROBE, REST, WHOLE, first_wave
+from rlboost_jax.manager.order import PROBE, REST, WHOLE, first_wave, foreseen_order, later
 
 sizes_of_groups = st.lists(st.integers(1, 9), min_size=1, max_size=40)
 
@@ -34,3 +34,16 @@ def test_the_next_group_would_not_have_fitted(sizes, slots):
         first = whole.index(False)
         assert not any(whole[first:])
         assert sum(sizes[: first + 1]) + len(sizes) - first - 1 > slots
+
+
+def test_after_the_first_wave_groups_by_what_their_means_will_show():
+    """Three groups of two and four slots: the first is whole, of the others the longer one."""
+    group = np.array([0, 0, 1, 1, 2, 2])
+    lengths = np.array([9.0, 9.0, 1.0, 2.0, 3.0, 4.0])
+    assert foreseen_order(group, lengths, 4).tolist() == [0, 1, 2, 4, 5, 3]
+
+
+def test_of_a_group_that_nothing_is_known_of_one_goes_first():
+    ranks = np.array([-5.0, -6.0, -8.0, -7.0, -1.0, -2.0])
+    begun = [[False, True], [False, False], [True, True]]
+    assert later(ranks, begun).tolist() == [-5.0, -6.0, -np.inf, -7.0, -1.0, -2.0]

@@ -73,6 +73,20 @@ def test_a_trainer_tells_of_more_seconds_than_the_manager_has_seen() -> None:
     )
 
 
+def test_nobody_is_there_as_a_step_has_been_learnt_of() -> None:
+    """And the next one's order is to be chosen: no engine could be planned with."""
+    run(
+        Schedule(
+            seed=3751,
+            seeding=False,
+            extends=False,
+            servers=1,
+            machines=0,
+            faults=(Fault(at=1.423, kind="kill", target=3, amount=0.281),),
+        )
+    )
+
+
 def test_schedules_hold_every_fault() -> None:
     """The schedules above would prove little if they were calm."""
     seen: Counter[str] = Counter()

@@ -131,6 +131,14 @@ def test_the_longest_first_where_slots_are_few(instances):
     assert longest < 0.97 * usual
 
 
+@pytest.mark.parametrize(("slots", "instances", "expected"), [(8, 1, True), (22, 6, False)])
+def test_the_longest_first_only_where_that_is_foreseen_to_pay(slots, instances, expected):
+    """An eighth of all rollouts begins at once, or nearly all."""
+    crowded = {**CROWDED, "engine__slots": slots, "num_steps": 3}
+    world, _ = steps(instances, policy__longest_first=True, **crowded)
+    assert world.manager.work.model.by_length == expected
+
+
 def test_an_order_of_those_that_all_begin_at_once_makes_no_difference():
     ample = {"engine__slots": 128, "policy__seeding": False, "policy__balance": False}
     _, usual = steps(4, num_steps=3, **ample)
