@@ -236,8 +236,8 @@ def get_config() -> ConfigDict:
     config.manager.window_eta = 3.0  # η of Algorithm 1
     config.manager.window_memory = True  # remember the window of each fleet size
     config.manager.routing = "pending"  # to who has fewest; "speed": to where it would end first
-    # Begin with one response of each group, then with those that are expected to be longest, where
-    # that is foreseen to end a step sooner.
+    # Begin with whole groups and one response of each other, then with those that are expected to
+    # be longest, where that is foreseen to end a step sooner.
     config.manager.longest_first = False  # in the order of prompts
 
     config.weights = ConfigDict()

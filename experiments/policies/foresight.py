@@ -1,19 +1,16 @@
 """What it would bring to know lengths beforehand: fleets that stay, the model's windows.
 
-    python -m experiments.policies.foresight --seeds 50 51 52 53 --instances 1 3 6 10 14
+    python -m experiments.policies.foresight --seeds 50 51 --instances 1 3 6 10 14
 
 All runs of a seed have the same responses.
 """
 
-import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from experiments.plots import FOLDER
 from experiments.policies.known import tell_lengths, tell_means
-from experiments.policies.windows import STEPS, mean_seconds
+from experiments.policies.windows import STEPS, carry_out, mean_seconds
 from experiments.simulated import config_of, interval
 from rlboost_jax.simulator.markets import static
 from rlboost_jax.simulator.world import World
@@ -60,18 +57,5 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--instances", type=int, nargs="+", default=[1, 3, 6])
-    chosen = parser.parse_args()
-    runs = []
-    for seed in chosen.seeds:
-        runs.append(measure(seed, chosen.instances))
-        print(seed, json.dumps(runs[-1]), flush=True)
-    path = FOLDER / "policies" / "foresight.json"
-    path.write_text(json.dumps(over_seeds(runs), indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    carry_out("foresight", measure, over_seeds)

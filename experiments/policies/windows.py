@@ -8,7 +8,7 @@ All runs of a seed have the same responses, so that steps are compared one by on
 import argparse
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -119,8 +119,13 @@ def over_seeds(runs: Sequence[Any]) -> Any:
     return {**interval(runs), "each": list(runs)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+def carry_out(
+    name: str,
+    measure: Callable[[int, Sequence[int]], dict[str, Any]],
+    over_seeds: Callable[[Sequence[dict[str, Any]]], Any],
+) -> None:
+    """For the seeds and fleets of the command line; results go to `name`.json."""
+    parser = argparse.ArgumentParser(prog=f"python -m experiments.policies.{name}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[40, 41, 42, 43])
     parser.add_argument("--instances", type=int, nargs="+", default=[1, 3, 6])
     chosen = parser.parse_args()
@@ -129,8 +134,8 @@ def main() -> None:
         runs.append(measure(seed, chosen.instances))
         print(seed, json.dumps(runs[-1]), flush=True)
     results = json.dumps(over_seeds(runs), indent=1)
-    (FOLDER / "policies" / "windows.json").write_text(results + "\n")
+    (FOLDER / "policies" / f"{name}.json").write_text(results + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    carry_out("windows", measure, over_seeds)

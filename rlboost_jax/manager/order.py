@@ -11,7 +11,6 @@ it is worth it where a step has several times as many rollouts as there are slot
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlboost_jax.manager.lengths import Floats, Indices
 
@@ -32,7 +31,7 @@ def first_wave(sizes: Sequence[int], slots: int) -> Floats:
     return np.array(ranks)
 
 
-def later(ranks: Floats, begun: Sequence[Sequence[bool]]) -> Floats:
+def later_waves(ranks: Floats, begun: Sequence[Sequence[bool]]) -> Floats:
     """Ranks once some have ended: as given, but one member first of groups that nothing is known
     of.
 
@@ -46,7 +45,7 @@ def later(ranks: Floats, begun: Sequence[Sequence[bool]]) -> Floats:
     return found
 
 
-def foreseen_order(group: Indices, lengths: Floats, slots: int) -> NDArray[np.intp]:
+def foreseen_order(group: Indices, lengths: Floats, slots: int) -> Indices:
     """Rollouts as they will be begun, if each group's mean is known after the first wave.
 
     Args:

@@ -25,7 +25,7 @@ from rlboost_jax.manager.forecast import (
 )
 from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.lengths import Lengths, Responses, responses
-from rlboost_jax.manager.order import first_wave, foreseen_order, later
+from rlboost_jax.manager.order import first_wave, foreseen_order, later_waves
 from rlboost_jax.manager.placement import Pace
 from rlboost_jax.manager.rollouts import Rollout, Step
 from rlboost_jax.manager.settings import Settings
@@ -260,7 +260,7 @@ class StepModel:
         else:
             state = responses([[(r.num_tokens, r.result is not None) for r in g] for g in groups])
             begun = [[not r.waiting or r.num_tokens > 0 for r in g] for g in groups]
-            ranks = later(state.tokens - self.lengths.expected(state), begun)
+            ranks = later_waves(state.tokens - self.lengths.expected(state), begun)
         return {r.sample: float(rank) for r, rank in zip(rollouts, ranks, strict=True)}
 
     def whole_step(

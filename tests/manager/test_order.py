@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.manager.order import PROBE, REST, WHOLE, first_wave, foreseen_order, later
+from rlboost_jax.manager.order import PROBE, REST, WHOLE, first_wave, foreseen_order, later_waves
 
 sizes_of_groups = st.lists(st.integers(1, 9), min_size=1, max_size=40)
 
@@ -46,4 +46,4 @@ def test_after_the_first_wave_groups_by_what_their_means_will_show():
 def test_of_a_group_that_nothing_is_known_of_one_goes_first():
     ranks = np.array([-5.0, -6.0, -8.0, -7.0, -1.0, -2.0])
     begun = [[False, True], [False, False], [True, True]]
-    assert later(ranks, begun).tolist() == [-5.0, -6.0, -np.inf, -7.0, -1.0, -2.0]
+    assert later_waves(ranks, begun).tolist() == [-5.0, -6.0, -np.inf, -7.0, -1.0, -2.0]
