@@ -2,7 +2,8 @@
 #
 #   make quickstart            train a small model while its servers are killed; about 5 minutes
 #   make hf-tiny               the same from a tiny Hugging Face checkpoint, made here (Python 3.11)
-#   make test                  lint, types and all tests; PYTHON=python3.12 for another lane
+#   make test                  lint, types and all tests; PYTHON=python3.12 for another lane,
+#                              TESTS="--order=7 unit" for what `python -m tests --help` says
 #   make soak                  the long fault tests
 #   make experiments           all notebooks of experiments/ anew; EXPERIMENTS="names" for some
 #   make lint                  lint and types only
@@ -18,8 +19,6 @@ VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 # would compile its own where PYTHONDONTWRITEBYTECODE is set. Some are for later Pythons only.
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -c requirements.lock
 COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compileall.log || true
-# The other files need not be imported for these.
-SYSTEM = $(shell grep -rl --include='test_*.py' 'mark\.system' tests)
 METADATA := pyproject.toml kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
@@ -34,9 +33,8 @@ hf-tiny: runs/hf_tiny_start/train.jsonl
 runs/hf_tiny_start/train.jsonl: tools/make_hf_tiny.py | $(VENV)/.installed-dev
 	$(VENV)/bin/python $< --to=$(@D)
 
-test: lint
-	$(VENV)/bin/python -m pytest -q -m "not soak and not system" -n auto --maxprocesses=4 --dist=worksteal
-	$(VENV)/bin/python -m pytest -q -m "system and not soak" $(SYSTEM)
+test: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m tests $(TESTS)
 
 soak: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -q -m soak
@@ -46,9 +44,7 @@ experiments: $(VENV)/.installed-notebooks
 	$(VENV)/bin/python -m experiments --jobs=2 $(EXPERIMENTS)
 
 lint: $(VENV)/.installed-dev
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m tests lint types
 
 $(VENV)/.installed: $(METADATA) | $(VENV)/bin/python
 	@echo "installing into $(VENV) …"

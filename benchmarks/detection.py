@@ -38,7 +38,7 @@ from rlboost_jax.credentials import Credentials, Endpoint, read_credentials
 from rlboost_jax.manager.files import join_folder, trainer_folder
 from rlboost_jax.observe.events import read_events
 
-PATIENCE_SECONDS = 60.0  # for anything here
+PATIENCE_SECONDS = 600.0  # for anything here: on a busy machine a process takes long to start
 SPREAD_SECONDS = 1.0  # over which servers of one kind are struck: some three renewals
 PER_PROCESS = 5  # streams that die together
 PROGRESS_SECONDS = 3.0  # manager.progress_seconds of these runs

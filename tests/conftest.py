@@ -1,6 +1,7 @@
 """How tests run: shapes are checked, implicit rank promotion is an error, programs compile once."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -9,6 +10,10 @@ from pathlib import Path
 # Before the first import of torch or NumPy: as oracles they work on arrays so small that threads
 # wait for each other 30 times longer than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A caller in the background has SIGINT ignored, which all that tests start would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
 import pytest

@@ -112,7 +112,7 @@ class Outpost:
                 [
                     *(sys.executable, "-m", "rlboost_jax.rollout"),
                     f"--manager=127.0.0.1:{self.proxy.port}",
-                    f"--token_file={self._run.workdir / 'token'}",
+                    f"--join={self._run.workdir / 'join'}",
                 ],
                 cwd=REPOSITORY,
                 env={**os.environ, "NPROC": "1", MARK: str(self._run.workdir)},

@@ -1,6 +1,13 @@
-"""Start real runs as a user does, watch their files, and end them."""
+"""Start real runs as a user does, at the pace that a test wants, watch their files, and end them.
+
+`RLBOOST_TEST_SPEED` is how fast engines and learner seem to be, 1 where it is not set: at 10, steps
+have a tenth of the tokens of a smaller model; at 0.1, each dispatch and micro-batch takes ten
+times as long. Nothing that is tested may depend on it.
+"""
 
 import contextlib
+import dataclasses
+import functools
 import json
 import os
 import signal
@@ -13,11 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from rlboost_jax.credentials import Endpoint, read_credentials
+from tests.patience import PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "configs" / "tiny.py"
 MARK = "RLBOOST_TEST_WORKDIR"  # in the environment of every process of a run
+PACED = Path(__file__).parent / "paced"  # its sitecustomize.py makes runs go at our pace
 SEED = "seed=11"
+PATIENT = (
+    "manager.progress_seconds=3600",  # engines that wait for a tester are not stuck
+    "fleet.orphan_seconds=3600",  # and whoever is started again may take its time
+)
 SHORT = (  # six steps of half a second
     SEED,
     "num_steps=6",
@@ -28,11 +41,98 @@ SHORT = (  # six steps of half a second
     "evaluation.every_steps=0",
     "fleet.max_instances=2",
 )
-PATIENCE_SECONDS = 240  # after which a run that does not get there is a failure
+LOOK_SECONDS = 0.03
+SPEED = float(os.environ.get("RLBOOST_TEST_SPEED", "1"))
+FAST = (  # a step of a tenth of the time
+    "model.embed_dim=32",
+    "model.hidden_dim=64",
+    "model.num_layers=1",
+    "task.mean_length=8.0",
+    "task.max_length=20",
+    "sampling.max_response_tokens=48",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Standstill:
+    """A run whose engines wait in the middle of a step.
+
+    Attributes:
+        status: of the fleet.
+        at_work: process ids of preemptible servers that hold work and wait, by name.
+    """
+
+    status: dict[str, Any]
+    at_work: dict[str, int]
+
+    @property
+    def one(self) -> tuple[str, int]:
+        """Name and process id of a server at work."""
+        return next(iter(self.at_work.items()))
+
+
+class Child:
+    """A process whose words go to files: it never waits for somebody to read them.
+
+    Args:
+        logs: folder for the files.
+        environment: besides ours.
+    """
+
+    def __init__(self, command: list[str], logs: Path, environment: dict[str, str]) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        number = len(list(logs.iterdir()))
+        self._files = [logs / f"{number}.{name}" for name in ("stdout", "stderr")]
+        with contextlib.ExitStack() as stack:
+            out, err = (stack.enter_context(open(path, "wb")) for path in self._files)
+            self._process = subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+        self.pid = self._process.pid
+
+    @property
+    def output(self) -> str:
+        return self._files[0].read_text(errors="replace")
+
+    @property
+    def errors(self) -> str:
+        return self._files[1].read_text(errors="replace")
+
+    @property
+    def lives(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """With SIGKILL; it is gone when this returns."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> int:
+        """Wait for the end, good or bad; returns the exit code."""
+        try:
+            return self._process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            said = (self.output + self.errors)[-4000:]
+            raise AssertionError(f"not over in {PATIENCE_SECONDS:g} s:\n{said}") from None
 
 
 class Run:
     """One trainer process in a workdir, with whatever it starts.
+
+    Beside the workdir are `<workdir>.logs`, what its processes print, and `<workdir>.pace`.
 
     Args:
         overrides: `section.field=value`.
@@ -47,25 +147,34 @@ class Run:
         options: tuple[str, ...] = (),
     ):
         self.workdir = workdir
+        self._logs = workdir.with_name(f"{workdir.name}.logs")
+        self._pace = workdir.with_name(f"{workdir.name}.pace")
+        faster = FAST if SPEED > 1 and config == TINY else ()
         self.command = [
             *(sys.executable, "-m", "rlboost_jax.main"),
             *(f"--config={config}", f"--workdir={workdir}"),
-            *(f"--config.{override}" for override in overrides),
+            # Of these tests, and not of the user who runs them.
+            f"--config.compile_cache_dir={os.environ['JAX_COMPILATION_CACHE_DIR']}",
+            *(f"--config.{override}" for override in (*faster, *overrides)),
             *options,
         ]
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Child | None = None
+        self.by_hand: list[Child] = []  # servers
 
     def start(self) -> "Run":
-        self.process = subprocess.Popen(
-            self.command,
-            cwd=REPOSITORY,
-            env={**os.environ, MARK: str(self.workdir)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        (self._pace / "held").mkdir(parents=True, exist_ok=True)
+        self.let_go()
+        self.process = self._child(self.command)
         return self
+
+    def _child(self, command: list[str]) -> Child:
+        path = os.pathsep.join(filter(None, [str(PACED), os.environ.get("PYTHONPATH")]))
+        environment = {
+            MARK: str(self.workdir),
+            "RLBOOST_TEST_PACE": str(self._pace),
+            "PYTHONPATH": path,
+        }
+        return Child(command, self._logs, environment)
 
     def finish(self) -> str:
         """Wait for a good end; returns what was printed."""
@@ -74,25 +183,94 @@ class Run:
         assert self.process.returncode == 0, output[-4000:]
         return output
 
-    def end(self, patience_seconds: float = PATIENCE_SECONDS) -> str:
+    def end(self) -> str:
         """Wait for the end, good or bad; returns what was printed."""
         assert self.process is not None
-        try:
-            output, _ = self.process.communicate(timeout=patience_seconds)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            output, _ = self.process.communicate()
-            raise AssertionError(f"not over in {patience_seconds} s:\n{output[-4000:]}") from None
-        return output
-
-    def run(self) -> "Run":
-        self.start().finish()
-        return self
+        self.process.end()
+        return self.process.output + self.process.errors
 
     def kill(self) -> None:
+        """The trainer's process only."""
         assert self.process is not None
         self.process.kill()
-        self.process.communicate()
+
+    def close(self) -> None:
+        """Leave nothing of it running."""
+        while found := self.processes():
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        if self.process is not None:
+            self.process.end()
+
+    def _go(self, **hold: int) -> None:
+        """Set the pace of all engines."""
+        pace = {"stretch": max(1.0, 1 / SPEED), **({"hold": hold} if hold else {})}
+        part = self._pace / "pace.json.part"
+        part.write_text(json.dumps(pace))
+        part.replace(self._pace / "pace.json")
+
+    def let_go(self) -> None:
+        """Take a standstill back."""
+        self._go()
+
+    @contextlib.contextmanager
+    def at_a_standstill(
+        self, dispatches: int = 3, version: int | None = None, *, servers: bool = True
+    ) -> Iterator[Standstill]:
+        """While all engines wait in the middle of a step, servers hold work, most is left to do,
+        and the manager has tokens of it.
+
+        Servers that come now do so many dispatches too. It ends with `let_go` or the context.
+
+        Args:
+            dispatches: that each engine does in the step; tokens of the last one are not sent.
+            version: of the step, where it is far off; left out: one that comes soon.
+            servers: preemptible ones hold work; else the trainer's engine may be the only one.
+        """
+        self.hold(dispatches, version)
+        try:
+            yield self.wait_until(
+                lambda: self._standstill(dispatches, version, servers), "a standstill"
+            )
+        finally:
+            self.let_go()
+
+    def kill_servers_at_work(self, *versions: int, dispatches: int = 3) -> None:
+        """Kill all that hold work in the middle of these steps."""
+        for version in versions:
+            with self.at_a_standstill(dispatches, version) as still:
+                for pid in still.at_work.values():
+                    os.kill(pid, signal.SIGKILL)
+                gone = functools.partial(self._lost_at_work, set(still.at_work), version)
+                self.wait_until(gone, "their losses")
+
+    def _lost_at_work(self, names: set[str], step: int) -> bool:
+        losses = [event for event in self.events("lost") if event["step"] == step]
+        return names <= {e["instance"] for e in losses if e["detail"].get("count")}
+
+    def hold(self, dispatches: int = 3, version: int | None = None) -> None:
+        """Have all engines wait from the step after the next on: the next may be half over as
+        this is read. See `at_a_standstill`."""
+        newest = max((e["detail"]["version"] for e in self.events("published")), default=-1)
+        self._go(version=newest + 2 if version is None else version, dispatches=dispatches)
+
+    def _standstill(
+        self, dispatches: int, version: int | None, with_servers: bool
+    ) -> Standstill | None:
+        marks = {int(path.name.partition("-")[0]) for path in (self._pace / "held").iterdir()}
+        waiting = marks & self.processes().keys()
+        status, servers = self.status(), self.servers()
+        if not waiting or not status:
+            return None
+        left = status["total"] - status["finished"]
+        if version is None and left < status["total"] // 2:  # it had begun too long before
+            self.hold(dispatches)
+            return None
+        busy = {each["instance"] for each in status["instances"] if each["running"]}
+        at_work = {n: pid for n, pid in servers.items() if n in busy and pid in waiting}
+        return Standstill(status, at_work) if at_work or not with_servers else None
 
     def metrics(self) -> list[dict[str, Any]]:
         return rows(self.workdir / "metrics.jsonl")
@@ -156,31 +334,28 @@ class Run:
 
     def serve(
         self, *options: str, join: Path | None = None, program: str = "rlboost_jax.rollout"
-    ) -> subprocess.Popen[str]:
+    ) -> Child:
         """Start a rollout server for this run, as one does from a second terminal."""
-        return subprocess.Popen(
+        server = self._child(
             [
                 *(sys.executable, "-m", *program.split()),
                 f"--manager={self.manager()['address']}",
                 f"--join={join or self.workdir / 'join'}",
                 *options,
-            ],
-            cwd=REPOSITORY,
-            env={**os.environ, MARK: str(self.workdir)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            ]
         )
+        self.by_hand.append(server)
+        return server
 
     def wait_until(self, settled: Callable[[], Any], what: str) -> Any:
         """The first true value of `settled`, looked at while the run lives."""
 
         def settled_or_over() -> Any:
             value = settled()
-            if not value and self.process is not None and self.process.poll() is not None:
-                output = self.process.stdout.read() if self.process.stdout else ""
-                raise AssertionError(f"the run ended before {what}:\n{output[-4000:]}")
+            if not value and self.process is not None and not self.process.lives:
+                value = settled()  # it may have come with the end
+                said = self.process.output + self.process.errors
+                assert value, f"the run ended before {what}:\n{said[-4000:]}"
             return value
 
         return wait_until(settled_or_over, what)
@@ -193,31 +368,50 @@ def wait_until(settled: Callable[[], Any], what: str) -> Any:
         value = settled()
         if value:
             return value
-        time.sleep(0.02)
-    raise AssertionError(f"no {what} in {PATIENCE_SECONDS} s")
+        time.sleep(LOOK_SECONDS)
+    raise AssertionError(f"no {what} in {PATIENCE_SECONDS:g} s")
+
+
+@functools.lru_cache(maxsize=8)  # they are looked at often, and change seldom
+def rows_of(path: Path, inode: int, size: int, changed_at: int) -> tuple[dict[str, Any], ...]:
+    """Objects of a JSON-lines file in that state; a last line in the making is left out."""
+    text = path.read_text()
+    return tuple(json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines())
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """Objects of a JSON-lines file; a last line in the making is left out."""
+    """Objects of a JSON-lines file, if there is one. They are nobody's to change."""
     if not path.exists():
         return []
-    text = path.read_text()
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    state = path.stat()
+    return list(rows_of(path, state.st_ino, state.st_size, state.st_mtime_ns))
 
 
 @contextlib.contextmanager
 def running(
     workdir: Path, *overrides: str, config: Path = TINY, options: tuple[str, ...] = ()
 ) -> Iterator[Run]:
-    """A run that is gone afterwards, with its manager, however the test ends."""
-    run = Run(workdir, *overrides, config=config, options=options).start()
+    """A run that is gone afterwards, with all that it started, however the test ends."""
+    with prepared(workdir, *overrides, config=config, options=options) as run:
+        yield run.start()
+
+
+@contextlib.contextmanager
+def prepared(
+    workdir: Path, *overrides: str, config: Path = TINY, options: tuple[str, ...] = ()
+) -> Iterator[Run]:
+    """`running` before it is started."""
+    run = Run(workdir, *overrides, config=config, options=options)
     try:
         yield run
     finally:
-        assert run.process is not None
-        if run.process.poll() is None:
-            run.process.kill()
-            run.process.communicate()
-        for pid in run.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        run.close()
+
+
+def complete(
+    workdir: Path, *overrides: str, config: Path = TINY, options: tuple[str, ...] = ()
+) -> Run:
+    """A run that has come to its end."""
+    with running(workdir, *overrides, config=config, options=options) as run:
+        run.finish()
+    return run

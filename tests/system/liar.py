@@ -1,7 +1,7 @@
 """A rollout server that lies: `python -m tests.system.liar KIND …`, else the options of
 `python -m rlboost_jax.rollout`.
 
-shift   every token id is one higher than what was sampled
+shift   every token id but one that ends a response is one higher than what was sampled
 invent  log-probabilities are made up
 stale   the first version is kept, whatever the server says that it has loaded
 """
@@ -16,11 +16,16 @@ import numpy as np
 from rlboost_jax.rollout import server, worker
 
 
-def shift(dispatch: Any, vocab_size: int) -> Any:
-    return dataclasses.replace(dispatch, tokens=(dispatch.tokens + 1) % vocab_size)
+def shift(dispatch: Any, vocab_size: int, ends: tuple[int, ...]) -> Any:
+    """Where responses end is left alone: one that seems to go on is soon missed."""
+    shifted = (dispatch.tokens + 1) % vocab_size
+    for _ in ends:
+        shifted = np.where(np.isin(shifted, ends), (shifted + 1) % vocab_size, shifted)
+    tokens = np.where(np.isin(dispatch.tokens, ends), dispatch.tokens, shifted)
+    return dataclasses.replace(dispatch, tokens=tokens.astype(dispatch.tokens.dtype))
 
 
-def invent(dispatch: Any, vocab_size: int) -> Any:
+def invent(dispatch: Any, vocab_size: int, ends: tuple[int, ...]) -> Any:
     made_up = np.full_like(dispatch.logprobs, -np.log(vocab_size) / 2)
     return dataclasses.replace(dispatch, logprobs=made_up)
 
@@ -30,10 +35,15 @@ class Forger(worker.Worker):
 
     forge: Any = None
     vocab_size = 0
+    ends: tuple[int, ...] = ()
+
+    def submit(self, requests: Any, params_digest: str) -> None:
+        self.ends = requests[0].sampling.stop_ids
+        super().submit(requests, params_digest)
 
     def _send(self) -> None:
         if self._unsent is not None:
-            self._unsent = type(self).forge(self._unsent, self.vocab_size)
+            self._unsent = type(self).forge(self._unsent, self.vocab_size, self.ends)
         super()._send()
 
 

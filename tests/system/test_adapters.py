@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.system.harness import SHORT, Run
+from tests.system.harness import PATIENT, SHORT, complete, running
 
 pytestmark = pytest.mark.system
 
@@ -18,16 +18,17 @@ ADAPTERS = (
 
 @pytest.mark.soak
 def test_kills_of_servers_and_trainer_change_no_bit(tmp_path):
-    calm = Run(tmp_path / "calm", *ADAPTERS, "fleet.max_instances=0").run()
+    calm = complete(tmp_path / "calm", *ADAPTERS, "fleet.max_instances=0")
     digests = calm.digests()
     assert len({params for _, _, params in digests}) == 3, "adapters did not move"
     assert all(row["max_logprob_gap"] <= 1e-5 for row in calm.metrics())
     assert calm.metrics()[-1]["kl"] > 0
 
-    attacked = Run(tmp_path / "run", *ADAPTERS, "fleet.chaos.enabled=True").start()
-    attacked.wait_until(lambda: len(attacked.metrics()) > 1, "two steps")
-    attacked.kill()
-    attacked.run()
+    with running(tmp_path / "run", *ADAPTERS, *PATIENT) as attacked:
+        attacked.kill_servers_at_work(1)
+        with attacked.at_a_standstill(version=2):
+            attacked.kill()
+        attacked.start().finish()
     assert attacked.digests() == digests
     attacked.assert_accounts_hold()
     assert not attacked.events("compiled"), "whatever arrives, a warm engine compiles nothing"

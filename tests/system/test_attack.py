@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.system.attack import Strike, attacking, detections, quantile, report
-from tests.system.harness import SHORT, Run, running
+from tests.system.harness import SHORT, Run, complete, running
 
 pytestmark = pytest.mark.system
 
@@ -76,7 +76,7 @@ def test_fifty_steps_under_attack_end_with_the_same_bits(tmp_path):
         trainer_at=(9, 26, 44),
         num_outposts=2,
     )
-    calm = Run(tmp_path / "calm", *settings, "fleet.max_instances=0").run()
+    calm = complete(tmp_path / "calm", *settings, "fleet.max_instances=0")
     assert [row["step"] for row in run.metrics()] == list(range(50))
     assert run.digests() == calm.digests()
     run.assert_accounts_hold()

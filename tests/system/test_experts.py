@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.system.harness import SHORT, Run
+from tests.system.harness import PATIENT, SHORT, complete, running
 
 pytestmark = [pytest.mark.system, pytest.mark.soak]  # two runs: half a minute of two cores
 
@@ -13,9 +13,10 @@ EXPERTS = (
 
 
 def test_kills_change_no_route_and_no_bit(tmp_path):
-    alone = Run(tmp_path / "alone", *EXPERTS, "fleet.max_instances=0").run()
-    chaos = Run(tmp_path / "chaos", *EXPERTS, "fleet.chaos.enabled=True").run()
-    assert chaos.events("lost"), "chaos killed nobody, so nothing was shown"
+    alone = complete(tmp_path / "alone", *EXPERTS, "fleet.max_instances=0")
+    with running(tmp_path / "chaos", *EXPERTS, *PATIENT) as chaos:
+        chaos.kill_servers_at_work(1)
+        chaos.finish()
     assert chaos.digests() == alone.digests()
     assert len({params for _, _, params in alone.digests()}) == 3, "updates change something"
     assert all(row["max_logprob_gap"] <= 1e-5 for row in alone.metrics())

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.system.harness import REPOSITORY, Run
+from tests.patience import PATIENCE_SECONDS
+from tests.system.harness import PATIENT, REPOSITORY, complete, running
 
 pytestmark = pytest.mark.system
 
@@ -24,7 +25,7 @@ def start(tmp_path_factory):
     """What `make hf-tiny` begins with, taught for a shorter time."""
     folder = tmp_path_factory.mktemp("start")
     tool = [sys.executable, str(REPOSITORY / "tools" / "make_hf_tiny.py")]
-    subprocess.run([*tool, f"--to={folder}", "--updates=200"], check=True, timeout=240)
+    subprocess.run([*tool, f"--to={folder}", "--updates=200"], check=True, timeout=PATIENCE_SECONDS)
     return folder
 
 
@@ -46,19 +47,22 @@ def overrides(start):
 @pytest.fixture(scope="module")
 def calm(overrides, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("calm") / "run"
-    return Run(workdir, *overrides, "fleet.max_instances=0", config=CONFIG).run()
+    return complete(workdir, *overrides, "fleet.max_instances=0", config=CONFIG)
 
 
 def test_kills_of_servers_and_trainer_change_no_bit(calm, overrides, tmp_path):
-    kills = ("fleet.chaos.kills_per_minute=60.0", "rewards.workers=3")
-    attacked = Run(tmp_path / "run", *overrides, *kills, config=CONFIG).start()
-    attacked.wait_until(lambda: len(attacked.metrics()) > 1, "two steps")
-    attacked.kill()
-    attacked.run()
+    kills = (*PATIENT, "fleet.chaos.kills_per_minute=60.0", "rewards.workers=3")
+    with running(tmp_path / "run", *overrides, *kills, config=CONFIG) as attacked:
+        # Responses are over after one or two dispatches.
+        with attacked.at_a_standstill(dispatches=1, version=1, servers=False):
+            attacked.wait_until(lambda: attacked.events("lost"), "a loss")
+        with attacked.at_a_standstill(dispatches=1, version=2, servers=False):
+            attacked.kill()
+        attacked.start().finish()
+        assert not attacked.processes(), "reward workers go with their trainer"
     assert attacked.digests() == calm.digests()
     for name in ("reward_mean", "reward_std", "reward_failures"):
         assert [row[name] for row in attacked.metrics()] == [row[name] for row in calm.metrics()]
-    assert not attacked.processes(), "reward workers go with their trainer"
 
 
 def test_what_comes_out_is_as_good_in_transformers(calm, start, tmp_path):
@@ -66,7 +70,10 @@ def test_what_comes_out_is_as_good_in_transformers(calm, start, tmp_path):
     out = tmp_path / "exported"
     export = [sys.executable, "-m", "rlboost_jax.export", f"--workdir={calm.workdir}"]
     subprocess.run(
-        [*export, f"--to={out}", "--dtype=float32"], check=True, cwd=REPOSITORY, timeout=240
+        [*export, f"--to={out}", "--dtype=float32"],
+        check=True,
+        cwd=REPOSITORY,
+        timeout=PATIENCE_SECONDS,
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()

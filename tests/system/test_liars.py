@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import SEED, Run, running
+from tests.system.harness import PATIENT, SEED, Run, running
 
 pytestmark = pytest.mark.system
 
@@ -16,19 +16,26 @@ pytestmark = pytest.mark.system
 def test_a_lying_server_is_quarantined_and_its_work_done_again(
     calm: Run, tmp_path: Path, kind: str
 ) -> None:
-    settings = (SEED, "evaluation.every_steps=0", "fleet.max_instances=1")
+    settings = (SEED, "evaluation.every_steps=0", "fleet.max_instances=1", *PATIENT)
     with running(tmp_path / "run", *settings) as run:
-        liar = run.serve("--name=liar", program=f"tests.system.liar {kind}")
-        output, complaint = liar.communicate(timeout=200)
+        with run.at_a_standstill(version=1):
+            liar = run.serve("--name=liar", program=f"tests.system.liar {kind}")
+            run.wait_until(lambda: worked(run), "work for the liar")
+        liar.end()
         run.finish()
-    working = {event["step"] for event in run.events("working") if event["instance"] == "liar"}
+    working = worked(run)
     (caught,) = run.events("quarantined")
     assert caught["instance"] == "liar"
     assert "nats from the learner's" in caught["detail"]["reason"]
     if kind != "stale":  # which is honest about its first version
         assert caught["step"] == min(working), "within the step"
     told = "quarantined" if not run.events("rejected") else "sent away before"
-    assert told in output + complaint
+    assert told in liar.output + liar.errors
     assert run.digests() == calm.digests()
     run.assert_accounts_hold()
     assert all(row["max_logprob_gap"] <= 1e-5 for row in run.metrics())
+
+
+def worked(run: Run) -> set[int]:
+    """Steps in which the liar was given work."""
+    return {event["step"] for event in run.events("working") if event["instance"] == "liar"}

@@ -13,7 +13,7 @@ from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.state import abstract_state, make_optimizer
 from rlboost_jax.models.params import flatten_params
 from rlboost_jax.models.sharding import make_mesh
-from tests.system.harness import SHORT, Run
+from tests.system.harness import PATIENT, SHORT, Run, complete, prepared, running
 
 pytestmark = pytest.mark.system
 
@@ -44,16 +44,16 @@ def test_a_mesh_trains_what_one_device_trains(tmp_path, monkeypatch):
     end in other bits, because sums over shards round differently. So engines get the same
     parameters and must sample the same; the update may differ by rounding and no more.
     """
-    one = Run(tmp_path / "one", *SMALL).run()
-    mesh = Run(tmp_path / "mesh", *SMALL, "learner.mesh=(2, 2, 2)")
-    shutil.copytree(one.workdir / "checkpoints" / "0", mesh.workdir / "checkpoints" / "0")
-    config = read_run_config(one.workdir)
-    learner = replace(config.learner, mesh=(2, 2, 2))
-    write_run_config(mesh.workdir, replace(config, learner=learner), "mesh")
-    # Manager and servers inherit it: a server sees eight devices and uses the first.
-    flags = os.environ.get("XLA_FLAGS", "")
-    monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_force_host_platform_device_count=8")
-    mesh.run()
+    one = complete(tmp_path / "one", *SMALL)
+    with prepared(tmp_path / "mesh", *SMALL, "learner.mesh=(2, 2, 2)") as mesh:
+        shutil.copytree(one.workdir / "checkpoints" / "0", mesh.workdir / "checkpoints" / "0")
+        config = read_run_config(one.workdir)
+        learner = replace(config.learner, mesh=(2, 2, 2))
+        write_run_config(mesh.workdir, replace(config, learner=learner), "mesh")
+        # Manager and servers inherit it: a server sees eight devices and uses the first.
+        flags = os.environ.get("XLA_FLAGS", "")
+        monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_force_host_platform_device_count=8")
+        mesh.start().finish()
 
     (expected,), (row,) = one.metrics(), mesh.metrics()
     assert row["trajectories_digest"] == expected["trajectories_digest"]
@@ -74,13 +74,13 @@ def test_a_mesh_trains_what_one_device_trains(tmp_path, monkeypatch):
 def test_engines_of_two_devices_keep_the_promise(tmp_path, monkeypatch):
     flags = os.environ.get("XLA_FLAGS", "")
     monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_force_host_platform_device_count=2")
-    two = (*SHORT, "num_steps=8", "engine.tensor_parallel=2", "learner.mesh=(1, 1, 2)")
-    alone = Run(tmp_path / "alone", *two, "fleet.max_instances=0").run()
-    attacked = Run(tmp_path / "attacked", *two).start()
-    attacked.wait_until(lambda: attacked.events("working"), "a server at work")
-    for pid in attacked.servers().values():
-        os.kill(pid, signal.SIGKILL)
-    attacked.finish()
+    two = (*SHORT, *PATIENT, "num_steps=8", "engine.tensor_parallel=2", "learner.mesh=(1, 1, 2)")
+    alone = complete(tmp_path / "alone", *two, "fleet.max_instances=0")
+    with running(tmp_path / "attacked", *two) as attacked:
+        with attacked.at_a_standstill(version=2) as still:
+            for pid in still.at_work.values():
+                os.kill(pid, signal.SIGKILL)
+        attacked.finish()
     assert attacked.events("lost")
     assert attacked.digests() == alone.digests()
     assert all(row["max_logprob_gap"] < 1e-4 for row in alone.metrics())

@@ -11,6 +11,7 @@ from configs import tiny
 from rlboost_jax import exits
 from rlboost_jax.config.load import run_config
 from rlboost_jax.workdir import Workdir
+from tests.patience import PATIENCE_SECONDS
 from tests.system.harness import REPOSITORY, TINY
 
 pytestmark = pytest.mark.system
@@ -23,7 +24,7 @@ def main(*arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedP
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
     )
 
 

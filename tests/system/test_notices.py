@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.system.harness import Run, running
+from tests.system.harness import PATIENT, Run, running
 
 pytestmark = pytest.mark.system
 
@@ -17,15 +17,26 @@ SETTINGS = (
     "warmup.max_updates=12",
     "warmup.habit_updates=2",
     "evaluation.every_steps=0",
-    "num_steps=1000",
+    "num_steps=100000",
     "fleet.max_instances=0",  # the servers here are started by hand
+    *PATIENT,
 )
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def shared(tmp_path_factory):
     with running(tmp_path_factory.mktemp("notices") / "run", *SETTINGS) as run:
         yield run
+
+
+@pytest.fixture
+def run(shared):
+    """With its trainer's engine only."""
+    shared.let_go()
+    yield shared
+    for server in shared.by_hand:
+        server.kill()
+    shared.hold()  # until the next test
 
 
 @contextmanager
@@ -61,9 +72,8 @@ def events_of(run: Run, kind: str, name: str) -> list[dict]:
 
 
 def assert_leaves_with_everything(run: Run, server, name: str, reason: str) -> None:
-    output, errors = server.communicate(timeout=60)
-    assert server.returncode == 0, errors
-    assert f"leaving: {reason}" in output
+    assert server.end() == 0, server.errors
+    assert f"leaving: {reason}" in server.output
     drained = run.wait_until(lambda: events_of(run, "drained", name), "its goodbye")[0]
     notice = events_of(run, "notice", name)[0]
     assert notice["detail"]["reason"].startswith(reason) and notice["time"] <= drained["time"]
@@ -74,28 +84,28 @@ def assert_leaves_with_everything(run: Run, server, name: str, reason: str) -> N
     run.assert_accounts_hold()
 
 
-def at_work(run: Run, name: str):
-    def busy():
-        instances = run.status().get("instances", ())
-        return any(i["instance"] == name and i["running"] for i in instances)
-
-    run.wait_until(busy, f"work for {name}")
+@contextmanager
+def at_work(run: Run, name: str, *options: str):
+    """A server that holds work of a step; it goes on with that afterwards."""
+    with run.at_a_standstill(servers=False):
+        server = run.serve(f"--name={name}", *options)
+        run.wait_until(lambda: events_of(run, "working", name), f"work for {name}")
+        yield server
 
 
 def test_w13_a_cloud_that_takes_its_machine_back_loses_no_token(run):
     with aws_metadata() as (url, items):
-        server = run.serve("--name=spot", "--notices=auto", f"--notices_url={url}")
-        at_work(run, "spot")
-        gone = {"action": "terminate", "time": "2099-01-01T00:00:00Z"}
-        items["/latest/meta-data/spot/instance-action"] = json.dumps(gone)
+        with at_work(run, "spot", "--notices=auto", f"--notices_url={url}") as server:
+            gone = {"action": "terminate", "time": "2099-01-01T00:00:00Z"}
+            items["/latest/meta-data/spot/instance-action"] = json.dumps(gone)
+            run.wait_until(lambda: events_of(run, "notice", "spot"), "its notice")
         assert_leaves_with_everything(run, server, "spot", "aws: terminate")
         assert events_of(run, "notice", "spot")[0]["detail"]["seconds"] == 120.0
 
 
 def test_a_scheduler_that_signals_ahead(run):
-    server = run.serve(
-        "--name=job", "--notices=none", "--notice_signal=SIGUSR1", "--notice_seconds=30"
-    )
-    at_work(run, "job")
-    server.send_signal(signal.SIGUSR1)
+    signals = ("--notices=none", "--notice_signal=SIGUSR1", "--notice_seconds=30")
+    with at_work(run, "job", *signals) as server:
+        server.send_signal(signal.SIGUSR1)
+        run.wait_until(lambda: events_of(run, "notice", "job"), "its notice")
     assert_leaves_with_everything(run, server, "job", "SIGUSR1")

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.observe.traces import Trace, load
-from tests.system.harness import SHORT, Run
+from tests.system.harness import PATIENT, SHORT, running
 
 pytestmark = pytest.mark.system
 
@@ -12,7 +12,14 @@ STEP = 7
 
 def test_a_step_of_all_processes_on_one_time_axis(short_and_calm, tmp_path):
     profiled = (f"observe.profile_step={STEP}", f"num_steps={STEP + 2}")
-    run = Run(tmp_path / "run", *SHORT, *profiled).run()
+    with running(tmp_path / "run", *SHORT, *PATIENT, *profiled) as run:
+        # Servers work in this step, and have the next version when they are seen in its step.
+        with (
+            run.at_a_standstill(version=STEP),
+            run.at_a_standstill(version=STEP + 1) as next_step,
+        ):
+            pass
+        run.finish()
     calm = short_and_calm.digests()
     assert run.digests()[: len(calm)] == calm, "to be watched changes no bit"
 
@@ -33,7 +40,12 @@ def test_a_step_of_all_processes_on_one_time_axis(short_and_calm, tmp_path):
     assert servers, "no server took part, so nothing was shown"
     for server in servers:
         assert_between(trace, server, server)
-        assert STEP + 1 in [s["args"]["version"] for s in trace.spans(server, "weights", "pull")]
+        pulls = [s["args"]["version"] for s in trace.spans(server, "weights", "pull")]
+        assert pulls[0] == STEP, "that which it worked with"
+        assert pulls[1:] == [STEP + 1] * (len(pulls) - 1)
+    for server in next_step.at_work:
+        pulls = [s["args"]["version"] for s in trace.spans(server, "weights", "pull")]
+        assert pulls[-1] == STEP + 1
     if trace.spans("trainer", "engine", "dispatch"):
         assert_between(trace, "trainer", "reserved")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.system.harness import SEED, SHORT, Run, running
+from tests.system.harness import PATIENT, SEED, SHORT, complete, running
 
 pytestmark = pytest.mark.system
 
@@ -31,25 +31,27 @@ def test_engine_and_learner_agree_to_rounding(calm):
 @pytest.mark.soak
 def test_they_agree_on_truncated_sampling_too(tmp_path):
     truncated = ("sampling.top_p=0.9", "sampling.top_k=20", "num_steps=2")
-    run = Run(tmp_path / "run", SEED, *truncated, "fleet.max_instances=1").run()
+    run = complete(tmp_path / "run", SEED, *truncated, "fleet.max_instances=1")
     assert all(row["max_logprob_gap"] <= 1e-5 for row in run.metrics())
 
 
 def test_killed_and_joining_servers_change_no_bit(calm, tmp_path):
-    chaos = Run(tmp_path / "run", SEED, "fleet.chaos.enabled=True").run()
-    assert chaos.events("lost"), "chaos killed nobody, so nothing was shown"
-    assert chaos.digests() == calm.digests()
-    chaos.assert_accounts_hold()
-    assert not chaos.events("compiled"), "whatever arrives, a warm engine compiles nothing"
+    with running(tmp_path / "run", SEED, *PATIENT) as run:
+        run.kill_servers_at_work(1, 2)  # the second time those that came in their place
+        run.finish()
+    assert run.digests() == calm.digests()
+    run.assert_accounts_hold()
+    assert not run.events("compiled"), "whatever arrives, a warm engine compiles nothing"
 
 
 @pytest.mark.soak
 def test_dynamic_sampling_fills_the_same_batches_whoever_is_killed(tmp_path):
     """Held-out prompts ride on every second step besides."""
     dapo = (*SHORT, "algorithm.name=dapo", "evaluation.every_steps=2", "num_steps=4")
-    alone = Run(tmp_path / "alone", *dapo, "fleet.max_instances=0").run()
-    chaos = Run(tmp_path / "chaos", *dapo, "fleet.chaos.enabled=True").run()
-    assert chaos.events("lost"), "chaos killed nobody, so nothing was shown"
+    alone = complete(tmp_path / "alone", *dapo, "fleet.max_instances=0")
+    with running(tmp_path / "chaos", *dapo, *PATIENT) as chaos:
+        chaos.kill_servers_at_work(1, 3)
+        chaos.finish()
     assert chaos.digests() == alone.digests()
     for name in ("prompts_used", "tokens_filtered", "accuracy", "tokens_measured"):
         assert [row[name] for row in chaos.metrics()] == [row[name] for row in alone.metrics()]
@@ -63,15 +65,17 @@ def test_dynamic_sampling_fills_the_same_batches_whoever_is_killed(tmp_path):
 def test_a_replayed_trace_changes_no_bit(calm, tmp_path):
     # Two machines at first; then every second one of them is taken, and back 1.5 s later.
     lines = ["0,add,east", "0,add,west"]
-    for second in range(1, 200):
+    for second in range(1, 2000):
         machine = ("east", "west")[second % 2]
         lines += [f"{second}000,remove,{machine}", f"{second + 1}500,add,{machine}"]
     lines.sort(key=lambda line: int(line.partition(",")[0]))
     trace = tmp_path / "trace.csv"
     trace.write_text("\n".join(lines) + "\n")
     market = (f"fleet.trace={trace}", "fleet.trace_speed=1.0", "fleet.max_instances=2")
-    replayed = Run(tmp_path / "run", SEED, *market).run()
-    assert replayed.events("lost")
+    with running(tmp_path / "run", SEED, *PATIENT, *market) as replayed:
+        with replayed.at_a_standstill(version=1, servers=False):
+            replayed.wait_until(lambda: replayed.events("lost"), "a loss")
+        replayed.finish()
     assert replayed.digests() == calm.digests()
     replayed.assert_accounts_hold()
     assert not replayed.events("compiled"), "whatever arrives, a warm engine compiles nothing"
@@ -79,33 +83,15 @@ def test_a_replayed_trace_changes_no_bit(calm, tmp_path):
 
 @pytest.mark.soak
 def test_no_server_at_all_changes_no_bit(calm, tmp_path):
-    alone = Run(tmp_path / "run", SEED, "fleet.max_instances=0").run()
+    alone = complete(tmp_path / "run", SEED, "fleet.max_instances=0")
     assert not [e for e in alone.events("joined") if "reserved" not in e["instance"]]
     assert alone.digests() == calm.digests()
     assert all(row["tokens_preemptible"] == 0 for row in alone.metrics())
 
 
-def test_a_killed_trainer_goes_on_in_the_same_step(calm, tmp_path):
-    with running(tmp_path / "run", SEED) as run:
-
-        def in_the_middle_of_a_step():
-            done = len(run.metrics())
-            return done >= 1 and [e for e in run.events() if e["step"] > done - 1]
-
-        run.wait_until(in_the_middle_of_a_step, "the middle of a step")
-        before = run.manager()["pid"]
-        run.kill()
-        run.start()
-        run.wait_until(lambda: run.events("resumed"), "the run going on")
-        assert run.manager()["pid"] == before, "the manager and its fleet were found again"
-        run.finish()
-        assert run.digests() == calm.digests()
-        run.assert_accounts_hold()
-
-
 @pytest.mark.soak
 def test_another_seed_gives_other_bits(calm, tmp_path):
-    other = Run(tmp_path / "run", "seed=12", "num_steps=1", "fleet.max_instances=0").run()
+    other = complete(tmp_path / "run", "seed=12", "num_steps=1", "fleet.max_instances=0")
     step, trajectories, params = other.digests()[0]
     assert (step, trajectories) != calm.digests()[0][:2]
     assert params != calm.digests()[0][2]

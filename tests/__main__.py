@@ -1,0 +1,240 @@
+"""Run what every change must pass, all of it, and say at the end what did not.
+
+    python -m tests                      lint, types, unit and system tests
+    python -m tests unit system          some of these parts
+    python -m tests --order=7            tests in a random order, the same for the same number
+    python -m tests --jobs=4             test processes at a time
+    python -m tests --busy=8             beside so many processes that compute all the time
+    python -m tests --share=0.25         no process gets more of a core (for root, on Linux)
+    python -m tests --speed=0.1 system   engines and learners that seem ten times slower (or faster)
+
+A part that fails does not keep the others from running. A run that is green leaves nothing behind,
+or it would not be green: no process, and so no port, no folder, no file in the checkout.
+Of a red one the folders of failed tests are kept.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.conditions import busy, throttled
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = "RLBOOST_TEST_SESSION"  # in the environment of every process that is started
+SLOWEST = 10  # tests shown
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Part:
+    """Commands that are one part, and what to name when it is to be run alone."""
+
+    name: str
+    commands: tuple[tuple[str, ...], ...]
+    tests: bool = False  # the last command is pytest
+
+
+@dataclass
+class Result:
+    part: Part
+    seconds: float
+    failed: list[str] = field(default_factory=list)  # commands that show it again
+    tally: dict[str, dict[str, Any]] = field(default_factory=dict)  # of `tests/tally.py`
+
+
+def parts(jobs: int, order: int | None) -> list[Part]:
+    """All there are, in the order in which they run.
+
+    Args:
+        jobs: test processes at a time; 0: as many as there are cores, at most 4.
+        order: seed of a random order; None: the usual one.
+    """
+    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "tests.tally")
+    if order is not None:
+        pytest += ("-p", "random_order.plugin", f"--random-order-seed={order}")
+    cores = ("--maxprocesses=4", "-n", str(jobs or "auto"))
+    several = ("-n", str(jobs or min(4, 1 + (os.cpu_count() or 1))))
+    system = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
+    system = [name for name in system if "mark.system" in (ROOT / name).read_text()]
+    unit = (*pytest, "-m", "not soak and not system", *cores, "--dist=worksteal")
+    whole = (*pytest, "-m", "system and not soak", *several, "--dist=loadfile", *system)
+    ruff = str(BIN / "ruff")
+    return [
+        Part("lint", ((ruff, "check", "."), (ruff, "format", "--check", "."))),
+        Part("types", ((str(BIN / "mypy"),),)),
+        Part("unit", (unit,), tests=True),
+        Part("system", (whole,), tests=True),
+    ]
+
+
+def carry_out(part: Part, environment: dict[str, str], folder: Path) -> Result:
+    """Run a part to its end."""
+    began = time.monotonic()
+    result = Result(part, 0.0)
+    print(f"\n{part.name}", flush=True)
+    for command in part.commands:
+        file = folder / f"{part.name}.json"
+        more = (f"--tally={file}", f"--basetemp={folder / part.name}") if part.tests else ()
+        code = subprocess.call([*command, *more], cwd=ROOT, env=environment)
+        if part.tests and file.exists():
+            result.tally = json.loads(file.read_text())
+        if code != 0:
+            found = [t for t, o in result.tally.get("outcomes", {}).items() if o == "failed"]
+            again = " ".join([_shown(command[0]), *command[1:]])
+            shown = [f"{_shown(sys.executable)} -m pytest '{test}'" for test in found]
+            result.failed += shown or [again]
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def _shown(program: str) -> str:
+    path = Path(program)
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else program
+
+
+def processes_left(session: str) -> dict[int, str]:
+    """Command lines of processes that this session has started and that still live."""
+    found = {}
+    mark = f"{MARK}={session}".encode()
+    folders = Path("/proc").iterdir() if Path("/proc/self").is_dir() else ()
+    for process in folders:
+        with contextlib.suppress(OSError):  # none, or gone meanwhile
+            if not process.name.isdigit() or int(process.name) == os.getpid():
+                continue
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            ours = mark in (process / "environ").read_bytes().split(b"\0")
+            if ours and state not in "ZX":
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(process.name)] = command.strip()
+    return found
+
+
+def clear_away(session: str) -> list[str]:
+    """End what is left; returns a line for each."""
+    found = processes_left(session)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return [f"process {pid} was left running: {command[:120]}" for pid, command in found.items()]
+
+
+def files_of_checkout() -> set[str]:
+    """That version control neither knows nor ignores."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return set(listed.stdout.splitlines())
+
+
+def report(results: Sequence[Result], left: Sequence[str]) -> None:
+    seconds: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for result in results:
+        seconds.update(result.tally.get("seconds", {}))
+        reasons.update(result.tally.get("reasons", {}).values())
+    if seconds:
+        print(f"\nslowest {SLOWEST}")
+        for test, value in seconds.most_common(SLOWEST):
+            print(f"  {value:6.1f} s  {test}")
+    if reasons:
+        print("\nskipped")
+        for reason, count in reasons.most_common():
+            print(f"  {count:6}    {reason}")
+    print(f"\n  {'':8} {'passed':>7} {'failed':>7} {'skipped':>8} {'minutes':>8}")
+    for result in results:
+        counts = Counter(result.tally.get("outcomes", {}).values())
+        shown = [counts["passed"], counts["failed"], counts["skipped"]]
+        if not result.part.tests:
+            shown = ["" if result.failed else "ok", len(result.failed) or "", ""]
+        columns = f"{shown[0]:>7} {shown[1]:>7} {shown[2]:>8} {result.seconds / 60:8.1f}"
+        print(f"  {result.part.name:8} {columns}")
+    total = sum(result.seconds for result in results)
+    print(f"  {'':8} {'':>7} {'':>7} {'':>8} {total / 60:8.1f}")
+    failed = [line for result in results for line in result.failed]
+    if failed:
+        print("\nfailed; each alone by")
+        for line in failed:
+            print(f"  {line}")
+    if left:
+        print("\nleft behind")
+        for line in left:
+            print(f"  {line}")
+    if not failed and not left:
+        print("\nall green")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = [part.name for part in parts(0, None)]
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(names))
+    parser.add_argument("--jobs", type=int, default=0, help="left out: by the number of cores")
+    parser.add_argument("--order", type=int, help="seed of a random order")
+    parser.add_argument("--busy", type=int, default=0, help="processes beside the tests")
+    parser.add_argument("--share", type=float, help="of a core, for each process")
+    parser.add_argument("--speed", type=float, default=1.0, help="of engines in system tests")
+    chosen = parser.parse_args(arguments)
+    if unknown := [name for name in chosen.parts if name not in names]:
+        parser.error(f"no part {unknown[0]!r}; there are {', '.join(names)}")
+    if chosen.speed <= 0 or (chosen.share is not None and chosen.share <= 0):
+        parser.error(f"--speed={chosen.speed} --share={chosen.share}: more than 0 is needed")
+
+    # Ignored where a shell has started this in the background, and then by all it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    session, before = uuid.uuid4().hex, files_of_checkout()
+    folder = Path(tempfile.mkdtemp(prefix="rlboost-tests-"))
+    environment = {
+        **os.environ,
+        MARK: session,
+        "TMPDIR": str(folder),
+        "RLBOOST_TEST_SPEED": str(chosen.speed),
+    }
+    results: list[Result] = []
+    left: list[str] = []
+    try:
+        with contextlib.ExitStack() as conditions:
+            conditions.enter_context(busy(chosen.busy))
+            if chosen.share is not None:
+                own = functools.partial(processes_left, session)
+                conditions.enter_context(throttled(chosen.share, own))
+            for part in parts(chosen.jobs, chosen.order):
+                if not chosen.parts or part.name in chosen.parts:
+                    results.append(carry_out(part, environment, folder))
+                    left += [f"{line} (after {part.name})" for line in clear_away(session)]
+    except KeyboardInterrupt:
+        left.append("an interrupted part")
+    finally:
+        clear_away(session)
+        red = bool(left) or any(result.failed for result in results)
+        if not red:
+            shutil.rmtree(folder, ignore_errors=True)
+    left += [f"file {name}" for name in sorted(files_of_checkout() - before)]
+    report(results, left)
+    if red:
+        print(f"\nfolders of failed tests are in {folder}")
+    return 1 if red or left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,202 @@
+"""Put defects back and see the tests that matter most fail: `python -m tests.defects [NAME …]`.
+
+Each is a small change of a copy of the sources in which one test, by name, has to fail that
+passes without it. A test that does not is worth nothing, and this ends with code 1.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Defect:
+    """One mistake that somebody could make.
+
+    Attributes:
+        file, right, wrong: where, and what takes the place of what; it is there once.
+        test: fails with it.
+    """
+
+    name: str
+    meaning: str
+    file: str
+    right: str
+    wrong: str
+    test: str
+
+
+DEFECTS = (
+    Defect(
+        "noise",
+        "a response that goes on elsewhere is sampled with the noise of its first token",
+        "rlboost_jax/engine/programs.py",
+        "params, x[last_rows], keys, records[:, metadata.RESPONSE], controls",
+        "params, x[last_rows], keys, 0 * records[:, metadata.RESPONSE], controls",
+        "tests/system/test_same_bits.py::test_killed_and_joining_servers_change_no_bit",
+    ),
+    Defect(
+        "journal",
+        "a manager that was started again does not know what the one before had taken in",
+        "rlboost_jax/manager/memory.py",
+        "case StepExtended() | Collected() | Redone():",
+        "case StepExtended() | Redone():",
+        "tests/system/test_durability.py::"
+        "test_killed_at_any_moment_it_ends_with_the_same_bits[common]",
+    ),
+    Defect(
+        "liar",
+        "the learner believes every log-probability",
+        "rlboost_jax/learner/learners.py",
+        "for gap in gaps])) <= self.tolerated_gap:",
+        "for gap in gaps])) >= 0:",
+        "tests/system/test_liars.py::"
+        "test_a_lying_server_is_quarantined_and_its_work_done_again[shift]",
+    ),
+    Defect(
+        "digest",
+        "a server loads weights whose digest is wrong",
+        "rlboost_jax/weights/download.py",
+        "if digest != self._entry.sha256:",
+        "if not digest:",
+        "tests/system/test_by_hand.py::test_damaged_weights_are_refused_and_delay_nobody",
+    ),
+    Defect(
+        "lease",
+        "a server may be silent for twice its lease",
+        "rlboost_jax/manager/roster.py",
+        'silent = instance.heard_at + lease, f"silent',
+        'silent = instance.heard_at + 2 * lease, f"silent',
+        "tests/simulate/test_schedules.py::test_every_sample_once_and_right[0]",
+    ),
+    Defect(
+        "companions",
+        "sums over the vocabulary are added up in an order that depends on the number of rows",
+        "rlboost_jax/engine/programs.py",
+        "R, most = len(x), self.layout.decode_rows[-1]",
+        "R, most = len(x), len(x)",
+        "tests/engine/test_invariance.py::test_the_sampler_does_not_know_how_many_rows_there_are",
+    ),
+    Defect(
+        "mask",
+        "a token does not attend to itself",
+        "kernels/rlboost_kernels/attention/xla.py",
+        "& (position_1C < visible_R[:, None])",
+        "& (position_1C < visible_R[:, None] - 1)",
+        "kernels/tests/test_attention.py::test_matches_float64_loops_for_any_shape",
+    ),
+    Defect(
+        "rope",
+        "positions of long contexts are not scaled",
+        "rlboost_jax/models/rope.py",
+        "return np.asarray(kept * plain + (1 - kept) * plain / rope.factor)\n    if",
+        "return np.asarray(plain)\n    if",
+        "tests/models/test_families.py::test_greedy_generation[llama, scaled positions, biases]",
+    ),
+    Defect(
+        "divisor",
+        "an update is divided by the number of its responses in place of its tokens",
+        "rlboost_jax/learner/packing.py",
+        "return max(1, sum(len(t.response_tokens) for t in trained))",
+        "return max(1, len(trained))",
+        "tests/learner/test_updates.py",
+    ),
+    Defect(
+        "seal",
+        "weights of whoever answers are loaded",
+        "rlboost_jax/weights/seal.py",
+        "if not hmac.compare_digest(",
+        "if False and not hmac.compare_digest(",
+        "tests/weights/test_seal.py",
+    ),
+    Defect(
+        "reward",
+        "a reward function may take all of the memory",
+        "rlboost_jax/rewards/worker.py",
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))",
+        "del limit",
+        "tests/rewards/test_worker.py",
+    ),
+)
+
+
+def copy_of_sources(folder: Path) -> None:
+    """All that version control knows or would take, and what an installation has built."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    built = [str(path.relative_to(ROOT)) for path in (ROOT / "kernels").rglob("*.so")]
+    for name in [*listed.stdout.splitlines(), *built]:
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def passes(folder: Path, test: str) -> tuple[bool, str]:
+    """Whether a test does there, and the end of what it prints."""
+    path = os.pathsep.join([str(folder), str(folder / "kernels")])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-o", "addopts=--import-mode=importlib", test],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "CI": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode not in (0, 1):  # of pytest: tests failed
+        raise RuntimeError(f"{test} does not run:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+    return done.returncode == 0, done.stdout[-2000:]
+
+
+def seen(defect: Defect, folder: Path) -> bool:
+    """Whether its test passes without it and fails with it."""
+    file = folder / defect.file
+    right = file.read_text()
+    if right.count(defect.right) != 1:
+        raise RuntimeError(f"{defect.name}: {defect.file} has not once {defect.right!r}")
+    began = time.monotonic()
+    sound, output = passes(folder, defect.test)
+    if not sound:
+        print(output)
+    file.write_text(right.replace(defect.right, defect.wrong))
+    try:
+        found = not passes(folder, defect.test)[0]
+    finally:
+        file.write_text(right)
+    verdict = "seen" if found and sound else "NOT SEEN" if sound else "FAILS WITHOUT IT"
+    print(f"{defect.name:11} {verdict:9} {time.monotonic() - began:5.0f} s  {defect.meaning}")
+    print(f"{'':28} {defect.test}", flush=True)
+    return found and sound
+
+
+def main(arguments: Sequence[str]) -> int:
+    names = {defect.name: defect for defect in DEFECTS}
+    parser = argparse.ArgumentParser(prog="python -m tests.defects", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
+    chosen = parser.parse_args(arguments).names or list(names)
+    if unknown := [name for name in chosen if name not in names]:
+        parser.error(f"no defect {unknown[0]!r}; there are {', '.join(names)}")
+    with tempfile.TemporaryDirectory(prefix="rlboost-defects-") as name:
+        folder = Path(name)
+        copy_of_sources(folder)
+        missed = [each for each in chosen if not seen(names[each], folder)]
+    if missed:
+        print(f"not seen: {', '.join(missed)}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
