@@ -21,11 +21,11 @@ _spec.loader.exec_module(recipe)
 class BuildLibrary(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         """Without the tag of a Python: the library belongs to none."""
-        return str(Path(*fullname.split("."))) + recipe.LIBRARY.suffix
+        return str(Path(*fullname.split("."))) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
         try:
-            recipe.build(Path(self.get_ext_fullpath(ext.name)))
+            recipe.build(Path(self.get_ext_fullpath(ext.name)).parent)
         except recipe.CannotBuild as error:
             raise CompileError(str(error)) from error  # a warning, as the extension is optional
 
@@ -35,10 +35,15 @@ class WheelOfOnePlatform(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+try:
+    NAME = Path(recipe.library_of(recipe.interface_version())).stem
+except recipe.CannotBuild:  # as it will say once more
+    NAME = "librlboost_kernels"
+
 setup(
     ext_modules=[
         Extension(
-            f"rlboost_kernels.cpu.{recipe.LIBRARY.stem}",
+            f"rlboost_kernels.cpu.{NAME}",
             sources=sorted(f"rlboost_kernels/cpu/src/{p.name}" for p in recipe.SOURCES.iterdir()),
             optional=True,
         )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rlboost_kernels import active, available_implementations, matmul, ragged_paged_attention
 from rlboost_kernels.cpu import library
+from rlboost_kernels.cpu.build import interface_version, library_of
 from rlboost_kernels.implementations import choose
 from rlboost_kernels.problems import CHECKED, Problem, random_arguments
 
@@ -238,9 +239,10 @@ def test_for_another_platform_it_is_refused_and_none_picks_another(cpu):
 
 @pytest.fixture
 def no_library(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "LIBRARY", tmp_path / "librlboost_kernels.so")
+    """An empty folder in place of that of libraries."""
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
     library._load.cache_clear()
-    yield library.LIBRARY
+    yield tmp_path
     monkeypatch.undo()
     library._load.cache_clear()
 
@@ -260,9 +262,28 @@ def test_without_the_library_everything_else_works(no_library):
 
 
 def test_a_file_that_is_no_library(no_library):
-    no_library.write_bytes(b"not a library")
+    (no_library / library_of(interface_version())).write_bytes(b"not a library")
     assert "cannot be loaded" in library.why_missing()
     assert choose(None) == "xla"
+
+
+def test_a_library_for_a_newer_jaxlib_is_passed_over(no_library):
+    """To register its calls would be the end of JAX's whole CPU backend."""
+    major, minor = interface_version()
+    for version in ((major, minor + 1), (major + 1, 0)):
+        (no_library / library_of(version)).touch()
+    reason = library.why_missing()
+    assert f"another jaxlib (version {major}.{minor + 1}, {major + 1}.0 of" in reason
+    assert f"here it is {major}.{minor}" in reason and library.BUILD_COMMAND in reason
+    assert choose(None) == "xla"
+
+
+def test_of_several_libraries_the_newest_that_fits_is_loaded(no_library):
+    major, minor = interface_version()
+    for version in ((major, minor - 1), (major, minor), (major, minor + 1)):
+        (no_library / library_of(version)).touch()
+    path, reason = library._newest_that_fits()
+    assert reason is None and path.name == library_of((major, minor))
 
 
 @pytest.mark.parametrize("name", ["mmx", "AVX2"])

@@ -2,11 +2,11 @@
 
 import sys
 
-from rlboost_kernels.cpu.build import LIBRARY, CannotBuild, build
+from rlboost_kernels.cpu.build import CannotBuild, build
 
 if __name__ == "__main__":
     try:
-        build()
+        library = build()
     except CannotBuild as error:
-        sys.exit(f"cannot build {LIBRARY.name}: {error}")
-    print(f"built {LIBRARY}")
+        sys.exit(f"cannot build the library of the cpu implementation: {error}")
+    print(f"built {library}")

@@ -2,14 +2,17 @@
 
 Needs a C++17 compiler (the environment variable CXX, or g++, clang++ or c++) and the headers that
 come with jaxlib. The code of each instruction set is compiled for that set and nothing else is,
-so one library runs on every machine of an architecture. `setup.py` builds with the same function,
-loading this file by its path: it imports the standard library alone.
+so one library runs on every machine of an architecture, with every jaxlib whose version of XLA's
+interface for such calls is not older than the one compiled for. That version is in the library's
+name, so that environments with other jaxlibs can share a source folder. `setup.py` builds with the
+same function, loading this file by its path: it imports the standard library alone.
 """
 
 import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,7 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
-LIBRARY = Path(__file__).parent / "librlboost_kernels.so"  # of any Python, so without its tag
+FOLDER = Path(__file__).parent  # of libraries
+_NAME = "librlboost_kernels_ffi{}_{}.so"  # of any Python, so without its tag
 
 # No contraction: where a product is rounded is part of what is promised about bits.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall")
@@ -36,13 +40,40 @@ class CannotBuild(Exception):
     """A compiler or a header is missing, or the compiler failed."""
 
 
-def build(library: Path = LIBRARY) -> None:
-    """Compile and link `library`; an older one stays until the new one is complete.
+def library_of(version: tuple[int, int]) -> str:
+    """The name of the library that is compiled for that version of the interface."""
+    return _NAME.format(*version)
+
+
+def versions(folder: Path) -> dict[tuple[int, int], Path]:
+    """The libraries there are."""
+    pattern = re.compile(re.escape(_NAME).replace(r"\{\}", r"(\d+)"))
+    found = ((pattern.fullmatch(path.name), path) for path in folder.iterdir())
+    return {(int(match[1]), int(match[2])): path for match, path in found if match}
+
+
+def interface_version() -> tuple[int, int]:
+    """Major and minor number of XLA's interface for calls (`XLA_FFI_API_*`), by jaxlib's headers.
+
+    Raises:
+        CannotBuild: there are none.
+    """
+    text = (_headers() / "xla" / "ffi" / "api" / "c_api.h").read_text(encoding="utf-8")
+    numbers = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
+    if not all(numbers):
+        raise CannotBuild("xla/ffi/api/c_api.h names no XLA_FFI_API_MAJOR or _MINOR")
+    major, minor = (int(number[1]) for number in numbers if number)
+    return major, minor
+
+
+def build(libraries: Path = FOLDER) -> Path:
+    """Compile and link the library for this jaxlib; an older one stays until it is complete.
 
     Raises:
         CannotBuild: with what is missing, or what the compiler said.
     """
     compiler, include = _compiler(), _headers()
+    library = libraries / library_of(interface_version())
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rlboost-kernels-") as folder:
 
@@ -61,6 +92,7 @@ def build(library: Path = LIBRARY) -> None:
         beside = library.with_name(f".{library.name}.{os.getpid()}")
         shutil.copyfile(linked, beside)
         os.replace(beside, library)
+    return library
 
 
 def sources_digest() -> str:

@@ -7,10 +7,17 @@ set; one that this machine does not have is an error. Without it the best one is
 import ctypes
 import os
 from functools import lru_cache
+from pathlib import Path
 
 import jax
 
-from rlboost_kernels.cpu.build import LIBRARY, sources_digest
+from rlboost_kernels.cpu.build import (
+    FOLDER,
+    CannotBuild,
+    interface_version,
+    sources_digest,
+    versions,
+)
 
 BUILD_COMMAND = "python -m rlboost_kernels.cpu"
 ISA_VARIABLE = "RLBOOST_KERNELS_CPU_ISA"
@@ -43,10 +50,11 @@ def isa() -> str:
 @lru_cache(maxsize=1)
 def _load() -> tuple[str | None, str | None]:
     """Load the library and register its calls with XLA; the instruction set, or what is wrong."""
-    if not LIBRARY.exists():
-        return None, f"its library has not been built; with a C++ compiler, run {BUILD_COMMAND}"
+    path, reason = _newest_that_fits()
+    if path is None:
+        return None, reason
     try:
-        library = ctypes.CDLL(str(LIBRARY))
+        library = ctypes.CDLL(str(path))
         library.rlboost_sources.restype = ctypes.c_char_p
         built_from = library.rlboost_sources().decode()
     except (OSError, AttributeError) as error:
@@ -54,13 +62,33 @@ def _load() -> tuple[str | None, str | None]:
     if built_from != sources_digest():
         return None, f"its library was built from other sources; run {BUILD_COMMAND}"
     name = _use_isa(library)
-    try:
-        for target in TARGETS:
-            call = jax.ffi.pycapsule(getattr(library, target))
-            jax.ffi.register_ffi_target(target, call, platform="cpu")
-    except jax.errors.JaxRuntimeError as error:  # an older jaxlib than the one of the headers
-        return None, f"this jaxlib does not take its library ({error}); run {BUILD_COMMAND}"
+    for target in TARGETS:
+        call = jax.ffi.pycapsule(getattr(library, target))
+        jax.ffi.register_ffi_target(target, call, platform="cpu")
     return name, None
+
+
+def _newest_that_fits() -> tuple[Path | None, str | None]:
+    """A library that this jaxlib takes, or why there is none.
+
+    It has to be known before a call is registered: JAX does that as its CPU backend starts, which
+    then fails as a whole.
+    """
+    try:
+        here = interface_version()
+    except CannotBuild as error:
+        return None, f"nothing tells which library this jaxlib takes: {error}"
+    found = versions(FOLDER)
+    fitting = [version for version in found if version[0] == here[0] and version <= here]
+    if fitting:
+        return found[max(fitting)], None
+    if found:
+        others = ", ".join(f"{major}.{minor}" for major, minor in sorted(found))
+        return None, (
+            f"its library was built for another jaxlib (version {others} of XLA's interface for "
+            f"calls, here it is {here[0]}.{here[1]}); run {BUILD_COMMAND}"
+        )
+    return None, f"its library has not been built; with a C++ compiler, run {BUILD_COMMAND}"
 
 
 def _use_isa(library: ctypes.CDLL) -> str:
