@@ -119,10 +119,11 @@ class Journal:
     def _write(self, entries: Iterable[Entry]) -> None:
         if self._file is None:
             return  # given up until a step opens a segment
-        data = memoryview(frames(entries))
-        while data:
-            data = data[os.write(self._file, data) :]
-        self._good = os.lseek(self._file, 0, os.SEEK_CUR)
+        data = frames(entries)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._file, left) :]
+        self._good += len(data)
 
     def _give_up(self) -> None:
         """Write no more to this segment: what follows a gap could not be read."""
