@@ -57,7 +57,7 @@ class Journal:
         self._folder.mkdir(exist_ok=True)
         entries: list[Any] = []
         damages: list[str] = []
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+        for path in self._segments():
             segment = read_segment(path.read_bytes())
             if self._foreign(segment):
                 path.unlink()
@@ -96,6 +96,11 @@ class Journal:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def _segments(self) -> list[Path]:
+        """In the order in which they were begun."""
+        names = sorted(name for name in os.listdir(self._folder) if name.endswith(SUFFIX))
+        return [self._folder / name for name in names]
 
     def _foreign(self, segment: Segment) -> bool:
         first = segment.entries[0] if segment.entries else None
@@ -151,7 +156,7 @@ class Journal:
                         path.unlink(missing_ok=True)
                 case RunOver():
                     self.close()
-                    for path in self._folder.glob(f"*{SUFFIX}"):
+                    for path in self._segments():
                         path.unlink(missing_ok=True)
                     self._steps.clear()
                     self._path = None
