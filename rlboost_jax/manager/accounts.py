@@ -63,6 +63,18 @@ class Books:
         self.sampled(tokens, reserved=reserved)
         self.lost += tokens
 
+    def copy(self) -> "Books":
+        reserved, preemptible, lost, prefilled_again, migrated, joined, gone = self.values()
+        return Books(
+            reserved=reserved,
+            preemptible=preemptible,
+            lost=lost,
+            prefilled_again=prefilled_again,
+            migrated=migrated,
+            joined=joined,
+            gone=gone,
+        )
+
     def values(self) -> tuple[int, ...]:
         return (
             self.reserved,

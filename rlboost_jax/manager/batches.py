@@ -1,6 +1,7 @@
 """A token batch taken apart and checked, before any of it is believed."""
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +32,9 @@ class Rows:
         ids, counts = _array(batch.request_ids, "<u4"), _array(batch.counts, "<u2")
         self.tokens, logprobs = _array(batch.tokens, "<i4"), _array(batch.logprobs, "<f4")
         self.num_tokens = len(self.tokens)
-        total = int(counts.sum(dtype=np.int64))
+        self.ids: list[int] = ids.tolist()
+        self.counts: list[int] = counts.tolist()
+        total = sum(self.counts)
         if len(ids) != len(counts) or not total == self.num_tokens == len(logprobs):
             raise MalformedBatch(
                 f"{len(ids)} rows, {len(counts)} counts adding up to {total}, "
@@ -40,20 +43,21 @@ class Rows:
         if min(batch.in_flight, batch.running, batch.waiting, batch.prefilled_again) < 0:
             raise MalformedBatch("a negative count")
         if self.num_tokens:
-            low, high = int(self.tokens.min()), int(self.tokens.max())
+            # Reductions by their names: for a few tokens, methods take as long as the work.
+            low, high = int(np.minimum.reduce(self.tokens)), int(np.maximum.reduce(self.tokens))
             if low < 0 or high >= vocab_size:
                 raise MalformedBatch(f"token {low if low < 0 else high} of 0..{vocab_size - 1}")
-            if not (np.isfinite(logprobs).all() and float(logprobs.max()) <= MAX_LOGPROB):
+            # Not a number is neither above the least nor below the most.
+            least, most = np.minimum.reduce(logprobs), np.maximum.reduce(logprobs)
+            if not (least > -math.inf and float(most) <= MAX_LOGPROB):
                 raise MalformedBatch("a log-probability that is above 0 or not finite")
-        self.ids: list[int] = ids.tolist()
-        self.counts: list[int] = counts.tolist()
         self.raw, self.logprobs = batch.tokens, batch.logprobs
         self.leads: list[int] = []  # of a run without routes
         self.routes: list[bytes] = []  # of each row
         if isinstance(batch, RoutedTokenBatch):
             if routing is None:
                 raise MalformedBatch("routes that nobody asked for")
-            self._take_routes(batch, counts, routing)
+            self._take_routes(batch, routing)
         elif routing is not None and self.num_tokens:
             raise MalformedBatch("tokens without routes")
 
@@ -67,24 +71,22 @@ class Rows:
                 )
         return ""
 
-    def _take_routes(
-        self, batch: RoutedTokenBatch, counts: NDArray[np.uint16], routing: Routing
-    ) -> None:
-        leads = _array(batch.leads, "<u4").astype(np.int64)
-        if len(leads) != len(counts) or len(set(self.ids)) != len(counts) or not counts.all():
+    def _take_routes(self, batch: RoutedTokenBatch, routing: Routing) -> None:
+        leads: list[int] = _array(batch.leads, "<u4").tolist()
+        rows = len(self.counts)
+        if len(leads) != rows or len(set(self.ids)) != rows or 0 in self.counts:
             raise MalformedBatch(
-                f"{len(leads)} leads for {len(counts)} rows, or a row that is empty or there twice"
+                f"{len(leads)} leads for {rows} rows, or a row that is empty or there twice"
             )
-        size = routing.route_bytes
-        ends = size * np.cumsum(leads + counts)
-        total = int(ends[-1]) if len(ends) else 0
-        if total != len(batch.routes):
-            raise MalformedBatch(f"{len(batch.routes)} bytes of routes, not {total}")
+        size, end, ends = routing.route_bytes, 0, [0]
+        for lead, count in zip(leads, self.counts, strict=True):
+            end += size * (lead + count)
+            ends.append(end)
+        if end != len(batch.routes):
+            raise MalformedBatch(f"{len(batch.routes)} bytes of routes, not {end}")
         _check_experts(np.frombuffer(batch.routes, routing.dtype), routing)
-        self.leads = leads.tolist()
-        self.routes = [
-            batch.routes[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])
-        ]
+        self.leads = leads
+        self.routes = [batch.routes[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _check_experts(ids: NDArray[Any], routing: Routing) -> None:
@@ -92,7 +94,8 @@ def _check_experts(ids: NDArray[Any], routing: Routing) -> None:
     if len(ids) and int(ids.max()) >= routing.num_experts:
         raise MalformedBatch(f"expert {ids.max()} of 0..{routing.num_experts - 1}")
     columns = np.ascontiguousarray(ids.reshape(-1, routing.experts_per_token).T)
-    if any((one == other).any() for one, other in itertools.combinations(columns, 2)):
+    pairs = itertools.combinations(columns, 2)
+    if any(np.logical_or.reduce(one == other) for one, other in pairs):
         raise MalformedBatch("an expert that is chosen twice")
 
 

@@ -79,6 +79,11 @@ class Fleet:
         self.numbers = 0  # in names given out
 
     @property
+    def full(self) -> bool:
+        """Whether no machine is free, so that nothing can be started."""
+        return not self._free
+
+    @property
     def starting(self) -> int:
         """Servers started that have not joined yet."""
         return len(self._starting)
@@ -90,6 +95,8 @@ class Fleet:
     @property
     def absent_at(self) -> float:
         """When the next server that does not come back is given up; inf: never."""
+        if not self._absent:
+            return math.inf
         servers = self.servers
         waited_for = (
             since
@@ -100,6 +107,8 @@ class Fleet:
 
     def give_up(self, now: float) -> list[str]:
         """Servers that keep a machine and do nothing, doomed now."""
+        if not self._absent:
+            return []
         late = [name for name, since in self._absent.items() if now >= since + ABSENT_SECONDS]
         for name in late:
             self._doom(self.servers[name])

@@ -83,13 +83,26 @@ class Forecast:
     end: float  # of training
 
 
+class _Rows:
+    """The rollouts of a forecast; all lists have one entry for each."""
+
+    __slots__ = ("context", "moves", "remaining")
+
+    def __init__(self, context: list[float], remaining: list[float], moves: list[bool]) -> None:
+        self.context, self.remaining = context, remaining
+        self.moves = moves  # its context must be prefilled
+
+    def copy(self) -> "_Rows":
+        return _Rows(self.context.copy(), self.remaining.copy(), self.moves.copy())
+
+
 class _Station:
     """Engines of one kind in the forecast."""
 
-    __slots__ = ("active", "ahead", "cache", "contexts", "count", "debt", "grain", "queue",
-                 "rates", "rows", "slots", "steps")  # fmt: skip
+    __slots__ = ("active", "ahead", "at", "cache", "contexts", "count", "debt", "first", "grain",
+                 "more", "queue", "rates", "rows", "slots", "steps")  # fmt: skip
 
-    def __init__(self, engines: Engines, rows: "list[_Row]", grain: float) -> None:
+    def __init__(self, engines: Engines, rows: _Rows, grain: float) -> None:
         self.grain = grain  # decode steps: rollouts end at multiples of it, many together
         self.count, self.rates, self.rows = engines.count, engines.rates, rows
         self.slots = engines.count * engines.slots
@@ -99,7 +112,18 @@ class _Station:
         self.steps = 0.0  # decode steps so far
         self.contexts = 0.0  # tokens in slots
         self.debt = 0.0  # seconds of prefill that come first
-        self.ahead = 0.0  # decode steps to the next event
+        # Found by `next_event`:
+        self.at = math.inf  # seconds to it
+        self.ahead = 0.0  # decode steps to it
+        self.first = self.more = 0.0  # a decode step's seconds now, what each later one takes more
+
+    def copy(self, rows: _Rows) -> "_Station":
+        """One that goes its own way from here on."""
+        other = _Station.__new__(_Station)
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.rows, other.active, other.queue = rows, self.active.copy(), self.queue.copy()
+        return other
 
     @property
     def held(self) -> int:
@@ -107,45 +131,47 @@ class _Station:
 
     def fill(self) -> None:
         """Let those that wait here into slots, as far as the cache has room for them."""
-        while self.queue and len(self.active) < self.slots:
-            row = self.rows[self.queue[0]]
-            if self.active and self.contexts + row.context >= ADMITTED * self.cache:
+        active, queue, grain, rows = self.active, self.queue, self.grain, self.rows
+        while queue and len(active) < self.slots:
+            number = queue[0]
+            context = rows.context[number]
+            if active and self.contexts + context >= ADMITTED * self.cache:
                 return
-            end = self.grain * max(1.0, round((self.steps + row.remaining) / self.grain))
-            row.remaining = max(self.grain / 2, end - self.steps)
-            heapq.heappush(self.active, (self.steps + row.remaining, self.queue.popleft()))
-            self.contexts += row.context
-            if row.moves:
-                self.debt += self.rates.prefill * row.context / min(self.count, len(self.active))
-                row.moves = False
-
-    def pace(self) -> tuple[float, float]:
-        """A decode step's seconds now, and what each later one takes more."""
-        rows = len(self.active)
-        used = min(self.count, rows)
-        seconds = self.rates.step_seconds(rows / used, self.contexts / used)
-        return seconds, self.rates.context * rows / used
+            steps = self.steps
+            end = grain * max(1.0, round((steps + rows.remaining[number]) / grain))
+            rows.remaining[number] = remaining = max(grain / 2, end - steps)
+            heapq.heappush(active, (steps + remaining, queue.popleft()))
+            self.contexts += context
+            if rows.moves[number]:
+                self.debt += self.rates.prefill * context / min(self.count, len(active))
+                rows.moves[number] = False
 
     def next_event(self) -> float:
         """Seconds until a rollout ends or the cache is full; inf: none is here."""
-        if not self.active:
+        rows, count, rates = len(self.active), self.count, self.rates
+        if not rows:
+            self.at = math.inf
             return math.inf
-        first, more = self.pace()
+        used = count if count < rows else rows
+        self.first = first = rates.step_seconds(rows / used, self.contexts / used)
+        self.more = more = rates.context * rows / used
         steps = self.active[0][0] - self.steps
-        if len(self.active) > self.count:
-            steps = min(steps, max(0.0, self.cache - self.contexts) / len(self.active))
+        if rows > count:
+            steps = min(steps, max(0.0, self.cache - self.contexts) / rows)
         self.ahead = steps
-        return self.debt + steps * first + more * steps * steps / 2
+        self.at = self.debt + steps * first + more * steps * steps / 2
+        return self.at
 
     def advance(self, seconds: float) -> None:
         """By less than there is to the next event."""
         if not self.active:
             return
-        paid = min(self.debt, seconds)
-        self.debt, seconds = self.debt - paid, seconds - paid
+        if self.debt:
+            paid = min(self.debt, seconds)
+            self.debt, seconds = self.debt - paid, seconds - paid
         if seconds <= 0:
             return
-        first, more = self.pace()
+        first, more = self.first, self.more
         if more * seconds > 1e-9 * first * first:
             steps = (math.sqrt(first * first + 2 * more * seconds) - first) / more
         else:
@@ -161,26 +187,28 @@ class _Station:
         have ended. Where none has, the cache was full, and one leaves its slot."""
         self.debt = 0.0
         self._step(self.ahead)
-        rows: list[int] = []
-        while self.active and self.active[0][0] - self.steps <= STEP_ROUNDING:
-            _, number = heapq.heappop(self.active)
-            row = self.rows[number]
-            self.contexts = max(0.0, self.contexts - row.context - row.remaining)
-            rows.append(number)
-        if not rows:
-            last = max(self.active)
-            self.active.remove(last)
-            heapq.heapify(self.active)
+        active, rows, ended = self.active, self.rows, []
+        while active and active[0][0] - self.steps <= STEP_ROUNDING:
+            _, number = heapq.heappop(active)
+            left = self.contexts - rows.context[number] - rows.remaining[number]
+            self.contexts = max(0.0, left)
+            ended.append(number)
+        if not ended:
+            last = max(active)
+            active.remove(last)
+            heapq.heapify(active)
             self.out(*last)
             self.queue.appendleft(last[1])
-        return rows
+        return ended
 
     def out(self, end: float, number: int) -> None:
         """A row leaves its slot with what it has; it must be prefilled again."""
-        row = self.rows[number]
-        done = row.remaining - (end - self.steps)
-        row.context, row.remaining, row.moves = row.context + done, row.remaining - done, True
-        self.contexts = max(0.0, self.contexts - row.context)
+        rows = self.rows
+        done = rows.remaining[number] - (end - self.steps)
+        rows.context[number] += done
+        rows.remaining[number] -= done
+        rows.moves[number] = True
+        self.contexts = max(0.0, self.contexts - rows.context[number])
 
     def leave(self) -> list[int]:
         """All that is held here, no longer."""
@@ -191,14 +219,105 @@ class _Station:
         return left
 
 
-class _Row:
-    """A rollout in the forecast."""
+class _Course:
+    """A plan, carried out up to some moment."""
 
-    __slots__ = ("context", "moves", "remaining")
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        jobs = plan.jobs
+        self.groups = [job.group for job in jobs]
+        self.rows = _Rows(
+            [job.context for job in jobs], [job.remaining for job in jobs], [False] * len(jobs)
+        )
+        grain = max(1.0, max(self.rows.remaining, default=1.0) / GRAINS)
+        self.stations = [_Station(engines, self.rows, grain) for engines in plan.engines]
+        self.left: dict[int, int] = {}  # rollouts of each group that have not ended
+        self.waiting: list[int] = []  # the first one last
+        for number, job in enumerate(jobs):
+            self.left[job.group] = self.left.get(job.group, 0) + 1
+            if job.place != WAITS and self.stations[job.place].count:
+                self.stations[job.place].queue.append(number)
+            else:
+                self.waiting.append(number)
+                self.rows.moves[number] = job.begun
+        self.waiting.reverse()
+        done = (group for group in range(len(plan.tokens)) if group not in self.left)
+        self.complete = [(plan.complete.get(group, 0.0), group) for group in done]
+        self.now = 0.0
+        self.closed = plan.handed_over
+        if self.closed is None and self._remote and not self.stations[0].count:
+            self.closed = 0.0
 
-    def __init__(self, job: Job) -> None:
-        self.context, self.remaining = job.context, job.remaining
-        self.moves = False  # its context must be prefilled
+    @property
+    def _remote(self) -> list[_Station]:
+        return [station for station in self.stations[1:] if station.count]
+
+    def copy(self) -> "_Course":
+        """One that goes its own way from here on."""
+        other = _Course.__new__(_Course)
+        other.plan, other.groups, other.rows = self.plan, self.groups, self.rows.copy()
+        other.stations = [station.copy(other.rows) for station in self.stations]
+        other.left, other.waiting = self.left.copy(), self.waiting.copy()
+        other.complete, other.now, other.closed = self.complete.copy(), self.now, self.closed
+        return other
+
+    def end(self, window: float) -> Forecast:
+        """Go on to the end; the reserved engines hand over at that moment, or when they have
+        nothing left."""
+        self._go_on(window, hand_over=True)
+        closed = self.now if self.closed is None else self.closed
+        plan = self.plan
+        wait, end = _train(micro_batches(plan.learner, plan.tokens, self.complete), closed)
+        return Forecast(window=closed, rollout=self.now, wait=wait, end=end)
+
+    def approach(self, window: float) -> None:
+        """Go on through all that happens before reserved engines could hand over, at that moment
+        or later: to go on from here is to begin anew, for every such moment."""
+        self._go_on(window, hand_over=False)
+
+    def _go_on(self, window: float, *, hand_over: bool) -> None:
+        reserved, remote = self.stations[0], self._remote
+        waiting, left, groups = self.waiting, self.left, self.groups
+        working = [station for station in (reserved, *remote) if station.count]
+        while True:
+            while waiting:
+                station = min(working, key=_share)
+                if station.held >= station.slots:
+                    break
+                station.queue.append(waiting.pop())
+            for station in working:
+                if station.queue:
+                    station.fill()
+            open_ = self.closed is None and bool(remote)
+            if open_ and (self.now >= window or not reserved.held):
+                if not hand_over:
+                    return
+                self.closed, working = self.now, remote
+                for station in remote:
+                    station.rates = station.rates.times(self.plan.drag)
+                waiting += sorted(reserved.leave(), reverse=True)
+                continue
+            first = math.inf
+            for station in working:
+                at = station.next_event()
+                if at < first:
+                    first = at
+            if first == math.inf:
+                return
+            if open_ and self.now + first > window:
+                if not hand_over:
+                    return
+                first = window - self.now
+            self.now += first
+            for station in working:
+                if station.at > first:
+                    station.advance(first)
+                    continue
+                for number in station.arrive():
+                    group = groups[number]
+                    left[group] -= 1
+                    if not left[group]:
+                        self.complete.append((self.now, group))
 
 
 def forecast(plan: Plan, window: float) -> Forecast:
@@ -207,65 +326,11 @@ def forecast(plan: Plan, window: float) -> Forecast:
 
     Without preemptible engines they go on until all is done.
     """
-    rows = [_Row(job) for job in plan.jobs]
-    grain = max(1.0, max((row.remaining for row in rows), default=1.0) / GRAINS)
-    stations = [_Station(engines, rows, grain) for engines in plan.engines]
-    reserved, remote = stations[0], [s for s in stations[1:] if s.count]
-    working = [s for s in (reserved, *remote) if s.count]
-    left: dict[int, int] = {}
-    waiting: list[int] = []  # the first one last
-    for number, job in enumerate(plan.jobs):
-        left[job.group] = left.get(job.group, 0) + 1
-        if job.place != WAITS and stations[job.place].count:
-            stations[job.place].queue.append(number)
-        else:
-            waiting.append(number)
-            rows[number].moves = job.begun
-    waiting.reverse()
-    done = (group for group in range(len(plan.tokens)) if group not in left)
-    complete = [(plan.complete.get(group, 0.0), group) for group in done]
-    now = 0.0
-    closed = plan.handed_over
-    if closed is None and remote and not reserved.count:
-        closed = 0.0
-    while True:
-        while waiting:
-            station = min(working, key=_share)
-            if station.held >= station.slots:
-                break
-            station.queue.append(waiting.pop())
-        for station in working:
-            if station.queue:
-                station.fill()
-        if closed is None and remote and (now >= window or not reserved.held):
-            closed, working = now, remote
-            for station in remote:
-                station.rates = station.rates.times(plan.drag)
-            waiting += sorted(reserved.leave(), reverse=True)
-            continue
-        events = [station.next_event() for station in working]
-        first = min(events, default=math.inf)
-        if first == math.inf:
-            break
-        if closed is None and remote and now + first > window:
-            first = window - now
-        now += first
-        for station, at in zip(working, events, strict=True):
-            if at > first:
-                station.advance(first)
-                continue
-            for number in station.arrive():
-                group = plan.jobs[number].group
-                left[group] -= 1
-                if not left[group]:
-                    complete.append((now, group))
-    closed = now if closed is None else closed
-    wait, end = _train(micro_batches(plan.learner, plan.tokens, complete), closed)
-    return Forecast(window=closed, rollout=now, wait=wait, end=end)
+    return _Course(plan).end(window)
 
 
 def _share(station: _Station) -> float:
-    return station.held / station.slots
+    return (len(station.active) + len(station.queue)) / station.slots
 
 
 def best_window(plan: Plan) -> Forecast:
@@ -274,10 +339,11 @@ def best_window(plan: Plan) -> Forecast:
     A longer window ends a step later by as much, since the learner's work begins later; a
     shorter one makes the learner wait for what the reserved engines did not do.
     """
-    low, high = 0.0, forecast(plan, math.inf)
+    course = _Course(plan)
+    low, high = 0.0, course.copy().end(math.inf)
     best = high
     longest = high.window
-    now = forecast(plan, 0.0)
+    now = course.copy().end(0.0)
     if now.end <= best.end:
         best = now
     if now.wait <= 0:
@@ -285,11 +351,12 @@ def best_window(plan: Plan) -> Forecast:
     for _ in range(HALVINGS):
         if longest - low <= RESOLUTION * best.end:
             break
-        tried = forecast(plan, (low + longest) / 2)
+        tried = course.copy().end((low + longest) / 2)
         if tried.end < best.end:
             best = tried
         if tried.wait > RESOLUTION * tried.end:
             low = tried.window
+            course.approach(low)
         else:
             longest = tried.window
     return best

@@ -57,7 +57,7 @@ class Journal:
         self._folder.mkdir(exist_ok=True)
         entries: list[Any] = []
         damages: list[str] = []
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+        for path in self._segments():
             segment = read_segment(path.read_bytes())
             if self._foreign(segment):
                 path.unlink()
@@ -97,6 +97,11 @@ class Journal:
             os.close(self._file)
             self._file = None
 
+    def _segments(self) -> list[Path]:
+        """In the order in which they were begun."""
+        names = sorted(name for name in os.listdir(self._folder) if name.endswith(SUFFIX))
+        return [self._folder / name for name in names]
+
     def _foreign(self, segment: Segment) -> bool:
         first = segment.entries[0] if segment.entries else None
         if not isinstance(first, SegmentBegun):
@@ -119,10 +124,11 @@ class Journal:
     def _write(self, entries: Iterable[Entry]) -> None:
         if self._file is None:
             return  # given up until a step opens a segment
-        data = memoryview(frames(entries))
-        while data:
-            data = data[os.write(self._file, data) :]
-        self._good = os.lseek(self._file, 0, os.SEEK_CUR)
+        data = frames(entries)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._file, left) :]
+        self._good += len(data)
 
     def _give_up(self) -> None:
         """Write no more to this segment: what follows a gap could not be read."""
@@ -150,7 +156,7 @@ class Journal:
                         path.unlink(missing_ok=True)
                 case RunOver():
                     self.close()
-                    for path in self._folder.glob(f"*{SUFFIX}"):
+                    for path in self._segments():
                         path.unlink(missing_ok=True)
                     self._steps.clear()
                     self._path = None

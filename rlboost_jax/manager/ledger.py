@@ -266,6 +266,8 @@ def _routes(entry: Collected, counts: list[int]) -> list[bytes]:
 
 
 def _positions(tokens: NDArray[np.int32], stop_ids: tuple[int, ...]) -> list[int]:
-    ids = np.asarray(stop_ids, np.int32)
-    where: list[int] = np.flatnonzero((tokens[:, None] == ids).any(axis=1)).tolist()
+    found = np.zeros(len(tokens), bool)
+    for stop_id in stop_ids:
+        found |= tokens == stop_id
+    where: list[int] = found.nonzero()[0].tolist()
     return where

@@ -5,7 +5,6 @@ versions are noted where they change (`Outbox.keep`); here are the counts and to
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from rlboost_jax.manager.fleet import Fleet
 from rlboost_jax.manager.journal import (
@@ -79,25 +78,23 @@ class Memory:
                     at=now,
                 )
             )
-        in_flight = roster.in_flight
+        in_flight = roster.in_flight[True], roster.in_flight[False]
+        active = self._ledger.active
+        current = active.begin.step if active else -1
         counts = {number: step.books for number, step in self._ledger.steps.items()}
         counts[-1] = self._ledger.gap
-        counted = {
-            number: (in_flight[True], in_flight[False], *books.values())
-            for number, books in counts.items()
-        }
-        for number, values in counted.items():
-            active = self._ledger.active
-            aside = number != (active.begin.step if active else -1)
-            known = self._counted.get(number)
+        counted: dict[int, tuple[int, ...]] = {}
+        for number, books in counts.items():
+            counted[number] = values = in_flight + books.values()
+            aside, known = number != current, self._counted.get(number)
             if known == values or (aside and known is not None and known[2:] == values[2:]):
                 continue
             self._outbox.keep(
                 Counted(
                     step=number,
-                    books=replace(counts[number]),
-                    in_flight_reserved=in_flight[True],
-                    in_flight_preemptible=in_flight[False],
+                    books=books.copy(),
+                    in_flight_reserved=in_flight[0],
+                    in_flight_preemptible=in_flight[1],
                 )
             )
         self._counted = counted
@@ -153,9 +150,9 @@ class Memory:
                 ledger.replay(entry, now)
             case Counted(step=number, books=books):
                 if number == -1:
-                    ledger.gap = replace(books)
+                    ledger.gap = books.copy()
                 elif number in ledger.steps:
-                    ledger.steps[number].books = replace(books)
+                    ledger.steps[number].books = books.copy()
             case StepClosed(step=number):
                 if ledger.active is not None and ledger.active.begin.step == number:
                     ledger.close(ledger.active)

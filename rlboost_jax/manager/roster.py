@@ -202,7 +202,7 @@ class Roster:
 
     @property
     def num_reserved(self) -> int:
-        return sum(instance.reserved for instance in self)
+        return len(self.index.reserved)
 
     def account(self, step: Step | None, starting: int, now: float) -> None:
         """Bring the integrals up to date after something changed.
@@ -212,7 +212,7 @@ class Roster:
                 they are paid for too.
         """
         fleet = self._settings.fleet
-        prices = sum(price * count for price, count in self.index.prices.items())
+        prices = sum([price * count for price, count in self.index.prices.items()])
         hourly = fleet.reserved_price_per_hour + prices + starting * fleet.price_per_hour
         self.cost.set(hourly / 3600, now)
         self.alive.set(sum(self.index.prices.values()), now)

@@ -217,6 +217,8 @@ class Manager:
         return self.fleet.retry_at if self._missing() else math.inf
 
     def _missing(self) -> int:
+        if self.fleet.full:  # nearly always, and asked three times at every event
+            return 0
         return self.fleet.missing(self.trainer.instance_cap, self.tail.resting)
 
     def _versions_in_use(self) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from rlboost_jax.manager.forecast import (
     without_waits,
 )
 from rlboost_jax.manager.instances import Instance
-from rlboost_jax.manager.lengths import Lengths, Responses, responses
+from rlboost_jax.manager.lengths import Floats, Indices, Lengths, Responses, responses
 from rlboost_jax.manager.order import first_wave, foreseen_order, later_waves
 from rlboost_jax.manager.placement import Pace
 from rlboost_jax.manager.rollouts import Rollout, Step
@@ -54,6 +54,7 @@ class StepModel:
         self._mean_tokens = 0.0  # of a response with its prompt
         self._most = math.inf  # tokens of a response
         self._prompts: list[tuple[int, int]] = []  # (prompt tokens, responses) of the last step
+        self._asked: tuple[Indices, Floats, list[Job], list[float]] | None = None  # from these
 
     @property
     def ready(self) -> bool:
@@ -113,6 +114,7 @@ class StepModel:
         self._mean_tokens = tokens / max(1, sum(len(group) for group in groups))
         self._most = float(step.begin.sampling.max_tokens)
         self._prompts = [(g[0].length - g[0].num_tokens, len(g)) for g in groups]
+        self._asked = None
 
     def ended(self, rollout: Rollout, now: float) -> None:
         """A response is finished."""
@@ -278,24 +280,32 @@ class StepModel:
     def _whole(self, engines: Sequence[Engines]) -> tuple[Forecast, float, bool]:
         """A step as the last one was asked for, the tokens of its responses, and whether the
         longest are best begun first."""
-        state = responses([[(0, False)] * size for _, size in self._prompts])
-        lengths = np.minimum(self.lengths.scenario(state), self._most)
-        prompts = np.array([tokens for tokens, _ in self._prompts], float)[state.group]
-        jobs = [
-            Job(group=int(g), context=float(p), remaining=float(n), place=WAITS)
-            for g, p, n in zip(state.group, prompts, lengths, strict=True)
-        ]
-        totals = np.bincount(state.group, lengths + prompts).tolist()
+        group, lengths, jobs, totals = self._asked_for()
         plan = self._plan(engines, jobs, totals, self.drag.value)
         usual, tokens = best_window(plan), float(lengths.sum())
         slots = sum(e.slots * e.count for e in engines)
         if not self._longest_first or slots >= len(jobs):
             return usual, tokens, False
-        order = foreseen_order(state.group, lengths, slots)
+        order = foreseen_order(group, lengths, slots)
         longest = best_window(replace(plan, jobs=[jobs[n] for n in order]))
         if longest.end > usual.end * (1.0 - LEAST_GAIN):
             return usual, tokens, False
         return longest, tokens, True
+
+    def _asked_for(self) -> tuple[Indices, Floats, list[Job], list[float]]:
+        """Of a step as the last one was asked for: groups and lengths of its responses, the
+        rollouts that they are, and the tokens of each group."""
+        if self._asked is None:
+            state = responses([[(0, False)] * size for _, size in self._prompts])
+            lengths = np.minimum(self.lengths.scenario(state), self._most)
+            prompts = np.array([tokens for tokens, _ in self._prompts], float)[state.group]
+            jobs = [
+                Job(group=int(g), context=float(p), remaining=float(n), place=WAITS)
+                for g, p, n in zip(state.group, prompts, lengths, strict=True)
+            ]
+            totals = np.bincount(state.group, lengths + prompts).tolist()
+            self._asked = state.group, lengths, jobs, totals
+        return self._asked
 
     def rates(self, instance: Instance) -> Rates | None:
         """Of an instance's kind; of the kind's reserved or preemptible twin if that is all."""

@@ -22,8 +22,8 @@ from rlboost_jax.credentials import Endpoint
 from tests.fuzz import corpus
 from tests.fuzz.mutators import Mutator
 from tests.manager.fakes import hello
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS: Final = 20.0  # for the manager to answer or to hang up
 FRAMES: Final = 200  # on one stream, if it lasts
 SECRET: Final = b"nobody may read this"  # in files that no manifest names
 

@@ -29,10 +29,12 @@ from configs import tiny
 from rlboost_jax import messages as m
 from rlboost_jax.config.load import read_run_config, run_config, write_run_config
 from rlboost_jax.credentials import Endpoint, read_credentials
-from tests.fuzz.attacks import ATTACKS, PATIENCE_SECONDS, SECRET, Target
+from tests.fuzz.attacks import ATTACKS, SECRET, Target
 from tests.manager.fakes import RUN, batch, begin_step, hello, length, ready, token
+from tests.patience import PATIENCE_SECONDS
 
 CROWD: Final = 6  # attacks at a time
+LEAST_SENT: Final = 100  # frames and requests, however long they take
 GROWTH_BYTES: Final = 32 * 2**20  # of the manager, from its first second under attack to the end
 FILES: Final = {"a/0": bytes(range(256)) * 40, "b.c/.zarray": b"{}"}
 DIGEST: Final = "d"
@@ -113,7 +115,7 @@ async def _attacked(
         tally.last_bytes = _memory(process.pid)
         if time.monotonic() - started > min(5.0, seconds / 3) and not tally.first_bytes:
             tally.first_bytes = tally.last_bytes
-        assert time.monotonic() - started < seconds + 60, "the attackers do not end"
+        assert time.monotonic() - started < seconds + PATIENCE_SECONDS, "the attackers do not end"
         await asyncio.sleep(0.1)
     sent, error = await asyncio.to_thread(outcome.get, timeout=PATIENCE_SECONDS)
     await asyncio.to_thread(attacker.join)
@@ -144,7 +146,7 @@ async def _crowd(folder: Path, address: str, seconds: float, seed: int, sent: Co
 
     async def one(number: int) -> None:
         random = Random(seed * 1_000 + number)
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or sum(sent.values()) <= LEAST_SENT:
             attack = random.choice(ATTACKS)
             try:
                 sent[attack.__name__] += await attack(target, random)

@@ -11,7 +11,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager.app import make_app
+from rlboost_jax.manager import app
 from rlboost_jax.manager.driver import Driver
 from rlboost_jax.manager.events import Record
 from rlboost_jax.manager.files import Tokens
@@ -19,6 +19,7 @@ from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state import Manager
 from rlboost_jax.weights.serve import add_routes
 from tests.manager.fakes import RUN, SNAPSHOTS, hello, settings
+from tests.patience import PATIENCE_SECONDS
 
 TOKENS = Tokens(server="secret", trainer="more secret")
 HEADERS = {"Authorization": f"Bearer {TOKENS.trainer}"}
@@ -35,7 +36,7 @@ class Loopback:
         self.driver = Driver(manager, lambda _, record: self.records.append(record))
         self.client: TestClient[Any, Any] = TestClient(
             TestServer(
-                make_app(
+                app.make_app(
                     self.driver,
                     tokens=TOKENS,
                     config=b'{"run_id": "run"}',
@@ -83,8 +84,9 @@ class Open(Protocol):
 async def _loopback(
     frame_bytes: int = m.MAX_FRAME_BYTES, **changes: Any
 ) -> AsyncIterator[Loopback]:
-    # A patient lease: no test here waits for one to end.
-    loopback = Loopback(settings(**{"manager__lease_seconds": 1e6, **changes}), frame_bytes)
+    # Patient: no test here waits for a lease to end, or for work that makes no progress.
+    patient = {"manager__lease_seconds": 1e6, "manager__progress_seconds": 1e6}
+    loopback = Loopback(settings(**{**patient, **changes}), frame_bytes)
     await loopback.client.start_server()
     try:
         yield loopback
@@ -94,8 +96,9 @@ async def _loopback(
 
 
 @pytest.fixture
-def loopback() -> Open:
+def loopback(monkeypatch: pytest.MonkeyPatch) -> Open:
     """`async with loopback(**changes of the settings) as loop`."""
+    monkeypatch.setattr(app, "FIRST_FRAME_SECONDS", PATIENCE_SECONDS)
     return _loopback
 
 
@@ -104,6 +107,6 @@ def run() -> Callable[[Coroutine[Any, Any, T]], T]:
     """Run a coroutine to its end; a hang becomes a failure."""
 
     def run(coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run(asyncio.wait_for(coroutine, timeout=30))
+        return asyncio.run(asyncio.wait_for(coroutine, timeout=PATIENCE_SECONDS))
 
     return run

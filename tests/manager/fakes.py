@@ -50,11 +50,25 @@ def settings(**changes: Any) -> Settings:
     return whole
 
 
+@functools.cache
 def length(digest: str, step: int, sample: int) -> int:
     """Of the whole response, in tokens; some end with a stop id, some at the limit."""
     return 1 + (hash_of(digest) + step * 31 + sample * 17) * 2654435761 % 1000003 % MAX_TOKENS
 
 
+@functools.cache
+def response(digest: str, step: int, sample: int) -> tuple[int, ...]:
+    """All its tokens."""
+    whole = length(digest, step, sample)
+    return tuple(token(digest, step, sample, position) for position in range(whole))
+
+
+@functools.cache
+def response_logprobs(digest: str, step: int, sample: int) -> bytes:
+    return m.pack_logprobs([logprob(t) for t in response(digest, step, sample)])
+
+
+@functools.cache
 def token(digest: str, step: int, sample: int, position: int) -> int:
     whole = length(digest, step, sample)
     if position == whole - 1 and whole < MAX_TOKENS:

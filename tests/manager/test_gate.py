@@ -12,9 +12,13 @@ from aiohttp import web
 
 from rlboost_jax.credentials import read_credentials
 from rlboost_jax.manager import authority
+from rlboost_jax.manager import gate as gate_module
 from rlboost_jax.manager.gate import RUNNER_OPTIONS, Gate
 from tests.certificates import make_run
+from tests.patience import PATIENCE_SECONDS
 
+# Of a newcomer: more than any answer takes, less than the patience of a test.
+NEWCOMER_SECONDS = PATIENCE_SECONDS / 4
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n"
 Run = Callable[..., Any]
 
@@ -30,7 +34,9 @@ async def listening(
 
     app = web.Application()
     app.router.add_get("/", answer)
-    runner = web.AppRunner(app, **RUNNER_OPTIONS)
+    # Between two requests, longer than what is let pass here.
+    options = {**RUNNER_OPTIONS, "keepalive_timeout": PATIENCE_SECONDS}
+    runner = web.AppRunner(app, **options)
     await runner.setup()
     assert runner.server is not None
     server = await gate.listen(runner.server, "127.0.0.1", 0, tls)
@@ -39,6 +45,17 @@ async def listening(
     finally:
         server.close()
         await runner.cleanup()
+
+
+def gate_of(**limits: int) -> Gate:
+    return Gate(newcomer_seconds=NEWCOMER_SECONDS, **limits)
+
+
+def pass_time(seconds: float) -> None:
+    """Let the timers of the running loop go by a clock that is so much ahead from now on."""
+    loop = asyncio.get_running_loop()
+    real = loop.time
+    loop.time = lambda: real() + seconds  # type: ignore[method-assign]
 
 
 class Caller:
@@ -73,10 +90,11 @@ class Caller:
 
 def test_who_says_nothing_of_use_is_hung_up_on(run: Run) -> None:
     async def story() -> None:
-        async with listening(Gate(newcomer_seconds=0.1), admits=False) as port:
+        async with listening(gate_of(), admits=False) as port:
             silent, slow, stranger = [await Caller.dial(port) for _ in range(3)]
             slow.writer.write(GET + b"X-Slow: ")
             assert b"200" in await stranger.ask()  # it is answered, and has shown no token
+            pass_time(NEWCOMER_SECONDS)
             for caller in (silent, slow, stranger):
                 await caller.hung_up()
 
@@ -85,10 +103,11 @@ def test_who_says_nothing_of_use_is_hung_up_on(run: Run) -> None:
 
 def test_who_has_shown_a_token_may_be_silent(run: Run) -> None:
     async def story() -> None:
-        gate = Gate(newcomer_seconds=0.1)
+        gate = gate_of()
         async with listening(gate) as port:
             known, silent = await Caller.dial(port), await Caller.dial(port)
             assert b"200" in await known.ask()
+            pass_time(NEWCOMER_SECONDS)
             await silent.hung_up()  # its time was over after that of the other
             assert b"200" in await known.ask()
             assert not gate._newcomers
@@ -98,7 +117,7 @@ def test_who_has_shown_a_token_may_be_silent(run: Run) -> None:
 
 def test_of_too_many_newcomers_the_oldest_goes(run: Run) -> None:
     async def story() -> None:
-        async with listening(Gate(max_newcomers=3, newcomer_seconds=1e6)) as port:
+        async with listening(gate_of(max_newcomers=3)) as port:
             crowd = [await Caller.dial(port) for _ in range(3)]
             late = await Caller.dial(port)
             await crowd[0].hung_up()
@@ -110,7 +129,7 @@ def test_of_too_many_newcomers_the_oldest_goes(run: Run) -> None:
 
 def test_beyond_the_last_connection_there_is_none(run: Run) -> None:
     async def story() -> None:
-        async with listening(Gate(max_connections=2)) as port:
+        async with listening(gate_of(max_connections=2)) as port:
             inside = [await Caller.dial(port) for _ in range(2)]
             for caller in inside:
                 assert b"200" in await caller.ask()
@@ -127,7 +146,7 @@ def test_beyond_the_last_connection_there_is_none(run: Run) -> None:
 )
 def test_headers_have_a_size(run: Run, headers: tuple[bytes, ...]) -> None:
     async def story() -> None:
-        async with listening(Gate()) as port:
+        async with listening(gate_of()) as port:
             assert b" 400 " in await (await Caller.dial(port)).ask(*headers)
 
     run(story())
@@ -140,7 +159,7 @@ def test_what_is_no_http_leaves_no_traceback(
     run: Run, caplog: pytest.LogCaptureFixture, nonsense: bytes
 ) -> None:
     async def story() -> None:
-        async with listening(Gate()) as port:
+        async with listening(gate_of()) as port:
             caller = await Caller.dial(port)
             caller.writer.write(nonsense + b"\r\n\r\n")
             await caller.hung_up()
@@ -149,19 +168,23 @@ def test_what_is_no_http_leaves_no_traceback(
     assert "Traceback" not in caplog.text
 
 
-def test_without_a_certificate_no_request_is_read(run: Run, tmp_path: Path) -> None:
+def test_without_a_certificate_no_request_is_read(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "HANDSHAKE_SECONDS", NEWCOMER_SECONDS)
     folder = make_run(tmp_path)
     credentials = read_credentials(folder / "join", environment={})
     nobody = ssl.create_default_context(cafile=folder / "join" / "ca.pem")
     nobody.check_hostname = False
 
     async def story() -> None:
-        gate = Gate(newcomer_seconds=0.2)
-        async with listening(gate, tls=authority.server_tls(folder / "authority")) as port:
+        async with listening(gate_of(), tls=authority.server_tls(folder / "authority")) as port:
             assert b"200" in await (await Caller.dial(port, credentials.tls)).ask()
             assert await (await Caller.dial(port, nobody)).ask() == b""
             assert await (await Caller.dial(port)).ask() == b""
             silent = await Caller.dial(port)  # in the middle of a handshake
+            assert b"200" in await (await Caller.dial(port, credentials.tls)).ask()
+            pass_time(NEWCOMER_SECONDS)
             await silent.hung_up()
             assert b"200" in await (await Caller.dial(port, credentials.tls)).ask()
 

@@ -26,6 +26,7 @@ from rlboost_jax.manager.files import ALREADY_MANAGED
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.processes import start_time
 from tests.manager.fakes import hello
+from tests.patience import PATIENCE_SECONDS
 
 COMMAND = [sys.executable, "-m", "rlboost_jax.manager"]
 
@@ -175,7 +176,7 @@ def test_other_hosts_are_told_a_name_of_this_one(workdir: Path, host: str) -> No
             there = replace(read_endpoint(workdir), address=address)
             request = urllib.request.Request(there.url("/config"), headers=there.headers)
             tls = there.credentials.tls
-            with urllib.request.urlopen(request, timeout=20, context=tls) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS, context=tls) as answer:
                 assert answer.status == 200
 
 
@@ -189,7 +190,7 @@ def test_a_token_comes_with_its_own_certificate(workdir: Path) -> None:
         request = urllib.request.Request(there.url(route), headers=headers)
         try:
             tls = there.credentials.tls
-            return urllib.request.urlopen(request, timeout=20, context=tls).status
+            return urllib.request.urlopen(request, timeout=PATIENCE_SECONDS, context=tls).status
         except urllib.error.HTTPError as error:
             return error.code
 
@@ -205,13 +206,15 @@ def test_a_token_comes_with_its_own_certificate(workdir: Path) -> None:
 
 def test_tls_may_be_given_up_and_taken_up_again(workdir: Path) -> None:
     """Between two starts; who reads the folder then speaks what the manager speaks."""
-    for tls in (True, False, True):
-        change(workdir, fleet__tls=tls)
+    for secure in (True, False, True):
+        change(workdir, fleet__tls=secure)
         with manager(workdir):
             there = read_endpoint(workdir)
-            assert there.url().startswith("https" if tls else "http:")
+            assert there.url().startswith("https" if secure else "http:")
             request = urllib.request.Request(there.url("/status"), headers=there.headers)
-            opened = urllib.request.urlopen(request, timeout=20, context=there.credentials.tls)
+            opened = urllib.request.urlopen(
+                request, timeout=PATIENCE_SECONDS, context=there.credentials.tls
+            )
             assert opened.status == 200
             opened.close()
 
@@ -262,7 +265,7 @@ def test_servers_that_cannot_find_it_are_ended(workdir: Path, taken: bool) -> No
                 request = urllib.request.Request(
                     f"http://{address}/status", headers=bearer(workdir, "join")
                 )
-                urllib.request.urlopen(request, timeout=20).close()
+                urllib.request.urlopen(request, timeout=PATIENCE_SECONDS).close()
                 assert server.stdin is not None
                 server.stdin.close()
             assert server.wait() == (-signal.SIGKILL if taken else 0)

@@ -7,29 +7,46 @@ A schedule that fails is printed, cut down to the faults that it takes, as a Pyt
 """
 
 import argparse
+import gc
 import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from tests.simulate.faults import Fault, Schedule, fails, run, schedule_of, shrink
 
 CHUNK = 250  # schedules handed to a process at a time
 REPORT_SECONDS = 30.0
+COLLECT_AFTER = 50_000  # objects: those of some ten schedules
 
 
 def carry_out(seeds: range) -> tuple[Counter[str], int, float]:
     """Faults that came about, the first seed that fails (-1 without one), and CPU seconds."""
     seen: Counter[str] = Counter()
     since = time.process_time()
-    for seed in seeds:
-        try:
-            seen.update(run(schedule_of(seed)).world.seen)
-        except Exception:  # shown by `explain`
-            return seen, seed, time.process_time() - since
+    with few_collections():
+        for seed in seeds:
+            try:
+                seen.update(run(schedule_of(seed)).world.seen)
+            except Exception:  # shown by `explain`
+                return seen, seed, time.process_time() - since
     return seen, -1, time.process_time() - since
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Look for cycles in what some schedules have left, seldom, and in nothing older."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def explain(seed: int) -> str:

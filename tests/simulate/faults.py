@@ -4,6 +4,7 @@ Everything else that chance decides in the run (latencies, speeds, sizes of disp
 from the schedule's seed as well.
 """
 
+import functools
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ import msgspec
 from rlboost_jax import messages as m
 from rlboost_jax.config.ranges import ROUTINGS, SIZINGS, WINDOWS
 from rlboost_jax.manager.events import Event, FromServer, MachineAdded, MachineRemoved, Stalled
+from rlboost_jax.manager.settings import Settings
 from tests.manager.fakes import ROUTING, settings
 from tests.simulate.invariants import check
 from tests.simulate.server import Server
@@ -97,6 +99,16 @@ def policies(seed: int) -> dict[str, Any]:
     return {}
 
 
+@functools.cache
+def settings_of(seeding: bool, **changes: Any) -> Settings:
+    return settings(
+        deterministic=seeding,
+        manager__progress_seconds=PROGRESS_SECONDS,
+        manager__drain_seconds=DRAIN_SECONDS,
+        **changes,
+    )
+
+
 class Run:
     """One schedule, carried out.
 
@@ -107,12 +119,7 @@ class Run:
     def __init__(self, schedule: Schedule, calm_at: float | None = FAULTS_END) -> None:
         self.schedule = schedule
         self._next: dict[str, float] = {}  # what happens to the next frame of a server: amount
-        chosen = settings(
-            deterministic=schedule.seeding,
-            manager__progress_seconds=PROGRESS_SECONDS,
-            manager__drain_seconds=DRAIN_SECONDS,
-            **policies(schedule.seed),
-        )
+        chosen = settings_of(schedule.seeding, **policies(schedule.seed))
         self.world = world = World(chosen, schedule.seed, check)
         world.tamper = self._tamper
         Trainer(world, NUM_STEPS, seeding=schedule.seeding, extends=schedule.extends)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromServer, InstanceExited, ServerGone
-from tests.manager.fakes import MAX_TOKENS, VOCAB, batch, hello, lead, length, token
+from tests.manager.fakes import MAX_TOKENS, VOCAB, batch, hello, lead, length, response, token
 
 REDIAL_SECONDS = 0.1
 
@@ -31,7 +31,10 @@ class Held:
         step, sample = self.request.step, self.request.sample
         whole = MAX_TOKENS if self.astray else length(self.digest, step, sample)
         upto = min(whole, self.position + count)
-        row = [token(self.digest, step, sample, i) for i in range(self.position, upto)]
+        if upto <= length(self.digest, step, sample):
+            row = list(response(self.digest, step, sample)[self.position : upto])
+        else:
+            row = [token(self.digest, step, sample, i) for i in range(self.position, upto)]
         if self.astray:
             row = [t % (VOCAB - 1) + 1 for t in row]
         self.position, self.lead = upto, 0

@@ -4,6 +4,7 @@ It checks all that it is given, bit for bit. What it has said and must say again
 what `rlboost_jax.learner.link.ManagerLink` says again.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,14 @@ import msgspec
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, TrainerGone
-from tests.manager.fakes import RUN, begin_step, length, logprob, manifest, routes, token
+from tests.manager.fakes import RUN, begin_step, manifest, response, response_logprobs, routes
 from tests.simulate.server import REDIAL_SECONDS, Server
+
+
+@functools.cache
+def begin_of(step: int, flavour: int, prompts: int, group_size: int) -> m.BeginStep:
+    digest = f"parameters {step} of {flavour}"
+    return begin_step(step, step, digest, prompts=prompts, group_size=group_size)
 
 
 class Trainer:
@@ -52,9 +59,7 @@ class Trainer:
 
     @property
     def begin(self) -> m.BeginStep:
-        digest = f"parameters {self.step} of {self._flavour}"
-        sizes = {"prompts": self.prompts, "group_size": self.group_size}
-        return begin_step(self.step, self.step, digest, **sizes)
+        return begin_of(self.step, self._flavour, self.prompts, self.group_size)
 
     def start(self) -> None:
         """A new process, from the last durable checkpoint."""
@@ -177,9 +182,8 @@ class Trainer:
         assert key not in self._got or key in self._doubted, "delivered twice"
         self._got.add(key)
         self._sizes[result.sample] = len(result.tokens) // 4
-        digest = self.begin.params_digest
-        whole = length(digest, result.step, result.sample)
-        tokens = [token(digest, result.step, result.sample, i) for i in range(whole)]
+        whose = self.begin.params_digest, result.step, result.sample
+        tokens = list(response(*whose))
         found = m.unpack_tokens(result.tokens).tolist()
         if found != tokens and self.world.lied:
             self._made_up.add(result.sample)
@@ -187,8 +191,8 @@ class Trainer:
             return
         assert found == tokens
         self._made_up.discard(result.sample)
-        assert m.unpack_logprobs(result.logprobs).tolist() == [logprob(t) for t in tokens]
-        assert result.versions == ((self.step, whole),)
+        assert result.logprobs == response_logprobs(*whose)
+        assert result.versions == ((self.step, len(tokens)),)
         if self.world.settings.routing:
             assert isinstance(result, m.RoutedRollout) and result.routes == routes(2, tokens)
         else:

@@ -11,6 +11,7 @@ from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.simulator.outcome import Outcome
 from rlboost_jax.simulator.run import report, simulate
 from rlboost_jax.simulator.systems import SYSTEMS
+from tests.patience import PATIENCE_SECONDS
 from tests.simulator.conftest import SMALL, make_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,7 +147,9 @@ def test_the_command(tmp_path):
         "--config=configs/sim/paper_14b_static.py", *flags,
         "--config.market.instances=(0, 1)", "--config.num_steps=2",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode == 0, done.stderr
     assert "1 instances" in done.stdout
     told = json.loads((tmp_path / "summary.json").read_text())
@@ -158,6 +161,8 @@ def test_a_mistake_on_the_command_line_is_one_line(tmp_path):
         sys.executable, "-m", "rlboost_jax.simulate", f"--workdir={tmp_path}",
         "--config=configs/sim/base.py", "--config.engine.slotss=3",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1].startswith("error: config.engine.slotss")

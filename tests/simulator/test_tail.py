@@ -62,11 +62,12 @@ def test_instances_rest_after_the_window_and_are_back_for_the_next_step(merged):
     assert moved > 0, "nothing was merged, only let go"
 
 
-def test_it_saves_money_at_no_loss_of_time():
+def test_it_saves_money_at_no_loss_of_time(merged):
     """Over four seeds: a step so small hangs on a few responses."""
     spent, seconds = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
     for seed, merges in itertools.product((1, 2, 3, 4), (True, False)):
-        world, rows = run(seed=seed, policy__merge_tail=merges)
+        same = (seed, merges) == (1, True)
+        world, rows = merged if same else run(seed=seed, policy__merge_tail=merges)
         assert bool(world.times("dismissed", 2)) == merges
         spent[merges] += sum(dollars(world.config, row) for row in rows[1:])
         seconds[merges] += sum(row["step_seconds"] for row in rows[1:])
