@@ -16,8 +16,8 @@ from rlboost_jax.learner.link import (
     StepTooLarge,
 )
 from tests.endpoints import endpoint
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 20.0
 HELLO = messages.TrainerHello(run_id="run", window=None)
 WINDOW = messages.WindowState(seconds=1.0, memory={}, instance_cap=3)
 WELCOME = messages.TrainerWelcome(window=WINDOW)
