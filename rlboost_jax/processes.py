@@ -6,10 +6,16 @@ what was started together belong to one process for good.
 
 import os
 import subprocess
+from datetime import UTC, datetime
+from email.utils import parsedate
 from pathlib import Path
 
 PROGRAM = b"rlboost_jax"  # in the command line of every process of ours
 HAS_PROC = os.path.isdir("/proc/self")
+
+# Where there is no /proc, ps adds the time since the last start of the system to when that was.
+# It rounds both anew at each call, so that one process has begun a second sooner or later.
+PS_TOLERANCE_SECONDS = 2
 
 
 def start_time(pid: int) -> str:
@@ -25,7 +31,26 @@ def start_time(pid: int) -> str:
 
 def runs(pid: int, started: str) -> bool:
     """Whether the process of ours that had this id and `start_time` still runs."""
-    return started != "" and start_time(pid) == started and PROGRAM in _command(pid)
+    return same_start(start_time(pid), started) and PROGRAM in _command(pid)
+
+
+def same_start(one: str, other: str) -> bool:
+    """Whether two values of `start_time`, not always equal, are of one process with one id."""
+    if one == other:
+        return one != ""
+    first, second = _seconds(one), _seconds(other)
+    if first is None or second is None:  # of /proc, which counts from the system's start, exactly
+        return False
+    return abs(first - second) <= PS_TOLERANCE_SECONDS
+
+
+def _seconds(started: str) -> float | None:
+    """Since 1970, of what ps says; None for anything else."""
+    date = parsedate(started)  # in English, which `strptime` reads in some locales only
+    try:
+        return None if date is None else datetime(*date[:6], tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
 
 
 def _command(pid: int) -> bytes:
@@ -38,8 +63,12 @@ def _command(pid: int) -> bytes:
 
 
 def _ps(pid: int, field: str) -> str:
-    """For systems without /proc."""
+    """For systems without /proc. In words and hours that are the same for whoever asks."""
     shown = subprocess.run(
-        ["ps", "-o", f"{field}=", "-p", str(pid)], capture_output=True, text=True, check=False
+        ["ps", "-o", f"{field}=", "-p", str(pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},
     )
     return shown.stdout.strip()

@@ -28,6 +28,9 @@ install_import_hook([f"rlboost_jax.{name}" for name in CHECKED], "beartype.beart
 
 import jax  # noqa: E402  (after the hook)
 
+from tests import unoptimized  # noqa: E402
+from tests.patience import PATIENCE_SECONDS  # noqa: E402
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Fixed examples in CI, so that a red build is red again when it is run again. Tests whose examples
@@ -39,11 +42,12 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# What these compare to a tolerance runs for a moment and is compiled in two thirds of the time
+# What these compare to a tolerance runs for a moment and is compiled in a quarter of the time
 # without most optimizations. All other folders get what a run gets, and so do tests whose
 # subject is bits or memory, which say so: `@pytest.mark.optimized`. `optimized(False)` is for
 # single tests elsewhere.
 UNOPTIMIZED = {"algorithms", "learner", "models"}
+unoptimized.add_options()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -86,11 +90,11 @@ def run_with_devices() -> Callable[..., str]:
 
     def run(source: str, num_devices: int, *, optimized: bool = False) -> str:
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count="
+        flags += str(num_devices)
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": str(not optimized),
-            "XLA_FLAGS": flags + str(num_devices),
+            **({"XLA_FLAGS": flags} if optimized else unoptimized.environment(flags)),
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
         }
         done = subprocess.run(
@@ -99,7 +103,7 @@ def run_with_devices() -> Callable[..., str]:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=PATIENCE_SECONDS,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -22,6 +22,7 @@ from rlboost_jax.learner.state import TrainState
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import Params, init_params, params_digest
+from tests.oracles import torch_oracle
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +145,8 @@ def test_transformers_gives_the_logits_of_what_was_trained(
     finished: tuple[Path, list[Params]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole way round, by the two commands: export, then check what was exported."""
-    torch = pytest.importorskip("torch", reason="the Hugging Face oracle runs on torch")
-    transformers = pytest.importorskip("transformers", reason="it is the oracle")
+    torch = torch_oracle()
+    transformers = torch_oracle("transformers")
     call(export, monkeypatch, workdir=finished[0], to=tmp_path / "out", dtype="float32")
     tokens = np.random.default_rng(0).integers(112, size=(2, 70), dtype=np.int32)
     np.save(tmp_path / "tokens.npy", tokens)

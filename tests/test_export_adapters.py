@@ -28,6 +28,7 @@ from rlboost_jax.models.params import (
     params_digest,
     unflatten_params,
 )
+from tests.oracles import torch_oracle
 
 TARGETS = ("q_proj", "v_proj", "o_proj", "down_proj")
 
@@ -82,7 +83,7 @@ def expected(run: RunConfig, params: Params, tokens: np.ndarray) -> np.ndarray:
 
 
 def theirs(model: Any, tokens: np.ndarray) -> np.ndarray:
-    torch = pytest.importorskip("torch", reason="the oracles run on it")
+    torch = torch_oracle()
     with torch.no_grad():
         logits: np.ndarray = model.eval()(torch.from_numpy(tokens).long()).logits.numpy()
     return logits
@@ -110,7 +111,7 @@ def test_merged_they_are_an_ordinary_checkpoint(
 def test_transformers_gives_the_logits_of_what_was_trained(
     workdir: Path, tokens: np.ndarray, expected: np.ndarray, tmp_path: Path
 ) -> None:
-    transformers = pytest.importorskip("transformers", reason="it is the oracle")
+    transformers = torch_oracle("transformers")
     export.export(workdir, tmp_path / "out", dtype="float32")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="float32")
     assert np.abs(theirs(model, tokens) - expected).max() < 1e-4 * expected.std()
@@ -125,8 +126,7 @@ def test_peft_adds_them_to_the_base_as_we_do(
     tmp_path: Path,
 ) -> None:
     """Which tensor is which, how they lie, and the factor: by a library that has all three."""
-    peft = pytest.importorskip("peft", reason="it is the oracle")
-    transformers = pytest.importorskip("transformers")
+    peft, transformers = torch_oracle("peft"), torch_oracle("transformers")
     start = tmp_path / "base"
     start.mkdir()
     write_checkpoint(base_model(run.model), split(params)[0], start, dtype="float32")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rlboost_jax"
 
@@ -157,7 +159,11 @@ def test_what_a_process_has_really_imported(module: str, absent: set[str]) -> No
         pytest.skip(f"{module} does not exist")
     source = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run(
-        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", source],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert not absent & set(done.stdout.split())

@@ -12,6 +12,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.oracles import torch_oracle
+from tests.patience import PATIENCE_SECONDS
+
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements.lock"
 LANES = {"3.11": "0.10.2", "3.12": None, "3.13": None}  # Python → jax, None for "a later one"
@@ -119,8 +122,7 @@ def test_data_files_are_packaged() -> None:
 
 def test_the_folder_kernels_does_not_confuse_transformers(tmp_path: Path) -> None:
     """transformers looks for a package `kernels`; at our root there is a folder of that name."""
-    pytest.importorskip("torch", reason="no wheel for this Python here")
-    pytest.importorskip("transformers")
+    torch_oracle("transformers")
     source = f"""
 import sys
 assert sys.path[0] == "", sys.path[0]
@@ -144,6 +146,6 @@ print(transformers.__version__)
         env=environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr

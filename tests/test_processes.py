@@ -1,24 +1,32 @@
 """Which process is which."""
 
 import os
+import random
 import subprocess
 import sys
+import time
 
 import pytest
 
 from rlboost_jax import processes
 
-SLEEPER = "import time; time.sleep(600)"
+SLEEPER = "import sys; sys.stdin.read()"
+LOOKS = 10_000
 
 
 @pytest.fixture(params=["ours", "another"])
 def process(request):
     """A process whose command line names this package or does not."""
     comment = "  # rlboost_jax" if request.param == "ours" else ""
-    process = subprocess.Popen([sys.executable, "-c", SLEEPER + comment])
+    process = subprocess.Popen([sys.executable, "-c", SLEEPER + comment], stdin=subprocess.PIPE)
     yield process, request.param == "ours"
     process.kill()
-    process.wait()
+    process.communicate()
+
+
+def by_ps(seconds: float) -> str:
+    """How ps writes a time."""
+    return time.strftime("%a %b %e %H:%M:%S %Y", time.gmtime(seconds))
 
 
 @pytest.fixture(params=["/proc", "ps"])
@@ -43,3 +51,51 @@ def test_only_a_process_of_ours_that_began_then_runs(system, process):
     child.wait()
     assert processes.start_time(child.pid) == ""
     assert not processes.runs(child.pid, started)
+
+
+@pytest.mark.parametrize(
+    "began",
+    [
+        pytest.param(1_795_358_021, id="in the afternoon"),
+        pytest.param(1_793_577_599, id="just before midnight"),  # of the 1st, a day of one digit
+        pytest.param(1_798_761_599.5, id="just before the new year"),
+    ],
+)
+def test_a_process_is_the_same_however_ps_rounds(began):
+    """The record is one of these readings, each look at the process another."""
+    rng = random.Random(0)
+    readings = [by_ps(began + rng.uniform(-0.999, 0.999)) for _ in range(LOOKS)]
+    records = sorted(set(readings))
+    assert len(records) > 1
+    assert all(processes.same_start(reading, rng.choice(records)) for reading in readings)
+
+
+@pytest.mark.parametrize("away", [-86_400, -3600, -60, -3, 3, 60, 3600, 86_400])
+def test_a_process_that_began_at_another_time_is_another(away):
+    for began in range(1_795_358_000, 1_795_358_060):
+        assert not processes.same_start(by_ps(began), by_ps(began + away))
+
+
+@pytest.mark.parametrize("record", ["", "4243", "another time", "Sun Nov 99 14:33:41 2026"])
+@pytest.mark.parametrize("reading", ["", "4242", "Sun Nov 22 14:33:41 2026"])
+def test_what_is_no_time_of_ps_is_compared_to_the_letter(reading, record):
+    """Those of /proc are numbers that may differ by one in two processes."""
+    assert not processes.same_start(reading, record)
+    if reading:
+        assert processes.same_start(reading, reading)
+
+
+def test_ps_says_the_same_in_all_places(process, monkeypatch):
+    if not any(os.access(f"{folder}/ps", os.X_OK) for folder in os.get_exec_path()):
+        pytest.skip("no ps here")
+    monkeypatch.setattr(processes, "HAS_PROC", False)
+    child, ours = process
+    started = processes.start_time(child.pid)
+    assert processes._seconds(started) is not None
+    for zone, language in (("Asia/Tokyo", "C"), ("America/New_York", "de_DE.UTF-8"), ("", "")):
+        monkeypatch.setenv("TZ", zone)
+        monkeypatch.setenv("LC_ALL", language)
+        assert processes.runs(child.pid, started) == ours
+    began = processes._seconds(started)
+    for away in (-3, 3):
+        assert not processes.runs(child.pid, by_ps(began + away))

@@ -25,8 +25,8 @@ from rlboost_jax.supervise import (
     after_end,
     progress_of,
 )
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 60
 KILLED = exits.by_signal(signal.SIGKILL)
 START = History(reached=Progress(step=3, checkpoint=4))
 

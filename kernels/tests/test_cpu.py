@@ -57,7 +57,7 @@ def run_python(program: str, **environment: str) -> subprocess.CompletedProcess:
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
         env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
     )
 

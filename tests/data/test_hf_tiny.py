@@ -11,6 +11,7 @@ import pytest
 from configs import hf_tiny
 from rlboost_jax.config.load import run_config
 from rlboost_jax.data.dataset import Dataset
+from tests.oracles import torch_oracle
 
 TOOL = Path(__file__).resolve().parent.parent.parent / "tools" / "make_hf_tiny.py"
 
@@ -18,8 +19,7 @@ TOOL = Path(__file__).resolve().parent.parent.parent / "tools" / "make_hf_tiny.p
 @pytest.fixture(scope="module")
 def make():
     """`make(folder)`: what the command line does, with two updates."""
-    pytest.importorskip("torch", reason="no wheel for this Python here")
-    pytest.importorskip("transformers")
+    torch_oracle("transformers")
     spec = importlib.util.spec_from_file_location("make_hf_tiny", TOOL)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

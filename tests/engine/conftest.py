@@ -14,6 +14,7 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
 from rlboost_jax.models.params import init_params
 from tests.small import ENGINE, small_model
+from tests.unoptimized import compiles_unoptimized
 
 MODEL, CONFIG = small_model(vocab_size=37, hidden_dim=24), ENGINE
 SLOT_TOKENS = 44
@@ -41,7 +42,9 @@ def params() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def build_engine(params: dict[str, Any]) -> Callable[..., Engine]:
     @functools.cache
-    def build(truncated_sampling: bool, slot_tokens: int, settings: tuple[Any, ...]) -> Engine:
+    def build(
+        truncated_sampling: bool, slot_tokens: int, settings: tuple[Any, ...], optimized: bool
+    ) -> Engine:
         engine = Engine(
             MODEL,
             replace(CONFIG, **dict(settings)),
@@ -54,7 +57,8 @@ def build_engine(params: dict[str, Any]) -> Callable[..., Engine]:
     def get(
         *, truncated_sampling: bool = False, slot_tokens: int = SLOT_TOKENS, **settings: Any
     ) -> Engine:
-        engine = build(truncated_sampling, slot_tokens, tuple(sorted(settings.items())))
+        optimized = not compiles_unoptimized()  # programs are compiled as the first test runs them
+        engine = build(truncated_sampling, slot_tokens, tuple(sorted(settings.items())), optimized)
         assert not engine.held(), "a test left rollouts in a shared engine"
         return engine
 

@@ -46,6 +46,7 @@ def test_sound_programs_pass_and_the_engine_is_as_before(
     assert (engine.held(), engine.version) == ((), 1)
 
 
+@pytest.mark.optimized(False)
 def test_random_weights_do_before_any_are_loaded(
     model: ModelConfig, engine_config: EngineConfig
 ) -> None:

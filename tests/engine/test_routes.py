@@ -18,6 +18,8 @@ from tests.engine.conftest import CONFIG, MODEL, SLOT_TOKENS, Oracle
 
 MOE = replace(MODEL, num_experts=5, experts_per_token=2, expert_dim=12)
 ROUTING = Routing(num_layers=2, num_experts=5, experts_per_token=2)
+pytestmark = pytest.mark.optimized(False)  # choices are compared, which no rounding changes
+
 Requests = Callable[..., GenerateRequest]
 Recorded = dict[int, tuple[list[int], list[Any]]]  # by request: tokens, and routes
 

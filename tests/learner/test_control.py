@@ -17,8 +17,7 @@ from rlboost_jax.learner.followers import FollowerLost
 from rlboost_jax.learner.guards import NotFinite
 from rlboost_jax.learner.watch import Watch
 from rlboost_jax.models.sharding import make_mesh
-
-PATIENCE_SECONDS = 30
+from tests.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The trainer's link, against a manager that follows a script."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,8 +17,8 @@ from rlboost_jax.learner.link import (
     StepTooLarge,
 )
 from tests.endpoints import endpoint
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 20.0
 HELLO = messages.TrainerHello(run_id="run", window=None)
 WINDOW = messages.WindowState(seconds=1.0, memory={}, instance_cap=3)
 WELCOME = messages.TrainerWelcome(window=WINDOW)
@@ -108,6 +109,16 @@ def test_a_refused_trainer_is_told_why(link, script):
 def test_no_welcome_names_what_was_in_the_way(link, script, monkeypatch):
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)
     script.status = 403
+    wait = link._next
+
+    def wait_once_refused(seconds):
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not link._trouble.startswith("403"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return wait(seconds)
+
+    monkeypatch.setattr(link, "_next", wait_once_refused)
     with pytest.raises(ManagerLost, match=r"no welcome from the manager in 0\.5 s: 403"):
         link.connect(HELLO)
 

@@ -17,8 +17,7 @@ from rlboost_jax.learner import manager_process as module
 from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess
 from rlboost_jax.manager.files import ManagerRecord, only_manager, read_record
 from rlboost_jax.processes import start_time
-
-PATIENCE_SECONDS = 60.0
+from tests.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture

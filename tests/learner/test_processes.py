@@ -13,7 +13,9 @@ import pytest
 from rlboost_jax.config.memory import num_parameters
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.models.params import params_digest
+from tests import unoptimized
 from tests.learner.on_mesh import ALONE, Trainer, gap, random_batches, small_run
+from tests.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +29,7 @@ def ended(tmp_path_factory):
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "True",  # as in this process
+        **unoptimized.environment(os.environ.get("XLA_FLAGS", "")),  # as in this process
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
     }
     command = [sys.executable, "-m", "tests.learner.two_processes"]
@@ -43,7 +45,7 @@ def ended(tmp_path_factory):
         for index in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=240) for process in processes]
+        outputs = [process.communicate(timeout=PATIENCE_SECONDS) for process in processes]
     finally:
         for process in processes:
             process.kill()

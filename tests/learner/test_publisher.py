@@ -7,8 +7,7 @@ import pytest
 from rlboost_jax.learner.publisher import Publisher, SnapshotNotWritten
 from rlboost_jax.messages import Manifest
 from rlboost_jax.weights.snapshots import SnapshotStore
-
-PATIENCE_SECONDS = 30
+from tests.patience import PATIENCE_SECONDS
 
 
 class Store(SnapshotStore):

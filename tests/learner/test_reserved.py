@@ -16,8 +16,7 @@ from rlboost_jax.learner.link import EventLoopThread
 from rlboost_jax.learner.reserved import ReservedEngine, ReservedEngineLost, ReservedEngines
 from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.observe.spans import Recorder
-
-PATIENCE_SECONDS = 20.0
+from tests.patience import PATIENCE_SECONDS
 
 
 class Client:

@@ -62,17 +62,28 @@ def adamw_by_hand(params, gradients, learner, num_updates):
     return moved
 
 
+def some_gradients(config):
+    drawn = jax.device_get(init_params(config.model, 1))
+    return jax.tree.map(lambda leaf: leaf * np.float32(0.3) + np.float32(0.1), drawn)
+
+
+def updating(optimizer):
+    @jax.jit
+    def update(gradients, state, params):
+        updates, state = optimizer.update(gradients, state, params)
+        return jax.tree.map(jnp.add, params, updates), state
+
+    return update
+
+
 @pytest.mark.parametrize("max_gradient_norm", [0.5, 1e6])
 def test_updates_are_clipped_adamw_that_spares_the_norms(config, max_gradient_norm):
     learner = replace(config.learner, weight_decay=0.1, max_gradient_norm=max_gradient_norm)
     optimizer = make_optimizer(learner, 10)
-    params = init_params(config.model, 0)
-    gradients = jax.tree.map(lambda leaf: leaf * 0.3 + 0.1, init_params(config.model, 1))
-    update = jax.jit(optimizer.update)
-    moved, state = params, optimizer.init(params)
+    params, gradients = init_params(config.model, 0), some_gradients(config)
+    update, moved, state = updating(optimizer), params, jax.jit(optimizer.init)(params)
     for _ in range(3):
-        updates, state = update(gradients, state, moved)
-        moved = jax.tree.map(jnp.add, moved, updates)
+        moved, state = update(gradients, state, moved)
     host = [{k: np.asarray(v) for k, v in flatten_params(x).items()} for x in (params, gradients)]
     expected = adamw_by_hand(*host, learner, 3)
     for name, leaf in flatten_params(moved).items():
@@ -107,14 +118,12 @@ def test_moments_in_bfloat16_are_rounded_between_updates_only(config):
     learner = replace(config.learner, moment_dtype="bfloat16", max_gradient_norm=1e6)
     optimizer = make_optimizer(learner, 10)
     start = init_params(config.model, 0)
-    gradients = jax.tree.map(lambda leaf: leaf * 0.3 + 0.1, init_params(config.model, 1))
-    params, state = start, optimizer.init(start)
-    update = jax.jit(optimizer.update)
+    gradients = some_gradients(config)
+    update, params, state = updating(optimizer), start, jax.jit(optimizer.init)(start)
     m, v = (jax.tree.map(np.zeros_like, jax.device_get(start)) for _ in range(2))
     expected = jax.device_get(start)
     for t in range(1, 4):
-        updates, state = update(gradients, state, params)
-        params = jax.tree.map(jnp.add, params, updates)
+        params, state = update(gradients, state, params)
 
         def by_hand(p, g, m, v, t=t):
             m = learner.beta1 * np.float32(m) + (1 - learner.beta1) * np.asarray(g)

@@ -24,6 +24,7 @@ from rlboost_jax.observe.summary import headline
 from rlboost_jax.observe.tensorboard import TensorBoardTracker
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.endpoints import endpoint
+from tests.patience import PATIENCE_SECONDS
 
 STEPS = 3
 FINAL_ACCURACY = 0.875
@@ -35,7 +36,6 @@ FINAL = Score(
     response_length_mean=2.0,
     failures=0,
 )
-PATIENCE_SECONDS = 30
 
 
 class Manager(ManagerProcess):

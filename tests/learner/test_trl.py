@@ -17,8 +17,9 @@ from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.learner.objective import objective
 from rlboost_jax.learner.packing import pack, update_divisor
 from rlboost_jax.learner.trajectory import Trajectory
+from tests.oracles import torch_oracle
 
-torch = pytest.importorskip("torch")
+torch = torch_oracle()
 grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer", exc_type=ImportError)
 
 LENGTHS, MOST = (1, 4, 9, 2, 6, 3), 9

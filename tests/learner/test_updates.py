@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import numpy as np
@@ -118,22 +118,22 @@ def by_hand(learners, groups):
         tokens = sum(len(t.response_tokens) for t in own)
         gradients, _ = learners.gradients(params, own)
         divisor = tokens if algorithm.loss_aggregation == "token_mean" else len(own)
-        gradients = jax.tree.map(lambda g, d=divisor: g / d, gradients)
-        moves, opt_state = learners.policy.optimizer.update(gradients, opt_state, params)
-        params = optax.apply_updates(params, moves)
+        gradients = jax.tree.map(lambda g, d=divisor: np.asarray(g) / np.float32(d), gradients)
+        params, opt_state = moved(learners.policy.optimizer, gradients, opt_state, params)
         if critic is not None:
             gradients, _ = learners.critic_gradients(critic.params, own)
-            gradients = jax.tree.map(lambda g, d=tokens: g / d, gradients)
-            moves, opt = learners.critic.optimizer.update(
-                gradients, critic.opt_state, critic.params
+            gradients = jax.tree.map(lambda g, d=tokens: np.asarray(g) / np.float32(d), gradients)
+            params_now, opt = moved(
+                learners.critic.optimizer, gradients, critic.opt_state, critic.params
             )
-            critic = replace(
-                critic,
-                params=optax.apply_updates(critic.params, moves),
-                opt_state=opt,
-                step=critic.step + 1,
-            )
+            critic = replace(critic, params=params_now, opt_state=opt, step=critic.step + 1)
     return params, critic
+
+
+@partial(jax.jit, static_argnums=0)  # an optimizer by itself runs a hundred programs
+def moved(optimizer, gradients, opt_state, params):
+    moves, opt_state = optimizer.update(gradients, opt_state, params)
+    return optax.apply_updates(params, moves), opt_state
 
 
 CASES = [

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
+from tests.oracles import torch_oracle
+
+torch = torch_oracle()
+transformers = torch_oracle("transformers")
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

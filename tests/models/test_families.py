@@ -7,9 +7,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="the Hugging Face oracle runs on torch")
-pytest.importorskip("transformers", reason="it is the oracle")
-
 from rlboost_jax.config.huggingface import to_huggingface
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.config.sources import source_fields
@@ -56,6 +53,7 @@ def close(ours, theirs):
     assert np.abs(ours - theirs).max() < TOLERANCE * theirs.std()
 
 
+@pytest.mark.optimized(False)
 def test_logits_of_the_learner(family, tokens):
     model, params, theirs = family
     close(learner_logits(model, params, tokens), logits_of(theirs, tokens))
@@ -124,6 +122,7 @@ def test_half_as_many_bits_are_read_exactly(dtype, tmp_path):
     np.testing.assert_array_equal(found, weight.T)
 
 
+@pytest.mark.optimized(False)
 def test_experts_whose_weights_do_not_add_up_to_1(tmp_path, tokens):
     theirs = checkpoint(PLAIN_WEIGHTS, tmp_path)
     model = ModelConfig(source="", dtype="float32", **source_fields(str(tmp_path)))

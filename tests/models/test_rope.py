@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from rlboost_jax.models.rope import FINE, Rope, cos_sin, frequencies, turn
 THETA = 10_000.0
 
 
+@partial(jax.jit, static_argnames="theta")
 def rotate(x, positions, *, theta=THETA):
     return turn(x, *cos_sin(positions, x.shape[-1], Rope(theta)))
 

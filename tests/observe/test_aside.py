@@ -9,8 +9,8 @@ from rlboost_jax.observe.aside import Aside
 from rlboost_jax.observe.summary import summarize
 from rlboost_jax.observe.tracker import Tracker, Trackers
 from tests.observe.conftest import sample
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 30
 SUMMARY = summarize([], reserved_price_per_hour=1.0)
 
 

@@ -12,6 +12,7 @@ from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import summarize, write_summary
 from tests.observe.conftest import sample
+from tests.patience import PATIENCE_SECONDS
 
 
 def test_the_page_says_what_the_files_say(workdir: Path) -> None:
@@ -75,7 +76,7 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
 def test_the_command(workdir: Path, tmp_path: Path) -> None:
     def report(folder: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "rlboost_jax.report", f"--workdir={folder}"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
     good, bad = report(workdir), report(tmp_path)
     assert good.returncode == 0 and Path(good.stdout.strip()) == workdir / "report.html"

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests.patience import PATIENCE_SECONDS
+
 INTERRUPTED = """
 import os, signal, subprocess, sys
 from rlboost_jax.rewards import worker
@@ -12,9 +14,9 @@ inlet, outlet = os.pipe()
 child = os.fork()
 if child == 0:
     os.close(1)
-    orphan = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    orphan = subprocess.Popen(["sleep", "1200"], start_new_session=True)
     os.write(outlet, b"started")
-    signal.alarm(60)  # should the test fail
+    signal.alarm(1200)  # should the test fail
     signal.pause()
 os.read(inlet, 7)
 whole, calls = getattr(os, "CALL"), []
@@ -44,5 +46,5 @@ def test_nothing_stays_behind_whenever_a_worker_is_told_to_end():
         for call, times in places
     ]
     for process, place in zip(running, places, strict=True):
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=PATIENCE_SECONDS)
         assert (said, process.returncode) == ("[]\n", 3), place

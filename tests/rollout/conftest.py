@@ -19,8 +19,7 @@ from rlboost_jax.weights import serve
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Pulled
 from tests.endpoints import endpoint
-
-PATIENCE_SECONDS = 20.0  # a wait that takes this long has failed
+from tests.patience import PATIENCE_SECONDS
 
 
 def expected_token(sample: int, position: int) -> int:

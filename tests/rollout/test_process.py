@@ -26,9 +26,9 @@ from rlboost_jax.messages import (
 from rlboost_jax.models.params import init_params
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.system
-PATIENCE_SECONDS = 120.0  # the first server compiles
 NUM_TOKENS = 40
 
 

@@ -5,6 +5,7 @@ import time
 
 from rlboost_jax.messages import Announce, Generate, Renew, Renewed, Spans, TokenBatch, Welcome
 from rlboost_jax.observe.spans import Recorder
+from tests.patience import PATIENCE_SECONDS
 
 AHEAD = 1000.0
 
@@ -27,7 +28,7 @@ class Manager:
         return message
 
     async def next(self):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             message = await self.stream._inbox.get()
         if isinstance(message, Renew):
             await self.stream.send(Renewed(stamp=there()))

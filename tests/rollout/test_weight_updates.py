@@ -10,6 +10,7 @@ import pytest
 from rlboost_jax.messages import Manifest, Ready
 from rlboost_jax.rollout.weight_updates import WeightUpdates
 from rlboost_jax.rollout.worker import WorkerStopped
+from tests.patience import PATIENCE_SECONDS
 
 
 def manifest(version: int) -> Manifest:
@@ -60,7 +61,7 @@ def test_two_pulls_never_overlap(turns: int) -> None:
             updates.announce(manifest(version))
             for _ in range(turns):
                 await asyncio.sleep(0)
-        ready = await asyncio.wait_for(said.get(), timeout=30)
+        ready = await asyncio.wait_for(said.get(), timeout=PATIENCE_SECONDS)
         assert isinstance(ready, Ready) and ready.version == 4
         assert engine.loaded == [4] and said.empty()
 
@@ -77,7 +78,7 @@ def test_nothing_is_under_way_after_the_stop() -> None:
         await updates.stop()
         assert puller.at_once == 0 and said.empty()
         updates.announce(manifest(2))
-        assert (await asyncio.wait_for(said.get(), timeout=30)).version == 2
+        assert (await asyncio.wait_for(said.get(), timeout=PATIENCE_SECONDS)).version == 2
 
     asyncio.run(scenario())
 
@@ -91,7 +92,7 @@ def test_a_mistake_of_this_side_is_told() -> None:
         failed: asyncio.Queue[BaseException] = asyncio.Queue()
         updates = WeightUpdates(Broken(), Engine(), say=print, fail=failed.put_nowait)  # type: ignore[arg-type]
         updates.announce(manifest(1))
-        assert isinstance(await asyncio.wait_for(failed.get(), timeout=30), KeyError)
+        assert isinstance(await asyncio.wait_for(failed.get(), timeout=PATIENCE_SECONDS), KeyError)
 
     asyncio.run(scenario())
 
@@ -109,7 +110,7 @@ def test_a_server_that_leaves_amid_a_load_has_made_no_mistake() -> None:
         updates.announce(manifest(1))
         assert updates._newest is not None
         updates._newest.add_done_callback(lambda _: ended.set())  # after its own, which may fail
-        await asyncio.wait_for(ended.wait(), timeout=30)
+        await asyncio.wait_for(ended.wait(), timeout=PATIENCE_SECONDS)
         await updates.stop()
         assert said.empty()
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from rlboost_jax import messages
 from rlboost_jax.messages import Released, TokenBatch
 from rlboost_jax.rollout.worker import Worker, WorkerStopped
-
-PATIENCE_SECONDS = 20.0
+from tests.patience import PATIENCE_SECONDS
 
 
 class Manager:

@@ -21,6 +21,7 @@ from rlboost_jax.weights import download, serve
 from rlboost_jax.weights.pull import Puller, WeightsError, fetch, read_params
 from rlboost_jax.weights.seal import sealed
 from tests.endpoints import endpoint
+from tests.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -408,6 +409,10 @@ print(pulled.params["embed"]["table"].sum())
 print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"orbax", "jax", "flax", "grain"}}))
 """
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert ran.stdout.splitlines()[1] == "[]"

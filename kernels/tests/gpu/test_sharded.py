@@ -78,7 +78,7 @@ def test_triton_interpreted_on_two_devices():
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
         env={
             **os.environ,
             "JAX_PLATFORMS": "cpu",

@@ -19,6 +19,7 @@ T, S, MAX_TOKENS = 40, 6, 2100
 def test_items_and_splits_agree(tile_rows, window):
     cut = tiles.Cut(MAX_TOKENS, window)
     work = jax.jit(partial(tiles.work_items, T, tile_rows=tile_rows, cut=cut))
+    splits_of = jax.jit(lambda *given: tiles.row_splits(row_sequences(T, *given)[1], cut))
     rng = np.random.default_rng(tile_rows)
     for _ in range(20):
         ends = np.sort(rng.integers(0, T + 1, S + 1)) * rng.integers(0, 2)
@@ -36,18 +37,18 @@ def test_items_and_splits_agree(tile_rows, window):
                 first = 0 if window is None else max(0, stop - window)
                 if first < (split + 1) * tiles.SPLIT_TOKENS and split * tiles.SPLIT_TOKENS < stop:
                     seen.append((row + i, split))
-        splits = tiles.row_splits(row_sequences(T, *metadata)[1], cut)
-        ranges = map(range, *np.asarray(splits))
+        ranges = map(range, *np.asarray(splits_of(*metadata)))
         assert sorted(seen) == [(row, split) for row, own in enumerate(ranges) for split in own]
 
 
 def test_wrong_metadata_stay_inside():
     cut = tiles.Cut(MAX_TOKENS, None)
+    work = jax.jit(lambda *metadata: tiles.work_items(T, *metadata, 7, cut))
     rng = np.random.default_rng(0)
     for _ in range(20):
         metadata = (rng.integers(-(10**6), 10**6, n) for n in (S, S + 1, 1))
         metadata = [jnp.asarray(a, jnp.int32) for a in metadata]
-        table, total = tiles.work_items(T, *metadata, 7, cut)
+        table, total = work(*metadata)
         assert 0 <= int(total[0]) <= len(table)
         for sequence, row, num_rows, _, split in np.asarray(table[: int(total[0])]):
             assert 0 <= sequence < S

@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rlboost_jax.rollout.notices.metadata import Metadata
+from tests.patience import PATIENCE_SECONDS
 
 Handler = Callable[[web.Request], web.Response]
 LOCAL_TIME = 1_790_000_000.0  # what this machine's clock shows; the cloud's is far from it
@@ -61,6 +62,6 @@ def run() -> Callable[..., Any]:
     """Run a coroutine to its end; a hang becomes a failure."""
 
     def run(coroutine: Any) -> Any:
-        return asyncio.run(asyncio.wait_for(coroutine, timeout=30))
+        return asyncio.run(asyncio.wait_for(coroutine, timeout=PATIENCE_SECONDS))
 
     return run
