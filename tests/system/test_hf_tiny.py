@@ -8,13 +8,13 @@ import sys
 import numpy as np
 import pytest
 
+from tests.oracles import torch_oracle
 from tests.patience import PATIENCE_SECONDS
 from tests.system.harness import PATIENT, REPOSITORY, complete, running
 
 pytestmark = pytest.mark.system
 
-torch = pytest.importorskip("torch", reason="no wheel for this Python here")
-transformers = pytest.importorskip("transformers")
+torch, transformers = torch_oracle(), torch_oracle("transformers")
 pytest.importorskip("math_verify")
 
 CONFIG = REPOSITORY / "configs" / "hf_tiny.py"
