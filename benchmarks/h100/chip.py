@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+# Per second, of dense products by type of the factors; float32 ones become TF32.
 FLOPS = {"bf16": 989e12, "f16": 989e12, "f32": 494e12, "f8e4m3fn": 1979e12, "f8e5m2": 1979e12}
-"""Per second, of dense products by type of the factors; float32 ones become TF32."""
 LEAST_FLOPS = 67e12  # of any other type: float64 on tensor cores
 MEMORY_BYTES = 80e9
 MEMORY_RATE = 3.35e12  # bytes per second
@@ -19,8 +19,8 @@ HOST_DEVICES = 8  # that NVLink joins
 NVLINK_RATE = 450e9  # bytes per second and direction
 NETWORK_RATE = 50e9  # the same, of each GPU's own link to other hosts
 PCIE_RATE = 55e9  # bytes per second and direction between a GPU and its host; assumed, of 64
+# Assumed, of an iteration whose predicate the host reads: a copy, a wait, and launches anew.
 TRIP_SECONDS = 20e-6
-"""Assumed, for a loop whose predicate the host reads: a copy, a wait, and launches that begin anew."""
 
 _TARGET = """
 gpu_device_info {
@@ -74,7 +74,10 @@ def pretended(device: Any) -> Iterator[None]:
     import jax
 
     with contextlib.ExitStack() as stack:
-        for name, value in (("default_backend", lambda: "gpu"), ("local_devices", lambda: [device])):
+        for name, value in (
+            ("default_backend", lambda: "gpu"),
+            ("local_devices", lambda: [device]),
+        ):
             stack.enter_context(mock.patch.object(jax, name, value))
         with contextlib.suppress(ImportError):  # Pallas of jax 0.10 does not ask
             from jax._src.pallas.triton import gpu_info

@@ -32,11 +32,15 @@ _RING: dict[str, Callable[[int], float]] = {
 }
 # No kernel: names, or what the instruction that it belongs to pays for.
 _FREE = frozenset(
-    "parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id "
-    "opt-barrier optimization-barrier domain add-dependency".split()
+    (
+        *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+        *("partition-id", "replica-id", "opt-barrier", "domain", "add-dependency"),
+    )
 )
 # One operand, each entry of the result from one entry of it: a kernel computes what is asked for.
-_ENTRYWISE = frozenset("bitcast bitcast-convert reshape convert copy transpose negate".split())
+_ENTRYWISE = frozenset(
+    ("bitcast", "bitcast-convert", "reshape", "convert", "copy", "transpose", "negate")
+)
 _SLICES = frozenset(("slice", "dynamic-slice", "gather"))
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # opcode → operand with the update
 

@@ -124,6 +124,7 @@ class _Server:
             held_bytes=self.plan.weights + self.plan.pool,
             assumptions=Assumptions() if load is None else self._assumptions(load, steps),
             assumed=assumed,
+            context=load.context if load else 0.0,
         )
 
     def _assumptions(self, load: _Load, steps: int) -> Assumptions:
@@ -158,9 +159,7 @@ class _Server:
         weights = weight_bytes(share, self.run.weights.rollout_dtype)
         item = jnp.dtype(self.run.weights.rollout_dtype).itemsize
         read = load.tokens_read * page_bytes(share, self.config) / self.layout.page_size
-        return Work(
-            flops=flops, num_bytes=weights - item * looked_up + read, tokens=load.sequences
-        )
+        return Work(flops=flops, num_bytes=weights - item * looked_up + read, tokens=load.sequences)
 
     def _place(self, spec: Any) -> Any:
         mesh = self.devices._mesh

@@ -183,10 +183,7 @@ def elements_of(type_text: str) -> list[str]:
 def _instruction(line: str) -> Instruction:
     is_root = line.startswith("ROOT ")
     name, rest = line.removeprefix("ROOT ").split(" = ", 1)
-    if rest.startswith("("):
-        end = _closing(rest, 0) + 1
-    else:
-        end = rest.index(" ")
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
     opcode, _, _ = rest[end + 1 :].partition("(")
     begin = end + 1 + len(opcode)
     close = _closing(rest, begin)

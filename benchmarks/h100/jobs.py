@@ -33,12 +33,11 @@ class Job:
 
 
 def all_jobs() -> Iterator[Job]:
-    """The longest first."""
-    for config in reversed(MESHES):
-        for attention in ATTENTION:
-            yield Job("engine", config, attention=attention)
-    for config, meshes in reversed(MESHES.items()):
+    """Configuration by configuration."""
+    for config, meshes in MESHES.items():
         for mesh in meshes:
             yield Job("learner", config, mesh=mesh)
-    for config in KERNELS:
-        yield Job("kernels", config)
+        for attention in ATTENTION:
+            yield Job("engine", config, attention=attention)
+        if config in KERNELS:
+            yield Job("kernels", config)

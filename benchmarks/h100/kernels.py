@@ -91,7 +91,11 @@ def programs(run: RunConfig, device: Any) -> Iterator[Program]:
     pages = array((S,))
     page = L * 2 * K * D * 2.0
     yield program(
-        "copy pages", copy_kv_pages, (pool, pages, pages), Work(num_bytes=2 * S * page), donated=(0,)
+        "copy pages",
+        copy_kv_pages,
+        (pool, pages, pages),
+        Work(num_bytes=2 * S * page),
+        donated=(0,),
     )
     yield program(
         f"matmul {T} x {E} x {F}",
@@ -101,15 +105,16 @@ def programs(run: RunConfig, device: Any) -> Iterator[Program]:
     )
     logits, column = array((T, V), "float32"), array((T,), "float32")
 
-    def sampled(logits: Any, seed: Any, step: Any, position: Any, temperature: Any) -> Any:
-        noise = uniforms(noise_keys(seed, step, position), position)
-        return tokens_from_noise(logits, noise, temperature)
+    def sampled(logits: Any, number: Any, position: Any, real: Any) -> Any:
+        noise = uniforms(noise_keys(number, number, number), position)
+        temperature, top_p, top_k = real, real, position
+        truncated = run.sampling.truncated
+        return tokens_from_noise(logits, noise, temperature, top_p, top_k, truncated=truncated)
 
-    number = array((T,), "uint32")
     yield program(
         "sampling",
         sampled,
-        (logits, number, number, array((T,)), column),
+        (logits, array((T,), "uint32"), array((T,)), column),
         Work(num_bytes=4.0 * T * V),
     )
     hidden, table = array((_PACKED, E), dtype), array((E, V // engine.tensor_parallel), dtype)

@@ -67,7 +67,9 @@ def programs(run: RunConfig, devices: list[Any], *, all_lengths: bool) -> Iterat
     rows, tokens = shapes[0]
     batch = _batch(rows, tokens, policy, mesh)
     forward = partial(of_device, row_tokens=tokens)
-    yield forward("gaps", partial(policy.gaps.lower, state.params, batch), _passes(run, rows, tokens))
+    yield forward(
+        "gaps", partial(policy.gaps.lower, state.params, batch), _passes(run, rows, tokens)
+    )
     if run.algorithm.looks_first:
         yield forward(
             "evaluate",

@@ -29,6 +29,7 @@ class Program:
     host_bytes: float = 0.0  # that each device exchanges with its host, in either direction
     assumptions: Assumptions = field(default_factory=Assumptions)
     assumed: str = ""  # the same in words
+    context: float = 0.0  # tokens that each row of an engine's step sees
 
 
 def product_parameters(model: ModelConfig) -> float:

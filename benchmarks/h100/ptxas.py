@@ -1,8 +1,9 @@
 """Registers, spills and shared memory of compiled kernels, as the assembler reports them.
 
 XLA assembles the kernels that it writes, and those of Pallas Triton, with a library of its own
-that says nothing. Told to use NVIDIA's `ptxas` it takes the first in the PATH: here a script that
-asks for a report and keeps it. Pallas Mosaic writes the same report where it is asked to.
+that says nothing. Told to use NVIDIA's `ptxas` it takes that of the toolkit it is shown: here a
+script that asks for a report and keeps it. Pallas Mosaic writes the same report where it is asked
+to.
 """
 
 import os
@@ -45,15 +46,16 @@ class Reports:
         from nvidia import cuda_nvcc
 
         nvcc = Path(next(iter(cuda_nvcc.__path__)))
-        self._folder, bin_folder = folder, folder / "bin"
-        bin_folder.mkdir()
-        script = bin_folder / "ptxas"
+        self._folder, toolkit = folder, folder / "toolkit"
+        (toolkit / "bin").mkdir(parents=True)
+        (toolkit / "nvvm").symlink_to(nvcc / "nvvm")
+        script = toolkit / "bin" / "ptxas"
         script.write_text(_SCRIPT.format(ptxas=nvcc / "bin" / "ptxas", folder=folder))
         script.chmod(0o755)
-        os.environ["PATH"] = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
         os.environ.update(MOSAIC_GPU_DUMP_TO=str(folder), MOSAIC_GPU_DUMP_PTXAS="1")
         self.options: dict[str, Any] = {
             "xla_gpu_enable_libnvptxcompiler": False,
+            "xla_gpu_cuda_data_dir": str(toolkit),
             "xla_dump_to": str(folder),
         }
 
@@ -63,7 +65,9 @@ class Reports:
         shared: dict[str, int] = {}
         for path in self._folder.glob("*thunk_sequence.txt"):
             shared.update((name, int(size)) for name, size in _SHARED.findall(path.read_text()))
-        kernels = [kernel for path in sorted(self._folder.glob("*.ptxas")) for kernel in _read(path)]
+        kernels = [
+            kernel for path in sorted(self._folder.glob("*.ptxas")) for kernel in _read(path)
+        ]
         for path in self._folder.iterdir():
             if path.is_file():
                 path.unlink()

@@ -10,11 +10,6 @@ from benchmarks.h100.hlo import parse
 from benchmarks.h100.program import Program
 
 GIB, GB = 2.0**30, 1e9
-COLUMNS = (
-    *("program", "config", "mesh", "peak_gib", "plan_gib", "device_gib", "flops", "hbm_gb"),
-    *("collective_gb", "trips", "seconds_least", "seconds_serial", "seconds_overlapped"),
-    *("mfu_serial", "mfu_overlapped"),
-)
 
 
 def compiled_row(program: Program, options: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -84,6 +79,7 @@ def priced(program: Program, cost: Cost) -> dict[str, Any]:
         "mfu_overlapped": work.flops / peak / overlapped if work.flops and overlapped else None,
         "tokens": work.tokens,
         "assumed": program.assumed,
+        "context": program.context,
     }
 
 

@@ -41,7 +41,7 @@ def main(text: str, skipped: set[str]) -> None:
             try:
                 row = compiled_row(program, reports and reports.options)
             except Exception as error:  # a row, too; the next program may compile
-                row = {"failed": reason_of(error)}
+                row = {"devices": count, "failed": reason_of(error)}
             if reports is not None:
                 row["compiled_kernels"] = reports.take()
             _say({"row": {"program": program.name, **row}})
