@@ -47,8 +47,7 @@ def main() -> None:
         sys.exit(f"no compiler for CUDA in {args.wheels}: run make h100, which installs it there")
     since = time.perf_counter()
     jobs = [job for job in all_jobs() if all(word in str(job) for word in args.only.split())]
-    known = json.loads(args.json.read_text())["rows"] if args.only and args.json.exists() else []
-    rows = [row for row in known if row["job"] not in set(map(str, jobs))]
+    rows = _kept(args.json, jobs) if args.only and args.json else []
     with ThreadPoolExecutor(args.jobs) as pool:
         for future in as_completed([pool.submit(rows_of, job, args.wheels) for job in jobs]):
             rows = sorted([*rows, *future.result()], key=_place)
@@ -59,6 +58,13 @@ def main() -> None:
     print("\n".join(table.comparison_lines(simulated.comparison(rows))))
     minutes, failed = (time.perf_counter() - since) / 60, sum("failed" in row for row in rows)
     print(f"\n{len(rows)} programs, {failed} of which failed; {minutes:.1f} minutes")
+
+
+def _kept(path: Path, anew: list[Job]) -> list[dict[str, Any]]:
+    """Rows of an earlier table that are not made anew."""
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    kept = {str(job) for job in all_jobs() if job not in anew}
+    return [row for row in rows if row["job"] in kept]
 
 
 def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -26,10 +26,11 @@ class Job:
     config: str
     mesh: tuple[int, ...] = ()  # of the learner
     attention: str = ""  # of the engine
+    only: str = ""  # how the names of programs begin that are compiled; "": all are
 
     def __str__(self) -> str:
         mesh = ",".join(map(str, self.mesh))
-        return " ".join(filter(None, (self.part, self.config, mesh, self.attention)))
+        return " ".join(filter(None, (self.part, self.config, mesh, self.attention, self.only)))
 
 
 def all_jobs() -> Iterator[Job]:

@@ -13,11 +13,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-_SCRIPT = """#!/bin/sh
+_REPORTS = """#!/bin/sh
 '{ptxas}' -v "$@" 2> '{folder}'/$$.ptxas
 code=$?
 cat '{folder}'/$$.ptxas >&2
 exit $code
+"""
+# Answers what versions there are, and assembles nothing.
+_NOTHING = """#!/bin/sh
+case " $* " in *" -o "*) ;; *) exec '{ptxas}' "$@" ;; esac
+until [ "$1" = -o ]; do shift; done
+: > "$2"
 """
 # Of XLA's own making; the rest is ours.
 _XLA = re.compile(r"fusion|^(wrapped|copy|loop|input|gemm|Memset|reduce|sort|command)")
@@ -36,6 +42,27 @@ class Kernel:
     shared: int | None = None  # bytes of a block, where known
 
 
+def unassembled(folder: Path) -> dict[str, Any]:
+    """Options with which XLA's kernels are written and not assembled, in two thirds of the time.
+
+    What is read of the module, its memory included, is settled before.
+    """
+    return _options(folder, _NOTHING)
+
+
+def _options(folder: Path, script: str) -> dict[str, Any]:
+    """Of a compilation that takes `script` for ptxas."""
+    from nvidia import cuda_nvcc
+
+    nvcc, toolkit = Path(next(iter(cuda_nvcc.__path__))), folder / "toolkit"
+    (toolkit / "bin").mkdir(parents=True)
+    (toolkit / "nvvm").symlink_to(nvcc / "nvvm")
+    ptxas = toolkit / "bin" / "ptxas"
+    ptxas.write_text(script.format(ptxas=nvcc / "bin" / "ptxas", folder=folder))
+    ptxas.chmod(0o755)
+    return {"xla_gpu_enable_libnvptxcompiler": False, "xla_gpu_cuda_data_dir": str(toolkit)}
+
+
 class Reports:
     """What is compiled with `options` reports into a folder.
 
@@ -43,21 +70,9 @@ class Reports:
     """
 
     def __init__(self, folder: Path) -> None:
-        from nvidia import cuda_nvcc
-
-        nvcc = Path(next(iter(cuda_nvcc.__path__)))
-        self._folder, toolkit = folder, folder / "toolkit"
-        (toolkit / "bin").mkdir(parents=True)
-        (toolkit / "nvvm").symlink_to(nvcc / "nvvm")
-        script = toolkit / "bin" / "ptxas"
-        script.write_text(_SCRIPT.format(ptxas=nvcc / "bin" / "ptxas", folder=folder))
-        script.chmod(0o755)
+        self._folder = folder
         os.environ.update(MOSAIC_GPU_DUMP_TO=str(folder), MOSAIC_GPU_DUMP_PTXAS="1")
-        self.options: dict[str, Any] = {
-            "xla_gpu_enable_libnvptxcompiler": False,
-            "xla_gpu_cuda_data_dir": str(toolkit),
-            "xla_dump_to": str(folder),
-        }
+        self.options = {**_options(folder, _REPORTS), "xla_dump_to": str(folder)}
 
     def take(self) -> list[dict[str, Any]]:
         """Kernels of our own since the last call, those with most registers first, and after

@@ -42,7 +42,7 @@ def _line(row: dict[str, Any]) -> str:
         return f"{start}failed: {row['failed']}"[:160]
     device = f"{row['device_gib']:.1f}" + ("" if row["fits"] else "!")
     memory = f"{row['peak_gib']:>7.1f}{row['plan_gib']:>7.1f}{device:>8}"
-    work = f"{row['flops'] / 1e12:>9.3g}{row['hbm_gb']:>9.4g}{row['collective_gb']:>9.4g}"
+    work = f"{row['flops'] / 1e12:>9,.1f}{row['hbm_gb']:>9,.1f}{row['collective_gb']:>9,.1f}"
     seconds = "".join(f"{row[f'seconds_{n}']:>10.4f}" for n in ("least", "serial", "overlapped"))
     shares = "".join(_percent(row[f"mfu_{n}"]) for n in ("serial", "overlapped"))
     once = len(row["loops_counted_once"])

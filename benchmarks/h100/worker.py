@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.h100 import ptxas
 from benchmarks.h100.jobs import Job
 
 
@@ -21,11 +22,9 @@ def main(text: str, skipped: set[str]) -> None:
     """
     job = Job(**json.loads(text))
     with contextlib.ExitStack() as stack:
-        reports = None
-        if job.part == "kernels":
-            from benchmarks.h100.ptxas import Reports
-
-            reports = Reports(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        reports = ptxas.Reports(folder) if job.part == "kernels" else None
+        options = reports.options if reports else ptxas.unassembled(folder)
         from benchmarks.h100 import chip
         from benchmarks.h100.checkpoints import run_of
         from benchmarks.h100.rows import compiled_row
@@ -35,11 +34,11 @@ def main(text: str, skipped: set[str]) -> None:
         devices = chip.devices(count)
         stack.enter_context(chip.pretended(devices[0]))
         for program in _programs(job, run, devices):
-            if program.name in skipped:
+            if program.name in skipped or not program.name.startswith(job.only):
                 continue
             _say({"compiling": program.name})
             try:
-                row = compiled_row(program, reports and reports.options)
+                row = compiled_row(program, options)
             except Exception as error:  # a row, too; the next program may compile
                 row = {"devices": count, "failed": reason_of(error)}
             if reports is not None:
