@@ -156,7 +156,14 @@ def _place(row: dict[str, Any]) -> int:
 
 
 def _chip() -> dict[str, Any]:
-    names = ("MEMORY_BYTES", "MEMORY_RATE", "NVLINK_RATE", "NETWORK_RATE", "PCIE_RATE")
+    names = (
+        "MEMORY_BYTES",
+        "MEMORY_RATE",
+        "CACHED_BYTES",
+        "NVLINK_RATE",
+        "NETWORK_RATE",
+        "PCIE_RATE",
+    )
     figures = {name.lower(): getattr(chip, name) for name in (*names, "TRIP_SECONDS")}
     return {"flops": chip.FLOPS, **figures}
 

@@ -15,6 +15,9 @@ FLOPS = {"bf16": 989e12, "f16": 989e12, "f32": 494e12, "f8e4m3fn": 1979e12, "f8e
 LEAST_FLOPS = 67e12  # of any other type: float64 on tensor cores
 MEMORY_BYTES = 80e9
 MEMORY_RATE = 3.35e12  # bytes per second
+# Of 50 MB of second-level cache, in two halves that may hold the same; assumed: an array of this
+# size is still there when the next kernel reads it.
+CACHED_BYTES = 12.5e6
 HOST_DEVICES = 8  # that NVLink joins
 NVLINK_RATE = 450e9  # bytes per second and direction
 NETWORK_RATE = 50e9  # the same, of each GPU's own link to other hosts

@@ -4,9 +4,9 @@ Everything inside a loop counts as often as the loop runs. The length of some lo
 host has to read a predicate before every iteration, and how many there are has to be assumed.
 
 - FLOPs are those of matrix products, inside fusions and as library calls. Other arithmetic is free.
-- Traffic is what kernels read and write, each operand and result once. No cache is modelled, so an
-  array of less than 50 MB may travel less. A kernel that reads a slice of an array, or writes into
-  one in place, pays for the slice.
+- Traffic is what kernels read and write, each operand and result once. A kernel that reads a slice
+  of an array, or writes into one in place, pays for the slice. A small array that is made and used
+  in one computation is taken to stay in the cache.
 - A collective's bytes are those that each device sends in a ring (Patarasuk and Yuan 2009,
   doi:10.1016/j.jpdc.2008.09.002): (n - 1) / n of the whole array, and twice that for an all-reduce.
 """
@@ -14,9 +14,10 @@ host has to read a predicate before every iteration, and how many there are has 
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import NamedTuple
 
 from benchmarks.h100.hlo import Computation, Instruction, Module, Shape
 
@@ -59,7 +60,8 @@ class Cost:
 
     flops: Counter[str] = field(default_factory=Counter)  # by type of the factors
     ragged_flops: float = 0.0  # of them in products that stand for a ragged one
-    num_bytes: float = 0.0  # read and written by kernels
+    num_bytes: float = 0.0  # of memory, read and written by kernels
+    cached_bytes: float = 0.0  # the same of the cache
     kernels: float = 0.0  # launched
     sent: Counter[Collective] = field(default_factory=Counter)  # bytes
     collectives: Counter[Collective] = field(default_factory=Counter)  # number
@@ -70,6 +72,7 @@ class Cost:
     def add(self, other: "Cost", times: float = 1.0) -> None:
         self.ragged_flops += times * other.ragged_flops
         self.num_bytes += times * other.num_bytes
+        self.cached_bytes += times * other.cached_bytes
         self.kernels += times * other.kernels
         self.guessed |= other.guessed
         for name in ("flops", "sent", "collectives", "trips", "calls"):
@@ -102,12 +105,18 @@ class Assumptions:
 
 
 def cost_of(
-    module: Module, assumptions: Assumptions | None = None, *, host_devices: int = 8
+    module: Module,
+    assumptions: Assumptions | None = None,
+    *,
+    host_devices: int = 8,
+    cached: float = 0.0,
 ) -> Cost:
     """Args:
     host_devices: that are joined by the fast link; device ids run from host to host.
+    cached: bytes of the largest array that stays in the cache.
     """
-    return _Reader(module, assumptions or Assumptions(), host_devices).computation(module.entry)
+    reader = _Reader(module, assumptions or Assumptions(), host_devices, cached)
+    return reader.computation(module.entry)
 
 
 def largest(module: Module, count: int = 3) -> list[tuple[float, str]]:
@@ -129,9 +138,11 @@ def largest(module: Module, count: int = 3) -> list[tuple[float, str]]:
 
 
 class _Reader:
-    def __init__(self, module: Module, assumptions: Assumptions, host_devices: int) -> None:
+    def __init__(
+        self, module: Module, assumptions: Assumptions, host_devices: int, cached: float
+    ) -> None:
         self._module, self._assumptions = module, assumptions
-        self._host_devices = host_devices
+        self._host_devices, self._cached = host_devices, cached
         self._known: dict[str, Cost] = {}
 
     def computation(self, name: str) -> Cost:
@@ -162,13 +173,22 @@ class _Reader:
         elif base == "fusion":
             inside = self._module.computations[instruction.attribute("calls")]
             total.kernels += 1
-            total.num_bytes += _fusion_bytes(instruction, inside, computation)
+            self._add_traffic(total, _fusion_traffic(instruction, inside), computation)
             for part in inside.values():
                 _add_product(total, part, inside)
         else:
             total.kernels += 1
-            total.num_bytes += _kernel_bytes(instruction, computation)
+            self._add_traffic(total, _kernel_traffic(instruction, computation), computation)
             _add_product(total, instruction, computation)
+
+    def _add_traffic(
+        self, total: Cost, traffic: Iterable["_Traffic"], computation: Computation
+    ) -> None:
+        for each in traffic:
+            if each.whole <= self._cached and (not each.read or _is_made(each.read, computation)):
+                total.cached_bytes += each.num_bytes
+            else:
+                total.num_bytes += each.num_bytes
 
     def _add_loop(self, total: Cost, instruction: Instruction) -> None:
         trips: float | None = instruction.known_trips
@@ -206,7 +226,7 @@ class _Reader:
             total.flops["bf16"] += call.flops
             total.num_bytes += call.num_bytes + instruction.num_bytes
             return
-        total.num_bytes += _kernel_bytes(instruction, computation)
+        self._add_traffic(total, _kernel_traffic(instruction, computation), computation)
         if "cublas" in target or "gemm" in target:
             _add_library_product(total, instruction, computation)
 
@@ -266,18 +286,42 @@ def _add_library_product(total: Cost, instruction: Instruction, computation: Com
     total.flops[left.dtype] += 2 * instruction.shapes[0].size * inner
 
 
-def _kernel_bytes(instruction: Instruction, computation: Computation) -> float:
+class _Traffic(NamedTuple):
+    """Of one array, in or out of one kernel."""
+
+    num_bytes: float
+    whole: float  # bytes of all of the array
+    read: str = ""  # the operand's name; "" for what is written
+
+
+def _is_made(name: str, computation: Computation) -> bool:
+    """Whether a kernel of the same computation made the array, rather than one before it."""
+    origin = computation.get(name)
+    while origin is not None and origin.operands:
+        passes = origin.opcode in ("bitcast", "get-tuple-element")
+        if not passes and not origin.opcode.endswith("-done"):
+            return origin.opcode not in ("while", "conditional", "tuple")
+        origin = computation.get(origin.operands[0])
+    return origin is not None and origin.opcode not in ("parameter", "constant")
+
+
+def _kernel_traffic(instruction: Instruction, computation: Computation) -> Iterator[_Traffic]:
     """Of an instruction that is a kernel by itself."""
-    result = sum(shape.num_bytes for shape in instruction.results)
-    if instruction.base in _SLICES:
-        return 2 * result
+    operands = [name for name in dict.fromkeys(instruction.operands) if name in computation]
     if instruction.base in _IN_PLACE:
-        return 2 * _update(instruction, computation).num_bytes
-    operands = set(instruction.operands)
-    return result + sum(computation[name].num_bytes for name in operands if name in computation)
+        update = computation[instruction.operands[_IN_PLACE[instruction.base]]]
+        yield _Traffic(update.num_bytes, update.num_bytes, update.name)
+        yield _Traffic(update.num_bytes, instruction.num_bytes)
+        return
+    for shape in instruction.results:
+        yield _Traffic(shape.num_bytes, shape.num_bytes)
+    result = sum(shape.num_bytes for shape in instruction.results)
+    for name in operands[:1] if instruction.base in _SLICES else operands:
+        whole = computation[name].num_bytes
+        yield _Traffic(result if instruction.base in _SLICES else whole, whole, name)
 
 
-def _fusion_bytes(fusion: Instruction, inside: Computation, computation: Computation) -> float:
+def _fusion_traffic(fusion: Instruction, inside: Computation) -> Iterator[_Traffic]:
     """Of a kernel made of several instructions: slices where it looks at nothing else."""
     users: dict[str, list[Instruction]] = {}
     for instruction in inside.values():
@@ -298,10 +342,14 @@ def _fusion_bytes(fusion: Instruction, inside: Computation, computation: Computa
                 return whole
         return min(whole, part)
 
-    total = sum(read(i.name) for i in inside.values() if i.opcode == "parameter")
+    for instruction in inside.values():
+        if instruction.opcode == "parameter":
+            operand = fusion.operands[int(instruction.arguments)]
+            yield _Traffic(read(instruction.name), instruction.num_bytes, operand)
     root = next(i for i in inside.values() if i.is_root)
     outputs = [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    return total + sum(_written(output, inside) for output in outputs)
+    for output in outputs:
+        yield _Traffic(_written(output, inside), output.num_bytes)
 
 
 def _ratio(before: Instruction, after: Instruction) -> float:
@@ -314,9 +362,5 @@ def _written(output: Instruction, inside: Computation) -> float:
     while origin.opcode in _ENTRYWISE and origin.operands:
         origin = inside[origin.operands[0]]
     if origin.opcode in _IN_PLACE:
-        return _update(origin, inside).num_bytes
+        return inside[origin.operands[_IN_PLACE[origin.opcode]]].num_bytes
     return output.num_bytes
-
-
-def _update(instruction: Instruction, computation: Computation) -> Instruction:
-    return computation[instruction.operands[_IN_PLACE[instruction.opcode]]]

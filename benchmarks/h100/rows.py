@@ -18,7 +18,12 @@ def compiled_row(program: Program, options: dict[str, Any] | None = None) -> dic
     compiled = program.lower().compile(compiler_options=options)
     seconds = time.perf_counter() - since
     module = parse(compiled.as_text())
-    cost = cost_of(module, program.assumptions, host_devices=chip.HOST_DEVICES)
+    cost = cost_of(
+        module,
+        program.assumptions,
+        host_devices=chip.HOST_DEVICES,
+        cached=chip.CACHED_BYTES,
+    )
     memory = compiled.memory_analysis()
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     temporary = memory.temp_size_in_bytes
@@ -64,6 +69,7 @@ def priced(program: Program, cost: Cost) -> dict[str, Any]:
         "model_flops": work.flops / program.devices,
         "ragged_dot_flops": cost.ragged_flops,
         "hbm_gb": cost.num_bytes / GB,
+        "cached_gb": cost.cached_bytes / GB,
         "collective_gb": sum(cost.sent.values()) / GB,
         "collectives": [_told(key, cost) for key in sorted(cost.sent, key=lambda k: -cost.sent[k])],
         "trips": sum(cost.trips.values()),

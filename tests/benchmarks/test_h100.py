@@ -63,6 +63,14 @@ def test_what_is_in_loops_counts_as_often_as_they_run() -> None:
     assert not cost.guessed
 
 
+def test_small_arrays_that_were_just_made_are_in_the_cache() -> None:
+    assumptions = Assumptions(trips=((r"body/while$", 5.0),))
+    cost = cost_of(parse(LOOPS), assumptions, cached=512.0)
+    made = 4 * 2 * 4 * 16
+    assert cost.num_bytes == 3 * 5 * (ONE_GEMM - made) + 4  # factors come from outside
+    assert cost.cached_bytes == 3 * 5 * made + made
+
+
 def test_a_loop_that_no_assumption_speaks_of_counts_once_and_is_named() -> None:
     cost = cost_of(parse(LOOPS))
     assert cost.flops == {"bf16": 3 * ONE_PRODUCT}
