@@ -28,7 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.h100 import chip, simulated, table
+from benchmarks.h100 import chip, simulated, steps, table
 from benchmarks.h100.jobs import Job, all_jobs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +54,7 @@ def main() -> None:
             if args.json:
                 args.json.write_text(json.dumps(_rounded(_result(rows)), indent=1) + "\n")
     print("\n".join(table.lines(rows)))
+    print("\n" + "\n".join(steps.lines(list(steps.steps(rows)))))
     print("\nrlboost_jax/simulator assumes\n  " + "\n  ".join(simulated.rates()))
     print("\n".join(table.comparison_lines(simulated.comparison(rows))))
     minutes, failed = (time.perf_counter() - since) / 60, sum("failed" in row for row in rows)
@@ -72,6 +73,7 @@ def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "jax": importlib.metadata.version("jax"),
         "chip": _chip(),
         "rows": rows,
+        "steps": list(steps.steps(rows)),
         "simulator": simulated.comparison(rows),
     }
 

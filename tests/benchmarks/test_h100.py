@@ -7,6 +7,7 @@ from benchmarks.h100.cost import Assumptions, Call, Collective, cost_of, group_o
 from benchmarks.h100.hlo import Shape, parse
 from benchmarks.h100.program import Program, Work
 from benchmarks.h100.rows import priced
+from benchmarks.h100.steps import steps
 
 # A batched product inside a fusion, in a loop of 3 around a loop whose length is data.
 LOOPS = """
@@ -240,3 +241,26 @@ def test_seconds_are_the_sum_and_the_largest_of_what_each_resource_takes() -> No
     assert row["seconds_overlapped"] == 1.0
     assert row["mfu_overlapped"] == pytest.approx(ONE_PRODUCT / chip.FLOPS["bf16"])
     assert row["trips"] == 6
+
+
+def test_a_step_is_its_batches_their_sums_and_an_update() -> None:
+    def row(program: str, seconds: float, tokens: int = 0) -> dict[str, object]:
+        return {
+            "part": "learner",
+            "job": "learner",
+            "config": "qwen25_05b_gsm8k",
+            "mesh": "1,1,1",
+            "program": program,
+            "tokens": tokens,
+            "seconds_serial": 2 * seconds,
+            "seconds_overlapped": seconds,
+            "mfu_serial": 0.2,
+            "mfu_overlapped": 0.4,
+        }
+
+    rows = [row("gradients 16 x 1,024", 1.0, 16_384), row("gradients 32 x 512", 9.0)]
+    assert not list(steps(rows))  # not without the rest
+    (step,) = steps([*rows, row("combine", 0.1), row("apply", 0.5)])
+    assert step["batches"] == 32  # 64 prompts with 8 responses each, 16 rows in a batch
+    assert step["seconds_overlapped"] == pytest.approx(32 * 1.0 + 31 * 0.1 + 0.5)
+    assert step["tokens_per_second_serial"] == pytest.approx(32 * 16_384 / (2 * 35.6))
