@@ -25,14 +25,13 @@ def lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def comparison_lines(compared: list[dict[str, Any]]) -> Iterator[str]:
     yield (
-        f"{'':<20}{'mesh':<8}{'program':<22}{'least s':>10}{'overl. s':>10}{'serial s':>10}"
+        f"{'':<20}{'mesh':<8}{'program':<22}{'least s':>10}{'serial s':>10}{'overl. s':>10}"
         f"{'simulated s':>13}"
     )
     for row in compared:
         yield (
             f"{row['config']:<20}{row['mesh']:<8}{row['program']:<22}"
-            + "".join(f"{row[f'seconds_{n}']:>10.4f}" for n in ("least", "overlapped", "serial"))
-            + f"{row['seconds_simulated']:>13.4f}"
+            f"{_seconds(row)}{_short(row['seconds_simulated']):>13}"
         )
 
 
@@ -40,14 +39,24 @@ def _line(row: dict[str, Any]) -> str:
     start = f"{row['mesh']:<8}{row['program']:<25}"
     if row.get("failed"):
         return f"{start}failed: {row['failed']}"[:160]
-    device = f"{row['device_gib']:.1f}" + ("" if row["fits"] else "!")
-    memory = f"{row['peak_gib']:>7.1f}{row['plan_gib']:>7.1f}{device:>8}"
-    work = f"{row['flops'] / 1e12:>9,.1f}{row['hbm_gb']:>9,.1f}{row['collective_gb']:>9,.1f}"
-    seconds = "".join(f"{row[f'seconds_{n}']:>10.4f}" for n in ("least", "serial", "overlapped"))
+    device = _short(row["device_gib"]) + ("" if row["fits"] else "!")
+    memory = f"{_short(row['peak_gib']):>7}{_short(row['plan_gib']):>7}{device:>8}"
+    sizes = row["flops"] / 1e12, row["hbm_gb"], row["collective_gb"]
+    work = "".join(f"{_short(size):>9}" for size in sizes)
     shares = "".join(_percent(row[f"mfu_{n}"]) for n in ("serial", "overlapped"))
     once = len(row["loops_counted_once"])
     remark = f"  loops counted once: {once}" if once else ""
-    return f"{start}{memory}{work}{row['trips']:>8,.0f}{seconds}{shares}{remark}"
+    return f"{start}{memory}{work}{row['trips']:>8,.0f}{_seconds(row)}{shares}{remark}"
+
+
+def _seconds(row: dict[str, Any]) -> str:
+    names = ("least", "serial", "overlapped")
+    return "".join(f"{_short(row[f'seconds_{name}']):>10}" for name in names)
+
+
+def _short(value: float) -> str:
+    """Three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _percent(share: float | None) -> str:
