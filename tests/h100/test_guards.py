@@ -56,8 +56,8 @@ def test_decode_steps_copy_no_pool() -> None:
     row = rows(Job("engine", "qwen25_05b_gsm8k", attention="mosaic_gpu", only="decode"))
     (decode,) = row.values()
     # What has to be read is 18.4 GB for 8 steps; the logits, whole and in float32, are the rest.
-    # One copy of the pools in each step would be 42 more.
-    assert decode["hbm_gb"] < 45
+    # One copy of the pools in each step would be 41 more.
+    assert decode["hbm_gb"] < 30
     assert decode["trips"] == 8  # one for each step
 
 
@@ -72,6 +72,6 @@ def test_gradients_of_one_device_have_no_collectives() -> None:
 
 def test_products_with_experts_are_not_more_dense() -> None:
     (row,) = rows(Job("learner", "qwen3_30b_a3b_moe", mesh=(1, 4, 4), only="gaps")).values()
-    # 59 times: every device multiplies the rows of all choices with all of its 32 experts. Were each
-    # row multiplied with its own alone, this would be below 2.
+    # 59 times: every device multiplies the rows of all choices with all of its 32 experts. Were
+    # each row multiplied with its own alone, this would be below 2.
     assert row["flops"] / row["model_flops"] < 62
