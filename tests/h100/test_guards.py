@@ -49,7 +49,7 @@ def test_attention_spills_no_registers(config: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["update pages", "copy pages"])
 def test_pages_are_written_in_place(name: str) -> None:
     row = rows(Job("kernels", "qwen3_8b_openr1", only=name))[name]
-    assert row["hbm_gb"] < 0.05 * row["arguments_gib"]
+    assert row["hbm_gb"] < 0.1 * row["arguments_gib"]
 
 
 def test_decode_steps_copy_no_pool() -> None:
