@@ -5,6 +5,7 @@
 #   make test                  lint, types and all tests; PYTHON=python3.12 for another lane,
 #                              TESTS="--order=7 unit" for what `python -m tests --help` says
 #   make soak                  the long fault tests
+#   make h100                  what an H100's compiler makes of every program; no device needed
 #   make experiments           all notebooks of experiments/ anew; EXPERIMENTS="names" for some
 #   make lint                  lint and types only
 #   make lock                  make requirements.lock anew from the newest versions
@@ -22,7 +23,7 @@ COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compil
 METADATA := pyproject.toml kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
-.PHONY: quickstart hf-tiny test soak experiments lint lock clean
+.PHONY: quickstart hf-tiny test soak h100 experiments lint lock clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m rlboost_jax.main --config=configs/quickstart.py --workdir=$(WORKDIR)
@@ -39,6 +40,9 @@ test: $(VENV)/.installed-dev
 soak: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -q -m soak
 	$(VENV)/bin/python -m pytest -q -m "hypothesis and not soak and not system" --hypothesis-profile=soak
+
+h100: $(VENV)/h100/.installed
+	$(VENV)/bin/python -m benchmarks.h100 --json=benchmarks/results/h100.json
 
 experiments: $(VENV)/.installed-notebooks
 	$(VENV)/bin/python -m experiments --jobs=2 $(EXPERIMENTS)
@@ -57,6 +61,12 @@ $(VENV)/.installed-dev: $(METADATA) | $(VENV)/bin/python
 	@$(PIP) -e kernels -e '.[dev]'
 	@$(COMPILE)
 	@touch $@ $(VENV)/.installed
+
+# In a folder of its own: nothing but `make h100` and tests marked h100 sees it.
+$(VENV)/h100/.installed: benchmarks/h100/requirements.txt requirements.lock | $(VENV)/.installed
+	@echo "installing the compiler for H100s into $(@D) …"
+	@$(PIP) --no-deps --upgrade --target $(@D) -r $<
+	@touch $@
 
 $(VENV)/.installed-notebooks: $(METADATA) | $(VENV)/bin/python
 	@echo "installing into $(VENV), with what notebooks need …"

@@ -70,7 +70,7 @@ def parts(jobs: int, order: int | None) -> list[Part]:
     several = ("-n", str(jobs or min(4, 1 + (os.cpu_count() or 1))))
     system = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
     system = [name for name in system if "mark.system" in (ROOT / name).read_text()]
-    unit = (*pytest, "-m", "not soak and not system", *cores, "--dist=worksteal")
+    unit = (*pytest, "-m", "not soak and not system and not h100", *cores, "--dist=worksteal")
     whole = (*pytest, "-m", "system and not soak", *several, "--dist=loadfile", *system)
     ruff = str(BIN / "ruff")
     return [

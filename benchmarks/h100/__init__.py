@@ -1,0 +1,1 @@
+"""What an H100's compiler makes of the programs of a run, without an H100."""

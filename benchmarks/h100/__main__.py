@@ -1,0 +1,183 @@
+"""What an H100's compiler makes of every program of the runs in `configs/`; no device is needed.
+
+    make h100                              # installs the compiler, 241 MB, and writes the table
+    python -m benchmarks.h100 [--only=WORDS] [--json=FILE]
+
+A row is a program of a configuration over a mesh, compiled down to the H100's own instructions.
+*peak*: GiB that the compiler plans for the program alone. *plan*: GiB that `--dry_run` tells for
+the learner, or the engine's own plan for 80 GB. *device*: all that a device holds meanwhile, the
+learner's other trees and one copy of the engine's weights included; "!" is more than 80 GB.
+
+Seconds are bounds from FLOPs, bytes and rates of the data sheet (`chip.py`), never measurements:
+*least* is what the model's work needs, *serial* the sum of arithmetic, memory, links and host
+round trips as the program was compiled, *overlapped* the largest of these. MFU counts the model's
+FLOPs. Kernels are not tuned on a device here, and tiles are XLA's defaults.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.h100 import chip, simulated, steps, table
+from benchmarks.h100.jobs import Job, all_jobs
+
+ROOT = Path(__file__).resolve().parents[2]
+WHEELS = Path(sys.prefix) / "h100"
+PROGRAM_SECONDS = 900.0  # in which a program has to be compiled
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="where the rows are written, job by job")
+    parser.add_argument("--only", default="", help="words of the jobs; FILE keeps the other rows")
+    parser.add_argument("--wheels", type=Path, default=WHEELS, help="folder with the compiler")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    args = parser.parse_args()
+    if not (args.wheels / "jax_plugins").is_dir():
+        sys.exit(f"no compiler for CUDA in {args.wheels}: run make h100, which installs it there")
+    since = time.perf_counter()
+    jobs = [job for job in all_jobs() if all(word in str(job) for word in args.only.split())]
+    rows = _kept(args.json, jobs) if args.only and args.json else []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for future in as_completed([pool.submit(rows_of, job, args.wheels) for job in jobs]):
+            rows = sorted([*rows, *future.result()], key=_place)
+            if args.json:
+                args.json.write_text(json.dumps(_rounded(_result(rows)), indent=1) + "\n")
+    print("\n".join(table.lines(rows)))
+    print("\n" + "\n".join(steps.lines(list(steps.steps(rows)))))
+    print("\nrlboost_jax/simulator assumes\n  " + "\n  ".join(simulated.rates()))
+    print("\n".join(table.comparison_lines(simulated.comparison(rows))))
+    minutes, failed = (time.perf_counter() - since) / 60, sum("failed" in row for row in rows)
+    print(f"\n{len(rows)} programs, {failed} of which failed; {minutes:.1f} minutes")
+
+
+def _kept(path: Path, anew: list[Job]) -> list[dict[str, Any]]:
+    """Rows of an earlier table that are not made anew."""
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    kept = {str(job) for job in all_jobs() if job not in anew}
+    return [row for row in rows if row["job"] in kept]
+
+
+def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "jax": importlib.metadata.version("jax"),
+        "chip": _chip(),
+        "rows": rows,
+        "steps": list(steps.steps(rows)),
+        "simulator": simulated.comparison(rows),
+    }
+
+
+def rows_of(job: Job, wheels: Path) -> list[dict[str, Any]]:
+    """Of all programs of a job; one that takes the compiler down leaves the others alone."""
+    rows: dict[str, dict[str, Any]] = {}
+    print(f"compiling {job} …", file=sys.stderr, flush=True)
+    while True:
+        current, done, errors = "", False, []
+        for message in _messages(job, wheels, sorted(rows), errors):
+            current = message.get("compiling", current)
+            done |= message.get("done", False)
+            if row := message.get("row"):
+                rows[row["program"]] = row
+        if done:
+            break
+        reason = f"the compiler's process ended: {errors[-1] if errors else 'it says nothing'}"[
+            :300
+        ]
+        rows[current] = {"program": current or "start", "failed": reason}
+        if not current:
+            break
+    mesh = ",".join(map(str, job.mesh)) if job.part == "learner" else ""
+    common = {"config": job.config, "part": job.part, "job": str(job)}
+    return [{**common, "mesh": mesh or str(r.get("devices", "")), **r} for r in rows.values()]
+
+
+def _messages(
+    job: Job, wheels: Path, skipped: list[str], errors: list[str]
+) -> Iterator[dict[str, Any]]:
+    """What a process says as it compiles.
+
+    Args:
+        errors: gets the last of what it writes to standard error.
+    """
+    path = [str(ROOT), str(ROOT / "kernels"), str(wheels), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    command = [sys.executable, "-m", "benchmarks.h100.worker", json.dumps(asdict(job)), *skipped]
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None and process.stderr is not None
+    reader = threading.Thread(target=_keep_last, args=(process.stderr, errors))
+    reader.start()
+    timer = threading.Timer(PROGRAM_SECONDS, process.kill)
+    timer.start()
+    try:
+        for line in process.stdout:
+            if line.startswith("{"):
+                timer.cancel()
+                timer = threading.Timer(PROGRAM_SECONDS, process.kill)
+                timer.start()
+                yield json.loads(line)
+    finally:
+        timer.cancel()
+        process.kill()
+        process.wait()
+        reader.join()
+
+
+def _keep_last(stream: Any, lines: list[str]) -> None:
+    for line in stream:
+        if line.strip():
+            lines[:] = [line.strip()]
+
+
+def _place(row: dict[str, Any]) -> int:
+    """Of its job: rows of one stay in their order."""
+    return next(place for place, job in enumerate(all_jobs()) if str(job) == row["job"])
+
+
+def _chip() -> dict[str, Any]:
+    names = (
+        "MEMORY_BYTES",
+        "MEMORY_RATE",
+        "CACHED_BYTES",
+        "NVLINK_RATE",
+        "NETWORK_RATE",
+        "PCIE_RATE",
+    )
+    figures = {name.lower(): getattr(chip, name) for name in (*names, "TRIP_SECONDS")}
+    return {"flops": chip.FLOPS, **figures}
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to four digits."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    main()

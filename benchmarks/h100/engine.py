@@ -1,0 +1,197 @@
+"""The programs of a rollout server: on one H100, or split over `engine.tensor_parallel` of them.
+
+All slots are busy, and hold half of the longest rollout or as much as the pool has pages for.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from rlboost_kernels.attention import xla
+
+from benchmarks.h100.chip import MEMORY_BYTES
+from benchmarks.h100.cost import Assumptions, Call
+from benchmarks.h100.program import Program, Work, attention_flops, product_parameters
+from rlboost_jax.config.memory import page_bytes, weight_bytes
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.routing import routing_of
+from rlboost_jax.engine import metadata
+from rlboost_jax.engine.devices import HEADS, WHOLE, Devices
+from rlboost_jax.engine.layouts import Layout, make_layout
+from rlboost_jax.engine.memory import DeviceMemory, MemoryPlan, engine_sizes, plan_memory
+from rlboost_jax.engine.programs import Programs
+from rlboost_jax.models.adapters import base_model
+from rlboost_jax.models.params import abstract_params, unstack_layers
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What the rows of a step look at."""
+
+    rows: int  # of tokens that are run
+    sequences: int
+    context: float  # tokens that each row sees
+
+    @property
+    def tokens_read(self) -> float:
+        """Whose keys and values have to be read."""
+        return self.sequences * self.context
+
+
+def programs(run: RunConfig, devices: list[Any], attention: str) -> Iterator[Program]:
+    """Args:
+    attention: implementation, as `engine.attention` names it.
+    """
+    server = _Server(run, devices, attention)
+    yield server.decode()
+    yield server.mixed()
+    if attention == "auto":
+        yield server.copies()
+
+
+class _Server:
+    def __init__(self, run: RunConfig, devices: list[Any], attention: str) -> None:
+        self.run, self.config = run, replace(run.engine, attention=attention)
+        self.model, self.split = base_model(run.model), run.engine.tensor_parallel
+        self.devices = Devices(self.model, self.split, devices)
+        layout = make_layout(self.config, run.slot_tokens, any_rows=False)
+        self.plan = _memory_plan(run, self.config, layout)
+        self.layout = replace(layout, num_pages=self.plan.num_pages)
+        self.programs = Programs(
+            self.model,
+            self.layout,
+            max_steps=self.config.steps_per_dispatch,
+            truncated_sampling=run.sampling.truncated,
+            attention=attention,
+            kv_dtype=self.config.kv_dtype,
+            devices=self.devices,
+            routing=routing_of(run.model, run.algorithm),
+        )
+        self.first = devices[0]
+
+    def decode(self) -> Program:
+        slots, steps = self.layout.slots, self.config.steps_per_dispatch
+        held = self.layout.num_pages * self.layout.page_size / slots
+        load = _Load(slots, slots, min(self.run.slot_tokens / 2, held))
+        packed = metadata.pack_decode(self.layout, (), 0, rows=self.layout.decode_rows[-1])
+        lower = partial(
+            self.programs.decode.lower,
+            self._leaves(),
+            self._pools(),
+            self._numbers(packed.size),
+            self._numbers(self.layout.decode_rows[-1]),
+        )
+        each = self._work(load)
+        work = Work(
+            flops=steps * each.flops, num_bytes=steps * each.num_bytes, tokens=steps * slots
+        )
+        said = f"{slots} slots of {load.context:,.0f} tokens, {steps} steps"
+        return self._program("decode", lower, work, load, said, steps=steps)
+
+    def mixed(self) -> Program:
+        prompt = self.config.max_prompt_tokens
+        rows = self.layout.token_rows
+        load = _Load(rows, math.ceil(rows / prompt), prompt)
+        packed = metadata.pack_mixed(self.layout, ())
+        lower = partial(
+            self.programs.mixed.lower, self._leaves(), self._pools(), self._numbers(packed.size)
+        )
+        said = f"{rows} rows of prompts, at the end of {prompt} tokens"
+        return self._program("mixed", lower, self._work(load), load, said)
+
+    def copies(self) -> Program:
+        slots = self.layout.slots
+        place = self._place(WHOLE)
+        copies = jax.ShapeDtypeStruct((2, slots), jnp.int32, sharding=place)
+        lower = partial(self.programs.copy_pages.lower, self._pools(), copies)
+        work = Work(num_bytes=2 * slots * page_bytes(self.devices.share, self.config))
+        return self._program("copy pages", lower, work, None, f"{slots} pages")
+
+    def _program(
+        self, name: str, lower: Any, work: Work, load: _Load | None, assumed: str, steps: int = 1
+    ) -> Program:
+        return Program(
+            name=name if load is None else f"{name} {self.programs.attention}",
+            lower=lower,
+            devices=self.split,
+            work=work,
+            plan_bytes=self.plan.total,
+            held_bytes=self.plan.weights + self.plan.pool,
+            assumptions=Assumptions() if load is None else self._assumptions(load, steps),
+            assumed=assumed,
+            context=load.context if load else 0.0,
+        )
+
+    def _assumptions(self, load: _Load, steps: int) -> Assumptions:
+        layout, model = self.layout, self.devices.share
+        block = max(layout.page_size, xla.BLOCK_TOKENS)
+        tiles = math.ceil(load.rows / xla.TILE_ROWS)
+        pool = rf"\[{layout.num_pages},{layout.page_size},"
+        item = jnp.dtype(self.config.kv_dtype).itemsize
+        return Assumptions(
+            trips=(
+                (r"_attend\)/.*while/body.*while$", math.ceil(load.context / block)),
+                (r"_attend\)/.*while$", tiles),
+                (r"_decode\).*while$", steps),
+            ),
+            calls=(
+                Call(
+                    pattern=pool,
+                    flops=load.rows * attention_flops(model, load.context) / model.num_layers,
+                    num_bytes=load.tokens_read * 2 * model.num_key_heads * model.head_dim * item,
+                ),
+            ),
+        )
+
+    def _work(self, load: _Load) -> Work:
+        """Of one step; the head runs for each sequence alone."""
+        model = self.model
+        head = model.vocab_size * model.embed_dim
+        flops = 2 * load.rows * (product_parameters(model) - head)
+        flops += 2 * load.sequences * head + load.rows * attention_flops(model, load.context)
+        looked_up = 0 if model.tie_embeddings else head / self.split
+        share = self.devices.share
+        weights = weight_bytes(share, self.run.weights.rollout_dtype)
+        item = jnp.dtype(self.run.weights.rollout_dtype).itemsize
+        read = load.tokens_read * page_bytes(share, self.config) / self.layout.page_size
+        return Work(flops=flops, num_bytes=weights - item * looked_up + read, tokens=load.sequences)
+
+    def _place(self, spec: Any) -> Any:
+        mesh = self.devices._mesh
+        return SingleDeviceSharding(self.first) if mesh is None else NamedSharding(mesh, spec)
+
+    def _leaves(self) -> Any:
+        shapes = jax.tree.leaves(jax.eval_shape(unstack_layers, abstract_params(self.model)))
+        dtype = self.run.weights.rollout_dtype
+        return tuple(
+            jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype), sharding=self._place(spec))
+            for leaf, spec in zip(shapes, self.devices.leaf_specs(), strict=True)
+        )
+
+    def _pools(self) -> Any:
+        pages, tokens, heads, width = self.programs._pool.shape
+        shape = (pages, tokens, heads * self.split, width)
+        pool = jax.ShapeDtypeStruct(shape, self.config.kv_dtype, sharding=self._place(HEADS))
+        return (pool,) * self.model.num_layers
+
+    def _numbers(self, count: int) -> Any:
+        return jax.ShapeDtypeStruct((count,), jnp.int32, sharding=self._place(WHOLE))
+
+
+def _memory_plan(run: RunConfig, config: Any, layout: Layout) -> MemoryPlan:
+    sizes = engine_sizes(
+        run.model,
+        config,
+        slot_tokens=run.slot_tokens,
+        param_dtype=run.weights.rollout_dtype,
+        truncated_sampling=run.sampling.truncated,
+        sampled_rows=layout.decode_rows[-1],
+        products="xla",
+        platform="gpu",
+    )
+    return plan_memory(sizes, DeviceMemory(limit=int(MEMORY_BYTES)), config.memory_fraction)

@@ -1,0 +1,44 @@
+"""Which programs are compiled: every configuration, over its own mesh and others."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# The first is the configuration's own; (1, 8, 1) is the README's example.
+MESHES: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "qwen25_05b_gsm8k": ((1, 1, 1), (1, 8, 1)),
+    "qwen3_06b_gsm8k": ((1, 1, 1), (1, 8, 1)),
+    "llama32_1b_lora": ((1, 1, 1), (1, 8, 1)),
+    "qwen3_8b_openr1": ((1, 1, 8), (1, 8, 1), (1, 2, 4)),
+    "qwen3_14b_openr1": ((1, 1, 8), (1, 8, 1), (1, 2, 4)),
+    "qwen3_32b_openr1": ((1, 2, 8), (1, 8, 1), (1, 16, 1)),
+    "qwen3_30b_a3b_moe": ((1, 4, 4), (1, 8, 1), (1, 2, 8)),
+}
+ATTENTION = ("auto", "mosaic_gpu")
+# Whose sizes the kernels are compiled for by themselves: heads of 64 and of 128, one and 4 GPUs.
+KERNELS = ("qwen25_05b_gsm8k", "qwen3_8b_openr1", "qwen3_30b_a3b_moe")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Programs that one process compiles, one after the other."""
+
+    part: str  # "learner", "engine" or "kernels"
+    config: str
+    mesh: tuple[int, ...] = ()  # of the learner
+    attention: str = ""  # of the engine
+    only: str = ""  # how the names of programs begin that are compiled; "": all are
+
+    def __str__(self) -> str:
+        mesh = ",".join(map(str, self.mesh))
+        return " ".join(filter(None, (self.part, self.config, mesh, self.attention, self.only)))
+
+
+def all_jobs() -> Iterator[Job]:
+    """Configuration by configuration."""
+    for config, meshes in MESHES.items():
+        for mesh in meshes:
+            yield Job("learner", config, mesh=mesh)
+        for attention in ATTENTION:
+            yield Job("engine", config, attention=attention)
+        if config in KERNELS:
+            yield Job("kernels", config)

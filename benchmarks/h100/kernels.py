@@ -1,0 +1,130 @@
+"""Each operation of `rlboost_kernels`, as the runs call it, with its compiled kernels."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+from rlboost_kernels import (
+    copy_kv_pages,
+    matmul,
+    noise_keys,
+    ragged_paged_attention,
+    selected_logprobs,
+    tokens_from_noise,
+    uniforms,
+    update_kv_pages,
+)
+from rlboost_kernels.attention import mosaic_gpu, triton, xla
+
+from benchmarks.h100.cost import Assumptions, Call
+from benchmarks.h100.program import Program, Work
+from rlboost_jax.config.memory import share_of
+from rlboost_jax.config.records import RunConfig
+
+_ATTENTION = {"mosaic_gpu": mosaic_gpu, "triton": triton, "xla": None}
+_CONTEXT = 4096  # tokens that each decoding sequence holds
+_PACKED = 16_384  # rows of which log-probabilities are taken
+
+
+def programs(run: RunConfig, device: Any) -> Iterator[Program]:
+    """Of decode steps with all slots busy, on one device of an engine."""
+    place = SingleDeviceSharding(device)
+
+    def array(shape: tuple[int, ...], dtype: str = "int32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=place)
+
+    def program(
+        name: str,
+        function: Any,
+        arguments: tuple[Any, ...],
+        work: Work,
+        assumptions: Assumptions | None = None,
+        donated: tuple[int, ...] = (),
+    ) -> Program:
+        return Program(
+            name=name,
+            lower=partial(jax.jit(function, donate_argnums=donated).lower, *arguments),
+            devices=1,
+            work=work,
+            plan_bytes=0.0,
+            held_bytes=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(arguments)),
+            assumptions=assumptions or Assumptions(),
+        )
+
+    engine, model = run.engine, share_of(run.model, run.engine.tensor_parallel)
+    H, K, D = model.num_query_heads, model.num_key_heads, model.head_dim
+    E, F, V = model.embed_dim, model.expert_dim or model.hidden_dim, run.model.vocab_size
+    T, S, L, dtype = engine.token_rows, engine.slots, engine.page_size, model.dtype
+    M = -(-max(_CONTEXT, run.slot_tokens) // L)
+    P = S * _CONTEXT // L
+    pool = array((P, L, 2 * K, D), engine.kv_dtype)
+    read = S * _CONTEXT * 2 * K * D * 2.0
+    work = Work(flops=4.0 * S * H * D * _CONTEXT, num_bytes=read)
+    q = array((T, H, D), dtype)
+    arguments = (q, pool, array((S,)), array((S, M)), array((S + 1,)), array((1,)))
+    for name, module in _ATTENTION.items():
+        if module is None or not module.why_not(q, pool):
+            yield program(
+                f"attention {name}",
+                partial(ragged_paged_attention, implementation=name),
+                arguments,
+                work,
+                Assumptions(
+                    trips=(
+                        (r"while/body.*while$", _CONTEXT / max(L, xla.BLOCK_TOKENS)),
+                        (r"while$", -(-S // xla.TILE_ROWS)),
+                    ),
+                    calls=(Call(rf"\[{P},{L},", work.flops, work.num_bytes),),
+                ),
+            )
+    vectors = array((T, K, D), dtype)
+    yield program(
+        "update pages",
+        update_kv_pages,
+        (pool, vectors, vectors, array((T,))),
+        Work(num_bytes=4.0 * T * K * D * 2),
+        donated=(0,),
+    )
+    pages = array((S,))
+    page = L * 2 * K * D * 2.0
+    yield program(
+        "copy pages",
+        copy_kv_pages,
+        (pool, pages, pages),
+        Work(num_bytes=2 * S * page),
+        donated=(0,),
+    )
+    yield program(
+        f"matmul {T} x {E} x {F}",
+        matmul,
+        (array((T, E), dtype), array((E, F), dtype)),
+        Work(flops=2.0 * T * E * F, num_bytes=2.0 * E * F),
+    )
+    logits, column = array((T, V), "float32"), array((T,), "float32")
+
+    def sampled(logits: Any, number: Any, position: Any, real: Any) -> Any:
+        noise = uniforms(noise_keys(number, number, number), position)
+        temperature, top_p, top_k = real, real, position
+        truncated = run.sampling.truncated
+        return tokens_from_noise(logits, noise, temperature, top_p, top_k, truncated=truncated)
+
+    yield program(
+        "sampling",
+        sampled,
+        (logits, array((T,), "uint32"), array((T,)), column),
+        Work(num_bytes=4.0 * T * V),
+    )
+    hidden, table = array((_PACKED, E), dtype), array((E, V // engine.tensor_parallel), dtype)
+
+    def total(hidden: Any, table: Any, tokens: Any) -> Any:
+        return selected_logprobs(hidden, table, tokens)[0].sum()
+
+    yield program(
+        f"logprobs {_PACKED:,} rows",
+        jax.grad(total, argnums=(0, 1)),
+        (hidden, table, array((_PACKED,))),
+        Work(flops=6.0 * _PACKED * E * table.shape[1], num_bytes=2.0 * E * table.shape[1]),
+    )

@@ -1,0 +1,46 @@
+"""A program to be compiled, and what it is measured against."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.h100.cost import Assumptions
+from rlboost_jax.config.memory import expert_parameters, num_parameters
+from rlboost_jax.config.records import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What has to be done, however it is done: nothing is computed twice, nothing is padding."""
+
+    flops: float = 0.0  # over all devices
+    num_bytes: float = 0.0  # that each device has to read or write at least once
+    tokens: float = 0.0  # trained on, or sampled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    name: str
+    lower: Callable[[], Any]  # → jax.stages.Lowered
+    devices: int
+    work: Work
+    plan_bytes: float  # on each device, as `--dry_run` and the engine plan it
+    held_bytes: float  # what lies on each device meanwhile, arguments and results included
+    host_bytes: float = 0.0  # that each device exchanges with its host, in either direction
+    assumptions: Assumptions = field(default_factory=Assumptions)
+    assumed: str = ""  # the same in words
+    context: float = 0.0  # tokens that each row of an engine's step sees
+
+
+def product_parameters(model: ModelConfig) -> float:
+    """Parameters that each token is multiplied with: no look-ups, no experts that it skips."""
+    looked_up = 0 if model.tie_embeddings else model.vocab_size * model.embed_dim
+    skipped = 0.0
+    if model.num_experts:
+        skipped = expert_parameters(model) * (1 - model.experts_per_token / model.num_experts)
+    return num_parameters(model) - looked_up - skipped
+
+
+def attention_flops(model: ModelConfig, context: float) -> float:
+    """Forwards, of a token that sees so many: scores, and the sum of values."""
+    return 4 * model.num_layers * model.num_query_heads * model.head_dim * context

@@ -1,0 +1,80 @@
+"""A process that compiles one job: python -m benchmarks.h100.worker JOB, as JSON.
+
+Prints a line of JSON before each program and one with its row after it, so that whoever reads
+knows what was being compiled if the compiler takes the process down.
+"""
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.h100 import ptxas
+from benchmarks.h100.jobs import Job
+
+
+def main(text: str, skipped: set[str]) -> None:
+    """Args:
+    skipped: names of programs that are not to be compiled.
+    """
+    job = Job(**json.loads(text))
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        reports = ptxas.Reports(folder) if job.part == "kernels" else None
+        options = reports.options if reports else ptxas.unassembled(folder)
+        from benchmarks.h100 import chip
+        from benchmarks.h100.checkpoints import run_of
+        from benchmarks.h100.rows import compiled_row
+
+        run = run_of(job.config, tuple(job.mesh))
+        count = _devices(job, run)
+        devices = chip.devices(count)
+        stack.enter_context(chip.pretended(devices[0]))
+        for program in _programs(job, run, devices):
+            if program.name in skipped or not program.name.startswith(job.only):
+                continue
+            _say({"compiling": program.name})
+            try:
+                row = compiled_row(program, options)
+            except Exception as error:  # a row, too; the next program may compile
+                row = {"devices": count, "failed": reason_of(error)}
+            if reports is not None:
+                row["compiled_kernels"] = reports.take()
+            _say({"row": {"program": program.name, **row}})
+        _say({"done": True})
+
+
+def reason_of(error: BaseException) -> str:
+    """One line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"[:300]
+
+
+def _devices(job: Job, run: Any) -> int:
+    if job.part == "learner":
+        data, fsdp, tensor = run.learner.mesh
+        return data * fsdp * tensor
+    return run.engine.tensor_parallel if job.part == "engine" else 1
+
+
+def _programs(job: Job, run: Any, devices: list[Any]) -> Iterator[Any]:
+    from benchmarks.h100 import engine, kernels, learner
+    from benchmarks.h100.jobs import MESHES
+
+    if job.part == "learner":
+        own = tuple(job.mesh) == MESHES[job.config][0]
+        return learner.programs(run, devices, all_lengths=own)
+    if job.part == "engine":
+        return engine.programs(run, devices, job.attention)
+    return kernels.programs(run, devices[0])
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], set(sys.argv[2:]))

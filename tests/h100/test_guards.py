@@ -1,0 +1,77 @@
+"""What an H100's compiler makes of small programs of real runs does not get worse.
+
+Not in `make test`. Once `make h100` has installed the compiler:
+
+    python -m pytest -m h100 tests/h100
+
+Limits are what the programs come to today, with a little to spare. Where that is bad a comment says
+what it would be, and whoever mends it lowers the limit.
+"""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from benchmarks.h100.__main__ import WHEELS, rows_of
+from benchmarks.h100.jobs import Job
+
+pytestmark = [
+    pytest.mark.h100,
+    pytest.mark.skipif(
+        not (WHEELS / "jax_plugins").is_dir(),
+        reason=f"no compiler for CUDA in {WHEELS}; `make h100` installs it there",
+    ),
+]
+
+
+@cache
+def rows(job: Job) -> dict[str, dict[str, Any]]:
+    """By the names of programs; all of them compiled."""
+    found = {row["program"]: row for row in rows_of(job, WHEELS)}
+    assert found
+    assert not {name: row["failed"] for name, row in found.items() if "failed" in row}
+    return found
+
+
+@pytest.mark.parametrize("config", ["qwen25_05b_gsm8k", "qwen3_8b_openr1"])
+@pytest.mark.parametrize("name", ["mosaic_gpu", "triton"])
+def test_attention_spills_no_registers(config: str, name: str) -> None:
+    row = rows(Job("kernels", config, only="attention"))[f"attention {name}"]
+    ours = [kernel for kernel in row["compiled_kernels"] if not kernel["name"].endswith("of XLA")]
+    assert len(ours) == 2  # items, and their merging
+    for kernel in ours:
+        assert kernel["spilled"] == 0
+        assert kernel["registers"] <= 255
+        assert kernel["shared"] <= 113 * 1024  # two programs on a multiprocessor
+
+
+@pytest.mark.parametrize("name", ["update pages", "copy pages"])
+def test_pages_are_written_in_place(name: str) -> None:
+    row = rows(Job("kernels", "qwen3_8b_openr1", only=name))[name]
+    assert row["hbm_gb"] < 0.1 * row["arguments_gib"]
+
+
+def test_decode_steps_copy_no_pool() -> None:
+    row = rows(Job("engine", "qwen25_05b_gsm8k", attention="mosaic_gpu", only="decode"))
+    (decode,) = row.values()
+    # What has to be read is 18.4 GB for 8 steps; the logits, whole and in float32, are the rest.
+    # One copy of the pools in each step would be 41 more.
+    assert decode["hbm_gb"] < 30
+    assert decode["trips"] == 8  # one for each step
+
+
+def test_gradients_of_one_device_have_no_collectives() -> None:
+    (row,) = rows(Job("learner", "qwen25_05b_gsm8k", mesh=(1, 1, 1), only="gradients 16")).values()
+    assert row["collective_gb"] == 0
+    assert row["mfu_serial"] > 0.15
+    # Of attention's loops over blocks, forwards, again and backwards, in two blocks of 24 layers;
+    # a kernel of its own would have none.
+    assert row["trips"] <= 216
+
+
+def test_products_with_experts_are_not_more_dense() -> None:
+    (row,) = rows(Job("learner", "qwen3_30b_a3b_moe", mesh=(1, 4, 4), only="gaps")).values()
+    # 59 times: every device multiplies the rows of all choices with all of its 32 experts. Were
+    # each row multiplied with its own alone, this would be below 2.
+    assert row["flops"] / row["model_flops"] < 62
