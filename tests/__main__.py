@@ -36,6 +36,7 @@ from tests.conditions import busy, throttled
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "RLBOOST_TEST_SESSION"  # in the environment of every process that is started
 SLOWEST = 10  # tests shown
+LONGEST = ("test_hf_tiny.py", "test_by_hand.py", "test_durability.py")  # that one begins with
 BIN = Path(sys.executable).parent
 
 
@@ -70,8 +71,10 @@ def parts(jobs: int, order: int | None) -> list[Part]:
     several = ("-n", str(jobs or min(4, 1 + (os.cpu_count() or 1))))
     system = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
     system = [name for name in system if "mark.system" in (ROOT / name).read_text()]
+    system.sort(key=lambda name: Path(name).name not in LONGEST)
     unit = (*pytest, "-m", "not soak and not system and not h100", *cores, "--dist=worksteal")
-    whole = (*pytest, "-m", "system and not soak", *several, "--dist=loadfile", *system)
+    by_file = ("--dist=loadfile", "--no-loadscope-reorder")
+    whole = (*pytest, "-m", "system and not soak", *several, *by_file, *system)
     ruff = str(BIN / "ruff")
     return [
         Part("lint", ((ruff, "check", "."), (ruff, "format", "--check", "."))),
