@@ -66,7 +66,7 @@ def parts(jobs: int, order: int | None) -> list[Part]:
     """
     pytest = (sys.executable, "-m", "pytest", "-q", "-p", "tests.tally")
     if order is not None:
-        pytest += ("-p", "random_order.plugin", f"--random-order-seed={order}")
+        pytest += (f"--random-order-seed={order}",)
     cores = ("--maxprocesses=4", "-n", str(jobs or "auto"))
     several = ("-n", str(jobs or min(4, 1 + (os.cpu_count() or 1))))
     system = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))

@@ -7,9 +7,12 @@ that phase of that step. It strikes once, from within, so that chance has no par
 """
 
 import functools
+import json
 import os
 import signal
 import sys
+import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ from absl import app
 
 from rlboost_jax import main as product
 from rlboost_jax.config.command_line import parse
+from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.learner import preparation, training
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.link import ManagerLink
@@ -29,7 +33,7 @@ from rlboost_jax.manager.files import read_record
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.weights import snapshots
 
-SEEDED_BATCHES = 6  # of tokens that the trainer's own engine sends before it is hit
+LOOK_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,22 @@ class Fate:
     def __init__(self, faults: list[Fault], workdir: Path) -> None:
         self._faults, self._workdir = faults, workdir
         self.step = -1  # that the loop is in
-        self.batches = 0  # of tokens in it from the trainer's own engine
+        self.tokens_before = 0  # that the manager had of the trainer's own engine as it began
+        self.sends_tokens = False  # that engine, now
+
+    def due(self, phase: str, step: int) -> bool:
+        return any((fault.phase, fault.step) == (phase, step) for fault in self._faults)
+
+    def tokens(self) -> int:
+        """That the manager has of the trainer's own engine, by its word."""
+        record = read_record(self._workdir)
+        assert record is not None
+        credentials = read_credentials(self._workdir / "join", environment={})
+        there = Endpoint(address=record.address, credentials=credentials)
+        request = urllib.request.Request(there.url("/status"), headers=there.headers)
+        with urllib.request.urlopen(request, context=credentials.tls) as answer:
+            instances = json.load(answer)["instances"]
+        return sum(each["tokens"] for each in instances if each["reserved"])
 
     def reach(self, phase: str, step: int) -> None:
         for fault in [f for f in self._faults if (f.phase, f.step) == (phase, step)]:
@@ -90,11 +109,17 @@ def arrange(fate: Fate) -> None:
     """The moments, in the order of a run."""
 
     def begun(loop: TrainingLoop, step: int) -> None:
-        fate.step, fate.batches = step, 0
+        fate.step = step
+        fate.tokens_before = fate.tokens() if fate.due("seeding", step) else 0
+
+    def sending(worker: Worker) -> None:
+        fate.sends_tokens = worker._unsent is not None
 
     def sent(worker: Worker) -> None:
-        fate.batches += 1
-        if fate.batches == SEEDED_BATCHES:
+        """Strikes once the first tokens of a step have arrived."""
+        if fate.sends_tokens and fate.due("seeding", fate.step):
+            while fate.tokens() <= fate.tokens_before:
+                time.sleep(LOOK_SECONDS)
             fate.reach("seeding", fate.step)
 
     def written(folder: Path, *_: object) -> None:  # of snapshots/<version>.partial
@@ -102,7 +127,7 @@ def arrange(fate: Fate) -> None:
 
     around(preparation, "warm_up", after=lambda *_, **__: fate.reach("warm-up", 0))
     around(TrainingLoop, "step", before=begun)
-    around(Worker, "_send", after=sent)
+    around(Worker, "_send", before=sending, after=sent)
     around(LearnerStep, "micro_batch", after=lambda *_: fate.reach("streaming", fate.step))
     around(
         BatchUpdates,
