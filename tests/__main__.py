@@ -18,6 +18,7 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conditions import busy, throttled
+from tests.processes import marked
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "RLBOOST_TEST_SESSION"  # in the environment of every process that is started
@@ -64,7 +66,7 @@ def parts(jobs: int, order: int | None) -> list[Part]:
         jobs: test processes at a time; 0: as many as there are cores, at most 4.
         order: seed of a random order; None: the usual one.
     """
-    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "tests.tally")
+    pytest: tuple[str, ...] = (sys.executable, "-m", "pytest", "-q", "-p", "tests.tally")
     if order is not None:
         pytest += (f"--random-order-seed={order}",)
     cores = ("--maxprocesses=4", "-n", str(jobs or "auto"))
@@ -97,33 +99,22 @@ def carry_out(part: Part, environment: dict[str, str], folder: Path) -> Result:
             result.tally = json.loads(file.read_text())
         if code != 0:
             found = [t for t, o in result.tally.get("outcomes", {}).items() if o == "failed"]
-            again = " ".join([_shown(command[0]), *command[1:]])
-            shown = [f"{_shown(sys.executable)} -m pytest '{test}'" for test in found]
-            result.failed += shown or [again]
+            alone: list[tuple[str, ...]] = [(sys.executable, "-m", "pytest", t) for t in found]
+            result.failed += [_shown(each) for each in alone or [command]]
     result.seconds = time.monotonic() - began
     return result
 
 
-def _shown(program: str) -> str:
-    path = Path(program)
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else program
+def _shown(command: Sequence[str]) -> str:
+    """As one types it into a shell."""
+    program = Path(command[0])
+    name = str(program.relative_to(ROOT)) if program.is_relative_to(ROOT) else command[0]
+    return shlex.join([name, *command[1:]])
 
 
 def processes_left(session: str) -> dict[int, str]:
-    """Command lines of processes that this session has started and that still live."""
-    found = {}
-    mark = f"{MARK}={session}".encode()
-    folders = Path("/proc").iterdir() if Path("/proc/self").is_dir() else ()
-    for process in folders:
-        with contextlib.suppress(OSError):  # none, or gone meanwhile
-            if not process.name.isdigit() or int(process.name) == os.getpid():
-                continue
-            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-            ours = mark in (process / "environ").read_bytes().split(b"\0")
-            if ours and state not in "ZX":
-                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                found[int(process.name)] = command.strip()
-    return found
+    """Commands of processes that this session has started and that still live."""
+    return {p: c for p, c in marked(f"{MARK}={session}").items() if p != os.getpid()}
 
 
 def clear_away(session: str) -> list[str]:
@@ -164,10 +155,14 @@ def report(results: Sequence[Result], left: Sequence[str]) -> None:
     print(f"\n  {'':8} {'passed':>7} {'failed':>7} {'skipped':>8} {'minutes':>8}")
     for result in results:
         counts = Counter(result.tally.get("outcomes", {}).values())
-        shown = [counts["passed"], counts["failed"], counts["skipped"]]
+        passed, failures, skips = (str(counts[name]) for name in ("passed", "failed", "skipped"))
         if not result.part.tests:
-            shown = ["" if result.failed else "ok", len(result.failed) or "", ""]
-        columns = f"{shown[0]:>7} {shown[1]:>7} {shown[2]:>8} {result.seconds / 60:8.1f}"
+            passed, failures, skips = (
+                "" if result.failed else "ok",
+                str(len(result.failed) or ""),
+                "",
+            )
+        columns = f"{passed:>7} {failures:>7} {skips:>8} {result.seconds / 60:8.1f}"
         print(f"  {result.part.name:8} {columns}")
     total = sum(result.seconds for result in results)
     print(f"  {'':8} {'':>7} {'':>7} {'':>8} {total / 60:8.1f}")

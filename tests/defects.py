@@ -38,7 +38,7 @@ class Defect:
 DEFECTS = (
     Defect(
         "noise",
-        "a response that goes on elsewhere is sampled with the noise of its first token",
+        "a rollout that resumes on another instance is sampled with the noise of its first token",
         "rlboost_jax/engine/programs.py",
         "params, x[last_rows], keys, records[:, metadata.RESPONSE], controls",
         "params, x[last_rows], keys, 0 * records[:, metadata.RESPONSE], controls",
@@ -112,7 +112,7 @@ DEFECTS = (
     ),
     Defect(
         "seal",
-        "weights of whoever answers are loaded",
+        "weights are loaded from any peer that answers",
         "rlboost_jax/weights/seal.py",
         "if not hmac.compare_digest(",
         "if False and not hmac.compare_digest(",

@@ -71,7 +71,9 @@ def priced(program: Program, cost: Cost) -> dict[str, Any]:
         "hbm_gb": cost.num_bytes / GB,
         "cached_gb": cost.cached_bytes / GB,
         "collective_gb": sum(cost.sent.values()) / GB,
-        "collectives": [_told(key, cost) for key in sorted(cost.sent, key=lambda k: -cost.sent[k])],
+        "collectives": [
+            _described(key, cost) for key in sorted(cost.sent, key=lambda k: -cost.sent[k])
+        ],
         "trips": sum(cost.trips.values()),
         "loops": dict(cost.trips),
         "loops_counted_once": sorted(cost.guessed),
@@ -89,7 +91,7 @@ def priced(program: Program, cost: Cost) -> dict[str, Any]:
     }
 
 
-def _told(key: Collective, cost: Cost) -> dict[str, Any]:
+def _described(key: Collective, cost: Cost) -> dict[str, Any]:
     link = "nvlink" if key.devices == key.per_host else "network"
     rate = chip.link_rate(key.devices, key.per_host)
     sent = cost.sent[key]

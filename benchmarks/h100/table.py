@@ -64,6 +64,6 @@ def _percent(share: float | None) -> str:
 
 
 def _kernel(kernel: dict[str, Any]) -> str:
-    told = f"{kernel['registers']} registers, {kernel['spilled']} bytes spilled"
+    text = f"{kernel['registers']} registers, {kernel['spilled']} bytes spilled"
     shared = kernel["shared"]
-    return f"{kernel['name']}: {told}" + (f", {shared / 1024:g} KiB shared" if shared else "")
+    return f"{kernel['name']}: {text}" + (f", {shared / 1024:g} KiB shared" if shared else "")

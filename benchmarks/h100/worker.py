@@ -1,6 +1,6 @@
 """A process that compiles one job: python -m benchmarks.h100.worker JOB, as JSON.
 
-Prints a line of JSON before each program and one with its row after it, so that whoever reads
+Prints a line of JSON before each program and one with its row after it, so that the reader
 knows what was being compiled if the compiler takes the process down.
 """
 

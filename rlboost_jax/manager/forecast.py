@@ -330,7 +330,7 @@ def forecast(plan: Plan, window: float) -> Forecast:
 
 
 def _share(station: _Station) -> float:
-    return (len(station.active) + len(station.queue)) / station.slots
+    return station.held / station.slots
 
 
 def best_window(plan: Plan) -> Forecast:

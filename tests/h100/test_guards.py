@@ -5,7 +5,7 @@ Not in `make test`. Once `make h100` has installed the compiler:
     python -m pytest -m h100 tests/h100
 
 Limits are what the programs come to today, with a little to spare. Where that is bad a comment says
-what it would be, and whoever mends it lowers the limit.
+what it would be; a mend lowers the limit.
 """
 
 from functools import cache

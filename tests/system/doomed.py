@@ -7,12 +7,10 @@ that phase of that step. It strikes once, from within, so that chance has no par
 """
 
 import functools
-import json
 import os
 import signal
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,6 @@ from absl import app
 
 from rlboost_jax import main as product
 from rlboost_jax.config.command_line import parse
-from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.learner import preparation, training
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.link import ManagerLink
@@ -32,6 +29,7 @@ from rlboost_jax.learner.updates import BatchUpdates
 from rlboost_jax.manager.files import read_record
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.weights import snapshots
+from tests.system.harness import Run
 
 LOOK_SECONDS = 0.01
 
@@ -55,7 +53,7 @@ class Fate:
     """Strikes when a moment comes that a fault names."""
 
     def __init__(self, faults: list[Fault], workdir: Path) -> None:
-        self._faults, self._workdir = faults, workdir
+        self._faults, self._workdir, self._run = faults, workdir, Run(workdir)
         self.step = -1  # that the loop is in
         self.tokens_before = 0  # that the manager had of the trainer's own engine as it began
         self.sends_tokens = False  # that engine, now
@@ -65,13 +63,7 @@ class Fate:
 
     def tokens(self) -> int:
         """That the manager has of the trainer's own engine, by its word."""
-        record = read_record(self._workdir)
-        assert record is not None
-        credentials = read_credentials(self._workdir / "join", environment={})
-        there = Endpoint(address=record.address, credentials=credentials)
-        request = urllib.request.Request(there.url("/status"), headers=there.headers)
-        with urllib.request.urlopen(request, context=credentials.tls) as answer:
-            instances = json.load(answer)["instances"]
+        instances = self._run.status().get("instances", [])
         return sum(each["tokens"] for each in instances if each["reserved"])
 
     def reach(self, phase: str, step: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from rlboost_jax.credentials import Endpoint, read_credentials
 from tests.patience import PATIENCE_SECONDS
+from tests.processes import living
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "configs" / "tiny.py"
@@ -29,7 +30,7 @@ PACED = Path(__file__).parent / "paced"  # its sitecustomize.py makes runs go at
 SEED = "seed=11"
 PATIENT = (
     "manager.progress_seconds=3600",  # engines that wait for a tester are not stuck
-    "fleet.orphan_seconds=3600",  # and whoever is started again may take its time
+    "fleet.orphan_seconds=3600",  # and a manager or trainer that restarts has all the time it needs
 )
 SHORT = (  # six steps of half a second
     SEED,
@@ -60,11 +61,9 @@ class Standstill:
     """A run whose engines wait in the middle of a step.
 
     Attributes:
-        status: of the fleet.
         at_work: process ids of preemptible servers that hold work and wait, by name.
     """
 
-    status: dict[str, Any]
     at_work: dict[str, int]
 
     @property
@@ -134,7 +133,7 @@ class Child:
 class Run:
     """One trainer process in a workdir, with whatever it starts.
 
-    Beside the workdir are `<workdir>.logs`, what its processes print, and `<workdir>.pace`.
+    `<workdir>.logs` holds what its processes print, `<workdir>.pace` how fast engines may go.
 
     Args:
         overrides: `section.field=value`.
@@ -206,8 +205,8 @@ class Run:
         if self.process is not None:
             self.process.end()
 
-    def _go(self, **hold: int) -> None:
-        """Set the pace of all engines."""
+    def _set_pace(self, **hold: int) -> None:
+        """Of all engines; `hold` says where they are to wait."""
         pace = {"stretch": max(1.0, 1 / SPEED), **({"hold": hold} if hold else {})}
         part = self._pace / "pace.json.part"
         part.write_text(json.dumps(pace))
@@ -215,20 +214,21 @@ class Run:
 
     def let_go(self) -> None:
         """Take a standstill back."""
-        self._go()
+        self._set_pace()
 
     @contextlib.contextmanager
     def at_a_standstill(
         self, dispatches: int = 3, version: int | None = None, *, servers: bool = True
     ) -> Iterator[Standstill]:
-        """While all engines wait in the middle of a step, servers hold work, most is left to do,
-        and the manager has tokens of it.
+        """While all engines wait in the middle of a step, servers hold work, and the manager has
+        tokens of it.
 
         Servers that come now do so many dispatches too. It ends with `let_go` or the context.
 
         Args:
             dispatches: that each engine does in the step; tokens of the last one are not sent.
-            version: of the step, where it is far off; left out: one that comes soon.
+            version: of the step, where it is far off, however much of it is done by then; left
+                out: one that comes soon, with half of its responses or more to come.
             servers: preemptible ones hold work; else the trainer's engine may be the only one.
         """
         self.hold(dispatches, version)
@@ -256,7 +256,7 @@ class Run:
         """Have all engines wait from the step after the next on: the next may be half over as
         this is read. See `at_a_standstill`."""
         newest = max((e["detail"]["version"] for e in self.events("published")), default=-1)
-        self._go(version=newest + 2 if version is None else version, dispatches=dispatches)
+        self._set_pace(version=newest + 2 if version is None else version, dispatches=dispatches)
 
     def _standstill(
         self, dispatches: int, version: int | None, with_servers: bool
@@ -272,7 +272,7 @@ class Run:
             return None
         busy = {each["instance"] for each in status["instances"] if each["running"]}
         at_work = {n: pid for n, pid in servers.items() if n in busy and pid in waiting}
-        return Standstill(status, at_work) if at_work or not with_servers else None
+        return Standstill(at_work) if at_work or not with_servers else None
 
     def metrics(self) -> list[dict[str, Any]]:
         return rows(self.workdir / "metrics.jsonl")
@@ -310,17 +310,13 @@ class Run:
 
     def processes(self) -> dict[int, str]:
         """Whatever this run has started that still lives: process ids and command lines."""
-        found = {}
-        mark = f"{MARK}={self.workdir}".encode()
-        for process in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):  # not a process, or gone meanwhile
-                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-                command = (process / "cmdline").read_bytes()
-                ours = mark in (process / "environ").read_bytes().split(b"\0")
-                named = b"rlboost_jax" in command and str(self.workdir).encode() in command
-                if state not in "ZX" and (ours or named):
-                    found[int(process.name)] = command.replace(b"\0", b" ").decode()
-        return found
+        mark, folder = f"{MARK}={self.workdir}", str(self.workdir)
+        return {
+            each.pid: each.command
+            for each in living()
+            if mark in each.environment
+            or ("rlboost_jax" in each.command and folder in each.command)  # a clean environment
+        }
 
     def status(self) -> dict[str, Any]:
         """The fleet as the manager sees it now; {} where none answers."""
@@ -390,30 +386,24 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def running(
-    workdir: Path, *overrides: str, config: Path = TINY, options: tuple[str, ...] = ()
-) -> Iterator[Run]:
-    """A run that is gone afterwards, with all that it started, however the test ends."""
-    with prepared(workdir, *overrides, config=config, options=options) as run:
+def running(workdir: Path, *overrides: str, **options: Any) -> Iterator[Run]:
+    """A `Run` that is gone afterwards, with all that it started, however the test ends."""
+    with prepared(workdir, *overrides, **options) as run:
         yield run.start()
 
 
 @contextlib.contextmanager
-def prepared(
-    workdir: Path, *overrides: str, config: Path = TINY, options: tuple[str, ...] = ()
-) -> Iterator[Run]:
+def prepared(workdir: Path, *overrides: str, **options: Any) -> Iterator[Run]:
     """`running` before it is started."""
-    run = Run(workdir, *overrides, config=config, options=options)
+    run = Run(workdir, *overrides, **options)
     try:
         yield run
     finally:
         run.close()
 
 
-def complete(
-    workdir: Path, *overrides: str, config: Path = TINY, options: tuple[str, ...] = ()
-) -> Run:
+def complete(workdir: Path, *overrides: str, **options: Any) -> Run:
     """A run that has come to its end."""
-    with running(workdir, *overrides, config=config, options=options) as run:
+    with running(workdir, *overrides, **options) as run:
         run.finish()
     return run

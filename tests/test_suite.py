@@ -1,0 +1,166 @@
+"""`python -m tests` tells what failed, how to see it again, and what was left behind."""
+
+import multiprocessing
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import __main__ as suite
+from tests import conditions
+from tests.processes import marked
+from tests.system.harness import wait_until
+
+TESTS = """
+import subprocess, sys
+import pytest
+
+def test_that_passes(): pass
+
+def test_that_fails(): assert False
+
+@pytest.mark.parametrize("place", ["a b"])
+def test_of_a_place(place): assert False
+
+def test_that_is_skipped(): pytest.skip("no cable")
+
+@pytest.fixture
+def broken():
+    yield
+    raise OSError("a fixture that cannot clean up")
+
+def test_whose_end_fails(broken): pass
+"""
+SLEEPER = """
+import subprocess, sys
+
+def test_that_leaves_a_process_and_a_file():
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    open("left.txt", "w").close()
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty repository in place of this one."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    (folder / ".git" / "info").mkdir(exist_ok=True)
+    (folder / ".git" / "info" / "exclude").write_text("__pycache__\ntest_*.py\n")
+    monkeypatch.setenv("PYTHONPATH", str(suite.ROOT))
+    monkeypatch.setattr(suite, "ROOT", folder)
+    before = signal.getsignal(signal.SIGINT)
+    yield folder
+    signal.signal(signal.SIGINT, before)
+
+
+def of_pytest(file: Path, name: str = "unit") -> suite.Part:
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "tests.tally", "-p", "no:cacheprovider")
+    return suite.Part(name, ((*command, "--rootdir=.", file.name),), tests=True)
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *parts: suite.Part) -> None:
+    monkeypatch.setattr(suite, "parts", lambda jobs, order: list(parts))
+
+
+def test_each_failure_is_named_with_a_command_for_just_that(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / "test_some.py").write_text(TESTS)
+    bad = suite.Part("lint", ((sys.executable, "-c", "import sys; sys.exit(3)"),))
+    only(monkeypatch, bad, of_pytest(checkout / "test_some.py"))
+    assert suite.main([]) == 1
+    said = capfd.readouterr().out
+    failed = said.partition("failed; each alone by\n")[2].partition("\n\n")[0].splitlines()
+    assert failed == [
+        f"  {sys.executable} -c 'import sys; sys.exit(3)'",  # the tests ran after that
+        f"  {sys.executable} -m pytest test_some.py::test_that_fails",
+        f"  {sys.executable} -m pytest 'test_some.py::test_of_a_place[a b]'",
+        f"  {sys.executable} -m pytest test_some.py::test_whose_end_fails",
+    ]
+    assert "       1    no cable\n" in said
+    (counts,) = [line.split() for line in said.splitlines() if line.startswith("  unit ")]
+    assert counts[:4] == ["unit", "1", "3", "1"]
+
+
+def test_a_file_that_cannot_be_imported_is_a_failure(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / "test_some.py").write_text("import nothing_of_that_name")
+    only(monkeypatch, of_pytest(checkout / "test_some.py"))
+    assert suite.main([]) == 1
+    assert f"  {sys.executable} -m pytest test_some.py\n" in capfd.readouterr().out
+
+
+def test_what_is_left_behind_is_told_and_ended(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / "test_some.py").write_text(SLEEPER)
+    only(monkeypatch, of_pytest(checkout / "test_some.py"))
+    session = uuid.uuid4()
+    monkeypatch.setattr(uuid, "uuid4", lambda: session)
+    assert suite.main([]) == 1
+    left = capfd.readouterr().out.partition("left behind\n")[2]
+    assert "was left running" in left and "time.sleep(3600)" in left
+    assert "  file left.txt\n" in left
+    assert "failed; each alone" not in left
+    wait_until(lambda: not marked(f"{suite.MARK}={session.hex}"), "end of it")
+
+
+def test_a_green_run_leaves_no_folder(
+    checkout: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (checkout / "test_some.py").write_text("def test_that_passes(tmp_path): pass")
+    (tmp_path / "own").mkdir()
+    monkeypatch.setattr(suite.tempfile, "tempdir", str(tmp_path / "own"))
+    only(monkeypatch, of_pytest(checkout / "test_some.py"), suite.Part("lint", (("true",),)))
+    assert suite.main(["unit"]) == 0
+    said = capfd.readouterr().out
+    assert "all green" in said and "lint" not in said
+    assert not list((tmp_path / "own").iterdir())
+
+
+def test_a_part_that_does_not_exist_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        suite.main(["units"])
+    assert "no part 'units'; there are lint, types, unit, system" in capsys.readouterr().err
+
+
+def test_every_system_test_is_in_the_system_part() -> None:
+    (system,) = [part for part in suite.parts(2, None) if part.name == "system"]
+    named = {name for name in system.commands[-1] if name.endswith(".py")}
+    marks = {f"tests/system/{path.name}" for path in Path(__file__).parent.glob("system/test_*.py")}
+    assert marks <= named
+
+
+def test_busy_processes_are_gone_afterwards() -> None:
+    with conditions.busy(2):
+        children = multiprocessing.active_children()
+        assert len(children) >= 2 and all(child.is_alive() for child in children)
+    assert not set(children) & set(multiprocessing.active_children())
+
+
+@pytest.mark.parametrize(
+    ("version", "written"),
+    [
+        (1, {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "25000", "cgroup.procs": "4711"}),
+        (2, {"cpu.max": "25000 100000", "cgroup.procs": "4711"}),
+    ],
+)
+def test_a_throttled_process_has_a_group_of_its_own(
+    version: int, written: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conditions, "GROUPS", tmp_path)
+    if version == 1:
+        (tmp_path / "cpu").mkdir()
+    group = conditions._group(4711, 0.25)
+    assert group.parent == (tmp_path / "cpu" if version == 1 else tmp_path)
+    assert {path.name: path.read_text() for path in group.iterdir()} == written
