@@ -13,6 +13,7 @@ prompts is that of groups of 8 with one prompt each over as many different promp
 """
 
 import argparse
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -117,9 +118,14 @@ def make_engine(
 
 
 def make_engine_of_any_bits(model: ModelConfig, params: Params, slots: int) -> Engine:
-    """With XLA's products and a row for each slot."""
+    """With XLA's products of matrices as they are stored, and a row for each slot."""
     xla = partial(rlboost_kernels.matmul, implementation="xla")
-    with mock.patch("rlboost_jax.models.decoder.matmul", xla):
+    with contextlib.ExitStack() as stack:
+        for name in ("decoder", "products"):
+            stack.enter_context(mock.patch(f"rlboost_jax.models.{name}.matmul", xla))
+        for name in ("engine", "programs"):
+            no = mock.Mock(return_value=False)
+            stack.enter_context(mock.patch(f"rlboost_jax.engine.{name}.reads_panels", no))
         return make_engine(model, params, slots, slots)
 
 

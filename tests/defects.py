@@ -56,9 +56,9 @@ DEFECTS = (
     Defect(
         "liar",
         "the learner believes every log-probability",
-        "rlboost_jax/learner/learners.py",
-        "for gap in gaps])) <= self.tolerated_gap:",
-        "for gap in gaps])) >= 0:",
+        "rlboost_jax/learner/updates.py",
+        "dynamic_sampling or gap <= learners.tolerated_gap):",
+        "dynamic_sampling or gap >= 0):",
         "tests/system/test_liars.py::"
         "test_a_lying_server_is_quarantined_and_its_work_done_again[shift]",
     ),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rlboost_kernels import available_implementations, matmul
+from rlboost_kernels import available_implementations, matmul, pack_panels
 from rlboost_kernels.cpu import library
 
 # Of the norm of the sums of magnitudes, which terms that cancel do not make small.
@@ -67,6 +67,42 @@ def test_the_number_of_rows_cannot_show(cpu, K, N, dtype):
     for first, count in ((0, 1), (5, 2), (0, 7), (20, 12), (3, 13), (100, 64), (0, 241)):
         part = np.asarray(cpu(x[first : first + count], w))
         assert part.tobytes() == whole[first : first + count].tobytes(), (first, count)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize(("K", "N"), [(64, 32), (1100, 96), (513, 416), (40, 1024)])
+def test_panels_change_no_bit(cpu, K, N, dtype):
+    x, w = operands(300, K, N, dtype)
+    panels = pack_panels(w)
+    np.testing.assert_array_equal(panels, pack_panels(w.T, transposed=True))
+    np.testing.assert_array_equal(panels[1 % len(panels), 3], w[3, 32 % N : 32 % N + 32])
+    for rows in (1, 2, 7, 12, 13, 24, 25, 64, 300):
+        for out in (dtype, "float32"):
+            plain = np.asarray(cpu(x[:rows], w, out_dtype=out))
+            packed = np.asarray(cpu(x[:rows], panels, out_dtype=out))
+            assert packed.tobytes() == plain.tobytes(), (rows, out)
+
+
+def test_panels_have_gradients_and_a_plain_form():
+    x, w = operands(9, 33, 64)
+    target = jnp.cos(jnp.arange(9 * 64.0)).reshape(9, 64)
+
+    def loss(x, w):
+        return (matmul(x, w) * target).sum()
+
+    dx, dw = jax.grad(loss, argnums=(0, 1))(x, w)
+    got_x, got_w = jax.grad(loss, argnums=(0, 1))(x, pack_panels(w))
+    np.testing.assert_array_equal(got_x, dx)
+    np.testing.assert_array_equal(got_w, pack_panels(dw))
+    xla = partial(matmul, x, implementation="xla")
+    np.testing.assert_array_equal(xla(pack_panels(w)), xla(w))
+
+
+def test_only_whole_panels_are_packed():
+    with pytest.raises(ValueError, match="40 columns; panels are of 32"):
+        pack_panels(jnp.zeros((3, 40)))
+    with pytest.raises(ValueError, match=r"w has shape \(3,\)"):
+        pack_panels(jnp.zeros(3))
 
 
 def test_an_element_is_chains_of_512_added_in_order(cpu):

@@ -32,6 +32,7 @@ from rlboost_jax.engine.fingerprint import fingerprint
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.memory import device_memory, engine_sizes, plan_memory
 from rlboost_jax.engine.pages import PagePool
+from rlboost_jax.engine.panels import reads_panels
 from rlboost_jax.engine.parameters import EngineParameters
 from rlboost_jax.engine.programs import Output, Programs
 from rlboost_jax.engine.requests import Limits, RequestRejected, check_request
@@ -116,6 +117,7 @@ class Engine:
             spread.places(),
             param_dtype or model.dtype,
             double_buffered=self.memory.double_buffered,
+            panels=reads_panels(spread),
         )
         self.pools = self.programs.empty_pools()
         self.limits = Limits(

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.engine.panels import with_panels
 from rlboost_jax.models.adapters import merged_layer
 from rlboost_jax.models.params import (
     Params,
@@ -26,7 +27,13 @@ class EngineParameters:
     """Leaves in the order of the programs, and the policy version they are."""
 
     def __init__(
-        self, model: ModelConfig, places: Params, dtype: str, *, double_buffered: bool = True
+        self,
+        model: ModelConfig,
+        places: Params,
+        dtype: str,
+        *,
+        double_buffered: bool = True,
+        panels: bool = False,
     ) -> None:
         """Hold nothing yet.
 
@@ -36,11 +43,12 @@ class EngineParameters:
             dtype: of the leaves on the device.
             double_buffered: whether a version stays until the next one is on the device, which
                 then holds both for a moment, or is freed before.
+            panels: whether matrices are packed, see `panels.py`.
         """
         leaves = flatten_params(abstract_params(model))
         self._model, self._shapes = model, {name: leaf.shape for name, leaf in leaves.items()}
         self._places, self._dtype = places, jnp.dtype(dtype)
-        self._double_buffered = double_buffered
+        self._double_buffered, self._panels = double_buffered, panels
         self.version: int | None = None
         self.leaves: tuple[Array, ...] = ()
 
@@ -146,7 +154,8 @@ class EngineParameters:
             for name, part in params.items()
             if name != "layers"
         }
-        return tuple(jax.tree.leaves({**rest, "layers": layers}))
+        tree = {**rest, "layers": layers}
+        return tuple(jax.tree.leaves(with_panels(tree) if self._panels else tree))
 
 
 def _first_device(places: Params) -> jax.Device:

@@ -35,6 +35,7 @@ from rlboost_jax.engine import metadata
 from rlboost_jax.engine.devices import HEADS, WHOLE, Devices
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.metadata import Controls, Rows
+from rlboost_jax.engine.panels import reads_panels, with_panels
 from rlboost_jax.models.forward import apply_layer, embed, head
 from rlboost_jax.models.params import Params, abstract_params, unstack_layers
 
@@ -88,7 +89,9 @@ class Programs:
         self._kv_dtype, self._routing = kv_dtype, routing
         self.attention = self._choose_attention(attention, devices.first.platform)
         self.abstract_params = abstract_params(model)
-        self._tree = jax.tree.structure(jax.eval_shape(unstack_layers, self.abstract_params))
+        tree = jax.eval_shape(unstack_layers, self.abstract_params)
+        tree = jax.eval_shape(with_panels, tree) if reads_panels(devices) else tree
+        self._tree = jax.tree.structure(tree)
         program, step = devices.program, (devices.leaf_specs(), HEADS, WHOLE)
         self.mixed = program(self._mixed, step, (HEADS, WHOLE), donated=(1,))
         self.logits = program(self._logits, step, (HEADS, WHOLE), donated=(1,))

@@ -194,11 +194,17 @@ class Head(nnx.Module):
             shape = (config.embed_dim, config.vocab_size)
             self.kernel = normal(shape, 0.02, rngs)
 
-    def __call__(self, x: Float[Array, "N E"], table: Float[Array, "V E"]) -> Float[Array, "N V"]:
-        """With the product by row."""
-        kernel = table if self.tied else self.kernel[...]
+    def __call__(
+        self, x: Float[Array, "N E"], table: Float[Array, "V E"] | Float[Array, "_ E 32"]
+    ) -> Float[Array, "N V"]:
+        """With the product by row.
+
+        Args:
+            table: the embedding's, or its panels (`engine/panels.py`).
+        """
+        kernel, by_rows = (table, table.ndim == 2) if self.tied else (self.kernel[...], False)
         x = self.norm(x)
-        logits = matmul(x, kernel.astype(x.dtype), transposed=self.tied, out_dtype=jnp.float32)
+        logits = matmul(x, kernel.astype(x.dtype), transposed=by_rows, out_dtype=jnp.float32)
         logits = gathered_columns(logits) if self.split else logits
         return self.soft_cap * jnp.tanh(logits / self.soft_cap) if self.soft_cap else logits
 

@@ -27,6 +27,7 @@ REMAT_POLICIES: Final = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
+UNEMBEDDING: Final = "unembedding"  # a table as a tied head reads it fastest, if there is one
 _UNROLLED_LAYERS = 4  # a loop halves the speed on CPU; deeper models would compile for too long
 
 
@@ -77,7 +78,8 @@ def head(
 ) -> Float[Array, "N V"]:
     """Float32 logits of the token after each of the N, by row."""
     graph = _graph(Head, config, by_row=True, split=split)
-    return nnx.merge(graph, params["head"])(x, params["embedding"]["table"])
+    table = params.get(UNEMBEDDING, params["embedding"]["table"])
+    return nnx.merge(graph, params["head"])(x, table)
 
 
 def head_factors(

@@ -16,6 +16,9 @@ from rlboost_kernels import matmul
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.tensor_parallel import added_up
 
+# As it is stored or, in an engine on CPU, in panels (`engine/panels.py`).
+Matrix = Float[Array, "I O"] | Float[Array, "_ I 32"]
+
 
 def normal(shape: tuple[int, ...], std: float, rngs: nnx.Rngs) -> nnx.Param:
     """A parameter that starts random; `params.py` draws it anew from its `std`."""
@@ -54,9 +57,7 @@ def linear(
     )
 
 
-def float32_product(
-    x: Float[Array, "N I"], kernel: Float[Array, "I O"], *, by_row: bool
-) -> Float[Array, "N O"]:
+def float32_product(x: Float[Array, "N I"], kernel: Matrix, *, by_row: bool) -> Float[Array, "N O"]:
     """Of rows with a matrix, which is cast to their dtype first."""
     kernel = kernel.astype(x.dtype)
     if by_row:
@@ -100,7 +101,7 @@ _mean_by_row.defvjp(_mean_forward, _mean_backward)
 
 
 def _product_by_row(
-    x: Float[Array, "N I"], kernel: Float[Array, "I O"], *_: Any, **__: Any
+    x: Float[Array, "N I"], kernel: Matrix, *_: Any, **__: Any
 ) -> Float[Array, "N O"]:
     """What `nnx.Linear` asks of a `dot_general`: activations are flat, so the axes are known."""
     return matmul(x, kernel)

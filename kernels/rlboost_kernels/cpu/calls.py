@@ -78,8 +78,9 @@ def copy_pages(kv_pages: Array, source: Array, destination: Array) -> Array:
 
 
 def matmul(x: Array, w: Array, *, transposed: bool, out_dtype: Any) -> Array:
-    """Rows times a matrix, [M, K] x [K, N], or x [N, K] if `transposed`."""
-    shape = (x.shape[0], w.shape[0 if transposed else 1])
+    """Rows times a matrix: [M, K] x [K, N], x [N, K] if `transposed`, or x [N / 32, K, 32]."""
+    columns = w.shape[0] * w.shape[2] if w.ndim == 3 else w.shape[0 if transposed else 1]
+    shape = (x.shape[0], columns)
     call = jax.ffi.ffi_call(
         "rlboost_matmul", jax.ShapeDtypeStruct(shape, out_dtype), vmap_method="sequential"
     )

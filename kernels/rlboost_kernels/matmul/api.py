@@ -9,13 +9,14 @@ from jax import Array, lax
 
 from rlboost_kernels.cpu import calls as cpu
 from rlboost_kernels.implementations import BY_PLATFORM, choose_late
+from rlboost_kernels.matmul.panels import PANEL, pack_panels, unpack_panels
 
 _FLOATS = ("float32", "bfloat16", "float16")
 
 
 def matmul(
     x: Array,  # [M, K]
-    w: Array,  # [K, N], or [N, K] if transposed
+    w: Array,  # [K, N], [N, K] if transposed, or panels [N / 32, K, 32] of `pack_panels`
     *,
     transposed: bool = False,
     out_dtype: Any = None,
@@ -27,7 +28,7 @@ def matmul(
     fused multiply-adds at absolute positions, added up in order, in float32. "xla" is the
     library's product, which on CPU keeps the promise among all M that are multiples of 16 and at
     least 64, and elsewhere for one M. Where N is a multiple of 64, both have been seen to give
-    equal bits.
+    equal bits. How the matrix lies changes no bit; "cpu" reads panels fastest.
 
     Has a gradient to both arguments: plain products.
 
@@ -56,6 +57,7 @@ def _multiply(x: Array, w: Array, transposed: bool, out_dtype: Any, name: str) -
 
 
 def _plain(x: Array, w: Array, *, transposed: bool, out_dtype: Any, exact: bool = False) -> Array:
+    w = unpack_panels(w) if w.ndim == 3 else w
     over = (((1,), (1 if transposed else 0,)), ((), ()))
     precision = lax.Precision.HIGHEST if exact else None
     # Rounded once: sums are float32 in any case.
@@ -74,21 +76,25 @@ def _backward(
 ) -> tuple[Array, Array]:
     x, w = kept
     g = g.astype(x.dtype)
-    dx = _plain(g, w, transposed=not transposed, out_dtype=x.dtype)
+    packed = w.ndim == 3
+    dx = _plain(g, unpack_panels(w) if packed else w, transposed=not transposed, out_dtype=x.dtype)
     left, right = (g, x) if transposed else (x, g)
     over = (((0,), (0,)), ((), ()))
-    return dx, lax.dot_general(left, right, over, preferred_element_type=jnp.float32).astype(
-        w.dtype
-    )
+    dw = lax.dot_general(left, right, over, preferred_element_type=jnp.float32).astype(w.dtype)
+    return dx, pack_panels(dw) if packed else dw
 
 
 _multiply.defvjp(_forward, _backward)
 
 
 def _check(x: Array, w: Array, transposed: bool, out_dtype: Any) -> None:
-    if x.ndim != 2 or w.ndim != 2:
-        raise ValueError(f"x has shape {x.shape} and w {w.shape}; both must have two axes")
-    axis = 1 if transposed else 0
+    packed = w.ndim == 3 and w.shape[2] == PANEL and not transposed
+    if x.ndim != 2 or not (w.ndim == 2 or packed):
+        raise ValueError(
+            f"x has shape {x.shape} and w {w.shape}; both must have two axes, or w be the panels "
+            "of one that is not transposed"
+        )
+    axis = 1 if transposed or packed else 0
     if x.shape[1] != w.shape[axis]:
         raise ValueError(
             f"rows of x have {x.shape[1]} entries and axis {axis} of w has {w.shape[axis]}; "

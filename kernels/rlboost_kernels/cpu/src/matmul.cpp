@@ -41,9 +41,13 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
                   ffi::Result<ffi::AnyBuffer> out, bool transposed) {
   const auto rows = x.dimensions(), matrix = w.dimensions(), result = out->dimensions();
   Product p{};
-  if (rows.size() != 2 || matrix.size() != 2 || result.size() != 2 ||
-      rows[1] != matrix[transposed ? 1 : 0] || result[0] != rows[0] ||
-      result[1] != matrix[transposed ? 0 : 1] || w.element_type() != x.element_type() ||
+  p.panels = matrix.size() == 3;
+  if (rows.size() != 2 || result.size() != 2 || matrix.size() < 2 || matrix.size() > 3 ||
+      (p.panels && (transposed || matrix[2] != kPanel)))
+    return ffi::Error::InvalidArgument("matmul: wrong number of axes");
+  const int64_t K = matrix[transposed || p.panels ? 1 : 0];
+  const int64_t N = p.panels ? matrix[0] * kPanel : matrix[transposed ? 0 : 1];
+  if (rows[1] != K || result[0] != rows[0] || result[1] != N || w.element_type() != x.element_type() ||
       !type_of(x.element_type(), p.type) || bytes_of(p.type) < 2 ||
       !type_of(out->element_type(), p.out_type) ||
       (p.out_type != p.type && p.out_type != Type::kFloat32)) {
@@ -53,8 +57,8 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
   p.w = w.untyped_data();
   p.out = out->untyped_data();
   p.M = rows[0];
-  p.K = rows[1];
-  p.N = result[1];
+  p.K = K;
+  p.N = N;
   p.transposed = transposed;
   if (p.K == 0) std::memset(p.out, 0, out->size_bytes());
   else if (p.M > 0 && p.N > 0) multiply(pool, p);

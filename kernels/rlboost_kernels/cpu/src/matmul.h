@@ -15,15 +15,16 @@ namespace rlboost {
 constexpr int64_t kChain = 512;
 constexpr int64_t kBlock = 128;  // entries packed at once, a divisor of kChain
 constexpr int64_t kRegion = 128;  // columns packed at once: with kBlock entries 64 KiB
+constexpr int64_t kPanel = 32;  // columns of a matrix that was packed beforehand
 
 struct Product {
   const void* x;  // [M, K]
-  const void* w;  // [K, N], or [N, K] if `transposed`
+  const void* w;  // [K, N], [N, K] if `transposed`, or [N / kPanel, K, kPanel] if `panels`
   void* out;      // [M, N]
   Type type;      // of x and w; not of 8 bits
   Type out_type;  // the same, or float32
   int64_t M, K, N;
-  bool transposed;
+  bool transposed, panels;  // not both
 };
 
 // Part of a result: at most kRegion columns.

@@ -10,6 +10,7 @@ namespace {
 
 using rlboost::kBlock;
 using rlboost::kChain;
+using rlboost::kPanel;
 using rlboost::kRegion;
 using rlboost::Patch;
 using rlboost::Product;
@@ -29,11 +30,23 @@ INLINE void fetch_line(const Fetch& f, int64_t i) {
     __builtin_prefetch(f.from + (i >> f.shift) * f.stride + i % (1 << f.shift) * kLine, 0, 2);
 }
 
+// Where a piece of a matrix lies: entry k of column j at first[k * stride + j / kPanel * panel +
+// j % kPanel]. Of rows one after another, `panel` is kPanel.
+template <class W>
+struct Matrix {
+  const W* first;
+  int64_t stride, panel;
+
+  Matrix at(int64_t k, int64_t j) const {
+    return {first + k * stride + j / kPanel * panel + j % kPanel, stride, panel};
+  }
+};
+
 // Goes on with one chain for each element of R rows and 16 * C columns, or begins it. Meanwhile
 // fetches kFetched lines for each entry, from number `line` on.
-template <int R, int C, int kFetched>
-void chains(const float* x, int64_t x_stride, const float* w, int64_t w_stride, int64_t count,
-            bool begin, float* out, const Fetch& fetch, int64_t line) {
+template <int R, int C, int kFetched, class W>
+void chains(const float* x, int64_t x_stride, const Matrix<W>& w, int64_t count, bool begin,
+            float* out, const Fetch& fetch, int64_t line) {
   Floats sums[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c)
@@ -41,7 +54,8 @@ void chains(const float* x, int64_t x_stride, const float* w, int64_t w_stride, 
   for (int64_t k = 0; k < count; ++k) {
     for (int i = 0; i < kFetched; ++i) fetch_line(fetch, line + k * kFetched + i);
     Floats row[C];
-    for (int c = 0; c < C; ++c) row[c] = load(w + k * w_stride + 16 * c);
+    for (int c = 0; c < C; ++c)
+      row[c] = load16(w.first + k * w.stride + 16 * c / kPanel * w.panel + 16 * c % kPanel);
     for (int r = 0; r < R; ++r) {
       const Floats factor = broadcast(x[r * x_stride + k]);
       for (int c = 0; c < C; ++c) sums[r][c] = fma(factor, row[c], sums[r][c]);
@@ -51,14 +65,30 @@ void chains(const float* x, int64_t x_stride, const float* w, int64_t w_stride, 
     for (int c = 0; c < C; ++c) store(out + r * kRegion + 16 * c, sums[r][c]);
 }
 
-template <int R, int kFetched>
-void chains_of(int64_t rows, const float* x, int64_t x_stride, const float* w, int64_t w_stride,
-               int64_t count, bool begin, float* out, const Fetch& fetch, int64_t line) {
+template <int R, int kFetched, class W>
+void chains_of(int64_t rows, const float* x, int64_t x_stride, const Matrix<W>& w, int64_t count,
+               bool begin, float* out, const Fetch& fetch, int64_t line) {
   if (rows == R)
-    return chains<R, kProductVectors, kFetched>(x, x_stride, w, w_stride, count, begin, out, fetch,
-                                                line);
+    return chains<R, kProductVectors, kFetched>(x, x_stride, w, count, begin, out, fetch, line);
   if constexpr (R > 1)
-    chains_of<R - 1, kFetched>(rows, x, x_stride, w, w_stride, count, begin, out, fetch, line);
+    chains_of<R - 1, kFetched>(rows, x, x_stride, w, count, begin, out, fetch, line);
+}
+
+// The rows of a patch times 16 * kProductVectors columns, in blocks of rows that are as equal as
+// possible: a block of one row costs as much as one of several. The first fetches.
+template <int kFetched, class W>
+void panel_of(const Product& p, int64_t num_rows, const float* x, const Matrix<W>& w, int64_t count,
+              bool begin, float* out, const Fetch& fetch, int64_t line) {
+  const int64_t blocks = (num_rows + kProductRows - 1) / kProductRows;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t row = num_rows * b / blocks, end = num_rows * (b + 1) / blocks;
+    const float* const from = x + row * p.K;
+    float* const to = out + row * kRegion;
+    if (b == 0)
+      chains_of<kProductRows, kFetched>(end - row, from, p.K, w, count, begin, to, fetch, line);
+    else
+      chains_of<kProductRows, 0>(end - row, from, p.K, w, count, begin, to, fetch, 0);
+  }
 }
 
 // For one row several panels at once: enough chains side by side to hide how long each takes.
@@ -141,6 +171,12 @@ Fetch fetch_of(const Product& p, int64_t k, int64_t count, int64_t column, int64
   constexpr int64_t size = sizeof(T);
   if (column >= p.N) return {nullptr, 0, 0, 0};
   columns = p.N - column < columns ? p.N - column : columns;
+  if (p.panels) {
+    int shift = 0;
+    while (kLine << shift < count * kPanel * size) ++shift;
+    return {static_cast<const char*>(p.w) + (column / kPanel * p.K + k) * kPanel * size,
+            p.K * kPanel * size, (columns + kPanel - 1) / kPanel, shift};
+  }
   const int64_t first = p.transposed ? column * p.K + k : k * p.N + column;
   const int64_t width = (p.transposed ? count : columns) * size;
   int shift = 0;
@@ -162,11 +198,11 @@ void multiply_as(const Product& p, const Patch& part, float* scratch) {
     x = wide;
   }
   constexpr int kFetched = kColumns * sizeof(X) < kLine ? 1 : kColumns * sizeof(X) / kLine;
-  // As equal as possible: a block of one row costs as much as one of several.
-  const int64_t blocks = (part.num_rows + kProductRows - 1) / kProductRows;
-  // One block reads the matrix once: there is nothing to be gained from packing whole panels.
-  const float* const w = reinterpret_cast<const float*>(p.w) + part.column;
-  const bool in_place = sizeof(X) == sizeof(float) && !p.transposed && blocks == 1;
+  // Panels are read where they are. So are rows that are read once or twice: packing would take
+  // longer than it gains.
+  const bool in_place = p.panels || (!p.transposed && part.num_rows <= 2 * kProductRows);
+  const int64_t stride = p.panels ? kPanel : p.N, panel = p.panels ? p.K * kPanel : kPanel;
+  const Matrix<X> w = Matrix<X>{static_cast<const X*>(p.w), stride, panel}.at(0, part.column);
   const int64_t unpacked = in_place ? part.num_columns / kColumns * kColumns : 0;
   for (int64_t k = 0; k < p.K; k += kBlock) {
     const int64_t count = p.K - k < kBlock ? p.K - k : kBlock;
@@ -182,26 +218,19 @@ void multiply_as(const Product& p, const Patch& part, float* scratch) {
                                  part.num_columns);
     if (unpacked < part.num_columns)
       pack<X>(p, k, count, part.column + unpacked, part.num_columns - unpacked, packed);
+    const float* const rows = x + k;
     int64_t n = 0;
     for (; part.num_rows == 1 && n + kWide * kColumns <= unpacked; n += kWide * kColumns)
-      chains<1, kWide * kProductVectors, kWide * kFetched>(x + k, p.K, w + k * p.N + n, p.N, count,
-                                                           begin, chain + n, fetch,
+      chains<1, kWide * kProductVectors, kWide * kFetched>(rows, p.K, w.at(k, n), count, begin,
+                                                           chain + n, fetch,
                                                            n / kColumns * count * kFetched);
-    for (; n < part.num_columns; n += kColumns) {
-      const float* const panel = n < unpacked ? w + k * p.N + n : packed + (n - unpacked) * count;
-      const int64_t stride = n < unpacked ? p.N : kColumns;
-      for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t row = part.num_rows * b / blocks, end = part.num_rows * (b + 1) / blocks;
-        const float* const from = x + row * p.K + k;
-        float* const to = chain + row * kRegion + n;
-        if (b == 0)
-          chains_of<kProductRows, kFetched>(end - row, from, p.K, panel, stride, count, begin, to,
-                                            fetch, n / kColumns * count * kFetched);
-        else
-          chains_of<kProductRows, 0>(end - row, from, p.K, panel, stride, count, begin, to, fetch,
-                                     0);
-      }
-    }
+    for (; n < unpacked; n += kColumns)
+      panel_of<kFetched>(p, part.num_rows, rows, w.at(k, n), count, begin, chain + n, fetch,
+                         n / kColumns * count * kFetched);
+    for (; n < part.num_columns; n += kColumns)
+      panel_of<kFetched>(p, part.num_rows, rows,
+                         Matrix<float>{packed + (n - unpacked) * count, kColumns, kPanel}, count,
+                         begin, chain + n, fetch, n / kColumns * count * kFetched);
   }
   const bool several = p.K > kChain;
   for (int64_t r = 0; r < part.num_rows; ++r) {

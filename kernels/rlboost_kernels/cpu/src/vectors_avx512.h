@@ -1,6 +1,10 @@
 // Sixteen floats in one AVX-512 register. See attention_kernel.h for what is asked of them.
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own header
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 
 namespace {
 

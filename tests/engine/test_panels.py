@@ -1,0 +1,76 @@
+"""Matrices in panels are those that were loaded, and change no bit of what is sampled."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from rlboost_kernels import active
+
+from rlboost_jax.engine import engine as engines
+from rlboost_jax.engine import programs
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.engine.panels import with_panels
+from rlboost_jax.messages import GenerateRequest
+from rlboost_jax.models.forward import UNEMBEDDING
+from rlboost_jax.models.params import init_params, unstack_layers
+from tests.small import ENGINE, small_model
+
+Rollouts = dict[int, tuple[list[int], list[int]]]
+
+
+def rows(leaf: jax.Array) -> np.ndarray:
+    """The matrix of panels, by one panel after another."""
+    return np.concatenate(np.asarray(leaf), axis=1)
+
+
+def test_whole_panels_only_are_packed() -> None:
+    model = small_model(vocab_size=96, embed_dim=64, hidden_dim=40, tie_embeddings=True)
+    plain = unstack_layers(init_params(model, 0))
+    packed = with_panels(plain)
+    table = plain["embedding"]["table"]
+    np.testing.assert_array_equal(rows(packed[UNEMBEDDING]), np.asarray(table).T)
+    assert packed["embedding"]["table"] is table
+    for before, after in zip(plain["layers"], packed["layers"], strict=True):
+        assert after["mlp"]["up"]["kernel"].shape == (64, 40)  # no multiple of 32
+        down = before["mlp"]["down"]["kernel"]
+        np.testing.assert_array_equal(rows(after["mlp"]["down"]["kernel"]), down)
+        assert after["mlp_norm"]["scale"] is before["mlp_norm"]["scale"]
+
+
+@pytest.mark.skipif(not active()["matmul"].startswith("cpu"), reason="needs the CPU's products")
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_bit_depends_on_them(
+    tied: bool,
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+    request_of: Callable[..., GenerateRequest],
+    drain: Callable[[Engine], Rollouts],
+) -> None:
+    model = small_model(
+        vocab_size=96, embed_dim=64, hidden_dim=96, tie_embeddings=tied, dtype=dtype
+    )
+    params = jax.device_get(init_params(model, 0))
+    random = np.random.default_rng(8)
+    prompts = [random.integers(0, 96, n).tolist() for n in (1, 3, 13, 20)]
+
+    def sampled(packs: bool) -> tuple[Rollouts, list[Any]]:
+        for module in (engines, programs):
+            monkeypatch.setattr(module, "reads_panels", lambda devices: packs)
+        engine = Engine(model, ENGINE, slot_tokens=44, truncated_sampling=False)
+        engine.load(params, 1)
+        engine.submit([request_of(i, prompt, group=i) for i, prompt in enumerate(prompts)])
+        return drain(engine), [leaf.shape for leaf in engine.parameters.leaves]
+
+    (packed, shapes), (plain, others) = sampled(True), sampled(False)
+    assert packed == plain
+    assert shapes != others
+    assert len(shapes) == len(others) + tied
+
+
+@pytest.mark.skipif(not active()["matmul"].startswith("cpu"), reason="needs the CPU's products")
+def test_an_engine_on_one_cpu_packs(build_engine: Callable[..., Engine]) -> None:
+    shapes = [leaf.shape for leaf in build_engine().parameters.leaves]
+    assert any(len(shape) == 3 and shape[2] == 32 for shape in shapes)
