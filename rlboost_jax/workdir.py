@@ -7,7 +7,7 @@ data.json         where prompts are read: of which rows, and which were left out
 origin.json       the checkpoint that it began with, and a digest of its weights
 reference/        where there is a KL term: the parameters that it is taken to
 base/             where adapters are trained: what they are added to
-manager.json      while a manager lives    logs/          of manager and servers
+manager.json      while a manager lives    logs/          of manager and the newest servers
 join/             what a server's host needs to come in    trainer/   the same for the trainer
 authority/        with `fleet.tls`: the run's certificate authority
 servers/          one file per server that the manager started and that runs

@@ -21,6 +21,7 @@ from signal import Signals
 from typing import Any
 
 from rlboost_jax import processes
+from rlboost_jax.fleet.logs import remove_old_logs
 
 LEAVE_SECONDS = 2.0  # from SIGTERM to SIGKILL when the run is over
 PREPARE_SECONDS = 60.0  # imports, on a busy machine
@@ -153,6 +154,7 @@ class LocalProvider:
             ServerNotStarted: with the reason.
         """
         await self.open()
+        remove_old_logs(self._logs, {instance, *self._pids})
         started = asyncio.get_running_loop().create_future()
         self._starting[instance] = started
         try:

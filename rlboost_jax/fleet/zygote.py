@@ -112,7 +112,6 @@ class Zygote:
             for descriptor in {*self._private, output, nothing} - {0, 1, 2}:
                 os.close(descriptor)
             os.environ.update(env)
-            gc.unfreeze()
             code = self._run(args)
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1

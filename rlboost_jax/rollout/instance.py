@@ -1,5 +1,6 @@
 """What makes an instance of the fleet: the run's engine, and how it introduces itself."""
 
+import gc
 import os
 import secrets
 import socket
@@ -47,6 +48,7 @@ def engine_of(
     engine.warm_up(announce)
     if run.deterministic:
         engine.assert_row_invariance()
+    gc.freeze()  # modules and programs stay; a collector that walks them holds up dispatches
     return engine
 
 
