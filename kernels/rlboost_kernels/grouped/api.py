@@ -39,8 +39,11 @@ def products(implementation: Implementation, *, interpret: bool = False) -> Prod
         case "blocks":
             return Products(blocks.product, blocks.total, blocks.outer)
         case "mosaic_gpu":
-            kernels = (mosaic_gpu.product, mosaic_gpu.total, mosaic_gpu.outer)
-            return Products(*(partial(kernel, interpret=interpret) for kernel in kernels))
+            return Products(
+                partial(mosaic_gpu.product, interpret=interpret),
+                partial(mosaic_gpu.total, interpret=interpret),
+                partial(mosaic_gpu.outer, interpret=interpret),
+            )
         case _:
             assert_never(implementation)
 

@@ -187,7 +187,8 @@ def _call(
             second = ends[-1:] // ROWS
         case _:
             assert_never(form)
-    return tuple(_kernel(plan)(table, second, *lefts, *rights))
+    with jax.named_scope(f"grouped_{form}"):
+        return tuple(_kernel(plan)(table, second, *lefts, *rights))
 
 
 def _kernel(plan: _Plan) -> Any:
@@ -195,7 +196,7 @@ def _kernel(plan: _Plan) -> Any:
     gpu: Any = plgpu  # jax 0.12 declares the transforms as abstract classes
     swizzled = (gpu.TilingTransform((8, 64)), gpu.SwizzleTransform(128))
     memory = partial(plgpu.SMEM, dtype=plan.dtype, transforms=swizzled)
-    shape = (plan.num_rows, plan.columns)
+    shape: tuple[int, ...] = (plan.num_rows, plan.columns)
     if plan.form == "outer":
         shape = (plan.groups, plan.inner, plan.columns)
     programs = min(2 if plan.interpret else PROGRAMS, plan.down * plan.across)
@@ -255,8 +256,8 @@ def _tile(plan: _Plan, number: Array, table: _Ref, second: _Ref) -> _Tile:
     if plan.form == "outer":
         tiles = plan.inner // ROWS
         group = lax.div(down, tiles)
-        steps = lax.div(second[group], INNER)
-        return _Tile(group, lax.rem(down, tiles) * ROWS, column, table[group], steps)
+        row, blocks = lax.rem(down, tiles) * ROWS, lax.div(second[group], INNER)
+        return _Tile(group, row, column, table[group], blocks)
     steps = plan.inner // INNER * (2 if plan.form == "total" else 1)
     return _Tile(table[down], down * ROWS, column, jnp.int32(0), steps)
 
