@@ -90,9 +90,12 @@ added_by_experts.defvjp(_forward, _backward)
 
 
 def _on_devices(how: How, run: Callable[..., Any], results: Any) -> Callable[..., Any]:
-    """`run` for each device's rows and experts.
+    """`run` for each device's rows and experts, whose matrices it has whole meanwhile.
 
     Where the `tensor` axis does not divide the experts, every device has all of them.
+
+    Args:
+        results: "rows" or "experts" for each that `run` returns.
     """
     mesh = how.mesh
     if mesh is None or mesh.size == 1:
@@ -100,26 +103,65 @@ def _on_devices(how: How, run: Callable[..., Any], results: Any) -> Callable[...
 
     def call(x: Array, chosen: Array, weights: Array, matrices: Matrices, *more: Array) -> Any:
         parts = mesh.shape["tensor"] if len(matrices.gate) % mesh.shape["tensor"] == 0 else 1
-        specs = {
-            "rows": PartitionSpec(("data", "fsdp")),
-            "experts": PartitionSpec("tensor" if parts > 1 else None),
-        }
+        rows = PartitionSpec(("data", "fsdp"))
+        experts = Matrices(*map(partial(_spec, mesh), matrices, _SPLIT))
 
         def on_device(*arguments: Any) -> Any:
-            held = len(arguments[3].gate)
+            x, chosen, weights, shards, *more = arguments
+            held = len(shards.gate)
             first = jax.lax.axis_index("tensor") * held if parts > 1 else 0
-            return run(how, *arguments, first=first, parts=parts)
+            whole = Matrices(*map(_gathered, shards, experts))
+            found = run(how, x, chosen, weights, whole, *more, first=first, parts=parts)
+            return jax.tree.map(partial(_reduced, experts), results, found)
 
-        rows, experts = specs["rows"], specs["experts"]
         return jax.shard_map(
             on_device,
             mesh=mesh,
             in_specs=(rows, rows, rows, experts, *(rows for _ in more)),
-            out_specs=jax.tree.map(specs.__getitem__, results),
+            out_specs=jax.tree.map({"rows": rows, "experts": experts}.__getitem__, results),
             check_vma=False,  # which kernels cannot say of their results; sums are written out
         )(x, chosen, weights, matrices, *more)
 
     return call
+
+
+# Axis of each matrix that lies along `fsdp`, see `sharding.py`.
+_SPLIT: Final = Matrices(1, 1, 2)
+
+
+def _spec(mesh: Mesh, matrices: Array, axis: int) -> PartitionSpec:
+    """As `sharding.py` has it: a mesh axis that does not divide leaves the array whole."""
+    over = [None, None, None]
+    for name, place in (("tensor", 0), ("fsdp", axis)):
+        if matrices.shape[place] % mesh.shape[name] == 0:
+            over[place] = name
+    return PartitionSpec(*over)
+
+
+def _gathered(shard: Array, spec: PartitionSpec) -> Array:
+    """Whole over `fsdp`. Parts arrive one after the other, and are put side by side then."""
+    if "fsdp" not in spec:
+        return shard
+    axis = tuple(spec).index("fsdp")
+    parts = jnp.moveaxis(jax.lax.all_gather(shard, "fsdp"), 0, axis)
+    return parts.reshape(*shard.shape[:axis], -1, *shard.shape[axis + 1 :])
+
+
+def _reduced(specs: Matrices, result: str, found: Any) -> Any:
+    """The sum of what all devices found of a gradient, each of which gets its part of it."""
+    if result == "rows":
+        return found
+    return Matrices(
+        *(_scattered(jax.lax.psum(f, "data"), s) for f, s in zip(found, specs, strict=True))
+    )
+
+
+def _scattered(whole: Array, spec: PartitionSpec) -> Array:
+    if "fsdp" not in spec:
+        return jax.lax.psum(whole, "fsdp")
+    axis, devices = tuple(spec).index("fsdp"), jax.lax.axis_size("fsdp")
+    parts = whole.reshape(*whole.shape[:axis], devices, -1, *whole.shape[axis + 1 :])
+    return jax.lax.psum_scatter(jnp.moveaxis(parts, axis, 0), "fsdp")
 
 
 class _Share(NamedTuple):
@@ -184,8 +226,6 @@ def _gradients(
     to_x = to_x.astype(x.dtype)
     if parts > 1:
         to_x, to_weights = jax.lax.psum((to_x, to_weights), "tensor")
-    if how.mesh is not None and how.mesh.size > 1:
-        to_matrices = jax.lax.psum(to_matrices, ("data", "fsdp"))
     return to_x, to_weights, to_matrices
 
 
