@@ -28,7 +28,10 @@ def get_config() -> ConfigDict:
     config.algorithm.loss_aggregation = "sequence_mean"
     config.algorithm.kl_coefficient = 0.0
     config.sampling.max_response_tokens = 4096
-    config.learner.mesh = (1, 4, 4)
+    # Every device has whole experts while it computes a layer, and all rows of its own: no part of
+    # a row is added up over devices, and no device has rows of experts that others hold.
+    config.learner.mesh = (1, 16, 1)
+    config.learner.pack_tokens = 49_152  # 10 rows on each device for one gathering of the experts
     config.learner.micro_batch_prompts = 64
     config.learner.row_tokens = 4608
     config.engine.slots = 64

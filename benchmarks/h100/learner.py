@@ -123,13 +123,16 @@ def _program(
     moments: bytes that come over from the host for this program.
     """
     trees = learner_bytes_per_device(run)
+    working = attention_bytes_per_device(run)
+    if name.startswith("gradients"):
+        working += expert_bytes_per_device(run)
     engine = share_of(run.model, run.engine.tensor_parallel)
     return Program(
         name=name,
         lower=lower,
         devices=mesh.size,
         work=work,
-        plan_bytes=trees + attention_bytes_per_device(run),
+        plan_bytes=trees + working,
         held_bytes=trees + weight_bytes(engine, run.weights.rollout_dtype) + moments,
         host_bytes=moments,
         assumptions=_assumptions(run, work, row_tokens),

@@ -1,5 +1,7 @@
 """Products of groups of rows against loops over groups in float64, gradients included."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -133,16 +135,41 @@ def test_says_what_it_cannot_run():
     assert not mosaic_gpu.why_not("bfloat16", 128, 768)
     with pytest.raises(NotImplementedError, match="float32"):
         choose_grouped("mosaic_gpu", "float32", 128)
+    with pytest.raises(NotImplementedError, match="it is for GPU and this is cpu"):
+        choose_grouped("mosaic_gpu", "bfloat16", 128)
     with pytest.raises(NotImplementedError, match="fastest"):
         choose_grouped("fastest", "float32", 128)
     assert choose_grouped(None, "bfloat16", 128) == "xla"
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_lowers_for_cuda(dtype):
+    """Shapes of an expert layer, with columns that a tile's halves share evenly and narrow ones."""
+    sizes = jnp.zeros(4, jnp.int32)
+
+    def everything(rows, hidden, gate, up):
+        ours = products("mosaic_gpu")
+        first, _ = ours.product(rows, (gate, up), sizes)
+        back = ours.total((hidden, first), (gate, up), sizes, transposed=True)
+        return back, *ours.outer(back, (hidden, first), sizes)
+
+    shapes = ((512, 256), (512, 384), (4, 256, 384), (4, 256, 384))
+    arguments = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    text = jax.jit(everything).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.custom_call @mosaic_gpu") == 3
+
+
 def test_on_a_gpu_takes_the_kernel_or_blocks(monkeypatch):
+    gpu = SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", compute_capability="9.0")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
     assert choose_grouped(None, "bfloat16", 2048, 768) == "mosaic_gpu"
     assert choose_grouped(None, "float32", 2048, 768) == "blocks"
     assert choose_grouped(None, "bfloat16", 2880, 768) == "blocks"
+    gpu.compute_capability = "8.0"
+    assert choose_grouped(None, "bfloat16", 2048, 768) == "blocks"
+    with pytest.raises(NotImplementedError, match=r"capability 8\.0; it takes 9\.x"):
+        choose_grouped("mosaic_gpu", "bfloat16", 2048, 768)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 from rlboost_kernels.grouped.api import Implementation, Products, products
-from rlboost_kernels.grouped.layout import ROWS, Layout, room, rows_by_group, taken
+from rlboost_kernels.grouped.layout import Layout, room, rows_by_group, taken
+
+from rlboost_jax.config.memory import expert_rows
 
 Activation = Callable[[Array], Array]
-SPARE: Final = 1.25  # rows of a share in units of what a device has on average
 
 
 class How(NamedTuple):
@@ -46,21 +47,6 @@ class Matrices(NamedTuple):
     gate: Float[Array, "X E F"]
     up: Float[Array, "X E F"]
     down: Float[Array, "X F E"]
-
-
-def share_rows(choices: int, held: int, parts: int) -> int:
-    """Rows that are computed at once.
-
-    Args:
-        choices: of all tokens that a device has.
-        held: experts of a device.
-        parts: devices that have different experts.
-    """
-    most = room(choices, held)
-    if parts == 1:
-        return most
-    expected = choices / parts + held * ROWS / 2
-    return min(most, int(-(-SPARE * expected // ROWS)) * ROWS)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -259,7 +245,7 @@ def _over_shares(
         parts: devices that have different experts.
     """
     (N, A), mine = chosen.shape, (chosen - first).reshape(-1)
-    C, most = share_rows(N * A, held, parts), room(N * A, held)
+    C, most = expert_rows(N * A, held, parts), room(N * A, held)
     with jax.named_scope("layout"):
         mine = jnp.where((mine >= 0) & (mine < held), mine, held)
         found = rows_by_group(mine, held)

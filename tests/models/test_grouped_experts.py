@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from rlboost_kernels.grouped.layout import ROWS, room
 
+from rlboost_jax.config.memory import EXPERT_TILE, expert_rows
 from rlboost_jax.models.forward import apply_layer
-from rlboost_jax.models.grouped_experts import How, Matrices, added_by_experts, share_rows
+from rlboost_jax.models.grouped_experts import How, Matrices, added_by_experts
 from rlboost_jax.models.params import init_params, unstack_layers
 
 N, A, X, E, F = 60, 3, 5, 128, 128
@@ -108,9 +110,12 @@ def test_a_layer_takes_the_implementation_that_is_named(small_model):
 
 
 def test_a_share_is_what_a_device_has_on_average_and_a_quarter():
-    assert share_rows(1024, 8, 1) == 1024 + 8 * 128 - 128
-    assert share_rows(110_592, 32, 4) == 37_120  # 29,696 with half a tile for each expert
-    assert share_rows(8, 32, 4) == 8 * 128  # which is enough for any 8
+    assert EXPERT_TILE == ROWS
+    for choices in (0, 1, 100, 999):
+        assert expert_rows(choices, 7, 1) == room(choices, 7)
+    assert expert_rows(1024, 8, 1) == 1024 + 8 * 128 - 128
+    assert expert_rows(110_592, 32, 4) == 37_120  # 29,696 with half a tile for each expert
+    assert expert_rows(8, 32, 4) == 8 * 128  # which is enough for any 8
 
 
 def test_over_a_mesh_with_all_choices_on_one_device(run_with_devices):
@@ -119,7 +124,8 @@ def test_over_a_mesh_with_all_choices_on_one_device(run_with_devices):
     source = """
 import jax, jax.numpy as jnp, numpy as np
 from rlboost_jax.models.experts import _sorted
-from rlboost_jax.models.grouped_experts import How, Matrices, added_by_experts, room, share_rows
+from rlboost_jax.config.memory import expert_rows
+from rlboost_jax.models.grouped_experts import How, Matrices, added_by_experts, room
 from rlboost_jax.models.sharding import make_mesh
 
 N, A, X, E, F = 400, 4, 16, 16, 8
@@ -128,7 +134,7 @@ x, weights = jnp.asarray(rng.normal(size=(N, E)), jnp.float32), jnp.asarray(rng.
 stacks = [jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((X, E, F), (X, E, F), (X, F, E))]
 upstream = jnp.asarray(rng.normal(size=(N, E)), jnp.float32)
 how = How(make_mesh((1, 2, 4)), jax.nn.silu, "blocks")
-assert share_rows(N // 2 * A, X // 4, 4) < room(N // 2 * A, X // 4)
+assert expert_rows(N // 2 * A, X // 4, 4) < room(N // 2 * A, X // 4)
 
 def plain(x, chosen, weights, stacks):
     return (_sorted(x, chosen, weights, *stacks, activation=jax.nn.silu) * upstream).sum()

@@ -72,7 +72,11 @@ def choose_grouped(
         return "blocks" if mosaic_gpu.why_not(dtype, *axes) else "mosaic_gpu"
     for name in IMPLEMENTATIONS:
         if name == implementation:
-            if reason := why_not(name, dtype, *axes, interpret=interpret):
+            reason = why_not(name, dtype, *axes, interpret=interpret)
+            platform = jax.default_backend()
+            if not reason and name == "mosaic_gpu" and not interpret and platform != "gpu":
+                reason = f"it is for GPU and this is {platform}; interpret=True tries it out"
+            if reason:
                 raise NotImplementedError(f"implementation {name!r} cannot run this: {reason}")
             return name
     known = ", ".join(IMPLEMENTATIONS)
