@@ -21,6 +21,7 @@ from rlboost_jax.config.memory import (
     MOST_BLOCK,
     MOST_DENSE_TOKENS,
     attention_bytes_per_device,
+    expert_bytes_per_device,
     learner_bytes_per_device,
     moment_bytes,
     num_adapter_parameters,

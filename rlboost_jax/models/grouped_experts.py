@@ -90,15 +90,16 @@ def _on_devices(how: How, run: Callable[..., Any], results: Any) -> Callable[...
     def call(x: Array, chosen: Array, weights: Array, matrices: Matrices, *more: Array) -> Any:
         parts = mesh.shape["tensor"] if len(matrices.gate) % mesh.shape["tensor"] == 0 else 1
         rows = PartitionSpec(("data", "fsdp"))
-        experts = Matrices(*map(partial(_spec, mesh), matrices, _SPLIT))
+        specs = tuple(_spec(mesh, m, axis) for m, axis in zip(matrices, _SPLIT, strict=True))
+        experts = Matrices._make(specs)
 
         def on_device(*arguments: Any) -> Any:
             x, chosen, weights, shards, *more = arguments
             held = len(shards.gate)
             first = jax.lax.axis_index("tensor") * held if parts > 1 else 0
-            whole = Matrices(*map(_gathered, shards, experts))
+            whole = Matrices(*map(_gathered, shards, specs))
             found = run(how, x, chosen, weights, whole, *more, first=first, parts=parts)
-            return jax.tree.map(partial(_reduced, experts), results, found)
+            return jax.tree.map(partial(_reduced, specs), results, found)
 
         return jax.shard_map(
             on_device,
@@ -112,12 +113,12 @@ def _on_devices(how: How, run: Callable[..., Any], results: Any) -> Callable[...
 
 
 # Axis of each matrix that lies along `fsdp`, see `sharding.py`.
-_SPLIT: Final = Matrices(1, 1, 2)
+_SPLIT: Final = (1, 1, 2)
 
 
 def _spec(mesh: Mesh, matrices: Array, axis: int) -> PartitionSpec:
     """As `sharding.py` has it: a mesh axis that does not divide leaves the array whole."""
-    over = [None, None, None]
+    over: list[str | None] = [None, None, None]
     for name, place in (("tensor", 0), ("fsdp", axis)):
         if matrices.shape[place] % mesh.shape[name] == 0:
             over[place] = name
@@ -133,7 +134,7 @@ def _gathered(shard: Array, spec: PartitionSpec) -> Array:
     return parts.reshape(*shard.shape[:axis], -1, *shard.shape[axis + 1 :])
 
 
-def _reduced(specs: Matrices, result: str, found: Any) -> Any:
+def _reduced(specs: tuple[PartitionSpec, ...], result: str, found: Any) -> Any:
     """The sum of what all devices found of a gradient, each of which gets its part of it."""
     if result == "rows":
         return found
