@@ -53,6 +53,17 @@ def test_attention_spills_no_registers(config: str, name: str) -> None:
         assert kernel["shared"] <= 113 * 1024  # two programs on a multiprocessor
 
 
+@pytest.mark.parametrize("form", ["product", "total", "outer"])
+def test_products_of_groups_spill_no_registers(form: str) -> None:
+    found = rows(Job("kernels", "qwen3_30b_a3b_moe", only="grouped"))
+    (row,) = (row for name, row in found.items() if name.split()[1] == form)
+    (kernel,) = (k for k in row["compiled_kernels"] if not k["name"].endswith("of XLA"))
+    assert kernel["spilled"] == 0
+    assert kernel["registers"] <= 168  # of 384 threads
+    assert row["flops"] == row["model_flops"]
+    assert row["temporaries_gib"] < 0.001
+
+
 @pytest.mark.parametrize("name", ["update pages", "copy pages"])
 def test_pages_are_written_in_place(name: str) -> None:
     row = rows(Job("kernels", "qwen3_8b_openr1", only=name))[name]
