@@ -2,8 +2,9 @@
 
 Run:     as configs/qwen3_32b_openr1.py
 Memory:  a reserved GPU: learner 28.4 GiB (a sixteenth of parameters 113.7, gradients 341.2), and
-         four of them the engine's weights, 14.2 each, as `--dry_run` computes them; by hand: 14.2
-         for moments on their way (227.5 on the hosts); 24 KiB for a token of the pool.
+         four of them the engine's weights, 14.2 each, as `--dry_run` computes them, and 12.2 for
+         a layer's experts; by hand: 8.4 for what layers keep of 46,080 tokens, 14.2 for moments on
+         their way (227.5 on the hosts); 24 KiB for a token of the pool.
 Routes:  384 bytes of each token (48 layers, 8 experts) on the wire, in the manager's memory and in
          its journal: 0.4 GB for a step of 1,024 responses with 1,000 tokens, prompts included, and
          2 MB/s from a server that samples 5,000 tokens a second; none of it with
@@ -28,7 +29,10 @@ def get_config() -> ConfigDict:
     config.algorithm.loss_aggregation = "sequence_mean"
     config.algorithm.kl_coefficient = 0.0
     config.sampling.max_response_tokens = 4096
-    config.learner.mesh = (1, 4, 4)
+    # Every device has whole experts while it computes a layer, and all rows of its own: no part of
+    # a row is added up over devices, and no device has rows of experts that others hold.
+    config.learner.mesh = (1, 16, 1)
+    config.learner.pack_tokens = 49_152  # 10 rows on each device for one gathering of the experts
     config.learner.micro_batch_prompts = 64
     config.learner.row_tokens = 4608
     config.engine.slots = 64

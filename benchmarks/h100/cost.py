@@ -7,6 +7,8 @@ host has to read a predicate before every iteration, and how many there are has 
 - Traffic is what kernels read and write, each operand and result once. A kernel that reads a slice
   of an array, or writes into one in place, pays for the slice. A small array that is made and used
   in one computation is taken to stay in the cache.
+- A kernel that multiplies groups of rows (`rlboost_kernels.grouped`) takes what the rows that are
+  in groups ask for, whatever room there is for more: how many that are is assumed.
 - A collective's bytes are those that each device sends in a ring (Patarasuk and Yuan 2009,
   doi:10.1016/j.jpdc.2008.09.002): (n - 1) / n of the whole array, and twice that for an all-reduce.
 """
@@ -96,6 +98,7 @@ class Assumptions:
 
     trips: tuple[tuple[str, float], ...] = ()  # of a loop, each time it is entered
     calls: tuple[Call, ...] = ()
+    grouped_rows: float | None = None  # in groups, with what fills up tiles; None: all there are
 
     def trips_of(self, op_name: str) -> float | None:
         return next((trips for pattern, trips in self.trips if re.search(pattern, op_name)), None)
@@ -226,6 +229,9 @@ class _Reader:
             total.flops["bf16"] += call.flops
             total.num_bytes += call.num_bytes + instruction.num_bytes
             return
+        if target.startswith("mosaic_gpu") and "grouped_" in instruction.op_name:
+            _add_grouped_product(total, instruction, computation, self._assumptions.grouped_rows)
+            return
         self._add_traffic(total, _kernel_traffic(instruction, computation), computation)
         if "cublas" in target or "gemm" in target:
             _add_library_product(total, instruction, computation)
@@ -284,6 +290,27 @@ def _add_library_product(total: Cost, instruction: Instruction, computation: Com
     axes = re.findall(r"\d+", over[1]) if over else []
     inner = math.prod(left.dims[int(axis)] for axis in axes)
     total.flops[left.dtype] += 2 * instruction.shapes[0].size * inner
+
+
+def _add_grouped_product(
+    total: Cost, instruction: Instruction, computation: Computation, rows: float | None
+) -> None:
+    """Arrays [M, K] have the rows, arrays [G, K, N] the matrices; a result may be either."""
+    operands = (s for name in instruction.operands for s in computation[name].shapes)
+    for shape in (*operands, *instruction.results):
+        if len(shape.dims) == 2:
+            used = 1.0 if rows is None else min(1.0, rows / shape.dims[0])
+            total.num_bytes += used * shape.num_bytes
+        elif len(shape.dims) == 3:
+            total.num_bytes += shape.num_bytes
+            most = next(a.dims[0] for a in _row_arrays(instruction, computation))
+            multiplied = most if rows is None else min(rows, most)
+            total.flops[shape.dtype] += 2 * multiplied * shape.dims[1] * shape.dims[2]
+
+
+def _row_arrays(instruction: Instruction, computation: Computation) -> Iterator[Shape]:
+    for name in instruction.operands:
+        yield from (shape for shape in computation[name].shapes if len(shape.dims) == 2)
 
 
 class _Traffic(NamedTuple):

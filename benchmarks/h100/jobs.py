@@ -11,7 +11,7 @@ MESHES: dict[str, tuple[tuple[int, int, int], ...]] = {
     "qwen3_8b_openr1": ((1, 1, 8), (1, 8, 1), (1, 2, 4)),
     "qwen3_14b_openr1": ((1, 1, 8), (1, 8, 1), (1, 2, 4)),
     "qwen3_32b_openr1": ((1, 2, 8), (1, 8, 1), (1, 16, 1)),
-    "qwen3_30b_a3b_moe": ((1, 4, 4), (1, 8, 1), (1, 2, 8)),
+    "qwen3_30b_a3b_moe": ((1, 16, 1), (1, 4, 4), (1, 2, 8)),
 }
 ATTENTION = ("auto", "mosaic_gpu")
 # Whose sizes the kernels are compiled for by themselves: heads of 64 and of 128, one and 4 GPUs.

@@ -18,6 +18,7 @@ from rlboost_kernels import (
     update_kv_pages,
 )
 from rlboost_kernels.attention import mosaic_gpu, triton, xla
+from rlboost_kernels.grouped import mosaic_gpu as grouped
 
 from benchmarks.h100.cost import Assumptions, Call
 from benchmarks.h100.program import Program, Work
@@ -128,3 +129,26 @@ def programs(run: RunConfig, device: Any) -> Iterator[Program]:
         (hidden, table, array((_PACKED,))),
         Work(flops=6.0 * _PACKED * E * table.shape[1], num_bytes=2.0 * E * table.shape[1]),
     )
+    if not run.model.num_experts:
+        return
+    X, M = run.model.num_experts, _PACKED * run.model.experts_per_token
+    rows, hidden, sizes = array((M, E), dtype), array((M, F), dtype), array((X,))
+    stack = array((X, E, F), dtype)
+    flops, matrices = 4.0 * M * E * F, 4.0 * X * E * F
+
+    def of_rows(rows: Any, gate: Any, up: Any, sizes: Any) -> Any:
+        return grouped.product(rows, (gate, up), sizes)
+
+    def back(gate: Any, up: Any, of_gate: Any, of_up: Any, sizes: Any) -> Any:
+        return grouped.total((gate, up), (of_gate, of_up), sizes, transposed=True)
+
+    def of_matrices(rows: Any, gate: Any, up: Any, sizes: Any) -> Any:
+        return grouped.outer(rows, (gate, up), sizes)
+
+    work = Work(flops=flops, num_bytes=matrices + 2.0 * M * (E + 2 * F))
+    for name, function, arguments in (
+        ("product", of_rows, (rows, stack, stack, sizes)),
+        ("total", back, (hidden, hidden, stack, stack, sizes)),
+        ("outer", of_matrices, (rows, hidden, hidden, sizes)),
+    ):
+        yield program(f"grouped {name} {M:,} rows", function, arguments, work)

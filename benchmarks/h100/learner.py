@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
+from rlboost_kernels.grouped.layout import ROWS
 
 from benchmarks.h100.checkpoints import with_moments_on_device
 from benchmarks.h100.cost import Assumptions
@@ -20,6 +21,7 @@ from rlboost_jax.config.memory import (
     MOST_BLOCK,
     MOST_DENSE_TOKENS,
     attention_bytes_per_device,
+    expert_bytes_per_device,
     learner_bytes_per_device,
     moment_bytes,
     num_adapter_parameters,
@@ -122,26 +124,42 @@ def _program(
     moments: bytes that come over from the host for this program.
     """
     trees = learner_bytes_per_device(run)
+    working = attention_bytes_per_device(run)
+    if name.startswith("gradients"):
+        working += expert_bytes_per_device(run)
     engine = share_of(run.model, run.engine.tensor_parallel)
     return Program(
         name=name,
         lower=lower,
         devices=mesh.size,
         work=work,
-        plan_bytes=trees + attention_bytes_per_device(run),
+        plan_bytes=trees + working,
         held_bytes=trees + weight_bytes(engine, run.weights.rollout_dtype) + moments,
         host_bytes=moments,
-        assumptions=_assumptions(row_tokens),
-        assumed="rows are one sequence each" if row_tokens else "",
+        assumptions=_assumptions(run, work, row_tokens),
+        assumed=_assumed(run) if row_tokens else "",
     )
 
 
-def _assumptions(row_tokens: int) -> Assumptions:
-    """A block of queries meets its own block of keys and all before it."""
-    if row_tokens <= MOST_DENSE_TOKENS:
-        return Assumptions()
-    blocks = math.ceil(row_tokens / MOST_BLOCK)
-    return Assumptions(trips=((_ATTENTION_LOOP, (blocks + 1) / 2),))
+def _assumptions(run: RunConfig, work: Work, row_tokens: int) -> Assumptions:
+    """A block of queries meets its own block of keys and all before it. Experts have equally many
+    rows each, and half a tile besides to fill up their last one."""
+    model, (data, fsdp, tensor) = run.model, run.learner.mesh
+    trips = [(r"more_shares/while$", 0.0)]
+    if row_tokens > MOST_DENSE_TOKENS:
+        blocks = math.ceil(row_tokens / MOST_BLOCK)
+        trips.append((_ATTENTION_LOOP, (blocks + 1) / 2))
+    grouped = None
+    if model.num_experts:
+        parts = tensor if model.num_experts % tensor == 0 else 1
+        choices = work.tokens / (data * fsdp) * model.experts_per_token
+        grouped = (choices + model.num_experts * ROWS / 2) / parts
+    return Assumptions(trips=tuple(trips), grouped_rows=grouped)
+
+
+def _assumed(run: RunConfig) -> str:
+    experts = "; experts have equally many rows each" if run.model.num_experts else ""
+    return "rows are one sequence each" + experts
 
 
 def _passes(

@@ -2,6 +2,7 @@
 
 from rlboost_kernels.attention.api import ragged_paged_attention
 from rlboost_kernels.attention.validation import validate_metadata
+from rlboost_kernels.grouped.api import grouped_matmul
 from rlboost_kernels.implementations import active, available_implementations
 from rlboost_kernels.kv_pages.copy import copy_kv_pages
 from rlboost_kernels.kv_pages.update import kv_pages_shape, update_kv_pages
@@ -16,6 +17,7 @@ __all__ = [
     "available_implementations",
     "copy_kv_pages",
     "fits_panels",
+    "grouped_matmul",
     "kept_entries",
     "kv_pages_shape",
     "matmul",

@@ -16,6 +16,10 @@ MOST_BLOCK: Final = 512  # tokens: few and large products, for devices that star
 ATTENTION_BLOCKS: Final = {
     "cpu": 128
 }  # by platform, where smaller ones are better: they fit caches
+# Rows of an expert begin at multiples of this, see `rlboost_kernels.grouped.layout`.
+EXPERT_TILE: Final = 128
+# Rows that are computed at once, in units of what a device has if all experts have equally many.
+EXPERT_SPARE: Final = 1.25
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
@@ -139,6 +143,41 @@ def attention_bytes_per_device(config: RunConfig) -> int:
     if how == "chunked" or (how != "dense" and tokens > MOST_DENSE_TOKENS):
         tokens = min(tokens, MOST_BLOCK)
     return 4 * rows * heads * tokens**2
+
+
+def expert_rows(choices: int, held: int, parts: int) -> int:
+    """Rows that a layer of experts computes at once; all of them where no other device has some.
+
+    Args:
+        choices: of all tokens that a device has.
+        held: experts of a device.
+        parts: devices that have different experts.
+    """
+    most = choices + min(choices, held) * (EXPERT_TILE - 1)
+    if parts > 1:
+        expected = choices / parts + held * EXPERT_TILE / 2
+        most = min(most, math.ceil(EXPERT_SPARE * expected / EXPERT_TILE) * EXPERT_TILE)
+    return most // EXPERT_TILE * EXPERT_TILE
+
+
+def expert_bytes_per_device(config: RunConfig) -> int:
+    """What one layer's experts take while their gradient is computed; 0 in a model without.
+
+    Of rows: those that go in and come back, the gradients of both, and 6 arrays as wide as the
+    hidden layer. Of matrices: all of a device's experts as they were gathered and side by side, and
+    the same of their gradients.
+    """
+    model, (data, fsdp, tensor) = config.model, config.learner.mesh
+    if not model.num_experts:
+        return 0
+    parts = tensor if model.num_experts % tensor == 0 else 1
+    tokens = math.ceil(config.pack_rows / (data * fsdp)) * config.row_tokens
+    held = model.num_experts // parts
+    rows = expert_rows(tokens * model.experts_per_token, held, parts)
+    widths = 3 * model.embed_dim + 6 * model.expert_dim
+    matrices = 3 * held * model.embed_dim * model.expert_dim
+    copies = 4 if fsdp > 1 else 2
+    return (rows * widths + copies * matrices) * BYTES[model.dtype]
 
 
 def size_text(count: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from rlboost_jax.config.memory import (
     BYTES,
     attention_bytes_per_device,
+    expert_bytes_per_device,
     learner_bytes,
     moment_bytes,
     most_pages,
@@ -69,7 +70,8 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"{devices} device{'s' * (devices > 1)} (data {data}, fsdp {fsdp}, tensor {tensor}); "
         + _memory(learner_bytes(config))
         + _on_host(config)
-        + f"; scores of attention {size_text(attention_bytes_per_device(config))} on each",
+        + f"; scores of attention {size_text(attention_bytes_per_device(config))} on each"
+        + _experts(config),
     )
     yield (
         "engine",
@@ -93,6 +95,11 @@ def _snapshots(config: RunConfig) -> str:
     once = size_text(weight_bytes(config.model, dtype))
     size = f"{each}, and once {once}," if config.model.lora.rank else each
     return f"{dtype} snapshots of {size} pulled by {config.weights.source}"
+
+
+def _experts(config: RunConfig) -> str:
+    num_bytes = expert_bytes_per_device(config)
+    return f"; a layer of experts {size_text(num_bytes)} on each" if num_bytes else ""
 
 
 def _on_host(config: RunConfig) -> str:

@@ -152,12 +152,13 @@ class DecoderLayer(nnx.Module):
         local: Local,
         experts: Int[Array, "N A"] | None,
         mesh: Mesh | None,
+        grouped: str | None,
     ) -> tuple[Float[Array, "N E"], Int[Array, "N A"] | None]:
         """See `forward.apply_layer`."""
         added = self.attention(self.attention_norm(x), positions, attend, local)
         x = x + (self.attention_post_norm(added) if self.config.post_norms else added)
         if isinstance(self.mlp, RoutedMLP):
-            added, experts = self.mlp(self.mlp_norm(x), experts, mesh)
+            added, experts = self.mlp(self.mlp_norm(x), experts, mesh, grouped)
         else:
             added = self.mlp(self.mlp_norm(x))
         return x + (self.mlp_post_norm(added) if self.config.post_norms else added), experts

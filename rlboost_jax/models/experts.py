@@ -1,23 +1,24 @@
 """A feed-forward layer that is one of many: every token chooses its experts, and none is dropped.
 
-There are two forms, equal up to rounding.
+There are three forms, equal up to rounding.
 
-*Sorted*, for the learner: the choices of all tokens are sorted by expert, so that each expert has
-neighbouring rows, and `jax.lax.ragged_dot` multiplies them group by group. Nothing is padded and
-nothing has a capacity. What it costs is what was chosen. On a mesh, experts lie along the `tensor`
-axis: its devices have the same tokens, each works for the experts that it holds, and the parts
-are added up as those of a dense layer split over `tensor` are; no token has to travel.
+*Grouped*, for a learner on GPUs, in `grouped_experts.py`: the choices of all tokens are laid out
+expert by expert and multiplied group by group (`rlboost_kernels.grouped`). Nothing has a capacity,
+and what it costs is what was chosen. On a mesh, experts lie along the `tensor` axis: its devices
+have the same tokens, each works for the experts that it holds, and the parts are added up as those
+of a dense layer split over `tensor` are; no token has to travel.
+
+*Sorted*, for a learner elsewhere: the same with `jax.lax.ragged_dot` and plain sorting. On CPU and
+on GPU it is a dense product of all rows with all experts.
 
 *By row*, for the engine: every expert in turn, over all rows, with the products of
 `rlboost_kernels.matmul`, added up in the order of experts, where a row that did not choose the
 expert adds nothing. What a row comes to depends on that row alone. `ragged_dot` promises nothing
-of the kind: on CPU it is a dense product of all experts at once, whose bits change with the
-number of rows, and on GPU its tiles depend on where groups begin. The price is products that
-nobody asked for; but a step with enough rows to reach most experts reads all their matrices
-either way, and reading is what a step of a few hundred rows waits for.
+of the kind: on CPU its bits change with the number of rows. The price is products that nobody asked
+for; but a step with enough rows to reach most experts reads all their matrices either way, and
+reading is what a step of a few hundred rows waits for.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -26,12 +27,12 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 from rlboost_kernels import matmul
+from rlboost_kernels.grouped.api import choose_grouped
 
 from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.models.grouped_experts import Activation, How, Matrices, added_by_experts
 from rlboost_jax.models.products import float32_product, normal, row_mean
 from rlboost_jax.models.tensor_parallel import added_up, first_of
-
-Activation = Callable[[Array], Array]
 
 
 class Router(nnx.Module):
@@ -101,18 +102,27 @@ class RoutedMLP(nnx.Module):
         self.by_row, self.split, self.activation = by_row, split, activation
 
     def __call__(
-        self, x: Float[Array, "N E"], chosen: Int[Array, "N A"] | None, mesh: Mesh | None
+        self,
+        x: Float[Array, "N E"],
+        chosen: Int[Array, "N A"] | None,
+        mesh: Mesh | None,
+        grouped: str | None,
     ) -> tuple[Float[Array, "N E"], Int[Array, "N A"]]:
         """The layer's output and the experts that each token went to.
 
         Args:
             chosen: experts to go to; None asks the router.
             mesh: over which rows and experts are split; None: all is on one device.
+            grouped: implementation of the products of groups of rows; None takes the best.
         """
         chosen, weights = self.router(x, chosen)
         gate, up, down = (matrix.astype(x.dtype) for matrix in self.experts.matrices())
         matrices = gate, up, down
-        if self.by_row:
+        name = choose_grouped("xla" if self.by_row else grouped, x.dtype, *gate.shape[1:])
+        if name != "xla":
+            how = How(mesh, self.activation, name)
+            out = added_by_experts(how, x, chosen, weights, Matrices(gate, up, down))
+        elif self.by_row:
             by_row = partial(_by_row, x, chosen, weights, *matrices, activation=self.activation)
             out = added_up(by_row(first=first_of(len(gate)))) if self.split else by_row()
         elif mesh is None or mesh.size == 1:

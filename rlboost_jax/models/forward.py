@@ -50,6 +50,7 @@ def apply_layer(
     split: bool = False,
     experts: Int[Array, "N A"] | None = None,
     mesh: Mesh | None = None,
+    grouped: str | None = None,
 ) -> tuple[Float[Array, "N E"], Int[Array, "N A"] | None]:
     """One layer over N tokens.
 
@@ -64,13 +65,15 @@ def apply_layer(
         experts: the A experts that each token is to go to, such as those it went to when it was
             sampled; None lets the router choose.
         mesh: over which tokens are split; needed by experts only.
+        grouped: implementation of experts' products, see `rlboost_kernels.grouped_matmul`; None
+            takes the best.
 
     Returns:
         The residual stream, and the experts that each token went to, the most probable first;
         None in a model without.
     """
     graph = _graph(DecoderLayer, config, by_row=by_row, split=split)
-    return nnx.merge(graph, layer_params)(x, positions, attend, local, experts, mesh)
+    return nnx.merge(graph, layer_params)(x, positions, attend, local, experts, mesh, grouped)
 
 
 def head(
@@ -104,6 +107,7 @@ def hidden_states_and_experts(
     mesh: Mesh | None = None,
     attention: str = "auto",
     experts: Int[Array, "L B*T A"] | None = None,
+    grouped: str | None = None,
 ) -> tuple[Float[Array, "B*T E"], Int[Array, "L B*T A"] | None]:
     """The residual stream after the last layer, before its norm, for packed rows.
 
@@ -118,6 +122,7 @@ def hidden_states_and_experts(
         attention: "auto", "dense", "chunked" or "paged", see `attention.py`; with "paged", products
             are by row, so that all is computed in the engine's order.
         experts: that each of the L layers is to send each token to; None asks the routers.
+        grouped: implementation of experts' products, see `rlboost_kernels.grouped_matmul`.
 
     Returns:
         The residual stream and, of a model with experts, those that were taken.
@@ -145,6 +150,7 @@ def hidden_states_and_experts(
             by_row=attention == "paged",
             experts=experts,
             mesh=mesh,
+            grouped=grouped,
         )
         return keep_split(x), chosen
 

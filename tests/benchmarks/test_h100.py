@@ -169,6 +169,35 @@ ENTRY %main (s: f32[36,1024], i.2: s32[]) -> f32[36,1024] {
 """  # noqa: E501
 
 
+GROUPED = """
+HloModule jit_h
+
+ENTRY %main (rows: bf16[1024,256], gate: bf16[4,256,512], up: bf16[4,256,512], hidden: bf16[1024,512]) -> (bf16[1024,512], bf16[4,256,512]) {
+  %rows = bf16[1024,256]{1,0} parameter(0)
+  %gate = bf16[4,256,512]{2,1,0} parameter(1)
+  %up = bf16[4,256,512]{2,1,0} parameter(2)
+  %hidden = bf16[1024,512]{1,0} parameter(3)
+  %table = s32[8]{0} constant({0, 0, 1, 1, 2, 2, 3, 3})
+  %both = (bf16[1024,512]{1,0}, bf16[1024,512]{1,0}) custom-call(%table, %rows, %gate, %up), custom_call_target="mosaic_gpu_v2", metadata={op_name="jit(h)/grouped_product/mpmd_map"}
+  %first = bf16[1024,512]{1,0} get-tuple-element(%both), index=0
+  %outer = bf16[4,256,512]{2,1,0} custom-call(%table, %rows, %hidden), custom_call_target="mosaic_gpu_v2", metadata={op_name="jit(h)/grouped_outer/mpmd_map"}
+  ROOT %out = (bf16[1024,512]{1,0}, bf16[4,256,512]{2,1,0}) tuple(%first, %outer)
+}
+"""  # noqa: E501
+
+
+def test_products_of_groups_take_what_their_rows_ask_for() -> None:
+    """Of 1,024 rows that there is room for, 256 are in groups."""
+    matrix = 4 * 256 * 512 * 2
+    everything, some = (
+        cost_of(parse(GROUPED), Assumptions(grouped_rows=rows)) for rows in (None, 256)
+    )
+    assert everything.flops == {"bf16": 3 * 2 * 1024 * 256 * 512}
+    assert some.flops == {"bf16": 3 * 2 * 256 * 256 * 512}
+    assert everything.num_bytes == 3 * matrix + 2 * 1024 * (256 + 2 * 512 + 256 + 512)
+    assert some.num_bytes == 3 * matrix + 2 * 256 * (256 + 2 * 512 + 256 + 512)
+
+
 def test_slices_are_paid_for_and_not_what_they_are_cut_from() -> None:
     module = parse(SLICES)
     call = Call(r"mosaic.*\[36,1024\]", flops=7.0, num_bytes=100.0)

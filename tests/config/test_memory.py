@@ -68,6 +68,24 @@ def test_scores_of_attention_by_hand(config: RunConfig) -> None:
     )
 
 
+def test_experts_by_hand(config: RunConfig) -> None:
+    """2 rows of 208 tokens on each of 2 devices by 2, which share 8 experts and 832 choices."""
+    model = dataclasses.replace(config.model, num_experts=8, experts_per_token=2, expert_dim=16)
+    learner = dataclasses.replace(config.learner, pack_rows=4, mesh=(1, 2, 2))
+    run = dataclasses.replace(config, model=model, learner=learner)
+    E, rows = model.embed_dim, 896  # 416 and half a tile for each of 4, and a quarter: 840
+    matrices = 4 * 3 * 4 * E * 16  # gathered, side by side, and the gradients of both
+    assert model.dtype == "float32"
+    assert memory.expert_bytes_per_device(run) == 4 * (rows * (3 * E + 6 * 16) + matrices)
+    odd = dataclasses.replace(run, learner=dataclasses.replace(learner, mesh=(1, 1, 3)))
+    rows = 1664 + 8 * 127 - 120  # all choices, on a device that has all experts
+    matrices = 2 * 3 * 8 * E * 16
+    assert memory.expert_bytes_per_device(odd) == 4 * (rows * (3 * E + 6 * 16) + matrices)
+    assert memory.expert_bytes_per_device(config) == 0
+    assert "a layer of experts" in plan_text(run)
+    assert "a layer of experts" not in plan_text(config)
+
+
 def test_an_engine_by_hand(config: RunConfig) -> None:
     assert memory.num_parameters(config.model) == 324_352
     assert memory.weight_bytes(config.model, "bfloat16") == 2 * 324_352
