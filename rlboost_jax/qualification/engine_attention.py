@@ -20,6 +20,7 @@ from rlboost_kernels.attention.api import choose_attention
 from rlboost_kernels.problems import Arguments
 
 from rlboost_jax.config.memory import share_of
+from rlboost_jax.config.ranges import ATTENTION_FOR_GPU
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.models.adapters import base_model
@@ -33,7 +34,6 @@ from rlboost_jax.qualification.problem import (
 )
 
 PLAIN: Final = "xla"
-FAST: Final = ("mosaic_gpu", "triton")  # compiled for a GPU; what could break
 _POOL_BYTES: Final = 256 * 2**20  # of pages; sequences share them, no cache holds them
 _CHUNK_CONTEXT: Final = 2048  # tokens that a chunk of a prompt sees, at most or as long as itself
 _SINGLES: Final = 3  # sequences of one row beside that chunk
@@ -107,7 +107,8 @@ def _candidates(shape: Shape) -> Iterator[Candidate]:
     read = shape.slots * context * 2 * shape.key_heads * shape.head_dim * item / _MEMORY_RATE
     tiles = -(-shape.decode_rows // xla.TILE_ROWS)
     trips = tiles * context / max(shape.page_size, xla.BLOCK_TOKENS)
-    for name, bound in (*((n, read) for n in FAST), (PLAIN, read + trips * _TRIP_SECONDS)):
+    bounds = {**dict.fromkeys(ATTENTION_FOR_GPU, read), PLAIN: read + trips * _TRIP_SECONDS}
+    for name, bound in bounds.items():
         yield Candidate(
             name=name,
             bound=bound,

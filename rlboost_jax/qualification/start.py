@@ -12,22 +12,23 @@ other bits. Otherwise everyone chooses for the device at hand, at every start.
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from rlboost_jax.compile_cache import DEFAULT_FOLDER
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import read_run_config
+from rlboost_jax.config.ranges import ATTENTION_FOR_GPU
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.engine.programs import AttentionNotAvailable
-from rlboost_jax.qualification import apart, cache, engine_attention, machine
+from rlboost_jax.qualification import machine
 from rlboost_jax.qualification.choice import choose, described, objection, worth_keeping
-from rlboost_jax.qualification.problems import problem_of
 from rlboost_jax.qualification.records import Spec, Verdict
 
 _WHAT: Final = "engine.attention"
 _PROBLEM: Final = "engine_attention"
+_PLAIN: Final = "xla"  # that problem's
 
 Say = Callable[[str], None]
 
@@ -62,7 +63,7 @@ def server_run(run: RunConfig, say: Say) -> RunConfig:
 
 def reader_run(run: RunConfig, say: Say) -> RunConfig:
     """The run for whoever generates with its weights anywhere, and promises nobody its bits."""
-    free = run.engine.attention in ("auto", *engine_attention.FAST)
+    free = run.engine.attention in ("auto", *ATTENTION_FOR_GPU)
     return _chosen(_with(run, "auto"), say) if free else run
 
 
@@ -75,19 +76,29 @@ def published_run(run: RunConfig, own: RunConfig) -> RunConfig:
     return own if run.deterministic else run
 
 
-def verdict_here(run: RunConfig, *, folder: Path | None) -> tuple[Verdict, str]:
+def verdict_here(
+    run: RunConfig, *, folder: Path | None, interpret: bool = False
+) -> tuple[Verdict, str]:
     """Trials of all candidates at the run's sizes, and a word on where they are kept.
 
     Args:
         folder: of kept verdicts; None neither reads nor keeps any.
+        interpret: try them on a CPU, those for GPU step by step.
     """
-    shape: dict[str, Any] = msgspec.to_builtins(engine_attention.shape_of(run))
+    # Only who has a GPU pays for these.
+    from rlboost_jax.qualification import apart, cache
+    from rlboost_jax.qualification.engine_attention import shape_of
+    from rlboost_jax.qualification.problems import problem_of
+
+    shape = shape_of(run)
+    values = msgspec.to_builtins(msgspec.structs.replace(shape, interpret=interpret))
     spec = Spec(
         problem=_PROBLEM,
-        shape=shape,
+        shape=values,
         invariant=run.deterministic,
-        candidates=problem_of(_PROBLEM, shape).names,
+        candidates=problem_of(_PROBLEM, values).names,
         seconds=apart.TRIAL_SECONDS,
+        on_cpu=interpret,
     )
     facts = machine.facts() if folder is not None else None
     if folder is None or facts is None:
@@ -109,7 +120,7 @@ def _chosen(run: RunConfig, say: Say) -> RunConfig:
     verdict, word = verdict_here(run, folder=_folder(run))
     if verdict.platform == "cpu":
         return run
-    choice = choose(verdict, plain=engine_attention.PLAIN)
+    choice = choose(verdict, plain=_PLAIN)
     say(f"{described(choice, _WHAT)}; {word}")
     return _with(run, choice.candidate)
 
@@ -120,7 +131,7 @@ def _checked(run: RunConfig, say: Say) -> RunConfig:
     The choice of a person for a run that is not deterministic is taken as it is.
     """
     named = run.engine.attention
-    if named not in engine_attention.FAST or not run.deterministic or not machine.gpu_expected():
+    if named not in ATTENTION_FOR_GPU or not run.deterministic or not machine.gpu_expected():
         return run
     verdict, word = verdict_here(run, folder=_folder(run))
     if verdict.platform == "cpu":
@@ -129,7 +140,7 @@ def _checked(run: RunConfig, say: Say) -> RunConfig:
         raise AttentionNotAvailable(
             f"{_WHAT} of this deterministic run is {named!r}, which all its engines have to run; "
             f"on this {verdict.device or 'device'} {reason}; take a device of the kind that the "
-            f"run began on, or begin a run with --config.{_WHAT}={engine_attention.PLAIN}"
+            f"run began on, or begin a run with --config.{_WHAT}={_PLAIN}"
         )
     say(f"{_WHAT} on {verdict.device}: {named}, as the run has it; {word}")
     return run
