@@ -211,9 +211,7 @@ def _inputs(
     )
 
 
-def in_float64(
-    inputs: Inputs, *, shape: Shape, window: int
-) -> tuple[Float[NDArray[np.float64], "T H D"]]:
+def in_float64(inputs: Inputs, *, shape: Shape, window: int) -> tuple[Float[np.ndarray, "T H D"]]:
     """Attention sequence by sequence and head by head, on the host."""
     q, kv_pages, kv_lens, table, starts, num = (np.asarray(a) for a in inputs)
     out = np.zeros(q.shape)

@@ -5,8 +5,11 @@ the parent knows which one took the process down. After an exception it ends: on
 next in the same process may fail for the same error, and the parent starts a new one for the rest.
 """
 
+import contextlib
+import ctypes
 import faulthandler
 import os
+import signal
 import sys
 from typing import Any, Final
 
@@ -18,6 +21,7 @@ from rlboost_jax.qualification.problem import Problem
 from rlboost_jax.qualification.problems import problem_of
 from rlboost_jax.qualification.records import Message, Spec
 
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 ORPHAN_SECONDS: Final = 60.0  # after its limit, a child whose parent is gone ends by itself
 
 
@@ -28,6 +32,7 @@ def main() -> None:
 
 def serve(spec: Spec, problem: Problem) -> None:
     """Try the candidates in order."""
+    _end_with_parent()
     say = _Channel().say
     faulthandler.enable()
     _end_in_time(spec)
@@ -56,8 +61,14 @@ class _Channel:
         self._file.write(msgspec.json.encode(message) + b"\n")
 
 
+def _end_with_parent() -> None:
+    """One that hangs would hold the device for as long as the machine runs. Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _end_in_time(spec: Spec) -> None:
-    """The parent ends a child that takes too long; this is for when there is none any more."""
+    """The parent ends a child that takes too long; elsewhere this is for one that has none."""
     faulthandler.dump_traceback_later(spec.seconds + ORPHAN_SECONDS, exit=True)
 
 

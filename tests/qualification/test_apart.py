@@ -1,11 +1,19 @@
 """Candidates in real child processes: whatever one does, those after it are tried."""
 
+import os
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from rlboost_jax.processes import start_time
 from rlboost_jax.qualification.apart import verdict_of
+from rlboost_jax.qualification.checks import row_error
 from rlboost_jax.qualification.choice import choose, described
 from rlboost_jax.qualification.records import Spec, Trial, Verdict
 from tests.patience import PATIENCE_SECONDS
@@ -110,6 +118,46 @@ def test_a_child_that_finds_no_accelerator_tries_nothing() -> None:
     verdict = verdict_of(spec, command=FAULTY, start_seconds=PATIENCE_SECONDS)
     assert verdict.platform == "cpu"
     assert [trial.outcome for trial in verdict.trials] == ["crashed"]
+
+
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    """Also with one that was killed, and while a candidate hangs."""
+    report = tmp_path / "pid"
+    program = (
+        "from tests.qualification.test_apart import tried\n"
+        f"tried('hangs', seconds={PATIENCE_SECONDS})"
+    )
+    environment = {**os.environ, "RLBOOST_HANGING_PID": str(report)}
+    parent = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    try:
+        child = int(eventually(lambda: report.exists() and report.read_text()))
+        assert start_time(child)
+    finally:
+        parent.kill()
+        parent.wait()
+    eventually(lambda: not start_time(child))
+
+
+def eventually(look: Callable[[], Any]) -> Any:
+    """What `look` sees, once it sees something."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (seen := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("rows", "factor", "error"), [(512, 1.05, 0.05), (1, 1.05, 0.05), (512, float("nan"), None)]
+)
+def test_a_single_wrong_row_shows(rows: int, factor: float, error: float | None) -> None:
+    expected = np.random.default_rng(0).standard_normal((rows, 4, 8))
+    result = expected.copy()
+    result[-1] *= factor
+    found = row_error(result, expected)
+    assert np.isnan(found) if error is None else found == pytest.approx(error)
+    expected[0], result[0] = 0.0, 1e-9  # rows of nobody have to be nothing
+    assert rows == 1 or not row_error(result, expected) < 1e9
 
 
 def right(candidate: str, seconds: float) -> Trial:
