@@ -39,9 +39,8 @@ def kept(path: Path, key: Mapping[str, Any]) -> Verdict | None:
         file = msgspec.json.decode(path.read_bytes(), type=_File)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-    if _encoded(file.key) != _encoded(key) or file.digest != _digest(key, file.verdict):
-        return None
-    return file.verdict
+    intact = file.digest == _digest(file.key, file.verdict)
+    return file.verdict if intact and _encoded(file.key) == _encoded(key) else None
 
 
 def keep(path: Path, key: Mapping[str, Any], verdict: Verdict) -> str:

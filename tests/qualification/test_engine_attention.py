@@ -100,7 +100,10 @@ def test_a_row_that_looks_one_token_too_far_back_is_wrong() -> None:
     assert trial.outcome == "wrong" and trial.reason.startswith("decode step: a row is off by")
 
 
-@pytest.mark.parametrize("on", ["companions", "the first rows", "the last rows"])
+PLACES = {"the first rows": slice(2), "the last rows": slice(-2, None)}
+
+
+@pytest.mark.parametrize("on", ["companions", "a chunk's companions", *PLACES])
 def test_bits_that_depend_on_companions_or_place_show(on: str) -> None:
     """By half the tolerance, which no comparison with the reference could tell."""
     found = of(msgspec.structs.replace(SHAPE, dtype="bfloat16", kv_dtype="bfloat16"))
@@ -108,9 +111,9 @@ def test_bits_that_depend_on_companions_or_place_show(on: str) -> None:
 
     def dependent(*inputs: Any, **options: Any) -> Any:
         out, num = plain(*inputs, **options), inputs[5]
-        if on == "companions":
-            return out * jnp.where(num[0] > 1, 1.0, 1.01).astype(out.dtype)
-        return (out.at[:2] if on == "the first rows" else out.at[-2:]).multiply(1.01)
+        rows = PLACES.get(on, slice(None) if on == "companions" else slice(1, 3))
+        crowded = jnp.where((num[0] > 1) | (on in PLACES), 1.01, 1.0)
+        return out.at[rows].multiply(crowded.astype(out.dtype))
 
     trial = tried(found, candidate(found, "xla", run=dependent), invariant=True)
     assert trial.outcome == "dependent" and "other bits" in trial.reason, trial
