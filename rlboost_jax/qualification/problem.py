@@ -33,7 +33,7 @@ class Case:
     Attributes:
         weight: of its seconds in those that candidates are compared by.
         make: the inputs, the same at every call.
-        reference: what results should be, in float64; one array for each result.
+        reference: what results should be, computed elsewhere; one array for each result.
         options: static keyword arguments of the candidates' function.
     """
 
