@@ -7,8 +7,10 @@ leaves the others alone. A part whose packages are missing is left out, and the 
 `--dry_run` goes through the same parts at reduced sizes on whatever device there is, with kernels
 for GPU interpreted; its figures mean nothing.
 
-The parts, in `gpu_kernels.py` and `gpu_models.py`:
+The parts, in `gpu_table.py`, `gpu_kernels.py` and `gpu_models.py`:
 
+    qualification what the engines of each configuration would run here, and why nothing else
+    table         each program of results/h100.json that one device can run, beside its bound
     correctness   every GPU implementation of attention against float64; the bits of its rows
     bandwidth     attention as a share of the fastest read, 4 MB to 4 GB of keys and values
     latency       one tiny call inside a compiled step
@@ -23,17 +25,20 @@ import argparse
 import importlib
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 PARTS = {
+    "qualification": "gpu_table",
+    "table": "gpu_table",
     "correctness": "gpu_kernels",
     "bandwidth": "gpu_kernels",
     "latency": "gpu_kernels",
@@ -44,21 +49,50 @@ PARTS = {
     "loop": "gpu_models",
 }
 PART_SECONDS = 1800.0  # until a part is given up
+JOB_SECONDS = 600.0  # and a job of the table
+LOST = "its process ended"  # of a part that was not done by then
 Result = dict[str, Any]  # of a part: status, reason, seconds, figures
 
 
-def run_part(name: str, *, dry_run: bool) -> Result:
-    """The result of one part, in this process."""
-    since = time.perf_counter()
+def run_part(
+    name: str, *, dry_run: bool, note: Callable[[Result], None] = lambda result: None
+) -> Result:
+    """The result of one part, in this process.
+
+    Args:
+        name: of the part, and of "table" behind it which job of it; without one all of them.
+        note: is given what there is after each figure, in case this process ends.
+    """
+    since, done = time.perf_counter(), list[dict[str, Any]]()
+    part, _, which = name.partition(" ")
     try:
-        module = importlib.import_module(f"benchmarks.{PARTS[name]}")
-        outcome = {"status": "ok", "figures": getattr(module, name)(dry_run=dry_run)}
+        module = importlib.import_module(f"benchmarks.{PARTS[part]}")
+        options = {"which": which} if which else {}
+        for figure in getattr(module, part)(dry_run=dry_run, **options):
+            done.append(figure)
+            seconds = time.perf_counter() - since
+            note({"status": "failed", "reason": LOST, "figures": done, "seconds": seconds})
+        outcome = {"status": "ok"}
     except ModuleNotFoundError as error:
         outcome = {"status": "left out", "reason": f"{error.name} is not installed"}
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         outcome = {"status": "failed", "reason": reason, "traceback": traceback.format_exc()}
-    return {"reason": "", "figures": [], **outcome, "seconds": time.perf_counter() - since}
+    return {"reason": "", "figures": done, **outcome, "seconds": time.perf_counter() - since}
+
+
+def each(names: Iterable[str], *, dry_run: bool) -> Iterator[str]:
+    """What gets a process of its own: parts, and jobs of the table."""
+    for name in names:
+        if name != "table":
+            yield name
+            continue
+        try:
+            jobs = importlib.import_module(f"benchmarks.{PARTS[name]}").jobs(dry_run=dry_run)
+        except ModuleNotFoundError:
+            yield name  # it says what is missing
+        else:
+            yield from (f"{name} {job}" for job in jobs)
 
 
 def run_apart(name: str, *, dry_run: bool) -> Result:
@@ -67,15 +101,20 @@ def run_apart(name: str, *, dry_run: bool) -> Result:
         path = Path(folder) / "result.json"
         command = [sys.executable, "-m", "benchmarks.gpu", f"--one={name}", f"--json={path}"]
         since, lost = time.perf_counter(), ""
+        limit = JOB_SECONDS if " " in name else PART_SECONDS
         try:
             process = subprocess.run(
-                [*command, "--dry_run"] if dry_run else command, timeout=PART_SECONDS
+                [*command, "--dry_run"] if dry_run else command,
+                timeout=limit,
+                # Of the device's memory, three quarters of which would not hold what a run does.
+                env={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92", **os.environ},
             )
             lost = f"its process ended with {process.returncode}"
         except subprocess.TimeoutExpired:
-            lost = f"not done after {PART_SECONDS:.0f} s"
+            lost = f"not done after {limit:.0f} s"
         if path.exists():
-            return json.loads(path.read_text())
+            result = json.loads(path.read_text())
+            return {**result, "reason": lost} if result["reason"] == LOST else result
     seconds = time.perf_counter() - since
     return {"status": "failed", "reason": lost, "figures": [], "seconds": seconds}
 
@@ -83,7 +122,8 @@ def run_apart(name: str, *, dry_run: bool) -> Result:
 def table(results: dict[str, Result]) -> str:
     """One line per figure, and one for each part that has none."""
     lines = [f"{'part':13} {'figure':62} {'value':>12} {'unit':10} target"]
-    for name, result in results.items():
+    for whole, result in results.items():
+        name = whole.partition(" ")[0]
         for figure in result["figures"]:
             value = figure["value"]
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -91,7 +131,7 @@ def table(results: dict[str, Result]) -> str:
                 f"{name:13} {figure['name']:62} {text:>12} {figure['unit']:10} {figure['target']}"
             )
         if result["status"] != "ok":
-            lines.append(f"{name:13} {result['status']}: {result['reason']}")
+            lines.append(f"{whole:13} {result['status']}: {result['reason']}")
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -119,15 +159,18 @@ def main(argv: Iterable[str] | None = None) -> int:
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one:
-        result = run_part(options.one, dry_run=options.dry_run)
-        options.json.write_text(json.dumps(result))
+
+        def write(result: Result) -> None:
+            options.json.write_text(json.dumps(result))
+
+        write(run_part(options.one, dry_run=options.dry_run, note=write))
         return 0
     options.json.parent.mkdir(parents=True, exist_ok=True)
     names = options.parts.split(",")
     if unknown := set(names) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     results: dict[str, Result] = {}
-    for name in names:
+    for name in each(names, dry_run=options.dry_run):
         print(f"{name} …", file=sys.stderr, flush=True)
         results[name] = run_apart(name, dry_run=options.dry_run)
         # After each part: a machine that is lent for an hour may go before the last one.

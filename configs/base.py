@@ -208,6 +208,7 @@ def get_config() -> ConfigDict:
     config.engine.max_prompt_tokens = 8  # longest prompt; with the longest response it fills a slot
     config.engine.token_rows = 64  # of a step with prefill; deterministic: 64, 80, 96, …
     config.engine.steps_per_dispatch = 8  # decode steps per program call
+    # "auto": on a GPU the fastest that passes its check at the start (docs/qualification.md).
     config.engine.attention = "auto"  # or an implementation of rlboost_kernels
     # float8_e4m3fn takes half of bfloat16's memory and widens the gap to the learner's
     # log-probabilities: keys and values are stored with scale 1 and cut off at 448.

@@ -45,10 +45,12 @@ def evaluate(
     from rlboost_jax.learner.best import FOLDER, best_step
     from rlboost_jax.learner.checkpoints import newest_step
     from rlboost_jax.learner.evaluation import Measurement
+    from rlboost_jax.qualification.start import reader_run
     from rlboost_jax.rollout.instance import engine_of
 
     workdir = Path(workdir)
     run = _changed(read_run_config(workdir), changes)
+    run = reader_run(run, say=logging.info)  # before the first device is touched
     folder = workdir / (FOLDER if best else "checkpoints")
     if best:
         kept = best_step(workdir)

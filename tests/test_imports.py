@@ -22,7 +22,7 @@ LAYERS = (
     {"config", "messages", "pytree", "compile_cache"}
     | {"workdir", "processes", "backoff", "closing", "credentials", "exits"},
     {"data", "rewards", "models", "algorithms", "observe"},
-    {"engine", "weights", "manager"},
+    {"engine", "weights", "manager", "qualification"},
     {"learner", "rollout", "simulator", "fleet"},
 )
 ENTRY = len(LAYERS)

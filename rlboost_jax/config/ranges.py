@@ -22,7 +22,8 @@ NOTICE_SIGNALS: Final = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 FAMILIES: Final = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gemma2", "gemma3_text")
 ROPE_SCALINGS: Final = ("", "linear", "llama3", "yarn")
 TRACKERS: Final = ("tensorboard", "wandb")
-ATTENTION: Final = ("auto", "reference", "xla", "cpu", "mosaic_gpu", "triton")
+ATTENTION_FOR_GPU: Final = ("mosaic_gpu", "triton")
+ATTENTION: Final = ("auto", "reference", "xla", "cpu", *ATTENTION_FOR_GPU)
 
 AT_LEAST: Final[Mapping[str, int]] = {
     "seed": 0,

@@ -14,6 +14,8 @@ import jax
 import jaxlib
 from rlboost_kernels import active
 
+from rlboost_jax.config import fingerprints
+
 # XLA flags that change how a program is made or watched, and not what it computes.
 _HARMLESS_FLAGS = (
     "--xla_force_host_platform_device_count",
@@ -39,8 +41,13 @@ def fingerprint(device: jax.Device, **settings: object) -> str:
         **{name: _plain(value) for name, value in settings.items()},
     }
     text = "\n".join(f"{name}={facts[name]}" for name in sorted(facts))
-    kind = device.device_kind.replace(" ", "_")
-    return f"jax{jax.__version__}-{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return fingerprints.composed(
+        jax.__version__,
+        device.device_kind,
+        # On CPU it is no choice: it follows from the library, which `active` tells.
+        attention="" if device.platform == "cpu" else str(settings.get("attention", "")),
+        digest=hashlib.sha256(text.encode()).hexdigest()[:16],
+    )
 
 
 def _plain(value: object) -> str:

@@ -37,6 +37,7 @@ from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
 from rlboost_jax.observe.tracker import Trackers
 from rlboost_jax.observe.trackers import chosen_trackers
+from rlboost_jax.qualification.start import published_run, trainer_run
 from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
@@ -56,10 +57,14 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
         ConfigError, DataChanged: the data or the reward functions cannot be used.
         OriginChanged, CheckpointUnusable: nor can the checkpoint to begin with.
         FollowerLost: another process of this trainer ended.
+        AttentionNotAvailable: this device cannot run what a deterministic run has begun with.
         NotEnoughMemory: learner and engine do not fit the first device together.
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
     """
     compile_cache.enable(run.compile_cache_dir)
+    choices: list[str] = []
+    own = trainer_run(run, Path(path), choices.append)  # before the first device is touched
+    run = published_run(run, own)
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
     with contextlib.ExitStack() as stack:
@@ -71,6 +76,8 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
                 live=run.observe.live,
             )
         )
+        for line in choices:
+            console.note(line)
         keep_origin(workdir.path, run.model.source)
         with console.phase(f"reading the data of task {run.task.name}"):
             exercises = open_exercises(run)
@@ -130,7 +137,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
         with console.phase("compiling the engine's programs"):
             taken_bytes = learner_bytes_per_device(run) + working_bytes
             engines = [
-                engine_of(run, taken_bytes=taken_bytes, devices=devices)
+                engine_of(own, taken_bytes=taken_bytes, devices=devices)
                 for devices in devices_of_slices(mesh, run.engine.tensor_parallel)
             ]
         console.note(str(engines[0].memory))

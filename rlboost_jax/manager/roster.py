@@ -7,6 +7,7 @@ and gets on with the work it holds (its progress).
 import math
 from collections.abc import Callable, Iterator
 
+from rlboost_jax.config.fingerprints import difference
 from rlboost_jax.manager.accounts import Integral
 from rlboost_jax.manager.index import Index, Pool
 from rlboost_jax.manager.instances import Instance
@@ -80,11 +81,14 @@ class Roster:
 
     def mismatch(self, hello: Hello) -> str:
         """Why its tokens could differ in bits from the reserved engine's; "" if they cannot."""
-        if not self._settings.deterministic or self.fingerprint in (None, hello.fingerprint):
+        if not self._settings.deterministic or self.fingerprint is None:
+            return ""
+        if hello.fingerprint == self.fingerprint:
             return ""
         return (
             f"fingerprint {hello.fingerprint!r} is not {self.fingerprint!r} of the reserved "
-            "engine; run the same program, or set deterministic = False"
+            f"engine{difference(hello.fingerprint, self.fingerprint)}; run the same program, or "
+            "set deterministic = False"
         )
 
     @property

@@ -38,6 +38,7 @@ from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.messages import MAX_NOTICE_SECONDS, SICK_EXIT_CODE, decode_server, encode
 from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.qualification.start import server_run
 from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
 from rlboost_jax.rollout.instance import engine_of, hello_of
 from rlboost_jax.rollout.notices.metadata import ADDRESS, Told
@@ -130,8 +131,13 @@ async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
 
 
 def prepared_engine(config: RunConfig) -> Engine:
-    """`engine_of` for whoever follows the server's log."""
+    """`engine_of` for whoever follows the server's log.
+
+    Raises:
+        AttentionNotAvailable: this device cannot run what all engines of the run have to.
+    """
     place = compile_cache.enable(config.compile_cache_dir)
+    config = server_run(config, say=lambda text: print(text, flush=True))  # before any device
     print(f"device {jax.devices()[0].device_kind}; compiled programs in {place}", flush=True)
     started = time.perf_counter()
     engine = engine_of(config, announce=lambda text: print(text, flush=True))

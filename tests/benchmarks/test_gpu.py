@@ -1,10 +1,12 @@
 """Every part of benchmarks/gpu.py runs dry, and one that breaks leaves the others alone."""
 
 import json
+import subprocess
 
+import numpy as np
 import pytest
 
-from benchmarks import gpu, gpu_kernels
+from benchmarks import gpu, gpu_inputs, gpu_kernels, gpu_table
 
 
 @pytest.mark.soak
@@ -48,3 +50,79 @@ def test_a_part_whose_process_dies_is_told_of(monkeypatch):
     monkeypatch.setattr(gpu.sys, "executable", "false")
     result = gpu.run_apart("latency", dry_run=True)
     assert (result["status"], result["reason"]) == ("failed", "its process ended with 1")
+
+
+def test_what_a_part_found_before_its_process_died_is_kept(monkeypatch):
+    found = gpu_kernels.figure("attention xla", 1.5, "ms")
+
+    def dies(command, **_):
+        path = next(word for word in command if word.startswith("--json=")).removeprefix("--json=")
+
+        def breaks(*, dry_run, which):
+            assert which == "kernels qwen"
+            yield found
+            raise KeyboardInterrupt  # nothing is written after this
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(gpu_table, "table", breaks)
+            gpu.main(["--one=table kernels qwen", f"--json={path}"])
+        return subprocess.CompletedProcess(command, -11)
+
+    monkeypatch.setattr(gpu.subprocess, "run", dies)
+    result = gpu.run_apart("table kernels qwen", dry_run=True)
+    assert result["figures"] == [found]
+    assert (result["status"], result["reason"]) == ("failed", "its process ended with -11")
+    assert gpu.table({"table kernels qwen": result}).splitlines()[1:] == [
+        f"{'table':13} {'attention xla':62} {'1.5':>12} ms",
+        "table kernels qwen failed: its process ended with -11",
+    ]
+
+
+def test_every_row_of_one_device_is_measured():
+    rows = json.loads(gpu_table.PREDICTED.read_text())["rows"]
+    alone = {row["job"] for row in rows if row.get("devices") == 1 and "failed" not in row}
+    assert alone and alone <= {str(job) for job in gpu_table.jobs(dry_run=False)}
+    assert list(gpu.each(["products", "table"], dry_run=True)) == [
+        "products",
+        *(f"table {job}" for job in gpu_table.jobs(dry_run=True)),
+    ]
+
+
+def test_measured_is_put_beside_predicted():
+    row = {"seconds_least": 1e-3, "seconds_serial": 2e-3, "seconds_overlapped": 1.5e-3}
+    whole = gpu_table._compared("decode", 5e-3, {**row, "assumed": "64 slots"}, (36, 36))
+    assert (whole["value"], whole["ratio"], whole["seconds_least"]) == (5.0, 2.5, 1e-3)
+    assert whole["target"] == "bound 2 ms: 2.5 times that" and whole["assumed"] == "64 slots"
+    cut = gpu_table._compared("decode", 5e-3, row, (9, 36))
+    assert cut["ratio"] == 10 and cut["target"].endswith("; 9 of 36 layers, and of the bound")
+    assert gpu_table._compared("decode", 5e-3, {}, (36, 36))["ratio"] is None
+
+
+def test_the_steps_that_are_measured_have_all_slots_busy():
+    """Were lengths or pages wrong, programs would still run, and be fast."""
+    job = gpu_table.jobs(dry_run=True)[1]
+    run = gpu_table._run(job, dry_run=True)
+    decode, mixed, _ = gpu_table._programs(job, run)
+    sampled = {}
+    for program in (decode, mixed):
+        lowered = program.lower()
+        arguments = gpu_inputs.arguments(run, "engine", program, lowered)
+        sampled[program] = np.asarray(lowered.compile()(*arguments)[1].sampled)[0]
+    steps, slots = run.engine.steps_per_dispatch, run.engine.slots
+    assert sampled[decode].shape[0] == steps and (sampled[decode][:, :slots] >= 0).all()
+    rows, prompt = run.engine.token_rows, run.engine.max_prompt_tokens
+    assert (sampled[mixed] >= 0).sum() == min(slots, -(-rows // prompt))
+
+
+def test_attention_that_is_measured_reads_all_pages():
+    job = gpu_table.jobs(dry_run=True)[2]
+    run = gpu_table._run(job, dry_run=True)
+    program = next(p for p in gpu_table._programs(job, run) if p.name == "attention xla")
+    _, pool, lens, pages, starts, count = gpu_inputs.arguments(
+        run, "kernels", program, program.lower()
+    )
+    slots = run.engine.slots
+    used = np.asarray(pages)[:, : pool.shape[0] // slots]
+    assert sorted(used.ravel().tolist()) == list(range(pool.shape[0]))
+    assert (np.asarray(lens) == used.shape[1] * pool.shape[1]).all()
+    assert starts.tolist() == list(range(slots + 1)) and count.tolist() == [slots]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import pytest
@@ -10,6 +11,7 @@ import rlboost_kernels
 
 from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine.engine import Engine
+from rlboost_jax.engine.fingerprint import fingerprint
 
 
 @pytest.fixture
@@ -58,6 +60,17 @@ def test_stays_with(fingerprint_of: Callable[..., str], change: dict[str, Any]) 
 def test_says_version_and_device(fingerprint_of: Callable[..., str]) -> None:
     text = fingerprint_of()
     assert text.startswith(f"jax{jax.__version__}-cpu-") and len(text) < 60
+
+
+@pytest.mark.parametrize(
+    ("platform", "start"), [("gpu", "-NVIDIA_H100-mosaic_gpu-"), ("cpu", "-NVIDIA_H100-")]
+)
+def test_says_which_attention_was_chosen_for_a_gpu(platform: str, start: str) -> None:
+    device: Any = Mock(spec=jax.Device, platform=platform, device_kind="NVIDIA H100")
+    text = fingerprint(device, attention="mosaic_gpu", slots=8)
+    head, digest = text.rsplit("-", 1)
+    assert f"{head}-" == f"jax{jax.__version__}{start}" and len(digest) == 16
+    assert fingerprint(device, attention="triton", slots=8).rsplit("-", 1)[1] != digest
 
 
 def test_kernels_count(fingerprint_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:

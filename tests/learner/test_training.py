@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from rlboost_jax.config.load import read_run_config
 from rlboost_jax.config.memory import learner_bytes
 from rlboost_jax.learner import preparation, training
 from rlboost_jax.learner.evaluation import Score
@@ -22,6 +23,8 @@ from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.metrics import KEYS, read_metrics
 from rlboost_jax.observe.summary import headline
 from rlboost_jax.observe.tensorboard import TensorBoardTracker
+from rlboost_jax.qualification import apart, machine
+from rlboost_jax.qualification.records import Trial, Verdict
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.endpoints import endpoint
 from tests.patience import PATIENCE_SECONDS
@@ -151,6 +154,30 @@ def test_the_engine_leaves_room_for_the_learner(run, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "engine_of", engine_of)
     training.run_training(run, tmp_path)
     assert taken == [sum(learner_bytes(run).values()) + 700]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_what_is_chosen_for_a_gpu_runs_and_is_told(run, tmp_path, monkeypatch, deterministic):
+    """Servers get it only where all engines have to run the same."""
+    run = dataclasses.replace(run, deterministic=deterministic)
+    trial = Trial(candidate="xla", outcome="right", seconds=0.001)
+    verdict = Verdict(platform="gpu", device="NVIDIA H100", trials=(trial,))
+    monkeypatch.setattr(machine, "gpu_expected", lambda: True)
+    monkeypatch.setattr(machine, "facts", lambda: None)
+    monkeypatch.setattr(apart, "verdict_of", lambda spec: verdict)
+    built, lines, of = [], [], training.engine_of
+
+    def engine_of(given, **options):
+        built.append(given.engine.attention)
+        return of(given, **options)
+
+    monkeypatch.setattr(training, "engine_of", engine_of)
+    monkeypatch.setattr(Console, "note", lambda self, text: lines.append(text))
+    training.run_training(run, tmp_path)
+    assert built == ["xla"]
+    assert any(text.startswith("engine.attention on NVIDIA H100: xla, 1 ms") for text in lines)
+    kept = read_run_config(tmp_path).engine.attention
+    assert kept == ("xla" if deterministic else "auto")
 
 
 def test_a_row_is_on_disk_before_its_checkpoint_is_begun(run, tmp_path, monkeypatch):

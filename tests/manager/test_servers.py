@@ -214,6 +214,17 @@ def test_other_programs_are_refused_in_deterministic_runs() -> None:
     assert not desk.closed()
 
 
+def test_a_server_with_another_attention_is_told_so() -> None:
+    """The run's choice travels with its configuration; who runs another could not run that."""
+    desk = Desk()
+    desk.open_run(reserved=False)
+    desk.server(RESERVED, hello(reserved=True, fingerprint="jax0.12.0-NVIDIA_H100-mosaic_gpu-ab"))
+    desk.join(A, fingerprint="jax0.12.0-NVIDIA_H100-xla-cd")
+    assert "its attention is xla, and this run's is mosaic_gpu" in desk.closed()[A]
+    desk.join(B, fingerprint="jax0.12.0-NVIDIA_H100-mosaic_gpu-cd")
+    assert "fingerprint" in desk.closed()[B] and "its attention" not in desk.closed()[B]
+
+
 def test_other_programs_are_welcome_otherwise() -> None:
     desk = Desk(settings(deterministic=False))
     desk.open_run()

@@ -10,6 +10,8 @@ from aiohttp import web
 from configs import tiny
 from rlboost_jax.config.load import run_config, to_dict
 from rlboost_jax.engine.engine import Engine
+from rlboost_jax.qualification import apart, machine
+from rlboost_jax.qualification.records import Trial, Verdict
 from rlboost_jax.rollout import server
 
 
@@ -75,6 +77,22 @@ def test_an_engine_that_does_not_fit(fakes, join, capsys, monkeypatch):
     values = {"run_id": "r", **to_dict(run_config(config))}
     line = run(fakes, join, capsys, lambda: web.json_response(values))
     assert "one rollout of full length needs" in line and "raise engine.memory_fraction" in line
+
+
+def test_an_attention_that_this_device_cannot_run(fakes, join, capsys, monkeypatch):
+    """The choice of a deterministic run came with its configuration."""
+    monkeypatch.setattr(server.compile_cache, "enable", lambda folder: folder)
+    monkeypatch.setattr(machine, "gpu_expected", lambda: True)
+    monkeypatch.setattr(machine, "facts", lambda: None)
+    crashed = Trial(candidate="triton", outcome="crashed", reason="SIGSEGV")
+    verdict = Verdict(platform="gpu", device="NVIDIA T4", trials=(crashed,))
+    monkeypatch.setattr(apart, "verdict_of", lambda spec: verdict)
+    config = tiny.get_config()
+    config.engine.attention = "triton"
+    values = {"run_id": "r", **to_dict(run_config(config))}
+    line = run(fakes, join, capsys, lambda: web.json_response(values))
+    assert "engine.attention of this deterministic run is 'triton'" in line
+    assert "on this NVIDIA T4 triton ended its process (SIGSEGV)" in line
 
 
 def test_the_plan_of_memory_is_told(monkeypatch, capsys):

@@ -1,0 +1,165 @@
+"""Arrays for the programs of `benchmarks/h100`, which are made to be compiled and not to be run.
+
+Numbers are standard normal; what says where rows, tokens and pages are is what the table's row
+assumes of it (`assumed`): all slots busy, and so on.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.h100.program import Program
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.engine import metadata
+from rlboost_jax.engine.layouts import Layout, make_layout
+from rlboost_jax.engine.rollouts import Rollout, rollout_of_tokens
+from rlboost_jax.learner.packing import PackedBatch
+from rlboost_jax.messages import Sampling
+
+SCALE = 0.02  # of parameters, so that nothing overflows after all layers
+
+
+def arguments(run: RunConfig, part: str, program: Program, lowered: Any) -> tuple[Any, ...]:
+    """Of one call, on the default device.
+
+    Args:
+        part: of the table: "learner", "engine" or "kernels".
+    """
+    told, _ = lowered.args_info
+    place = {"learner": _of_learner, "engine": _of_engine, "kernels": _of_kernel}[part]
+    return place(run, program, told)
+
+
+def _of_learner(run: RunConfig, program: Program, told: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        _batch(run, arg) if isinstance(arg, PackedBatch) else jax.tree.map(filled, arg)
+        for arg in told
+    )
+
+
+def _of_engine(run: RunConfig, program: Program, told: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Leaves, pools, what the step is told, and what the step before left; or pools and copies."""
+    copies = program.name == "copy pages"
+    pools = told[0 if copies else 1]
+    sizes = make_layout(run.engine, run.slot_tokens, any_rows=False)
+    layout = replace(sizes, num_pages=pools[0].shape[0])
+    if copies:
+        half = layout.num_pages // 2
+        pairs = [(i % half, half + i) for i in range(min(layout.slots, half))]
+        return (
+            jax.tree.map(filled, pools),
+            jnp.asarray(metadata.pack_copies(layout, pairs)),
+        )
+    packed = _decode(run, layout, program) if program.name.startswith("decode") else _mixed(
+        run, layout
+    )  # fmt: skip
+    rest = [jnp.full(arg.shape, -1, jnp.int32) for arg in told[3:]]
+    return (jax.tree.map(filled, told[0]), jax.tree.map(filled, pools), jnp.asarray(packed), *rest)
+
+
+def _decode(run: RunConfig, layout: Layout, program: Program) -> Any:
+    """All slots at the context of the row, in decode steps that nothing ends."""
+    steps = run.engine.steps_per_dispatch
+    length = max(1, int(program.context) - steps)
+    records = [r.decode_record(steps) for r in _rollouts(run, layout, layout.slots, length, steps)]
+    return metadata.pack_decode(layout, records, steps, rows=layout.decode_rows[-1])
+
+
+def _mixed(run: RunConfig, layout: Layout) -> Any:
+    """All rows at the ends of prompts."""
+    left, prompt, chunks = layout.token_rows, run.engine.max_prompt_tokens, []
+    for rollout in _rollouts(run, layout, min(layout.slots, -(-left // prompt)), prompt, 1):
+        count = min(left, prompt)
+        chunks.append(rollout.chunk(prompt - count, count, 1))
+        left -= count
+    return metadata.pack_mixed(layout, chunks)
+
+
+def _rollouts(run: RunConfig, layout: Layout, count: int, length: int, more: int) -> list[Rollout]:
+    rng = np.random.default_rng(0)
+    pages = rng.permutation(layout.num_pages).tolist()
+    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=more, stop_ids=())
+    made = []
+    for sample in range(count):
+        tokens = rng.integers(run.model.vocab_size, size=length)
+        rollout = rollout_of_tokens(tokens, layout, sampling, sample=sample)
+        rollout.take_pages([pages.pop() for _ in range(-(-(length + more) // layout.page_size))])
+        made.append(rollout)
+    return made
+
+
+def _of_kernel(run: RunConfig, program: Program, told: tuple[Any, ...]) -> tuple[Any, ...]:
+    rng = np.random.default_rng(0)
+    places: dict[str, Callable[[], list[Any]]] = {
+        "attention": partial(_attended, told, rng),
+        "update": lambda: [*map(filled, told[:3]), np.arange(told[3].shape[0])],
+        "copy": lambda: [
+            filled(told[0]),
+            np.arange(told[1].shape[0]),
+            (told[1].shape[0] + np.arange(told[2].shape[0])) % told[0].shape[0],
+        ],
+        # Of a temperature of 1 from the whole softmax: seeds and positions, then real numbers.
+        "sampling": lambda: [
+            filled(told[0]),
+            *(np.arange(a.shape[0]) for a in told[1:3]),
+            np.ones(told[3].shape),
+        ],
+        "logprobs": lambda: [
+            *map(filled, told[:2]),
+            rng.integers(told[1].shape[1], size=told[2].shape),
+        ],
+    }
+    make = places.get(program.name.split()[0], lambda: list(map(filled, told)))
+    return tuple(jnp.asarray(v, t.dtype) for v, t in zip(make(), told, strict=True))
+
+
+def _attended(told: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
+    """All slots decode one row; each has an equal share of the pages."""
+    (pages, tokens, *_), (slots, most) = told[1].shape, told[3].shape
+    each = min(most, pages // slots)
+    table = np.zeros((slots, most))
+    table[:, :each] = rng.permutation(pages)[: slots * each].reshape(slots, each)
+    starts = np.arange(slots + 1)
+    lens = np.full(slots, each * tokens)
+    return [filled(told[0]), filled(told[1]), lens, table, starts, [slots]]
+
+
+def _batch(run: RunConfig, told: PackedBatch) -> PackedBatch:
+    """Every row is one response as long as it."""
+    (rows, length), vocab = told.tokens.shape, run.model.vocab_size
+    rng = np.random.default_rng(0)
+    values: dict[str, Any] = {
+        "tokens": rng.integers(vocab, size=(rows, length)),
+        "targets": rng.integers(vocab, size=(rows, length)),
+        "positions": np.tile(np.arange(length), (rows, 1)),
+        "behaviour_logprobs": np.full((rows, length), -np.log(vocab)),
+        "old_logprobs": np.full((rows, length), -np.log(vocab)),
+        "samples": np.tile(np.arange(rows)[:, None], (1, length)),
+    }
+    ones = np.ones((rows, length))  # segments, masks, advantages, weights
+    made = {}
+    for field in fields(told):
+        info = getattr(told, field.name)
+        if info is not None and len(info.shape) > 2:
+            made[field.name] = np.zeros(info.shape, info.dtype)  # routes
+        elif info is not None:
+            made[field.name] = np.asarray(values.get(field.name, ones), info.dtype)
+    return replace(told, **made)
+
+
+def filled(info: Any) -> jax.Array:
+    """Small numbers of a shape and type; zeros of integers."""
+    return _draw(tuple(info.shape), jnp.dtype(info.dtype).name)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _draw(shape: tuple[int, ...], dtype: str) -> jax.Array:
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return jnp.zeros(shape, dtype)
+    wide = jnp.float32 if jnp.dtype(dtype).itemsize < 2 else dtype
+    return (SCALE * jax.random.normal(jax.random.key(0), shape, wide)).astype(dtype)

@@ -1,0 +1,89 @@
+"""From trials to a choice, and how to put it. Decisions only: no devices, files or processes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlboost_jax.qualification.records import Trial, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """
+    Attributes:
+        candidate: what to run.
+        checked: whether it was found right; if not, it is the plain path, for want of another.
+        verdict: what it was chosen from.
+    """
+
+    candidate: str
+    checked: bool
+    verdict: Verdict
+
+
+def choose(verdict: Verdict, *, plain: str) -> Choice:
+    """The fastest of the right candidates, the earlier of two as fast; `plain` if none is right."""
+    right = [trial for trial in verdict.trials if trial.outcome == "right"]
+    if not right:
+        return Choice(candidate=plain, checked=False, verdict=verdict)
+    fastest = min(right, key=lambda trial: trial.seconds or 0.0)
+    return Choice(candidate=fastest.candidate, checked=True, verdict=verdict)
+
+
+def objection(verdict: Verdict, candidate: str) -> str:
+    """Why a candidate cannot be used; "" if it was found right."""
+    for trial in verdict.trials:
+        if trial.candidate == candidate:
+            return "" if trial.outcome == "right" else _passed_over(trial)
+    return f"{candidate} was not tried"
+
+
+def worth_keeping(verdict: Verdict) -> bool:
+    """Whether the same would come of it tomorrow.
+
+    Where nothing was right the device may have been busy or its driver broken, and a candidate
+    that ran out of memory had neighbours: the next start tries again.
+    """
+    trials = verdict.trials
+    short = any("RESOURCE_EXHAUSTED" in trial.reason for trial in trials)
+    return any(trial.outcome == "right" for trial in trials) and not short
+
+
+def described(choice: Choice, what: str) -> str:
+    """One line: what was chosen, the times of all that are right, and why others are not used.
+
+    Args:
+        what: the choice is of, such as "engine.attention".
+    """
+    verdict = choice.verdict
+    times = {t.candidate: t.seconds for t in verdict.trials if t.outcome == "right"}
+    start = f"{what} on {verdict.device or 'an unknown device'}: {choice.candidate}"
+    if choice.checked:
+        start += f", {_time(times.pop(choice.candidate))}"
+    else:
+        start += ", the plain path, since no candidate passed its check"
+    if times:
+        start += f" ({', '.join(f'{name} {_time(s)}' for name, s in times.items())})"
+    others = [_passed_over(trial) for trial in verdict.trials if trial.outcome != "right"]
+    return start + (f"; passed over: {'; '.join(others)}" if others else "")
+
+
+def _passed_over(trial: Trial) -> str:
+    words = {
+        "wrong": "is wrong",
+        "dependent": "lets rows depend on each other",
+        "unavailable": "cannot run this",
+        "raised": "failed",
+        "crashed": "ended its process",
+        "hung": "did not finish",
+    }
+    return f"{trial.candidate} {words.get(trial.outcome, trial.outcome)} ({trial.reason})"
+
+
+def _time(seconds: float | None) -> str:
+    return "untimed" if seconds is None else f"{1e3 * seconds:.3g} ms"
+
+
+def remaining(candidates: Sequence[str], trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Those without a trial, in their order."""
+    tried = {trial.candidate for trial in trials}
+    return tuple(name for name in candidates if name not in tried)

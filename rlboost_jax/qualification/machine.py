@@ -1,0 +1,103 @@
+"""What a verdict depends on besides the problem, found without touching a device.
+
+A process that asks JAX for its devices takes most of their memory, and where only one process may
+use a device it keeps children from it.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import pkgutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import jax
+import rlboost_kernels
+
+_NODES: Final = ("nvidia[0-9]*", "nvidiactl", "dxg")  # in /dev, where there is an NVIDIA GPU
+_PLUGIN: Final = "xla_cuda"  # how JAX's plugins for it are called
+_DRIVER: Final = Path("/proc/driver/nvidia")
+_ASK_SECONDS: Final = 30.0
+# Variables that change what a program computes, or on which device.
+_VARIABLES: Final = (
+    "CUDA_VISIBLE_DEVICES",
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "NVIDIA_TF32_OVERRIDE",
+    "XLA_FLAGS",
+)
+_DISTRIBUTIONS: Final = ("jax", "nvidia-")  # how names begin of what compiles or is linked
+
+
+def gpu_expected(dev: Path = Path("/dev")) -> bool:
+    """Whether JAX would look for a GPU, and could find one. A child process knows for sure.
+
+    Args:
+        dev: the folder of device nodes.
+    """
+    asked = (jax.config.jax_platforms or "").split(",")  # type: ignore[attr-defined]
+    if asked != [""] and not {"cuda", "gpu"} & set(asked):
+        return False
+    return _has_plugin() and any(any(dev.glob(name)) for name in _NODES)
+
+
+def facts() -> Mapping[str, str] | None:
+    """Device, driver and versions; None where the device is not known and nothing can be kept."""
+    device = _device()
+    if not device:
+        return None
+    variables = {name: os.environ.get(name, "") for name in _VARIABLES}
+    return {"device": device, "kernels": _digest_of_kernels(), **_versions(), **variables}
+
+
+def _has_plugin() -> bool:
+    spec = importlib.util.find_spec("jax_plugins")
+    found = pkgutil.iter_modules(spec.submodule_search_locations) if spec else ()
+    return any(module.name.startswith(_PLUGIN) for module in found)
+
+
+def _device() -> str:
+    """Kinds of all GPUs and the driver's version, as the driver says; "" if it is not asked."""
+    try:
+        driver = (_DRIVER / "version").read_text().splitlines()[0].strip()
+        models = [
+            line.partition(":")[2].strip()
+            for path in sorted(_DRIVER.glob("gpus/*/information"))
+            for line in path.read_text().splitlines()
+            if line.startswith("Model:")
+        ]
+    except (OSError, IndexError):
+        driver, models = "", []
+    return f"{', '.join(models)}; {driver}" if models else _told_by_tool()
+
+
+def _told_by_tool() -> str:
+    """The same where the driver's files are hidden, as in some containers."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        shown = subprocess.run(query, capture_output=True, text=True, timeout=_ASK_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "; ".join(shown.stdout.split("\n")).strip("; ") if shown.returncode == 0 else ""
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        name = (distribution.name or "").lower().replace("_", "-")
+        if name.startswith(_DISTRIBUTIONS):
+            found[name] = distribution.version
+    return found
+
+
+def _digest_of_kernels() -> str:
+    """Of the sources of all kernels, and of what tries them."""
+    digest = hashlib.sha256()
+    for module in (rlboost_kernels.__file__, __file__):
+        folder = Path(str(module)).parent
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,164 @@
+"""Before an engine starts on a GPU: which attention it is to run.
+
+`engine.attention = "auto"` becomes the fastest candidate that is right here. Without a GPU it stays
+"auto": nothing is tried, no process is started. To be called before this process asks JAX for its
+devices, see `apart.py`.
+
+In a deterministic run the choice is made once, at its first start, and is written into its
+`config.json`: later starts and all servers run that one or not at all, since another would give
+other bits. Otherwise everyone chooses for the device at hand, at every start.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rlboost_jax.compile_cache import DEFAULT_FOLDER
+from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.config.load import read_run_config
+from rlboost_jax.config.ranges import ATTENTION_FOR_GPU
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.engine.programs import AttentionNotAvailable
+from rlboost_jax.qualification import machine
+from rlboost_jax.qualification.choice import choose, described, objection, worth_keeping
+from rlboost_jax.qualification.records import Spec, Verdict
+
+_WHAT: Final = "engine.attention"
+_PROBLEM: Final = "engine_attention"
+_PLAIN: Final = "xla"  # that problem's
+
+Say = Callable[[str], None]
+
+
+def trainer_run(run: RunConfig, workdir: Path, say: Say) -> RunConfig:
+    """The run with the attention that its trainer's own engines are to have.
+
+    Args:
+        workdir: of the run, which may have begun; then a deterministic one keeps its choice.
+        say: is given the line that says what was chosen, from what and why.
+
+    Raises:
+        AttentionNotAvailable: this device cannot run what a deterministic run has begun with.
+    """
+    if run.deterministic and (begun := _attention_begun_with(workdir)):
+        if run.engine.attention == "auto":
+            run = _with(run, begun)
+        return _checked(run, say)
+    return _chosen(run, say) if run.engine.attention == "auto" else _checked(run, say)
+
+
+def server_run(run: RunConfig, say: Say) -> RunConfig:
+    """The run as it came from the manager, with the attention that this server is to have.
+
+    Raises:
+        AttentionNotAvailable: the run is deterministic and this device cannot run its choice.
+    """
+    if run.deterministic or run.engine.attention != "auto":
+        return _checked(run, say)
+    return _chosen(run, say)
+
+
+def reader_run(run: RunConfig, say: Say) -> RunConfig:
+    """The run for whoever generates with its weights anywhere, and promises nobody its bits."""
+    free = run.engine.attention in ("auto", *ATTENTION_FOR_GPU)
+    return _chosen(_with(run, "auto"), say) if free else run
+
+
+def published_run(run: RunConfig, own: RunConfig) -> RunConfig:
+    """What goes into `config.json`, for later starts and for servers.
+
+    Args:
+        own: what `trainer_run` made of `run`.
+    """
+    return own if run.deterministic else run
+
+
+def verdict_here(
+    run: RunConfig, *, folder: Path | None, interpret: bool = False
+) -> tuple[Verdict, str]:
+    """Trials of all candidates at the run's sizes, and a word on where they are kept.
+
+    Args:
+        folder: of kept verdicts; None neither reads nor keeps any.
+        interpret: try them on a CPU, those for GPU step by step.
+    """
+    # Only who has a GPU pays for these.
+    from rlboost_jax.qualification import apart, cache
+    from rlboost_jax.qualification.engine_attention import shape_of
+    from rlboost_jax.qualification.problems import problem_of
+
+    shape = shape_of(run)
+    values = msgspec.to_builtins(msgspec.structs.replace(shape, interpret=interpret))
+    spec = Spec(
+        problem=_PROBLEM,
+        shape=values,
+        invariant=run.deterministic,
+        candidates=problem_of(_PROBLEM, values).names,
+        seconds=apart.TRIAL_SECONDS,
+        on_cpu=interpret,
+    )
+    facts = machine.facts() if folder is not None else None
+    if folder is None or facts is None:
+        return apart.verdict_of(spec), "not kept: the driver does not name the device"
+    key = {"facts": dict(facts), "spec": msgspec.to_builtins(spec)}
+    path = cache.place_of(folder, _PROBLEM, key)
+    if (verdict := cache.kept(path, key)) is not None:
+        return verdict, f"as kept in {path}"
+    verdict = apart.verdict_of(spec)
+    if not worth_keeping(verdict):
+        return verdict, "not kept: the next start tries again"
+    trouble = cache.keep(path, key, verdict)
+    return verdict, f"not kept: {trouble}" if trouble else f"kept in {path}"
+
+
+def _chosen(run: RunConfig, say: Say) -> RunConfig:
+    if not machine.gpu_expected():
+        return run
+    verdict, word = verdict_here(run, folder=_folder(run))
+    if verdict.platform == "cpu":
+        return run
+    choice = choose(verdict, plain=_PLAIN)
+    say(f"{described(choice, _WHAT)}; {word}")
+    return _with(run, choice.candidate)
+
+
+def _checked(run: RunConfig, say: Say) -> RunConfig:
+    """The run as it is, once what it names was seen to work where that is not known.
+
+    The choice of a person for a run that is not deterministic is taken as it is.
+    """
+    named = run.engine.attention
+    if named not in ATTENTION_FOR_GPU or not run.deterministic or not machine.gpu_expected():
+        return run
+    verdict, word = verdict_here(run, folder=_folder(run))
+    if verdict.platform == "cpu":
+        return run  # the engine says so
+    if reason := objection(verdict, named):
+        raise AttentionNotAvailable(
+            f"{_WHAT} of this deterministic run is {named!r}, which all its engines have to run; "
+            f"on this {verdict.device or 'device'} {reason}; take a device of the kind that the "
+            f"run began on, or begin a run with --config.{_WHAT}={_PLAIN}"
+        )
+    say(f"{_WHAT} on {verdict.device}: {named}, as the run has it; {word}")
+    return run
+
+
+def _attention_begun_with(workdir: Path) -> str:
+    """Of the run in a folder; "" if none has begun there."""
+    if not (workdir / "config.json").exists():
+        return ""
+    try:
+        return read_run_config(workdir).engine.attention
+    except ConfigError:
+        return ""  # `Workdir` says what is wrong with it
+
+
+def _folder(run: RunConfig) -> Path:
+    return Path(run.compile_cache_dir or DEFAULT_FOLDER).expanduser()
+
+
+def _with(run: RunConfig, attention: str) -> RunConfig:
+    return replace(run, engine=replace(run.engine, attention=attention))

@@ -1,0 +1,176 @@
+"""Candidates in real child processes: whatever one does, those after it are tried."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlboost_jax.processes import start_time
+from rlboost_jax.qualification.apart import verdict_of
+from rlboost_jax.qualification.checks import row_error
+from rlboost_jax.qualification.choice import choose, described
+from rlboost_jax.qualification.records import Spec, Trial, Verdict
+from tests.patience import PATIENCE_SECONDS
+
+FAULTY = (sys.executable, "-m", "tests.qualification.faulty")
+HANGING_SECONDS = 10.0  # until one that hangs is ended; what does not is done in a moment
+
+
+def tried(*candidates: str, invariant: bool = True, seconds: float = PATIENCE_SECONDS) -> Verdict:
+    spec = Spec(
+        problem="doubling",
+        shape={},
+        invariant=invariant,
+        candidates=candidates,
+        seconds=seconds,
+        on_cpu=True,
+    )
+    return verdict_of(spec, command=FAULTY, start_seconds=PATIENCE_SECONDS)
+
+
+def outcomes(verdict: Verdict) -> dict[str, str]:
+    return {trial.candidate: trial.outcome for trial in verdict.trials}
+
+
+def reason(verdict: Verdict, candidate: str) -> str:
+    return next(trial.reason for trial in verdict.trials if trial.candidate == candidate)
+
+
+def test_whatever_breaks_is_passed_over_and_said() -> None:
+    broken = ("unavailable", "wrong", "not_finite", "dependent", "raises", "crashes", "exits")
+    verdict = tried(*broken, "right")
+    assert outcomes(verdict) == {
+        "unavailable": "unavailable",
+        "wrong": "wrong",
+        "not_finite": "wrong",
+        "dependent": "dependent",
+        "raises": "raised",
+        "crashes": "crashed",
+        "exits": "crashed",
+        "right": "right",
+    }
+    assert (verdict.platform, verdict.device) == ("cpu", "cpu")
+    choice = choose(verdict, plain="xla")
+    assert (choice.candidate, choice.checked) == ("right", True)
+    line = described(choice, "engine.attention")
+    assert "\n" not in line
+    for clue in (
+        "engine.attention on cpu: right, ",
+        "unavailable cannot run this (it takes pages of 64)",
+        "a row is off by 0.001 of its norm, allowed are 1e-05",
+        "a row is off by not finite",
+        "other bits beside another last row",
+        "NotImplementedError: no such instruction on this device",
+        "crashes ended its process (SIGSEGV",
+        "exits ended its process (exit code 7)",
+    ):
+        assert clue in line, line
+
+
+def test_what_hangs_is_ended() -> None:
+    verdict = tried("hangs", "right", seconds=HANGING_SECONDS)
+    assert outcomes(verdict) == {"hangs": "hung", "right": "right"}
+    assert reason(verdict, "hangs") == f"no result after {HANGING_SECONDS:g} s"
+
+
+def test_an_exception_does_not_reach_the_next_candidate() -> None:
+    """What runs after it on a GPU fails too, unless it has a process of its own."""
+    assert outcomes(tried("poisons", "right")) == {"poisons": "raised", "right": "right"}
+
+
+def test_rows_may_depend_on_each_other_where_nobody_asked() -> None:
+    assert outcomes(tried("dependent", invariant=False)) == {"dependent": "right"}
+
+
+def test_all_that_fail_leave_the_plain_path_and_their_reasons() -> None:
+    choice = choose(tried("crashes", "wrong"), plain="right")
+    assert (choice.candidate, choice.checked) == ("right", False)
+    line = described(choice, "engine.attention")
+    assert "right, the plain path, since no candidate passed its check" in line
+    assert "SIGSEGV" in line and "wrong is wrong" in line
+
+
+@pytest.mark.parametrize(
+    ("command", "clue"),
+    [
+        (["/nowhere/python"], "No such file or directory"),
+        ([sys.executable, "-c", "import sys; sys.exit('no CUDA driver')"], "no CUDA driver"),
+        ([sys.executable, "-c", "print('{}'); print('nonsense')"], "exit code 0"),
+    ],
+)
+def test_a_child_that_does_not_start_is_asked_once(
+    command: list[str], clue: str, tmp_path: Path
+) -> None:
+    spec = Spec(problem="p", shape={}, invariant=True, candidates=("a", "b"), seconds=1.0)
+    verdict = verdict_of(spec, command=command, start_seconds=PATIENCE_SECONDS)
+    assert [trial.outcome for trial in verdict.trials] == ["crashed", "crashed"]
+    assert all("no process to try it in" in t.reason and clue in t.reason for t in verdict.trials)
+
+
+def test_a_child_that_finds_no_accelerator_tries_nothing() -> None:
+    spec = Spec(problem="p", shape={}, invariant=True, candidates=("right",), seconds=1.0)
+    verdict = verdict_of(spec, command=FAULTY, start_seconds=PATIENCE_SECONDS)
+    assert verdict.platform == "cpu"
+    assert [trial.outcome for trial in verdict.trials] == ["crashed"]
+
+
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    """Also with one that was killed, and while a candidate hangs."""
+    report = tmp_path / "pid"
+    program = (
+        "from tests.qualification.test_apart import tried\n"
+        f"tried('hangs', seconds={PATIENCE_SECONDS})"
+    )
+    environment = {**os.environ, "RLBOOST_HANGING_PID": str(report)}
+    parent = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    try:
+        child = int(eventually(lambda: report.exists() and report.read_text()))
+        assert start_time(child)
+    finally:
+        parent.kill()
+        parent.wait()
+    eventually(lambda: not start_time(child))
+
+
+def eventually(look: Callable[[], Any]) -> Any:
+    """What `look` sees, once it sees something."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (seen := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("rows", "factor", "error"), [(512, 1.05, 0.05), (1, 1.05, 0.05), (512, float("nan"), None)]
+)
+def test_a_single_wrong_row_shows(rows: int, factor: float, error: float | None) -> None:
+    expected = np.random.default_rng(0).standard_normal((rows, 4, 8))
+    result = expected.copy()
+    result[-1] *= factor
+    found = row_error(result, expected)
+    assert np.isnan(found) if error is None else found == pytest.approx(error)
+    expected[0], result[0] = 0.0, 1e-9  # rows of nobody have to be nothing
+    assert rows == 1 or not row_error(result, expected) < 1e9
+
+
+def right(candidate: str, seconds: float) -> Trial:
+    return Trial(candidate=candidate, outcome="right", seconds=seconds)
+
+
+def test_the_fastest_of_the_right_ones_is_taken_the_earlier_of_two_as_fast() -> None:
+    wrong = Trial(candidate="w", outcome="wrong", reason="off", seconds=0.1)
+    trials = (right("a", 3.0), wrong, right("b", 2.0), right("c", 2.0))
+    choice = choose(Verdict(platform="gpu", device="H100", trials=trials), plain="c")
+    assert choice.candidate == "b"
+    line = described(choice, "engine.attention")
+    assert line == (
+        "engine.attention on H100: b, 2e+03 ms (a 3e+03 ms, c 2e+03 ms); passed over: w is wrong "
+        "(off)"
+    )

@@ -1,0 +1,78 @@
+"""Verdicts on disk: used again as long as nothing has changed, and never when damaged."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlboost_jax.qualification import cache
+from rlboost_jax.qualification.choice import worth_keeping
+from rlboost_jax.qualification.records import Trial, Verdict
+
+KEY = {"facts": {"device": "H100", "jaxlib": "0.12.0"}, "spec": {"shape": {"slots": 64}}}
+RIGHT = Trial(candidate="triton", outcome="right", seconds=1e-4, error=0.003)
+VERDICT = Verdict(
+    platform="gpu",
+    device="NVIDIA H100 80GB HBM3",
+    trials=(Trial(candidate="mosaic_gpu", outcome="crashed", reason="SIGSEGV"), RIGHT),
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = cache.place_of(tmp_path, "engine_attention", KEY)
+    assert cache.keep(path, KEY, VERDICT) == ""
+    return path
+
+
+def test_is_used_again(path: Path) -> None:
+    assert cache.kept(path, KEY) == VERDICT
+    assert [file.name for file in path.parent.iterdir()] == [path.name]  # nothing half-written
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {**KEY, "facts": {"device": "H100", "jaxlib": "0.12.1"}},
+        {**KEY, "facts": {"device": "A100", "jaxlib": "0.12.0"}},
+        {**KEY, "spec": {"shape": {"slots": 128}}},
+    ],
+)
+def test_is_of_its_own_key_alone(path: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
+    assert cache.place_of(tmp_path, "engine_attention", changed) != path
+    assert cache.kept(path, changed) is None  # nor where it was copied to
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "\x00" * len(text),
+        lambda text: text.replace('"crashed"', '"right"'),
+        lambda text: text.replace("0.0001", "0.0009"),
+        lambda text: text.replace('"trials"', '"trails"'),
+        lambda text: json.dumps([1]),
+    ],
+)
+def test_counts_as_missing_when_damaged(path: Path, damage: Any) -> None:
+    text = path.read_text()
+    path.write_text(damage(text))
+    assert path.read_text() != text
+    assert cache.kept(path, KEY) is None
+    assert cache.keep(path, KEY, VERDICT) == "" and cache.kept(path, KEY) == VERDICT
+
+
+def test_says_why_it_cannot_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = cache.place_of(tmp_path / "file", "engine_attention", KEY)
+    assert "Not a directory" in cache.keep(path, KEY, VERDICT)
+    assert cache.kept(path, KEY) is None
+
+
+def test_what_may_pass_is_not_kept() -> None:
+    failed = Trial(candidate="xla", outcome="raised", reason="CUDA_ERROR_DEVICE_UNAVAILABLE")
+    crowded = Trial(candidate="xla", outcome="raised", reason="RESOURCE_EXHAUSTED: 4 GiB")
+    of = [Verdict(platform="gpu", device="d", trials=t) for t in ((failed,), (crowded, RIGHT))]
+    assert [worth_keeping(verdict) for verdict in (*of, VERDICT)] == [False, False, True]
