@@ -79,7 +79,7 @@ def pretended(device: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, value in (
             ("default_backend", lambda: "gpu"),
-            ("local_devices", lambda: [device]),
+            ("local_devices", lambda **_: [device]),
         ):
             stack.enter_context(mock.patch.object(jax, name, value))
         with contextlib.suppress(ImportError):  # Pallas of jax 0.10 does not ask

@@ -195,7 +195,7 @@ ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "learner.remat": ("none", "dots", "full"),
     "learner.moment_dtype": ("float32", "bfloat16"),
     "learner.moment_memory": ("device", "host"),
-    "learner.attention": ("auto", "paged", "dense", "chunked"),
+    "learner.attention": ("auto", "paged", "dense", "chunked", "triton", "cudnn"),
     "engine.attention": ATTENTION,
     "engine.kv_dtype": KV_DTYPES,
     "weights.rollout_dtype": DTYPES,
