@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
+from rlboost_kernels.packed_attention import triton
 
 from benchmarks.h100.checkpoints import with_moments_on_device
-from benchmarks.h100.cost import Assumptions
+from benchmarks.h100.cost import Assumptions, Call
 from benchmarks.h100.program import Program, Work, attention_flops, product_parameters
 from rlboost_jax.config.memory import (
     MOST_BLOCK,
     MOST_DENSE_TOKENS,
+    activation_bytes_per_device,
     attention_bytes_per_device,
     learner_bytes_per_device,
     moment_bytes,
@@ -37,6 +39,10 @@ from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.params import abstract_params
 from rlboost_jax.models.sharding import AXES, batch_sharding, param_shardings
 
+_ASSUMED = (
+    "rows are one sequence each; a fused attention kernel reads its operands once and multiplies "
+    "tokens that see each other twice forwards, 7 times backwards (cuDNN's 5)"
+)
 _ATTENTION_LOOP = r"(while/body.*){2}while$"  # over blocks of keys, in blocks of queries, in layers
 
 
@@ -122,26 +128,46 @@ def _program(
     moments: bytes that come over from the host for this program.
     """
     trees = learner_bytes_per_device(run)
+    working = activation_bytes_per_device(run) if name.startswith("gradients") else 0
     engine = share_of(run.model, run.engine.tensor_parallel)
     return Program(
         name=name,
         lower=lower,
         devices=mesh.size,
         work=work,
-        plan_bytes=trees + attention_bytes_per_device(run),
+        plan_bytes=trees + attention_bytes_per_device(run) + working,
         held_bytes=trees + weight_bytes(engine, run.weights.rollout_dtype) + moments,
         host_bytes=moments,
-        assumptions=_assumptions(row_tokens),
-        assumed="rows are one sequence each" if row_tokens else "",
+        assumptions=_assumptions(run, row_tokens),
+        assumed=_ASSUMED if row_tokens else "",
     )
 
 
-def _assumptions(row_tokens: int) -> Assumptions:
-    """A block of queries meets its own block of keys and all before it."""
+def _assumptions(run: RunConfig, row_tokens: int) -> Assumptions:
+    """In loops a block of queries meets its own block of keys and all before it; a fused kernel
+    multiplies what sees each other, the mean of all layers where some have windows."""
     if row_tokens <= MOST_DENSE_TOKENS:
         return Assumptions()
     blocks = math.ceil(row_tokens / MOST_BLOCK)
-    return Assumptions(trips=((_ATTENTION_LOOP, (blocks + 1) / 2),))
+    pairs = float(np.mean([_pairs(row_tokens, window) for window in run.model.layer_windows]))
+    data, fsdp, tensor = run.learner.mesh
+    rows = math.ceil(_rows(run, row_tokens) / (data * fsdp))
+    product = 2 * pairs * rows * run.model.head_dim * run.model.num_query_heads / tensor
+    calls = [Call(name, number * product) for name, number in triton.PRODUCTS.items()]
+    calls += [Call("fmhaSoftmaxBackward", 5 * product), Call("fmhaSoftmax", 2 * product)]
+    return Assumptions(trips=((_ATTENTION_LOOP, (blocks + 1) / 2),), calls=tuple(calls))
+
+
+def _pairs(tokens: int, window: int) -> float:
+    """Of tokens of a sequence that see each other."""
+    seen = min(window or tokens, tokens)
+    return seen * (seen + 1) / 2 + (tokens - seen) * seen
+
+
+def _rows(run: RunConfig, row_tokens: int) -> int:
+    """Of a packed batch whose rows have so many tokens."""
+    shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
+    return next(rows for rows, tokens in shapes if tokens == row_tokens)
 
 
 def _passes(

@@ -192,7 +192,7 @@ ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "algorithm.correction": ("none", "truncate", "mask", "reject"),
     "algorithm.correction_level": ("token", "sequence", "geometric"),
     "learner.schedule": ("constant", "linear", "cosine"),
-    "learner.remat": ("none", "dots", "full"),
+    "learner.remat": ("none", "dots", "attention", "full"),
     "learner.moment_dtype": ("float32", "bfloat16"),
     "learner.moment_memory": ("device", "host"),
     "learner.attention": ("auto", "paged", "dense", "chunked", "triton", "cudnn"),

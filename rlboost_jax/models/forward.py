@@ -29,7 +29,8 @@ REMAT_POLICIES: Final = {
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
         jax.checkpoint_policies.save_only_these_names(SAVED),
     ),
-    "full": jax.checkpoint_policies.save_only_these_names(SAVED),
+    "attention": jax.checkpoint_policies.save_only_these_names(SAVED),
+    "full": jax.checkpoint_policies.nothing_saveable,
 }
 _UNROLLED_LAYERS = 4  # a loop halves the speed on CPU; deeper models would compile for too long
 
@@ -114,8 +115,9 @@ def hidden_states_and_experts(
     Args:
         segments: which sequence each token of a row belongs to.
         remat: what to keep of a layer for the backward pass: "none" recomputes nothing, "dots"
-            keeps what products with matrices return and recomputes the rest (norms, attention's
-            scores, the gate), "full" keeps the residual stream before the layer alone.
+            keeps what products with matrices and fused attention return and recomputes the rest
+            (norms, scores that are no kernel's, the gate), "full" keeps the residual stream before
+            the layer alone, and "attention" what fused attention returns beside it.
         mesh: where to keep the rows split; None leaves the layout alone.
         attention: a way of `attention.py`; with "paged", products are by row, so that all is
             computed in the engine's order.

@@ -34,7 +34,10 @@ except ImportError as error:
 warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
-FORWARD, BACKWARD = "packed_attention_forward", "packed_attention_backward"  # beginnings of names
+# Names of the kernels, and how many products each makes of the heads of two tokens.
+FORWARD = "packed_attention_forward"
+QUERY_GRADIENTS, KEY_GRADIENTS = "packed_attention_backward_queries", "packed_attention_backward_keys"
+PRODUCTS = {FORWARD: 2, QUERY_GRADIENTS: 3, KEY_GRADIENTS: 4}
 
 _MASKED = -1e30  # a finite stand-in for minus infinity: the difference of two is 0 and not NaN
 _LOG2_E = math.log2(math.e)
@@ -164,7 +167,7 @@ def backward(
     tile = tiles.queries
     dq = _call(
         partial(_query_gradients, tile=tile, group=H // K, scores=scores),
-        f"{BACKWARD}_queries",
+        QUERY_GRADIENTS,
         tile,
         (length // tile.queries, H, B),
         [(q.shape, q.dtype)],
@@ -175,7 +178,7 @@ def backward(
     sums = ((B, length, K * parts, D), jnp.float32 if parts > 1 else k.dtype)
     dk, dv = _call(
         partial(_key_gradients, tile=tile, heads=H // K // parts, parts=parts, scores=scores),
-        f"{BACKWARD}_keys",
+        KEY_GRADIENTS,
         tile,
         (length // tile.keys, K * parts, B),
         [sums, sums],
