@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Bool, Float, Int
 from rlboost_kernels import ragged_paged_attention
 
@@ -71,7 +71,9 @@ def row_attention(
     return of_layer
 
 
-def chosen(config: ModelConfig, how: str, tokens: int, mesh: Mesh | None) -> str:
+def chosen(
+    config: ModelConfig, how: str, tokens: int, mesh: Mesh | AbstractMesh | None
+) -> str:
     """The way that "auto" takes in rows of so many tokens, or the one that is named."""
     if how != "auto":
         return how

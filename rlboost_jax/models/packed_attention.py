@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple, assert_never
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 from rlboost_kernels.packed_attention import triton
 from rlboost_kernels.packed_attention.spans import Spans, spans_of
@@ -39,7 +39,7 @@ Fused = Callable[
 ]
 
 
-def why_not(kernel: Kernel, config: ModelConfig, mesh: Mesh | None, platform: str) -> str:
+def why_not(kernel: Kernel, config: ModelConfig, mesh: Mesh | AbstractMesh | None, platform: str) -> str:
     """Why a model cannot be run by a kernel, or "" if it can as far as its shapes tell."""
     tensor = 1 if mesh is None else mesh.shape["tensor"]
     H, K = config.num_query_heads, config.num_key_heads

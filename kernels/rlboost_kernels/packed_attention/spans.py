@@ -28,7 +28,7 @@ def spans_of(segments: Array, window: int = 0, local: Array | None = None) -> Sp
         local: bool[], whether the window counts; None: it does.
     """
     T = segments.shape[1]
-    place_T = jnp.arange(T, dtype=jnp.int32)
+    place_T = jnp.arange(T, dtype=jnp.int32)[None]
     changes = segments[:, 1:] != segments[:, :-1]
     begins = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
     ends = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
