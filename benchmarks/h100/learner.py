@@ -12,11 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
-from rlboost_kernels.packed_attention import triton
 
 from benchmarks.h100.checkpoints import with_moments_on_device
-from benchmarks.h100.cost import Assumptions, Call
-from benchmarks.h100.program import Program, Work, attention_flops, product_parameters
+from benchmarks.h100.cost import Assumptions
+from benchmarks.h100.program import (
+    Program,
+    Work,
+    attention_flops,
+    packed_attention_calls,
+    product_parameters,
+)
 from rlboost_jax.config.memory import (
     MOST_BLOCK,
     MOST_DENSE_TOKENS,
@@ -149,19 +154,12 @@ def _assumptions(run: RunConfig, row_tokens: int) -> Assumptions:
     if row_tokens <= MOST_DENSE_TOKENS:
         return Assumptions()
     blocks = math.ceil(row_tokens / MOST_BLOCK)
-    pairs = float(np.mean([_pairs(row_tokens, window) for window in run.model.layer_windows]))
     data, fsdp, tensor = run.learner.mesh
-    rows = math.ceil(_rows(run, row_tokens) / (data * fsdp))
-    product = 2 * pairs * rows * run.model.head_dim * run.model.num_query_heads / tensor
-    calls = [Call(name, number * product) for name, number in triton.PRODUCTS.items()]
-    calls += [Call("fmhaSoftmaxBackward", 5 * product), Call("fmhaSoftmax", 2 * product)]
-    return Assumptions(trips=((_ATTENTION_LOOP, (blocks + 1) / 2),), calls=tuple(calls))
-
-
-def _pairs(tokens: int, window: int) -> float:
-    """Of tokens of a sequence that see each other."""
-    seen = min(window or tokens, tokens)
-    return seen * (seen + 1) / 2 + (tokens - seen) * seen
+    heads = _rows(run, row_tokens) * run.model.num_query_heads / (data * fsdp * tensor)
+    return Assumptions(
+        trips=((_ATTENTION_LOOP, (blocks + 1) / 2),),
+        calls=packed_attention_calls(run.model, row_tokens, heads),
+    )
 
 
 def _rows(run: RunConfig, row_tokens: int) -> int:

@@ -83,11 +83,10 @@ def test_a_window_that_an_array_switches_on_and_off():
     ("dtype", "window", "cap"),
     [("float32", 0, None), ("float32", 9, 2.0), ("bfloat16", 0, None), ("bfloat16", 50, 2.0)],
 )
-def test_values_and_gradients_in_float64(dtype, window, cap, monkeypatch):
-    """With rows that blocks do not divide, and query heads in two parts."""
-    monkeypatch.setattr(triton, "PROGRAMS", 12 if window else 24)
+def test_values_and_gradients_in_float64(dtype, window, cap):
+    """With rows that blocks do not divide."""
     heads = random_heads(dtype)
-    *qkv, upstream = heads
+    qkv = heads[:3]
     spans, scores = spans_of(jnp.asarray(SEGMENTS), window), triton.Scores(SCALE, cap)
     options = {"tiles": TILES, "interpret": True}
 
@@ -100,13 +99,6 @@ def test_values_and_gradients_in_float64(dtype, window, cap, monkeypatch):
     assert_close(values_and_gradients(*heads), expected, dtype)
     defined = reference.attend(*qkv, spans, scale=SCALE, soft_cap=cap)
     assert_close((defined,), expected[:1], dtype)
-
-
-def test_query_heads_are_divided_where_programs_are_few():
-    assert triton.parts_of(4, triton.PROGRAMS) == 1
-    assert triton.parts_of(4, triton.PROGRAMS // 2) == 2
-    assert triton.parts_of(6, triton.PROGRAMS // 3 - 1) == 6
-    assert triton.parts_of(7, 1) == 7
 
 
 @pytest.mark.usefixtures("unoptimized")

@@ -1,9 +1,9 @@
 """Attention over packed rows, for the learner.
 
-Ways that are equal up to rounding. `dense` is one masked matrix product, with a score for every pair
-of tokens of a row. `chunked` makes the same scores block by block, and never has them all. `paged`
-computes the same values with the engine's own kernel, block by block in the engine's order, so
-that the learner's log-probabilities are those the engine sampled from, to the last rounding; its
+Ways that are equal up to rounding. `dense` is one masked matrix product, with a score for every
+pair of tokens of a row. `chunked` makes the same scores block by block, and never has them all.
+`paged` computes the same values with the engine's own kernel, block by block in the engine's order,
+so that the learner's log-probabilities are those the engine sampled from, to the last rounding; its
 gradient is that of one of the others. `triton` and `cudnn` are kernels for GPUs. `auto` is dense
 for short rows; for long ones it is the first kernel that takes the model, and chunked if none does.
 
@@ -55,12 +55,14 @@ def row_attention(
         "chunked": attend_chunked,
         "paged": _attend_paged,
     }
-    if how == "triton" or how == "cudnn":
-        if reason := why_not(how, config, mesh, jax.default_backend()):
+    kernel = next((kernel for kernel in KERNELS if kernel == how), None)
+    if kernel is None:
+        attend = ways[how]
+    else:
+        if reason := why_not(kernel, config, mesh, jax.default_backend()):
             raise NotImplementedError(f"learner.attention is {how!r}: {reason}; take 'auto'")
-        fused = fused_attention(how, config, segments, mesh)
-        ways[how] = lambda form, q, k, v, _, local: fused(form, q, k, v, local)
-    attend = ways[how]
+        fused = fused_attention(kernel, config, segments, mesh)
+        attend = lambda form, q, k, v, _, local: fused(form, q, k, v, local)  # noqa: E731
 
     def of_layer(local: Local) -> Attend:
         if not isinstance(local, bool):
@@ -71,9 +73,7 @@ def row_attention(
     return of_layer
 
 
-def chosen(
-    config: ModelConfig, how: str, tokens: int, mesh: Mesh | AbstractMesh | None
-) -> str:
+def chosen(config: ModelConfig, how: str, tokens: int, mesh: Mesh | AbstractMesh | None) -> str:
     """The way that "auto" takes in rows of so many tokens, or the one that is named."""
     if how != "auto":
         return how

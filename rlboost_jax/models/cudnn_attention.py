@@ -57,7 +57,7 @@ def attend(
     segments: Int[Array, "B T"],
 ) -> tuple[Float[Array, "B T H D"]]:
     """With the blocks of `attend_chunked` where a row has more sequences than the table."""
-    B, T, H, _ = q.shape
+    B, T = segments.shape
 
     def in_blocks(q: Array, k: Array, v: Array) -> Array:
         flat = (x.reshape(B * T, *x.shape[2:]) for x in (q, k, v))

@@ -39,7 +39,9 @@ Fused = Callable[
 ]
 
 
-def why_not(kernel: Kernel, config: ModelConfig, mesh: Mesh | AbstractMesh | None, platform: str) -> str:
+def why_not(
+    kernel: Kernel, config: ModelConfig, mesh: Mesh | AbstractMesh | None, platform: str
+) -> str:
     """Why a model cannot be run by a kernel, or "" if it can as far as its shapes tell."""
     tensor = 1 if mesh is None else mesh.shape["tensor"]
     H, K = config.num_query_heads, config.num_key_heads
@@ -182,7 +184,8 @@ def _backward(
         )
 
     heads = (q, k, v, out, upstream)
-    return (*how.divided.run(kernel, heads, *spans, sums=(lse,), results="xxx"), None)
+    dq, dk, dv = how.divided.run(kernel, heads, *spans, sums=(lse,), results="xxx")
+    return dq, dk, dv, None
 
 
 _attend_triton.defvjp(_forward, _backward)

@@ -46,7 +46,7 @@ def spans_of(segments: Array, window: int = 0, local: Array | None = None) -> Sp
 
 def padded(spans: Spans, tokens: int) -> Spans:
     """Of rows that are filled up to so many tokens, by a sequence that has the new ones alone."""
-    B, T = spans.first.shape
+    T = spans.first.shape[1]
     if tokens == T:
         return spans
     new = ((0, 0), (0, tokens - T))

@@ -4,9 +4,9 @@ A program has a block of queries and one head, and goes through the blocks of ke
 sees; where all of them see all of a block, it is not masked. The softmax is put together with a
 running maximum and sum. Backwards the scores are computed again from the log of that sum, by two
 kernels: one has a block of queries and adds up their gradient, the other a block of keys and adds
-up that of keys and values over all query heads which look at them. Nothing is added to memory that
-another program adds to, so that equal arguments give equal bits; the price is two products more
-than the five that a kernel with atomic additions makes.
+up that of keys and values, head by head of the queries. Nothing is added to memory that another
+program adds to, so that equal arguments give equal bits; the price is two products more than the
+five that a kernel with atomic additions makes.
 
 Source: Dao 2023, arXiv:2307.08691, algorithms 1 and 2.
 """
@@ -36,7 +36,10 @@ warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", Dep
 HEAD_DIMS = (16, 32, 64, 128, 256)
 # Names of the kernels, and how many products each makes of the heads of two tokens.
 FORWARD = "packed_attention_forward"
-QUERY_GRADIENTS, KEY_GRADIENTS = "packed_attention_backward_queries", "packed_attention_backward_keys"
+QUERY_GRADIENTS, KEY_GRADIENTS = (
+    "packed_attention_backward_queries",
+    "packed_attention_backward_keys",
+)
 PRODUCTS = {FORWARD: 2, QUERY_GRADIENTS: 3, KEY_GRADIENTS: 4}
 
 _MASKED = -1e30  # a finite stand-in for minus infinity: the difference of two is 0 and not NaN
@@ -81,8 +84,6 @@ _TILES_CAPPED = {
 }
 _TILES_FLOAT32 = Tiles(*[Tile(16, 16, 4, 1)] * 3)  # multiplied without tensor cores; spills
 
-PROGRAMS = 4 * 132  # at least so many keep an H100 busy, some of which have little to do
-
 
 class Scores(NamedTuple):
     scale: float
@@ -93,13 +94,6 @@ def tiles_of(dtype: Any, head_dim: int, scores: Scores) -> Tiles:
     if dtype == jnp.float32:
         return _TILES_FLOAT32
     return (_TILES if scores.soft_cap is None else _TILES_CAPPED)[max(head_dim, 64)]
-
-
-def parts_of(group: int, programs: int) -> int:
-    """Into how many parts the query heads of a key head are divided, so that there are enough
-    programs: the parts' gradients are added up afterwards."""
-    divisors = (parts for parts in range(1, group + 1) if group % parts == 0)
-    return next((parts for parts in divisors if parts * programs >= PROGRAMS), group)
 
 
 def why_not(dtype: Any, head_dim: int) -> str:
@@ -174,18 +168,18 @@ def backward(
         interpret,
     )(spans.first, q, k, v, upstream, lse, means)[0]
     tile = tiles.keys
-    parts = parts_of(H // K, B * K * (length // tile.keys))
-    sums = ((B, length, K * parts, D), jnp.float32 if parts > 1 else k.dtype)
+    # Of each query head by itself: so many programs keep the device busy, and none adds to what
+    # another has.
+    sums = (q.shape, jnp.float32)
     dk, dv = _call(
-        partial(_key_gradients, tile=tile, heads=H // K // parts, parts=parts, scores=scores),
+        partial(_key_gradients, tile=tile, group=H // K, scores=scores),
         KEY_GRADIENTS,
         tile,
-        (length // tile.keys, K * parts, B),
+        (length // tile.keys, H, B),
         [sums, sums],
         interpret,
     )(spans.last, q, k, v, upstream, lse, means)
-    if parts > 1:
-        dk, dv = (x.reshape(B, length, K, parts, D).sum(axis=3).astype(k.dtype) for x in (dk, dv))
+    dk, dv = (x.reshape(B, length, K, H // K, D).sum(axis=3).astype(k.dtype) for x in (dk, dv))
     return dq[:, :T], dk[:, :T], dv[:, :T]
 
 
@@ -260,9 +254,7 @@ def _attend(
         jnp.zeros((tile.queries,), jnp.float32),
         jnp.zeros(q_QD.shape, jnp.float32),
     )
-    maximum_Q, total_Q, weighted_QD = _over_blocks(
-        add, nothing, _key_blocks(first, b, at, tile)
-    )
+    maximum_Q, total_Q, weighted_QD = _over_blocks(add, nothing, _key_blocks(first, b, at, tile))
     out[b, rows, h, :] = (weighted_QD / total_Q[:, None]).astype(out.dtype)
     lse[b, h, rows] = maximum_Q + jnp.log2(total_Q)
 
@@ -315,25 +307,20 @@ def _key_gradients(
     upstream: _Ref,  # [B, T, H, D]
     lse: _Ref,  # f32[B, H, T]
     means: _Ref,  # f32[B, H, T]
-    dk: _Ref,  # [B, T, K*parts, D]
+    dk: _Ref,  # f32[B, T, H, D]
     dv: _Ref,
     *,
     tile: Tile,
-    heads: int,
-    parts: int,
+    group: int,
     scores: Scores,
 ) -> None:
-    """One block of keys, and head after head of one part of the queries that look at it."""
-    b, part, at = pl.program_id(2), pl.program_id(1), pl.program_id(0) * tile.keys
-    head = lax.div(part, parts)
-    columns = pl.ds(at, tile.keys)
+    """What one head of queries adds to the gradients of a block of keys."""
+    b, h, at = pl.program_id(2), pl.program_id(1), pl.program_id(0) * tile.keys
+    columns, head = pl.ds(at, tile.keys), lax.div(h, group)
     place_S, last_S = at + jnp.arange(tile.keys), last[b, columns]
     k_SD, v_SD = k[b, columns, head, :], v[b, columns, head, :]
-    blocks = _query_blocks(last, b, at, tile)
 
-    def add(
-        h: Array, masked: bool, block: Array, gradients: tuple[Array, Array]
-    ) -> tuple[Array, Array]:
+    def add(masked: bool, block: Array, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
         dk_SD, dv_SD = gradients
         rows = pl.ds(block * tile.queries, tile.queries)
         q_QD, up_QD = q[b, rows, h, :], upstream[b, rows, h, :]
@@ -349,13 +336,10 @@ def _key_gradients(
         slope_SQ = _slopes(weight_SQ * slope_SQ, score_SQ, scores)
         return dk_SD + _product(slope_SQ.astype(q.dtype), q_QD), dv_SD
 
-    def of_head(number: Array, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
-        return _over_blocks(partial(add, part * heads + number), gradients, blocks)
-
     zeros = jnp.zeros(k_SD.shape, jnp.float32)
-    dk_SD, dv_SD = lax.fori_loop(0, heads, of_head, (zeros, zeros))
-    dk[b, columns, part, :] = (dk_SD * scores.scale).astype(dk.dtype)
-    dv[b, columns, part, :] = dv_SD.astype(dv.dtype)
+    dk_SD, dv_SD = _over_blocks(add, (zeros, zeros), _query_blocks(last, b, at, tile))
+    dk[b, columns, h, :] = dk_SD * scores.scale
+    dv[b, columns, h, :] = dv_SD
 
 
 class _Blocks(NamedTuple):
