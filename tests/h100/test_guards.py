@@ -15,7 +15,9 @@ import pytest
 from rlboost_kernels.packed_attention.triton import PRODUCTS
 
 from benchmarks.h100.__main__ import WHEELS, rows_of
+from benchmarks.h100.checkpoints import run_of
 from benchmarks.h100.jobs import Job
+from rlboost_jax.config.memory import weight_bytes
 
 pytestmark = [
     pytest.mark.h100,
@@ -82,6 +84,10 @@ def test_gradients_of_one_device_have_no_collectives() -> None:
     assert row["trips"] == 0
     # Forwards once, and two kernels backwards, in each of 24 layers.
     assert row["custom_calls"]["__gpu$xla.gpu.triton"] == 3 * 24
+    run = run_of("qwen25_05b_gsm8k", (1, 1, 1))
+    weights = weight_bytes(run.model, run.weights.rollout_dtype) / 2**30
+    # What the device holds besides an engine's weights is as `--dry_run` tells.
+    assert row["device_gib"] - weights == pytest.approx(row["plan_gib"], rel=0.15)
 
 
 def test_scoring_gathers_no_heads() -> None:
