@@ -5,7 +5,8 @@ pair of tokens of a row. `chunked` makes the same scores block by block, and nev
 `paged` computes the same values with the engine's own kernel, block by block in the engine's order,
 so that the learner's log-probabilities are those the engine sampled from, to the last rounding; its
 gradient is that of one of the others. `triton` and `cudnn` are kernels for GPUs. `auto` is dense
-for short rows; for long ones it is the first kernel that takes the model, and chunked if none does.
+for short rows; for long ones it is a kernel that takes the model and returns equal bits for equal
+arguments, and chunked if there is none.
 
 Layers that see all before them and layers that see a window may take turns, and the learner scans
 over them with one program, so that the choice is an array: `paged` branches by it, all others mask.
@@ -25,7 +26,7 @@ from rlboost_jax.config.memory import MOST_DENSE_TOKENS
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.chunked_attention import Form, attend_chunked
 from rlboost_jax.models.decoder import Attend, Local
-from rlboost_jax.models.packed_attention import KERNELS, fused_attention, why_not
+from rlboost_jax.models.packed_attention import EQUAL_BITS, KERNELS, fused_attention, why_not
 
 MOST_PAGED_TOKENS: Final = 4096  # per batch; beyond it the kernel's own bookkeeping costs more
 _MASKED = -1e30  # a score that weighs exactly 0 after the softmax and never makes a NaN
@@ -82,7 +83,7 @@ def chosen(config: ModelConfig, how: str, tokens: int, mesh: Mesh | AbstractMesh
     platform = jax.default_backend()
     if config.dtype == "float32":  # multiplied without tensor cores there; nobody trains so on GPUs
         return "chunked"
-    fit = (kernel for kernel in KERNELS if not why_not(kernel, config, mesh, platform))
+    fit = (kernel for kernel in EQUAL_BITS if not why_not(kernel, config, mesh, platform))
     return next(fit, "chunked")
 
 

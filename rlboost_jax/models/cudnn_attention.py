@@ -71,7 +71,7 @@ def attend(
 
 
 def table_of(segments: Int[Array, "B T"], most: int) -> Table:
-    """Of the first `most` sequences of each row."""
+    """Of rows that have at most so many."""
     T = segments.shape[1]
     changes = segments[:, 1:] != segments[:, :-1]
     begins = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
@@ -79,8 +79,7 @@ def table_of(segments: Int[Array, "B T"], most: int) -> Table:
     starts = jax.vmap(lambda row: find(row)[0])(begins).astype(jnp.int32)
     ends = jnp.where(starts[:, 1:] < 0, T, starts[:, 1:])
     lengths = jnp.where(starts[:, :-1] < 0, -1, ends - starts[:, :-1])
-    # There is no sequence `most`, but in a row for which the table is not used.
-    return Table(lengths, starts.at[:, most].set(-1))
+    return Table(lengths, starts)
 
 
 def _dot_product_attention(scale: float, table: Table, q: Array, k: Array, v: Array) -> Array:

@@ -29,6 +29,7 @@ from rlboost_jax.models.sharding import BATCH
 
 Kernel = Literal["triton", "cudnn"]
 KERNELS: Final[tuple[Kernel, ...]] = ("triton", "cudnn")  # the most trusted first
+EQUAL_BITS: Final[tuple[Kernel, ...]] = ("triton",)  # for equal arguments; "auto" takes no others
 # What a kernel's backward pass reads besides queries, keys and values: by this name
 # `forward.REMAT_POLICIES` keeps it, as it is small and costs a whole kernel to compute again.
 SAVED: Final = "packed_attention"

@@ -114,7 +114,7 @@ def test_auto_takes_a_kernel_on_gpus_for_models_that_it_takes(monkeypatch):
     assert chosen(GROUPED, "auto", 256, mesh) == "dense"
     assert chosen(GROUPED, "cudnn", 256, mesh) == "cudnn"
     assert chosen(replace(GROUPED, dtype="float32"), "auto", 4096, mesh) == "chunked"
-    assert chosen(replace(GROUPED, head_dim=80), "auto", 4096, mesh) == "cudnn"
+    assert chosen(replace(GROUPED, head_dim=80), "auto", 4096, mesh) == "chunked"
     assert chosen(replace(GROUPED, num_query_heads=6), "auto", 4096, mesh) == "chunked"
 
 
