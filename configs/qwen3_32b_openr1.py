@@ -21,7 +21,6 @@ def get_config() -> ConfigDict:
     config = qwen3_14b_openr1.get_config()
     config.model.source = config.data.tokenizer = CHECKPOINT
     config.learner.mesh = (1, 16, 1)
-    config.learner.remat = "full"  # what attention returns would take 14.5 GiB
     config.engine.tensor_parallel = 4
     config.fleet.price_per_hour = 10.64  # a server's GPUs
     config.fleet.reserved_price_per_hour = 167.58  # 16 GPUs
