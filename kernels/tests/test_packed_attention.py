@@ -136,3 +136,12 @@ def test_shapes_that_it_does_not_take_have_reasons():
     assert triton.why_not("bfloat16", 128) == "" == triton.why_not("float32", 64)
     assert "head dim is 80" in triton.why_not("bfloat16", 80)
     assert "float64" in triton.why_not("float64", 64)
+
+
+@pytest.mark.parametrize("head_dim", triton.HEAD_DIMS)
+@pytest.mark.parametrize("cap", [None, 50.0])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_all_blocks_divide_a_row(dtype, cap, head_dim):
+    tiles = triton.tiles_of(dtype, head_dim, triton.Scores(SCALE, cap))
+    for tile in tiles:
+        assert tiles.tokens % tile.queries == 0 == tiles.tokens % tile.keys

@@ -80,7 +80,7 @@ _TILES = {
 _TILES_CAPPED = {
     64: _TILES[64],
     128: _TILES[128]._replace(keys=Tile(32, 128, 8, 2)),
-    256: _TILES[256]._replace(queries=Tile(64, 32, 8, 2)),
+    256: _TILES[256]._replace(queries=Tile(64, 32, 8, 2), keys=Tile(32, 32, 8, 2)),
 }
 _TILES_FLOAT32 = Tiles(*[Tile(16, 16, 4, 1)] * 3)  # multiplied without tensor cores; spills
 
