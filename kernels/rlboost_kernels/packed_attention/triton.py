@@ -91,7 +91,7 @@ class Scores(NamedTuple):
 
 
 def tiles_of(dtype: Any, head_dim: int, scores: Scores) -> Tiles:
-    if dtype == jnp.float32:
+    if jnp.dtype(dtype) == jnp.float32:
         return _TILES_FLOAT32
     return (_TILES if scores.soft_cap is None else _TILES_CAPPED)[max(head_dim, 64)]
 
