@@ -189,13 +189,14 @@ def get_config() -> ConfigDict:
     config.learner.guard_kl = 0.0  # most of the mean KL to the starting model, nats per token
     config.learner.mesh = (1, 1, 1)  # devices along (data, fsdp, tensor)
     # What the backward pass computes again: "none" nothing, "dots" all but what products with
-    # matrices return, "full" all but one residual stream per layer.
-    config.learner.remat = "none"  # or "dots", "full", from most memory to least
+    # matrices return and fused attention does, "attention" all but one residual stream per layer
+    # and what fused attention returns, "full" all but the residual stream.
+    config.learner.remat = "none"  # or "dots", "attention", "full", from most memory to least
     config.learner.moment_dtype = "float32"  # or "bfloat16": AdamW's moments in half the memory
     config.learner.moment_memory = "device"  # or "host": they come over for the update only
     # "paged": log-probabilities as the engine's; "dense": all scores of a row at once; "chunked":
-    # block by block, for rows of any length.
-    config.learner.attention = "auto"  # chooses by the size of batches and rows
+    # block by block, for rows of any length; "triton", "cudnn": fused kernels for GPUs.
+    config.learner.attention = "auto"  # chooses by the size of batches and rows, and the platform
 
     config.engine = ConfigDict()
     config.engine.slots = 64  # rollouts decoded together

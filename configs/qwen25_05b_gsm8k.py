@@ -32,7 +32,7 @@ def get_config() -> ConfigDict:
     config.learner.row_tokens = 1024
     config.learner.learning_rate = 1e-6
     config.learner.schedule_warmup_steps = 10
-    config.learner.remat = "full"
+    config.learner.remat = "attention"
     config.engine.max_prompt_tokens = 320  # the longest problem in the chat template
     config.engine.slots = 256
     config.engine.token_rows = 256  # nearly free while products are bound by the weights

@@ -3,8 +3,8 @@
 Run:     as configs/qwen3_8b_openr1.py
 Memory:  a reserved GPU: learner 27.5 GiB (an eighth of parameters 55.0, gradients 165.0), and two
          of them the engine's weights, 13.8 each, as `--dry_run` computes them; by hand: 13.8 for
-         moments under way (110.0 on the host), 12 for scores of attention. That is 67 of 74.5; what
-         is left has pages of 80 KiB a token.
+         moments under way (110.0 on the host), or 18 for activations. That is 59 of 74.5; a
+         token of the pool is 80 KiB: some 100,000 of them there.
 Not run: no such fleet at hand.
 """
 
@@ -20,6 +20,7 @@ def get_config() -> ConfigDict:
     config.model.source = config.data.tokenizer = CHECKPOINT
     config.algorithm.kl_coefficient = 0.0  # room for the reference is what the engine needs
     config.learner.micro_batch_prompts = 64  # 3 trees of gradients; with 8 there would be 6
+    config.learner.remat = "full"  # what attention returns takes 5.7 GiB, which the pool needs
     config.engine.slots = 32
     config.engine.token_rows = 64
     config.engine.tensor_parallel = 2

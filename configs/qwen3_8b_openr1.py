@@ -6,8 +6,8 @@ Run:     python -m rlboost_jax.main --config=configs/qwen3_8b_openr1.py --workdi
          CUDA_VISIBLE_DEVICES=1 …   # a 2-GPU instance is two servers: an engine has one GPU
 Memory:  a reserved GPU: learner 26.7 GiB (an eighth of parameters 30.5, gradients 152.6, reference
          30.5), engine 15.3 of weights, as `--dry_run` computes them; by hand: 7.6 for moments on
-         their way (61.0 on the host), 10 for scores of attention. A token of the pool is 144 KiB:
-         some 50,000 of them there on 80 GB, 260,000 on a server, which has its weights twice.
+         their way (61.0 on the host), or 18 for activations. A token of the pool is 144 KiB: some
+         50,000 of them there on 80 GB, 260,000 on a server, which has its weights twice.
 Not run: no such fleet at hand.
 """
 
@@ -36,12 +36,12 @@ def get_config() -> ConfigDict:
     config.sampling.max_response_tokens = 14_336
     config.learner.prompts_per_step = 128  # 1,024 responses an update
     config.learner.micro_batch_prompts = 16  # 8 of them; gradients take 5 trees of float32
-    # The learner's attention is dense: scores of a row of T tokens take 4 H T² bytes, 26 GiB for
-    # the longest. Divided by heads they fit.
-    config.learner.mesh = (1, 1, 8)
+    # Rows side by side: gathering parameters takes a third of the time that adding up the
+    # activations of divided heads would, and arithmetic hides it (benchmarks/README.md, "h100").
+    config.learner.mesh = (1, 8, 1)
     config.learner.pack_tokens = 16_384  # of a packed batch
     config.learner.row_lengths = 3  # rows of 14,848, 7,424 and 3,712 tokens
-    config.learner.remat = "full"
+    config.learner.remat = "attention"
     config.learner.learning_rate = 1e-6
     config.learner.beta2 = 0.999
     config.learner.moment_memory = "host"

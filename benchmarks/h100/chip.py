@@ -18,6 +18,7 @@ MEMORY_RATE = 3.35e12  # bytes per second
 # Of 50 MB of second-level cache, in two halves that may hold the same; assumed: an array of this
 # size is still there when the next kernel reads it.
 CACHED_BYTES = 12.5e6
+_CUDNN = 91000  # the version that the description names
 HOST_DEVICES = 8  # that NVLink joins
 NVLINK_RATE = 450e9  # bytes per second and direction
 NETWORK_RATE = 50e9  # the same, of each GPU's own link to other hosts
@@ -79,9 +80,16 @@ def pretended(device: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, value in (
             ("default_backend", lambda: "gpu"),
-            ("local_devices", lambda: [device]),
+            ("local_devices", lambda **_: [device]),
         ):
             stack.enter_context(mock.patch.object(jax, name, value))
+        from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+        for name, value in (
+            ("check_cudnn_version", lambda: _CUDNN),
+            ("check_compute_capability", lambda *_: True),
+        ):
+            stack.enter_context(mock.patch.object(cudnn, name, value))
         with contextlib.suppress(ImportError):  # Pallas of jax 0.10 does not ask
             from jax._src.pallas.triton import gpu_info
 

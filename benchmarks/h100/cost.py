@@ -89,7 +89,7 @@ class Call:
 
     pattern: str  # of its target, op_name and operands' shapes
     flops: float
-    num_bytes: float  # read; what it writes is known
+    num_bytes: float | None = None  # read; None: each operand once. What it writes is known
 
 
 @dataclass(frozen=True)
@@ -227,8 +227,9 @@ class _Reader:
         shapes = [computation[name].type for name in instruction.operands if name in computation]
         if call := self._assumptions.call_of(" ".join((target, instruction.op_name, *shapes))):
             total.flops["bf16"] += call.flops
-            total.num_bytes += call.num_bytes + instruction.num_bytes
-            return
+            if call.num_bytes is not None:
+                total.num_bytes += call.num_bytes + instruction.num_bytes
+                return
         if target.startswith("mosaic_gpu") and "grouped_" in instruction.op_name:
             _add_grouped_product(total, instruction, computation, self._assumptions.grouped_rows)
             return

@@ -19,9 +19,16 @@ from rlboost_kernels import (
 )
 from rlboost_kernels.attention import mosaic_gpu, triton, xla
 from rlboost_kernels.grouped import mosaic_gpu as grouped
+from rlboost_kernels.packed_attention import triton as packed_triton
+from rlboost_kernels.packed_attention.spans import Spans
 
 from benchmarks.h100.cost import Assumptions, Call
-from benchmarks.h100.program import Program, Work
+from benchmarks.h100.program import (
+    Program,
+    Work,
+    attention_flops,
+    packed_attention_calls,
+)
 from rlboost_jax.config.memory import share_of
 from rlboost_jax.config.records import RunConfig
 
@@ -81,6 +88,7 @@ def programs(run: RunConfig, device: Any) -> Iterator[Program]:
                     calls=(Call(rf"\[{P},{L},", work.flops, work.num_bytes),),
                 ),
             )
+    yield _packed_attention(run, array, program)
     vectors = array((T, K, D), dtype)
     yield program(
         "update pages",
@@ -129,8 +137,13 @@ def programs(run: RunConfig, device: Any) -> Iterator[Program]:
         (hidden, table, array((_PACKED,))),
         Work(flops=6.0 * _PACKED * E * table.shape[1], num_bytes=2.0 * E * table.shape[1]),
     )
-    if not run.model.num_experts:
-        return
+    if run.model.num_experts:
+        yield from _grouped(run, array, program)
+
+
+def _grouped(run: RunConfig, array: Any, program: Any) -> Iterator[Program]:
+    """Products of groups of rows, each with its expert's matrices, as in a layer of the learner."""
+    E, F, dtype = run.model.embed_dim, run.model.expert_dim, run.model.dtype
     X, M = run.model.num_experts, _PACKED * run.model.experts_per_token
     rows, hidden, sizes = array((M, E), dtype), array((M, F), dtype), array((X,))
     stack = array((X, E, F), dtype)
@@ -152,3 +165,24 @@ def programs(run: RunConfig, device: Any) -> Iterator[Program]:
         ("outer", of_matrices, (rows, hidden, hidden, sizes)),
     ):
         yield program(f"grouped {name} {M:,} rows", function, arguments, work)
+
+
+def _packed_attention(run: RunConfig, array: Any, program: Any) -> Program:
+    """Forwards and backwards over a row of the learner's, with a device's share of the heads."""
+    model, tensor, T = run.model, run.learner.mesh[2], run.row_tokens
+    H, K, D = model.num_query_heads // tensor, max(model.num_key_heads // tensor, 1), model.head_dim
+    q, k, place = array((1, T, H, D), model.dtype), array((1, T, K, D), model.dtype), array((1, T))
+    scores = packed_triton.Scores(model.attention_scale, model.attention_soft_cap or None)
+
+    def gradients(q: Any, k: Any, v: Any, up: Any, *spans: Any) -> Any:
+        out, lse = packed_triton.forward(q, k, v, Spans(*spans), scores)
+        return packed_triton.backward(q, k, v, Spans(*spans), out, lse, up, scores)
+
+    flops = 3 * H * T * attention_flops(model, T / 2) / (model.num_layers * model.num_query_heads)
+    return program(
+        f"packed attention {T:,} tokens",
+        gradients,
+        (q, k, k, q, place, place),
+        Work(flops=flops, num_bytes=2.0 * T * D * (5 * H + 4 * K)),
+        Assumptions(calls=packed_attention_calls(model, T, H)),
+    )

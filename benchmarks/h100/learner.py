@@ -15,11 +15,18 @@ from jax.sharding import AxisType, Mesh
 from rlboost_kernels.grouped.layout import ROWS
 
 from benchmarks.h100.checkpoints import with_moments_on_device
-from benchmarks.h100.cost import Assumptions
-from benchmarks.h100.program import Program, Work, attention_flops, product_parameters
+from benchmarks.h100.cost import Assumptions, Call
+from benchmarks.h100.program import (
+    Program,
+    Work,
+    attention_flops,
+    packed_attention_calls,
+    product_parameters,
+)
 from rlboost_jax.config.memory import (
     MOST_BLOCK,
     MOST_DENSE_TOKENS,
+    activation_bytes_per_device,
     attention_bytes_per_device,
     expert_bytes_per_device,
     learner_bytes_per_device,
@@ -39,6 +46,10 @@ from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.params import abstract_params
 from rlboost_jax.models.sharding import AXES, batch_sharding, param_shardings
 
+_ASSUMED = (
+    "rows are one sequence each; a fused attention kernel reads its operands once and multiplies "
+    "tokens that see each other twice forwards, 7 times backwards (cuDNN's 5)"
+)
 _ATTENTION_LOOP = r"(while/body.*){2}while$"  # over blocks of keys, in blocks of queries, in layers
 
 
@@ -126,7 +137,7 @@ def _program(
     trees = learner_bytes_per_device(run)
     working = attention_bytes_per_device(run)
     if name.startswith("gradients"):
-        working += expert_bytes_per_device(run)
+        working += activation_bytes_per_device(run) + expert_bytes_per_device(run)
     engine = share_of(run.model, run.engine.tensor_parallel)
     return Program(
         name=name,
@@ -142,24 +153,33 @@ def _program(
 
 
 def _assumptions(run: RunConfig, work: Work, row_tokens: int) -> Assumptions:
-    """A block of queries meets its own block of keys and all before it. Experts have equally many
-    rows each, and half a tile besides to fill up their last one."""
+    """In loops a block of queries meets its own block of keys and all before it; a fused kernel
+    multiplies what sees each other, the mean of all layers where some have windows. Experts have
+    equally many rows each, and half a tile besides to fill up their last one."""
     model, (data, fsdp, tensor) = run.model, run.learner.mesh
-    trips = [(r"more_shares/while$", 0.0)]
+    trips: list[tuple[str, float]] = [(r"more_shares/while$", 0.0)]
+    calls: tuple[Call, ...] = ()
     if row_tokens > MOST_DENSE_TOKENS:
         blocks = math.ceil(row_tokens / MOST_BLOCK)
         trips.append((_ATTENTION_LOOP, (blocks + 1) / 2))
+        heads = _rows(run, row_tokens) * model.num_query_heads / (data * fsdp * tensor)
+        calls = packed_attention_calls(model, row_tokens, heads)
     grouped = None
     if model.num_experts:
         parts = tensor if model.num_experts % tensor == 0 else 1
         choices = work.tokens / (data * fsdp) * model.experts_per_token
         grouped = (choices + model.num_experts * ROWS / 2) / parts
-    return Assumptions(trips=tuple(trips), grouped_rows=grouped)
+    return Assumptions(trips=tuple(trips), calls=calls, grouped_rows=grouped)
 
 
 def _assumed(run: RunConfig) -> str:
-    experts = "; experts have equally many rows each" if run.model.num_experts else ""
-    return "rows are one sequence each" + experts
+    return _ASSUMED + ("; experts have equally many rows each" if run.model.num_experts else "")
+
+
+def _rows(run: RunConfig, row_tokens: int) -> int:
+    """Of a packed batch whose rows have so many tokens."""
+    shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
+    return next(rows for rows, tokens in shapes if tokens == row_tokens)
 
 
 def _passes(

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.h100.cost import Assumptions
+from rlboost_kernels.packed_attention import triton
+
+from benchmarks.h100.cost import Assumptions, Call
 from rlboost_jax.config.memory import expert_parameters, num_parameters
 from rlboost_jax.config.records import ModelConfig
 
@@ -44,3 +46,19 @@ def product_parameters(model: ModelConfig) -> float:
 def attention_flops(model: ModelConfig, context: float) -> float:
     """Forwards, of a token that sees so many: scores, and the sum of values."""
     return 4 * model.num_layers * model.num_query_heads * model.head_dim * context
+
+
+def packed_attention_calls(model: ModelConfig, tokens: int, heads: float) -> tuple[Call, ...]:
+    """Fused attention of rows that are one sequence each: products of tokens that see each other,
+    the mean of all layers where some have windows. What blocks on the diagonal multiply in vain is
+    left out.
+
+    Args:
+        tokens: of a row.
+        heads: of queries that a device has, in all of its rows together.
+    """
+    seen = [min(window or tokens, tokens) for window in model.layer_windows]
+    pairs = sum(s * (s + 1) / 2 + (tokens - s) * s for s in seen) / len(seen)
+    product = 2 * pairs * heads * model.head_dim
+    calls = [Call(name, number * product) for name, number in triton.PRODUCTS.items()]
+    return (*calls, Call("fmhaSoftmaxBackward", 5 * product), Call("fmhaSoftmax", 2 * product))

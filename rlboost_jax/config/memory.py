@@ -180,6 +180,32 @@ def expert_bytes_per_device(config: RunConfig) -> int:
     return (rows * widths + copies * matrices) * BYTES[model.dtype]
 
 
+def activation_bytes_per_device(config: RunConfig) -> int:
+    """What the gradient of a packed batch takes besides trees of parameters, on each device.
+
+    Every layer keeps something for its backward pass, one at a time has the rest, and the
+    unembedding has a float32 gradient; where parameters are divided by `fsdp`, it and the embedding
+    are gathered in float32 as well. What a fused kernel keeps counts even where there is none.
+    """
+    data, fsdp, tensor = config.learner.mesh
+    model = config.model
+    tokens = math.ceil(config.pack_rows / (data * fsdp)) * config.row_tokens
+    E, F = model.embed_dim, 0 if model.num_experts else model.hidden_dim
+    queries, keys = model.num_query_heads * model.head_dim, model.num_key_heads * model.head_dim
+    products = 2 * E + (queries + 2 * keys + 2 * F) / tensor
+    kept = {
+        "full": 0.0,
+        "attention": queries / tensor,
+        "dots": queries / tensor + products,
+        "none": queries / tensor + 2 * products,
+    }
+    layers = model.num_layers * (E + kept[config.learner.remat])
+    at_work = 8 * E + 5 * F / tensor
+    activations = tokens * BYTES[model.dtype] * (layers + at_work)
+    table = 4 * model.vocab_size * E / tensor
+    return math.ceil(activations + table * (3 if fsdp > 1 else 1))
+
+
 def size_text(count: float) -> str:
     """Bytes for people: `size_text(1536)` is "1.5 KiB"."""
     if count < 1024:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from rlboost_jax.config.memory import (
     BYTES,
+    activation_bytes_per_device,
     attention_bytes_per_device,
     expert_bytes_per_device,
     learner_bytes,
@@ -71,6 +72,7 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         + _memory(learner_bytes(config))
         + _on_host(config)
         + f"; scores of attention {size_text(attention_bytes_per_device(config))} on each"
+        + f"; activations {size_text(activation_bytes_per_device(config))} on each"
         + _experts(config),
     )
     yield (

@@ -274,7 +274,7 @@ class LearnerConfig:
     guard_gradient_norm: float  # an update beyond a guard is not applied and ends the run; 0: off
     guard_kl: float  # nats per token
     mesh: tuple[int, int, int]  # devices along (data, fsdp, tensor)
-    remat: str  # "none" | "dots" | "full": what is computed again in the backward pass
+    remat: str  # "none" | "dots" | "attention" | "full": what is computed again backwards
     moment_dtype: str  # of AdamW's moments in memory; arithmetic is float32
     moment_memory: str  # "device" | "host"
     attention: str  # "auto" | "paged" (the engine's own order of sums) | "dense" | "chunked"

@@ -53,6 +53,11 @@ def learner_mistakes(config: RunConfig) -> Iterator[str]:
             f"learner.attention is 'paged' and learner.mesh {learner.mesh}; the engine's kernel "
             "would gather what is sharded: take 'dense' or 'auto', or one device"
         )
+    if learner.attention == "cudnn" and config.deterministic:
+        yield (
+            "learner.attention is 'cudnn' and deterministic is True; its gradients are added up in "
+            "any order: take 'triton' or 'auto', or set deterministic to False"
+        )
     if learner.moment_dtype != "float32":
         for name in ("beta1", "beta2"):
             if getattr(learner, name) > MAX_BETA_ROUNDED:

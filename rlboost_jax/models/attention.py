@@ -1,14 +1,15 @@
 """Attention over packed rows, for the learner.
 
-Three ways, equal up to rounding. `dense` is one masked matrix product, with a score for every pair
-of tokens of a row. `chunked` makes the same scores block by block, and never has them all. `paged`
-computes the same values with the engine's own kernel, block by block in the engine's order, so
-that the learner's log-probabilities are those the engine sampled from, to the last rounding; its
-gradient is that of one of the others. `auto` is dense for short rows and chunked for long ones.
+Ways that are equal up to rounding. `dense` is one masked matrix product, with a score for every
+pair of tokens of a row. `chunked` makes the same scores block by block, and never has them all.
+`paged` computes the same values with the engine's own kernel, block by block in the engine's order,
+so that the learner's log-probabilities are those the engine sampled from, to the last rounding; its
+gradient is that of one of the others. `triton` and `cudnn` are kernels for GPUs. `auto` is dense
+for short rows; for long ones it is a kernel that takes the model and returns equal bits for equal
+arguments, and chunked if there is none.
 
 Layers that see all before them and layers that see a window may take turns, and the learner scans
-over them with one program, so that the choice is an array: `dense` and `chunked` mask by it,
-`paged` branches.
+over them with one program, so that the choice is an array: `paged` branches by it, all others mask.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Bool, Float, Int
 from rlboost_kernels import ragged_paged_attention
 
@@ -24,13 +26,14 @@ from rlboost_jax.config.memory import MOST_DENSE_TOKENS
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.chunked_attention import Form, attend_chunked
 from rlboost_jax.models.decoder import Attend, Local
+from rlboost_jax.models.packed_attention import EQUAL_BITS, KERNELS, fused_attention, why_not
 
 MOST_PAGED_TOKENS: Final = 4096  # per batch; beyond it the kernel's own bookkeeping costs more
 _MASKED = -1e30  # a score that weighs exactly 0 after the softmax and never makes a NaN
 
 
 def row_attention(
-    config: ModelConfig, segments: Int[Array, "B T"], how: str
+    config: ModelConfig, segments: Int[Array, "B T"], how: str, mesh: Mesh | None = None
 ) -> Callable[[Local], Attend]:
     """For each kind of layer, an attention function for tokens of packed rows.
 
@@ -40,16 +43,27 @@ def row_attention(
     Args:
         segments: which sequence each token of a row belongs to; those of one sequence are
             neighbours.
-        how: "auto", "dense", "chunked" or "paged".
+        how: "auto", "dense", "chunked", "paged", "triton" or "cudnn".
+        mesh: over which rows and heads are divided; kernels have to be told.
+
+    Raises:
+        NotImplementedError: a kernel is named that cannot run the model here.
     """
     form = Form(config.attention_scale, config.attention_soft_cap or None, config.sliding_window)
+    how = chosen(config, how, segments.shape[1], mesh)
     ways: dict[str, Callable[..., Any]] = {
-        "auto": _attend_auto,
         "dense": attend_dense,
         "chunked": attend_chunked,
         "paged": _attend_paged,
     }
-    attend = ways[how]
+    kernel = next((kernel for kernel in KERNELS if kernel == how), None)
+    if kernel is None:
+        attend = ways[how]
+    else:
+        if reason := why_not(kernel, config, mesh, jax.default_backend()):
+            raise NotImplementedError(f"learner.attention is {how!r}: {reason}; take 'auto'")
+        fused = fused_attention(kernel, config, segments, mesh)
+        attend = lambda form, q, k, v, _, local: fused(form, q, k, v, local)  # noqa: E731
 
     def of_layer(local: Local) -> Attend:
         if not isinstance(local, bool):
@@ -58,6 +72,19 @@ def row_attention(
         return lambda q, k, v: attend(of_one_kind, q, k, v, segments, None)
 
     return of_layer
+
+
+def chosen(config: ModelConfig, how: str, tokens: int, mesh: Mesh | AbstractMesh | None) -> str:
+    """The way that "auto" takes in rows of so many tokens, or the one that is named."""
+    if how != "auto":
+        return how
+    if tokens <= MOST_DENSE_TOKENS:
+        return "dense"
+    platform = jax.default_backend()
+    if config.dtype == "float32":  # multiplied without tensor cores there; nobody trains so on GPUs
+        return "chunked"
+    fit = (kernel for kernel in EQUAL_BITS if not why_not(kernel, config, mesh, platform))
+    return next(fit, "chunked")
 
 
 def attend_dense(
@@ -85,14 +112,6 @@ def attend_dense(
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     out_BKGTD = jnp.einsum("bkgts,bksd->bkgtd", weights, v_BKSD)
     return out_BKGTD.transpose(0, 3, 1, 2, 4).reshape(N, H, D)
-
-
-def _attend_auto(
-    form: Form, q: Array, k: Array, v: Array, segments: Int[Array, "B T"], local: Array | None
-) -> Array:
-    long = segments.shape[1] > MOST_DENSE_TOKENS
-    attended: Array = (attend_chunked if long else attend_dense)(form, q, k, v, segments, local)
-    return attended
 
 
 def _visible(segments: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
@@ -147,7 +166,8 @@ def _backward(
     form: Form, kept: tuple[Any, ...], cotangent: Array
 ) -> tuple[Array, Array, Array, None, None]:
     q, k, v, segments, local = kept
-    _, pull_back = jax.vjp(lambda q, k, v: _attend_auto(form, q, k, v, segments, local), q, k, v)
+    attend = attend_chunked if segments.shape[1] > MOST_DENSE_TOKENS else attend_dense
+    _, pull_back = jax.vjp(lambda q, k, v: attend(form, q, k, v, segments, local), q, k, v)
     return (*pull_back(cotangent), None, None)
 
 

@@ -19,12 +19,17 @@ from jaxtyping import Array, Float, Int
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.attention import row_attention
 from rlboost_jax.models.decoder import Attend, DecoderLayer, Embedding, Head, Local
+from rlboost_jax.models.packed_attention import SAVED
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding
 
 # What the backward pass of a layer finds in memory besides the residual stream; `learner.remat`.
 REMAT_POLICIES: Final = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(SAVED),
+    ),
+    "attention": jax.checkpoint_policies.save_only_these_names(SAVED),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 UNEMBEDDING: Final = "unembedding"  # a table as a tied head reads it fastest, if there is one
@@ -116,11 +121,12 @@ def hidden_states_and_experts(
     Args:
         segments: which sequence each token of a row belongs to.
         remat: what to keep of a layer for the backward pass: "none" recomputes nothing, "dots"
-            keeps what products with matrices return and recomputes the rest (norms, attention's
-            scores, the gate), "full" keeps the residual stream before the layer alone.
+            keeps what products with matrices and fused attention return and recomputes the rest
+            (norms, scores that are no kernel's, the gate), "full" keeps the residual stream before
+            the layer alone, and "attention" what fused attention returns beside it.
         mesh: where to keep the rows split; None leaves the layout alone.
-        attention: "auto", "dense", "chunked" or "paged", see `attention.py`; with "paged", products
-            are by row, so that all is computed in the engine's order.
+        attention: a way of `attention.py`; with "paged", products are by row, so that all is
+            computed in the engine's order.
         experts: that each of the L layers is to send each token to; None asks the routers.
         grouped: implementation of experts' products, see `rlboost_kernels.grouped_matmul`.
 
@@ -131,7 +137,7 @@ def hidden_states_and_experts(
     def keep_split(x: Float[Array, "N E"]) -> Float[Array, "N E"]:
         return x if mesh is None else jax.lax.with_sharding_constraint(x, batch_sharding(mesh))
 
-    attend = row_attention(config, segments, attention)
+    attend = row_attention(config, segments, attention, mesh)
     locals_L = np.array([window > 0 for window in config.layer_windows])
     one_kind, mixed = bool(locals_L[0]), locals_L.any() and not locals_L.all()
 

@@ -86,6 +86,31 @@ def test_experts_by_hand(config: RunConfig) -> None:
     assert "a layer of experts" not in plan_text(config)
 
 
+def test_activations_by_hand(config: RunConfig) -> None:
+    """2 rows of 208 tokens on each of 6 devices: 2 layers of 128, 4 heads of 32 (keys: 2), 256
+    hidden, 112 entries, divided by 3 where the mesh does."""
+
+    def of(remat: str, *mesh: int) -> int:
+        learner = dataclasses.replace(config.learner, remat=remat, mesh=mesh, pack_rows=4)
+        return memory.activation_bytes_per_device(dataclasses.replace(config, learner=learner))
+
+    def numbers(kept: int, tokens: int = 416) -> int:
+        return tokens * (2 * kept + 8 * 128 + 5 * 256)
+
+    table = 112 * 128
+    assert of("full", 2, 1, 1) == 4 * (numbers(128) + table)
+    assert of("full", 1, 2, 1) == 4 * (numbers(128) + 3 * table)
+    assert of("attention", 2, 1, 1) == 4 * (numbers(128 + 128) + table)
+    products = 2 * 128 + (128 + 2 * 64) + 2 * 256
+    assert of("dots", 2, 1, 1) == 4 * (numbers(128 + 128 + products) + table)
+    assert of("none", 2, 1, 1) == 4 * (numbers(128 + 128 + 2 * products) + table)
+    halves = 832 * (2 * (128 + 64) + 8 * 128 + 5 * 128) + table // 2
+    assert of("attention", 1, 1, 2) == 4 * halves
+    assert "activations 5.5 MiB on each" in plan_text(
+        dataclasses.replace(config, learner=dataclasses.replace(config.learner, pack_rows=1))
+    )
+
+
 def test_an_engine_by_hand(config: RunConfig) -> None:
     assert memory.num_parameters(config.model) == 324_352
     assert memory.weight_bytes(config.model, "bfloat16") == 2 * 324_352

@@ -170,6 +170,7 @@ WRONG = [
         "paged",
         ["learner.attention", "learner.mesh"],
     ),
+    ({"learner.attention": "cudnn"}, "cudnn", ["learner.attention", "deterministic"]),
     ({"observe.trackers": ("tensorbord",)}, "did you mean 'tensorboard'", ["observe.trackers"]),
     ({"observe.trackers": ("tensorboard",) * 2}, "once", ["observe.trackers"]),
     (
