@@ -24,7 +24,8 @@ ROUNDS = 7  # whose median counts, after one that does not
 CALLS = 20  # in a round, one after the other, of a program that is over in a moment
 MOMENT = 1e-3  # seconds
 SPARE_BYTES = 4e9  # of the device, beside what the table says a program holds
-LAST = ("attention triton", "attention mosaic_gpu")  # what may take its process down
+# Beginnings of names of kernels for GPUs alone: last, since they may take their process down.
+LAST = ("attention triton", "attention mosaic_gpu", "packed attention", "grouped")
 _DRY = "qwen3_06b_gsm8k"
 
 
@@ -90,9 +91,9 @@ def _rows(job: Job, *, dry_run: bool) -> Iterator[dict[str, Any]]:
         return
     predicted = {} if dry_run else _predicted(str(job))
     run, layers = _cut_to_fit(job, run)
-    for program in sorted(_programs(job, run), key=lambda program: program.name in LAST):
+    for program in sorted(_programs(job, run), key=lambda program: program.name.startswith(LAST)):
         name = f"{job.config} {program.name}"
-        if dry_run and program.name in LAST:
+        if dry_run and program.name.startswith(LAST):
             continue  # they are for GPU
         row = predicted.get(program.name, {})
         try:

@@ -26,7 +26,6 @@ from rlboost_jax.engine.layouts import Layout, make_layout
 from rlboost_jax.engine.memory import DeviceMemory, MemoryPlan, engine_sizes, plan_memory
 from rlboost_jax.engine.programs import Programs
 from rlboost_jax.models.adapters import base_model
-from rlboost_jax.models.params import abstract_params, unstack_layers
 
 
 @dataclass(frozen=True)
@@ -166,11 +165,11 @@ class _Server:
         return SingleDeviceSharding(self.first) if mesh is None else NamedSharding(mesh, spec)
 
     def _leaves(self) -> Any:
-        shapes = jax.tree.leaves(jax.eval_shape(unstack_layers, abstract_params(self.model)))
-        dtype = self.run.weights.rollout_dtype
+        leaves, dtype = self.programs.abstract_leaves, self.run.weights.rollout_dtype
+        specs = self.devices.leaf_specs() if self.split > 1 else (WHOLE,) * len(leaves)
         return tuple(
             jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype), sharding=self._place(spec))
-            for leaf, spec in zip(shapes, self.devices.leaf_specs(), strict=True)
+            for leaf, spec in zip(leaves, specs, strict=True)
         )
 
     def _pools(self) -> Any:

@@ -91,7 +91,7 @@ class Programs:
         self.abstract_params = abstract_params(model)
         tree = jax.eval_shape(unstack_layers, self.abstract_params)
         tree = jax.eval_shape(with_panels, tree) if reads_panels(devices) else tree
-        self._tree = jax.tree.structure(tree)
+        self.abstract_leaves, self._tree = jax.tree.flatten(tree)
         program, step = devices.program, (devices.leaf_specs(), HEADS, WHOLE)
         self.mixed = program(self._mixed, step, (HEADS, WHOLE), donated=(1,))
         self.logits = program(self._logits, step, (HEADS, WHOLE), donated=(1,))
