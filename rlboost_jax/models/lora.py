@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
-from rlboost_kernels import matmul
+from rlboost_kernels import matmul, product_precision
 
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models import products
@@ -113,7 +113,9 @@ def adapted_product(
     products of a frozen matrix do.
     """
     matrix = merged(kernel, a, b, scale=scale, dtype=x.dtype, by_row=by_row)
-    return matmul(x, matrix) if by_row else jnp.matmul(x, matrix)
+    if by_row:
+        return matmul(x, matrix)
+    return jnp.matmul(x, matrix, precision=product_precision(x.dtype))
 
 
 def _forward(
@@ -127,7 +129,8 @@ def _backward(
 ) -> tuple[Array, None, Array, Array]:
     x, kernel, a, b = kept
     matrix = merged(kernel, a, b, scale=scale, dtype=x.dtype, by_row=by_row)
-    wide = partial(jnp.matmul, preferred_element_type=jnp.float32)
+    precision = product_precision(x.dtype)
+    wide = partial(jnp.matmul, precision=precision, preferred_element_type=jnp.float32)
     left, right = a.astype(x.dtype), b.astype(x.dtype)
     to_x = wide(gradient, matrix.T).astype(x.dtype)
     to_a = scale * wide(x.T, wide(gradient, right.T).astype(x.dtype))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
-from rlboost_kernels import matmul
+from rlboost_kernels import matmul, product_precision
 
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.tensor_parallel import added_up
@@ -46,6 +46,7 @@ def linear(
         size_out,
         use_bias=bias,
         dtype=jnp.dtype(config.dtype),
+        precision=product_precision(config.dtype),
         dot_general=product,
         kernel_init=nnx.initializers.normal(std),
         kernel_metadata={"std": std},
@@ -61,7 +62,8 @@ def float32_product(
     kernel = kernel.astype(x.dtype)
     if by_row:
         return matmul(x, kernel, out_dtype=jnp.float32)
-    return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
+    precision = product_precision(x.dtype)
+    return jnp.matmul(x, kernel, precision=precision, preferred_element_type=jnp.float32)
 
 
 def row_mean(x: Float[Array, "*rows E"], *, by_row: bool) -> Float[Array, "*rows 1"]:
