@@ -16,6 +16,10 @@ MOST_BLOCK: Final = 512  # tokens: few and large products, for devices that star
 ATTENTION_BLOCKS: Final = {
     "cpu": 128
 }  # by platform, where smaller ones are better: they fit caches
+# Logits of a block of rows, in the learner's log-probabilities; a longer row is whole all the same.
+MOST_LOGITS: Final = 2**28  # a GiB: each block reads the matrix and the sums of its gradient
+LOGIT_BLOCKS: Final = {"cpu": 2**24}  # by platform, where smaller ones are better
+LEAST_LOGIT_ROWS: Final = 128
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
