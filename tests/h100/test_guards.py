@@ -70,6 +70,23 @@ def test_gradients_of_one_device_have_no_collectives() -> None:
     assert row["trips"] <= 216
 
 
+FLOAT32 = (
+    Job("kernels", "qwen25_05b_gsm8k", dtype="float32"),
+    Job("learner", "qwen25_05b_gsm8k", mesh=(1, 1, 1), only="gradients 16", dtype="float32"),
+    Job("learner", "llama32_1b_lora", mesh=(1, 8, 1), only="gradients", dtype="float32"),
+    Job("learner", "qwen3_30b_a3b_moe", mesh=(1, 4, 4), only="gaps", dtype="float32"),
+    Job("engine", "qwen25_05b_gsm8k", attention="auto", dtype="float32"),
+)
+
+
+@pytest.mark.parametrize("job", FLOAT32, ids=str)
+def test_float32_factors_are_not_rounded(job: Job) -> None:
+    assert any("f32" in row["flops_by_type"] for row in rows(job).values())
+    for row in rows(job).values():
+        assert "tf32" not in row["flops_by_type"]  # what the compiler is allowed
+        assert not row.get("tf32_kernels")  # what it does
+
+
 def test_products_with_experts_are_not_more_dense() -> None:
     (row,) = rows(Job("learner", "qwen3_30b_a3b_moe", mesh=(1, 4, 4), only="gaps")).values()
     # 59 times: every device multiplies the rows of all choices with all of its 32 experts. Were
