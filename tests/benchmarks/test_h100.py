@@ -212,7 +212,7 @@ def test_slices_are_paid_for_and_not_what_they_are_cut_from() -> None:
     written = row / 2 + 4 + row
     product = whole + row / 2 + 4 * 64 * 32 + 16
     assert cost.num_bytes == read + written + 2 * whole + (100 + row / 2) + product
-    assert cost.flops == {"bf16": 7.0, "f32": 2 * 64 * 32 * 36}
+    assert cost.flops == {"bf16": 7.0, "tf32": 2 * 64 * 32 * 36}
     assert cost.calls == {"mosaic_gpu_v2": 1, "__cublas$gemm": 1}
 
 
@@ -245,7 +245,7 @@ ENTRY %main (e: f32[4,4], which: s32[]) -> f32[4,4] {
 
 def test_of_branches_the_most_expensive_counts_and_the_host_chooses() -> None:
     cost = cost_of(parse(BRANCHES))
-    assert cost.flops == {"f32": 2 * 4 * 4 * 4}
+    assert cost.flops == {"tf32": 2 * 4 * 4 * 4}
     assert cost.ragged_flops == 2 * 4 * 4 * 4
     assert cost.trips == {"jit(k)/cond": 1}
 
