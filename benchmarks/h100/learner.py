@@ -19,8 +19,10 @@ from benchmarks.h100.program import Program, Work, attention_flops, product_para
 from rlboost_jax.config.memory import (
     MOST_BLOCK,
     MOST_DENSE_TOKENS,
+    activation_bytes_per_device,
     attention_bytes_per_device,
     learner_bytes_per_device,
+    logprob_bytes_per_device,
     moment_bytes,
     num_adapter_parameters,
     num_trained_parameters,
@@ -37,6 +39,7 @@ from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.params import abstract_params
 from rlboost_jax.models.sharding import AXES, batch_sharding, param_shardings
 
+_WORKING = (attention_bytes_per_device, activation_bytes_per_device, logprob_bytes_per_device)
 _ATTENTION_LOOP = r"(while/body.*){2}while$"  # over blocks of keys, in blocks of queries, in layers
 
 
@@ -128,7 +131,7 @@ def _program(
         lower=lower,
         devices=mesh.size,
         work=work,
-        plan_bytes=trees + attention_bytes_per_device(run),
+        plan_bytes=trees + sum(part(run) for part in _WORKING),
         held_bytes=trees + weight_bytes(engine, run.weights.rollout_dtype) + moments,
         host_bytes=moments,
         assumptions=_assumptions(row_tokens),

@@ -145,6 +145,42 @@ def attention_bytes_per_device(config: RunConfig) -> int:
     return 4 * rows * heads * tokens**2
 
 
+def activation_bytes_per_device(config: RunConfig) -> int:
+    """What the layers leave for the backward pass: the residual stream before each of them and,
+    with less to be recomputed, what products with matrices return."""
+    model, tensor = config.model, config.learner.mesh[2]
+    widths = float(model.embed_dim)
+    if config.learner.remat != "full":
+        hidden = 3 * model.hidden_dim
+        if model.num_experts:
+            hidden = 3 * model.expert_dim * model.experts_per_token
+        heads = 2 * (model.num_query_heads + model.num_key_heads) * model.head_dim
+        widths += model.embed_dim + (hidden + heads) / tensor
+    if config.learner.remat == "none":  # what comes of products once more, and both norms
+        widths += widths + 2 * model.embed_dim
+    each = model.num_layers * _tokens_per_device(config) * BYTES[model.dtype]
+    return math.ceil(each * widths)
+
+
+def logprob_bytes_per_device(config: RunConfig) -> int:
+    """Of the learner's log-probabilities: the gathered matrix, float32 sums of its gradient and of
+    that of the rows, and a block of logits with its derivative."""
+    model, tensor = config.model, config.learner.mesh[2]
+    split = model.vocab_size % tensor == 0 and not config.sampling.truncated
+    entries = model.vocab_size // (tensor if split else 1)
+    matrix, tokens = model.embed_dim * entries, _tokens_per_device(config)
+    rows = min(tokens, max(LEAST_LOGIT_ROWS, MOST_LOGITS // entries))
+    factor = BYTES[model.dtype]
+    sums = 4 * tokens * model.embed_dim + (0 if model.lora.rank else 4 * matrix)
+    return factor * matrix + sums + (4 + factor) * rows * entries
+
+
+def _tokens_per_device(config: RunConfig) -> int:
+    """Of a packed batch; all devices that share out the width have the same."""
+    data, fsdp, _ = config.learner.mesh
+    return math.ceil(config.pack_rows / (data * fsdp)) * config.row_tokens
+
+
 def size_text(count: float) -> str:
     """Bytes for people: `size_text(1536)` is "1.5 KiB"."""
     if count < 1024:

@@ -63,9 +63,52 @@ def test_scores_of_attention_by_hand(config: RunConfig) -> None:
     assert of(pack_rows=1, row_tokens=14_336) == 4 * 512**2 * 4, "two blocks"
     assert of(pack_rows=1, row_tokens=14_336, attention="dense") == 4 * 14_336**2 * 4
     assert of(pack_rows=1, row_tokens=300, attention="chunked") == 4 * 300**2 * 4
-    assert "scores of attention 5.3 MiB on each" in plan_text(
+    assert "scores of attention 5.3 MiB, activations" in plan_text(
         dataclasses.replace(config, learner=dataclasses.replace(config.learner, pack_rows=8))
     )
+
+
+def test_activations_by_hand(config: RunConfig) -> None:
+    """2 layers of width 128 over 4 rows of 208 tokens a device; 4 heads and 2 of keys, of 32."""
+
+    def of(dtype: str = "float32", **learner: Any) -> float:
+        changed = dataclasses.replace(config.learner, pack_rows=4, **learner)
+        model = dataclasses.replace(config.model, dtype=dtype)
+        run = dataclasses.replace(config, model=model, learner=changed)
+        return memory.activation_bytes_per_device(run) / (2 * 4 * 208)
+
+    assert of(remat="full") == 4 * 128
+    assert of(remat="full", dtype="bfloat16") == 2 * 128
+    assert of(remat="full", mesh=(1, 2, 2)) == 4 * 128 / 2
+    hidden = config.model.hidden_dim
+    products = 128 + 3 * hidden + 2 * (4 + 2) * 32  # down and output; gate, up and both of them …
+    assert of(remat="dots") == 4 * (128 + products)
+    assert of(remat="dots", mesh=(1, 1, 2)) == 4 * (128 + 128 + (products - 128) / 2)
+    assert of(remat="none") == 2 * of(remat="dots") + 4 * 2 * 128
+
+
+def test_logprobs_by_hand(config: RunConfig) -> None:
+    """A vocabulary of 112 over 2 devices that divide it, and over 3 that do not."""
+    learner = dataclasses.replace(config.learner, pack_rows=4)
+
+    def of(mesh: tuple[int, int, int] = (1, 1, 1), **changes: Any) -> int:
+        mesh_of = dataclasses.replace(learner, mesh=mesh)
+        return memory.logprob_bytes_per_device(
+            dataclasses.replace(config, learner=mesh_of, **changes)
+        )
+
+    N, E, V = 4 * 208, config.model.embed_dim, 112
+    assert of() == 8 * E * V + 4 * N * E + 8 * N * V, "the matrix twice, rows, one block"
+    assert of((1, 1, 2)) == 4 * E * V + 4 * N * E + 4 * N * V
+    assert of((1, 1, 3)) == of()
+    assert of((1, 2, 1)) == 8 * E * V + 2 * N * E + 4 * N * V
+    adapted = dataclasses.replace(config.model, lora=LoraConfig(rank=4))
+    assert of(model=adapted) == of() - 4 * E * V, "a matrix that is not trained"
+    cut = dataclasses.replace(config.sampling, top_p=0.9)
+    assert of((1, 1, 2), sampling=cut) == of()
+    large = dataclasses.replace(config.model, dtype="bfloat16", vocab_size=2**20)
+    rows = 2**8  # that give a GiB of logits
+    assert of(model=large) == 6 * E * 2**20 + 4 * N * E + 6 * rows * 2**20
 
 
 def test_an_engine_by_hand(config: RunConfig) -> None:

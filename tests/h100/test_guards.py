@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from benchmarks.h100.__main__ import WHEELS, rows_of
+from benchmarks.h100.checkpoints import run_of
 from benchmarks.h100.jobs import Job
+from rlboost_jax.config.memory import learner_bytes_per_device, weight_bytes
 
 pytestmark = [
     pytest.mark.h100,
@@ -64,10 +66,31 @@ def test_decode_steps_copy_no_pool() -> None:
 def test_gradients_of_one_device_have_no_collectives() -> None:
     (row,) = rows(Job("learner", "qwen25_05b_gsm8k", mesh=(1, 1, 1), only="gradients 16")).values()
     assert row["collective_gb"] == 0
-    assert row["mfu_serial"] > 0.15
+    assert row["mfu_serial"] > 0.2
     # Of attention's loops over blocks, forwards, again and backwards, in two blocks of 24 layers;
     # a kernel of its own would have none.
     assert row["trips"] <= 216
+
+
+@pytest.mark.parametrize(("program", "times"), [("gradients", 4), ("gaps", 1.5)])
+def test_matrices_move_once_a_pass(program: str, times: float) -> None:
+    """Gathered forwards, and again backwards; their gradients reduced once, in float32.
+
+    In blocks of all devices' rows the unembedding was gathered a thousand times: 1,223 GB.
+    """
+    (row,) = rows(Job("learner", "qwen25_05b_gsm8k", mesh=(1, 8, 1), only=program)).values()
+    weights = weight_bytes(run_of("qwen25_05b_gsm8k").model, "bfloat16") / 1e9
+    assert row["collective_gb"] < times * weights
+    assert row["largest"][0].startswith("0.93 GiB f32[")  # logits; no table in float32
+
+
+@pytest.mark.parametrize(
+    ("mesh", "program"), [((1, 1, 1), "gradients 16"), ((1, 8, 1), "gradients")]
+)
+def test_the_plan_of_memory_is_the_compiler_s(mesh: tuple[int, int, int], program: str) -> None:
+    (row,) = rows(Job("learner", "qwen25_05b_gsm8k", mesh=mesh, only=program)).values()
+    trees = learner_bytes_per_device(run_of("qwen25_05b_gsm8k", mesh)) / 2**30
+    assert row["plan_gib"] == pytest.approx(trees + row["temporaries_gib"], rel=0.15)
 
 
 FLOAT32 = (
