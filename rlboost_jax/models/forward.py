@@ -63,13 +63,14 @@ def apply_layer(
         split: whether parameters and `config` are a device's share, see `tensor_parallel.py`.
         experts: the A experts that each token is to go to, such as those it went to when it was
             sampled; None lets the router choose.
-        mesh: over which tokens are split; needed by experts only.
+        mesh: over which tokens are split; needed by experts, and for their sums of gradients.
 
     Returns:
         The residual stream, and the experts that each token went to, the most probable first;
         None in a model without.
     """
-    graph = _graph(DecoderLayer, config, by_row=by_row, split=split)
+    split_rows = mesh is not None and any(mesh.shape[axis] > 1 for axis in BATCH)
+    graph = _graph(DecoderLayer, config, by_row=by_row, split=split, split_rows=split_rows)
     return nnx.merge(graph, layer_params)(x, positions, attend, local, experts, mesh)
 
 

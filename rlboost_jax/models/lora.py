@@ -35,6 +35,7 @@ def linear(
     by_row: bool,
     bias: bool = False,
     split_inputs: bool = False,
+    split_rows: bool = False,
 ) -> nnx.Module:
     """`products.linear`, with an adapter where the configuration adds one to matrices so named."""
     if not config.adapts(target):
@@ -46,6 +47,7 @@ def linear(
             by_row=by_row,
             bias=bias,
             split_inputs=split_inputs,
+            split_rows=split_rows,
         )
     return LoraLinear(config, size_in, size_out, rngs=rngs, by_row=by_row, bias=bias)
 

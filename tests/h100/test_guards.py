@@ -82,6 +82,8 @@ def test_matrices_move_once_a_pass(program: str, times: float) -> None:
     weights = weight_bytes(run_of("qwen25_05b_gsm8k").model, "bfloat16") / 1e9
     assert row["collective_gb"] < times * weights
     assert row["largest"][0].startswith("0.93 GiB f32[")  # logits; no table in float32
+    rounded = [c for c in row["collectives"] if c["dtype"] == "bf16" and "reduce" in c["kind"]]
+    assert sum(c["sent_gb"] for c in rounded) < 0.001 * weights  # biases
 
 
 @pytest.mark.parametrize(
