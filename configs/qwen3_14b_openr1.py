@@ -1,10 +1,10 @@
 """Qwen3-14B on OpenR1-Math as in RLBoost (NSDI '26, section 6.1): 8 reserved H100, spot servers.
 
 Run:     as configs/qwen3_8b_openr1.py
-Memory:  a reserved GPU: learner 27.5 GiB (an eighth of parameters 55.0, gradients 165.0), and two
-         of them the engine's weights, 13.8 each, as `--dry_run` computes them; by hand: 13.8 for
-         moments under way (110.0 on the host), 12 for scores of attention. That is 67 of 74.5; what
-         is left has pages of 80 KiB a token.
+Memory:  a reserved GPU: learner 27.5 GiB (an eighth of parameters 55.0, gradients 165.0),
+         activations 5.7, log-probabilities 2.3, and two of them the engine's weights, 13.8 each, as
+         `--dry_run` computes them; by hand: 13.8 for moments under way (110.0 on the host). That is
+         63 of 74.5; what is left has pages of 80 KiB a token.
 Not run: no such fleet at hand.
 """
 

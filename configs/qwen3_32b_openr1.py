@@ -2,11 +2,11 @@
 
 Run:     as configs/qwen3_8b_openr1.py, the trainer on both nodes, with a workdir that both see and
              --coordinator=NODE0:1234 --num_processes=2 --process_index=0 (or 1)
-Memory:  a reserved GPU: learner 30.5 GiB (a sixteenth of parameters 122.0, gradients 366.1), and
-         four of them the engine's weights, 15.3 each, as `--dry_run` computes them; by hand: 15.3
-         for moments on their way (244.1 on the hosts), 10 for scores of attention. That is 71 of
-         74.5, and 64 KiB for a token of the pool: with --config.engine.tensor_parallel=8 it is 63
-         and 32, and servers have 8 GPUs.
+Memory:  a reserved GPU: learner 30.5 GiB (a sixteenth of parameters 122.0, gradients 366.1),
+         activations 9.1, log-probabilities 2.3, and four of them the engine's weights, 15.3 each,
+         as `--dry_run` computes them; by hand: 15.3 for moments on their way (244.1 on the hosts).
+         That is 72.5 of 74.5, and 64 KiB for a token of the pool: with
+         --config.engine.tensor_parallel=8 it is 65 and 32, and servers have 8 GPUs.
 Not run: no such fleet at hand.
 """
 

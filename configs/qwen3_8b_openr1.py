@@ -5,9 +5,10 @@ Run:     python -m rlboost_jax.main --config=configs/qwen3_8b_openr1.py --workdi
          CUDA_VISIBLE_DEVICES=0 python -m rlboost_jax.rollout --manager=HOST:PORT --join=FOLDER
          CUDA_VISIBLE_DEVICES=1 …   # a 2-GPU instance is two servers: an engine has one GPU
 Memory:  a reserved GPU: learner 26.7 GiB (an eighth of parameters 30.5, gradients 152.6, reference
-         30.5), engine 15.3 of weights, as `--dry_run` computes them; by hand: 7.6 for moments on
-         their way (61.0 on the host), 10 for scores of attention. A token of the pool is 144 KiB:
-         some 50,000 of them there on 80 GB, 260,000 on a server, which has its weights twice.
+         30.5), activations 4.1, log-probabilities 2.2, engine 15.3 of weights, as `--dry_run`
+         computes them; by hand: 7.6 for moments on their way (61.0 on the host). A token of the
+         pool is 144 KiB: some 80,000 of them there on 80 GB, 260,000 on a server, which has its
+         weights twice.
 Not run: no such fleet at hand.
 """
 
@@ -36,8 +37,8 @@ def get_config() -> ConfigDict:
     config.sampling.max_response_tokens = 14_336
     config.learner.prompts_per_step = 128  # 1,024 responses an update
     config.learner.micro_batch_prompts = 16  # 8 of them; gradients take 5 trees of float32
-    # The learner's attention is dense: scores of a row of T tokens take 4 H T² bytes, 26 GiB for
-    # the longest. Divided by heads they fit.
+    # Divided by heads and columns, so that a packed batch is one row of the longest. Divided by
+    # rows it would be 8 of them, with 3 GiB more of log-probabilities on each device.
     config.learner.mesh = (1, 1, 8)
     config.learner.pack_tokens = 16_384  # of a packed batch
     config.learner.row_lengths = 3  # rows of 14,848, 7,424 and 3,712 tokens

@@ -146,20 +146,20 @@ def attention_bytes_per_device(config: RunConfig) -> int:
 
 
 def activation_bytes_per_device(config: RunConfig) -> int:
-    """What the layers leave for the backward pass: the residual stream before each of them and,
-    with less to be recomputed, what products with matrices return."""
+    """What the layers leave for the backward pass: the residual stream before each of them; with
+    "dots" what their products with matrices return, too; with "none" all that comes of these, as
+    the compiler for GPUs was seen to keep it."""
     model, tensor = config.model, config.learner.mesh[2]
-    widths = float(model.embed_dim)
+    E, D = model.embed_dim, model.head_dim
+    H, K = model.num_query_heads / tensor, model.num_key_heads / tensor
+    F = (model.expert_dim * model.experts_per_token or model.hidden_dim) / tensor
+    width = float(E)
     if config.learner.remat != "full":
-        hidden = 3 * model.hidden_dim
-        if model.num_experts:
-            hidden = 3 * model.expert_dim * model.experts_per_token
-        heads = 2 * (model.num_query_heads + model.num_key_heads) * model.head_dim
-        widths += model.embed_dim + (hidden + heads) / tensor
-    if config.learner.remat == "none":  # what comes of products once more, and both norms
-        widths += widths + 2 * model.embed_dim
+        width += E + (H + 2 * K) * D + 2 * F
+    if config.learner.remat == "none":
+        width += 4 * E + 4 * (H + K) * D + 5 * F
     each = model.num_layers * _tokens_per_device(config) * BYTES[model.dtype]
-    return math.ceil(each * widths)
+    return math.ceil(each * width)
 
 
 def logprob_bytes_per_device(config: RunConfig) -> int:
