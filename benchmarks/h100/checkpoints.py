@@ -54,15 +54,18 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
 }
 
 
-def run_of(name: str, mesh: tuple[int, ...] = ()) -> RunConfig:
+def run_of(name: str, mesh: tuple[int, ...] = (), dtype: str = "") -> RunConfig:
     """The run that `configs/<name>.py` describes.
 
     Args:
         mesh: in place of its own.
+        dtype: of weights, activations, keys and values, in place of its own.
     """
     config = importlib.import_module(f"configs.{name}").get_config()
     if mesh:
         config.learner.mesh = mesh
+    if dtype:
+        config.model.dtype = config.engine.kv_dtype = config.weights.rollout_dtype = dtype
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(CHECKPOINTS[name]))
         config.model.source = config.data.tokenizer = folder

@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-# Per second, of dense products by type of the factors; float32 ones become TF32.
-FLOPS = {"bf16": 989e12, "f16": 989e12, "f32": 494e12, "f8e4m3fn": 1979e12, "f8e5m2": 1979e12}
+# Per second, of dense products by type of the factors; "tf32": float32 ones that may be rounded.
+FLOPS = {
+    "bf16": 989e12, "f16": 989e12, "f8e4m3fn": 1979e12, "f8e5m2": 1979e12,
+    "tf32": 494e12, "f32": 67e12,
+}  # fmt: skip
 LEAST_FLOPS = 67e12  # of any other type: float64 on tensor cores
 MEMORY_BYTES = 80e9
 MEMORY_RATE = 3.35e12  # bytes per second
@@ -79,8 +82,8 @@ def pretended(device: Any) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name, value in (
-            ("default_backend", lambda: "gpu"),
-            ("local_devices", lambda **_: [device]),
+            ("default_backend", lambda *_, **__: "gpu"),
+            ("local_devices", lambda *_, **__: [device]),
         ):
             stack.enter_context(mock.patch.object(jax, name, value))
         from jax._src.cudnn import fused_attention_stablehlo as cudnn

@@ -4,6 +4,7 @@ Everything inside a loop counts as often as the loop runs. The length of some lo
 host has to read a predicate before every iteration, and how many there are has to be assumed.
 
 - FLOPs are those of matrix products, inside fusions and as library calls. Other arithmetic is free.
+  Factors in float32 may be rounded to TF32, with 10 bits, unless the product forbids it.
 - Traffic is what kernels read and write, each operand and result once. A kernel that reads a slice
   of an array, or writes into one in place, pays for the slice. A small array that is made and used
   in one computation is taken to stay in the cache.
@@ -43,6 +44,10 @@ _FREE = frozenset(
 # One operand, each entry of the result from one entry of it: a kernel computes what is asked for.
 _ENTRYWISE = frozenset(
     ("bitcast", "bitcast-convert", "reshape", "convert", "copy", "transpose", "negate")
+)
+# The precision of a dot, and that of a library's product.
+_EXACT = re.compile(
+    r'operand_precision=\{highest,highest\}|"operand_precision":\["HIGHEST","HIGHEST"\]'
 )
 _SLICES = frozenset(("slice", "dynamic-slice", "gather"))
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # opcode → operand with the update
@@ -280,7 +285,7 @@ def _add_product(total: Cost, instruction: Instruction, computation: Computation
     over = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)
     inner = math.prod(left.dims[int(axis)] for axis in over[1].split(",") if axis) if over else 1
     flops = 2 * instruction.shapes[0].size * inner
-    total.flops[left.dtype] += flops
+    total.flops[_factors(left.dtype, instruction.attributes)] += flops
     if "ragged_dot" in instruction.op_name:
         total.ragged_flops += flops
 
@@ -290,7 +295,14 @@ def _add_library_product(total: Cost, instruction: Instruction, computation: Com
     over = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
     axes = re.findall(r"\d+", over[1]) if over else []
     inner = math.prod(left.dims[int(axis)] for axis in axes)
-    total.flops[left.dtype] += 2 * instruction.shapes[0].size * inner
+    flops = 2 * instruction.shapes[0].size * inner
+    total.flops[_factors(left.dtype, instruction.attributes)] += flops
+
+
+def _factors(dtype: str, attributes: str) -> str:
+    """The type that a product takes factors in."""
+    exact = _EXACT.search(attributes)
+    return "tf32" if dtype == "f32" and not exact else dtype
 
 
 def _add_grouped_product(

@@ -27,10 +27,12 @@ class Job:
     mesh: tuple[int, ...] = ()  # of the learner
     attention: str = ""  # of the engine
     only: str = ""  # how the names of programs begin that are compiled; "": all are
+    dtype: str = ""  # of weights, activations, keys and values, in place of the configuration's
 
     def __str__(self) -> str:
         mesh = ",".join(map(str, self.mesh))
-        return " ".join(filter(None, (self.part, self.config, mesh, self.attention, self.only)))
+        words = (self.part, self.config, mesh, self.attention, self.only, self.dtype)
+        return " ".join(filter(None, words))
 
 
 def all_jobs() -> Iterator[Job]:

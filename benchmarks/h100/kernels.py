@@ -29,7 +29,7 @@ from benchmarks.h100.program import (
     attention_flops,
     packed_attention_calls,
 )
-from rlboost_jax.config.memory import share_of
+from rlboost_jax.config.memory import MOST_LOGITS, share_of
 from rlboost_jax.config.records import RunConfig
 
 _ATTENTION = {"mosaic_gpu": mosaic_gpu, "triton": triton, "xla": None}
@@ -129,7 +129,8 @@ def programs(run: RunConfig, device: Any) -> Iterator[Program]:
     hidden, table = array((_PACKED, E), dtype), array((E, V // engine.tensor_parallel), dtype)
 
     def total(hidden: Any, table: Any, tokens: Any) -> Any:
-        return selected_logprobs(hidden, table, tokens)[0].sum()
+        found = selected_logprobs(hidden, table, tokens, block_logits=MOST_LOGITS)
+        return found[0].sum()
 
     yield program(
         f"logprobs {_PACKED:,} rows",

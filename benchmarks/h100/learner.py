@@ -30,6 +30,7 @@ from rlboost_jax.config.memory import (
     attention_bytes_per_device,
     expert_bytes_per_device,
     learner_bytes_per_device,
+    logprob_bytes_per_device,
     moment_bytes,
     num_adapter_parameters,
     num_trained_parameters,
@@ -138,6 +139,7 @@ def _program(
     working = attention_bytes_per_device(run)
     if name.startswith("gradients"):
         working += activation_bytes_per_device(run) + expert_bytes_per_device(run)
+        working += logprob_bytes_per_device(run)
     engine = share_of(run.model, run.engine.tensor_parallel)
     return Program(
         name=name,

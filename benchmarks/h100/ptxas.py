@@ -1,4 +1,5 @@
-"""Registers, spills and shared memory of compiled kernels, as the assembler reports them.
+"""Registers, spills and shared memory of compiled kernels, as the assembler reports them, and
+whether they are what float32 means.
 
 XLA assembles the kernels that it writes, and those of Pallas Triton, with a library of its own
 that says nothing. Told to use NVIDIA's `ptxas` it takes that of the toolkit it is shown: here a
@@ -29,6 +30,8 @@ until [ "$1" = -o ]; do shift; done
 _XLA = re.compile(r"fusion|^(wrapped|copy|loop|input|gemm|Memset|reduce|sort|command)")
 _ENTRY = re.compile(r"Compiling entry function '(\S+)' for")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_PTX = re.compile(r"^\s*(?:\.visible )?\.entry ([\w$]+)", re.MULTILINE)
+_TF32 = re.compile(r"\b(?:wg)?mma[\w.:]*\.tf32\b")
 _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"^\d+: .*?\] (\S+) grid: .* shared_memory: (\d+) bytes", re.MULTILINE)
 _SCRATCH = re.compile(r"smem_scratch_bytes=(\d+)")
@@ -74,6 +77,11 @@ class Reports:
         os.environ.update(MOSAIC_GPU_DUMP_TO=str(folder), MOSAIC_GPU_DUMP_PTXAS="1")
         self.options = {**_options(folder, _REPORTS), "xla_dump_to": str(folder)}
 
+    def with_tf32(self) -> list[str]:
+        """Kernels since the last `take` whose products round float32 factors to TF32."""
+        texts = (path.read_text(errors="replace") for path in self._folder.glob("*.ptx"))
+        return sorted(name for text in texts for name in rounding_kernels(text))
+
     def take(self) -> list[dict[str, Any]]:
         """Kernels of our own since the last call, those with most registers first, and after
         them one for all of XLA's that has the worst of each."""
@@ -96,6 +104,13 @@ class Reports:
             worst = [max(k.registers for k in theirs), max(k.spilled for k in theirs)]
             found.append(Kernel(f"{len(theirs)} of XLA", *worst))
         return [asdict(kernel) for kernel in found]
+
+
+def rounding_kernels(text: str) -> list[str]:
+    """Of PTX: those that multiply with TF32 factors."""
+    parts = _PTX.split(text)[1:]
+    named = zip(parts[::2], parts[1::2], strict=True)
+    return [name for name, body in named if _TF32.search(body)]
 
 
 def _read(path: Path) -> Iterator[Kernel]:

@@ -29,7 +29,7 @@ def main(text: str, skipped: set[str]) -> None:
         from benchmarks.h100.checkpoints import run_of
         from benchmarks.h100.rows import compiled_row
 
-        run = run_of(job.config, tuple(job.mesh))
+        run = run_of(job.config, tuple(job.mesh), job.dtype)
         count = _devices(job, run)
         devices = chip.devices(count)
         stack.enter_context(chip.pretended(devices[0]))
@@ -42,6 +42,7 @@ def main(text: str, skipped: set[str]) -> None:
             except Exception as error:  # a row, too; the next program may compile
                 row = {"devices": count, "failed": reason_of(error)}
             if reports is not None:
+                row["tf32_kernels"] = reports.with_tf32()
                 row["compiled_kernels"] = reports.take()
             _say({"row": {"program": program.name, **row}})
         _say({"done": True})

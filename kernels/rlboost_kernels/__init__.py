@@ -9,6 +9,7 @@ from rlboost_kernels.kv_pages.update import kv_pages_shape, update_kv_pages
 from rlboost_kernels.logprobs.api import selected_logprobs
 from rlboost_kernels.matmul.api import matmul
 from rlboost_kernels.matmul.panels import fits_panels, pack_panels
+from rlboost_kernels.precision import product_precision
 from rlboost_kernels.sampling.api import kept_entries, sample_tokens, tokens_from_noise
 from rlboost_kernels.sampling.noise import noise_keys, uniforms
 
@@ -23,6 +24,7 @@ __all__ = [
     "matmul",
     "noise_keys",
     "pack_panels",
+    "product_precision",
     "ragged_paged_attention",
     "sample_tokens",
     "selected_logprobs",

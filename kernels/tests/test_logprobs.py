@@ -185,6 +185,7 @@ def test_tokens_outside():
         ("soft_cap", -1.0, "soft_cap is -1.0"),
         ("chunk", (0, 4), r"chunk is \(0, 4\)"),
         ("axis_name", "tensor", "unembedding is not split over axis 'tensor'"),
+        ("gather_axis", "fsdp", "unembedding is not split over axis 'fsdp'"),
     ],
 )
 def test_what_does_not_fit(name, value, message):
@@ -241,6 +242,30 @@ for shape in ((1, 4), (2, 2)):
             return jax.lax.psum((a * logprobs + b * entropy).sum(), "data")
         return jax.grad(total, argnums=(0, 1))(hidden, unembedding)
     t.assert_close(jax.jit(inside)(*arguments, a, b), expected[2:], 3e-6)
+
+# Rows over two axes, one of which the width is split over too: the matrix is gathered once, and
+# what all devices have of its gradient is summed once, before it is rounded.
+mesh = jax.make_mesh((2, 2, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+rows = P(("data", "fsdp"))
+specs = dict(mesh=mesh, in_specs=(rows, P("fsdp", "tensor"), rows), out_specs=(rows, rows))
+for name, chunk in (("xla", None), ("xla", (2, 7)), ("reference", None)):
+    op = partial(selected_logprobs, **options, axis_name="tensor", gather_axis="fsdp",
+                 chunk=chunk, implementation=name)
+    check(jax.shard_map(op, **specs))
+op = partial(selected_logprobs, axis_name="tensor", gather_axis="fsdp", chunk=(2, 40))
+half = [x.astype(jnp.bfloat16) for x in (hidden, unembedding)]
+on_mesh = jax.shard_map(op, **specs)
+total = lambda h, w: sum(x.sum() for x in on_mesh(h, w, tokens))
+program = jax.jit(jax.grad(total, argnums=(0, 1))).lower(*half).as_text()
+collectives = [line for line in program.splitlines() if "all_gather" in line]
+assert len(collectives) == 1 and "tensor<12x40xbf16>" in collectives[0], collectives
+scatters = program.split('"stablehlo.reduce_scatter"')[1:]
+assert len(scatters) == 1 and "(tensor<12x40xf32>) -> tensor<6x40xf32>" in scatters[0], scatters
+try:
+    jax.jit(jax.shard_map(op, **specs, check_vma=False))(*arguments)
+    raise SystemExit("no error without check_vma")
+except ValueError as error:
+    assert "leave check_vma on" in str(error)
 
 # Left to the compiler, in blocks of strided rows: each device keeps to its own rows.
 mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))

@@ -20,6 +20,10 @@ ATTENTION_BLOCKS: Final = {
 EXPERT_TILE: Final = 128
 # Rows that are computed at once, in units of what a device has if all experts have equally many.
 EXPERT_SPARE: Final = 1.25
+# Logits of a block of rows, in the learner's log-probabilities; a longer row is whole all the same.
+MOST_LOGITS: Final = 2**28  # a GiB: each block reads the matrix and the sums of its gradient
+LOGIT_BLOCKS: Final = {"cpu": 2**24}  # by platform, where smaller ones are better
+LEAST_LOGIT_ROWS: Final = 128
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
@@ -167,11 +171,11 @@ def expert_bytes_per_device(config: RunConfig) -> int:
     hidden layer. Of matrices: all of a device's experts as they were gathered and side by side, and
     the same of their gradients.
     """
-    model, (data, fsdp, tensor) = config.model, config.learner.mesh
+    model, (_, fsdp, tensor) = config.model, config.learner.mesh
     if not model.num_experts:
         return 0
     parts = tensor if model.num_experts % tensor == 0 else 1
-    tokens = math.ceil(config.pack_rows / (data * fsdp)) * config.row_tokens
+    tokens = _tokens_per_device(config)
     held = model.num_experts // parts
     rows = expert_rows(tokens * model.experts_per_token, held, parts)
     widths = 3 * model.embed_dim + 6 * model.expert_dim
@@ -181,15 +185,11 @@ def expert_bytes_per_device(config: RunConfig) -> int:
 
 
 def activation_bytes_per_device(config: RunConfig) -> int:
-    """What the gradient of a packed batch takes besides trees of parameters, on each device.
+    """What layers keep for the gradient of a packed batch, and what one of them has at work.
 
-    Every layer keeps something for its backward pass, one at a time has the rest, and the
-    unembedding has a float32 gradient; where parameters are divided by `fsdp`, it and the embedding
-    are gathered in float32 as well. What a fused kernel keeps counts even where there is none.
+    What a fused kernel keeps counts even where there is none.
     """
-    data, fsdp, tensor = config.learner.mesh
-    model = config.model
-    tokens = math.ceil(config.pack_rows / (data * fsdp)) * config.row_tokens
+    model, tensor = config.model, config.learner.mesh[2]
     E, F = model.embed_dim, 0 if model.num_experts else model.hidden_dim
     queries, keys = model.num_query_heads * model.head_dim, model.num_key_heads * model.head_dim
     products = 2 * E + (queries + 2 * keys + 2 * F) / tensor
@@ -201,9 +201,26 @@ def activation_bytes_per_device(config: RunConfig) -> int:
     }
     layers = model.num_layers * (E + kept[config.learner.remat])
     at_work = 8 * E + 5 * F / tensor
-    activations = tokens * BYTES[model.dtype] * (layers + at_work)
-    table = 4 * model.vocab_size * E / tensor
-    return math.ceil(activations + table * (3 if fsdp > 1 else 1))
+    return math.ceil(_tokens_per_device(config) * BYTES[model.dtype] * (layers + at_work))
+
+
+def logprob_bytes_per_device(config: RunConfig) -> int:
+    """Of the learner's log-probabilities: the gathered matrix, float32 sums of its gradient and of
+    that of the rows, and a block of logits with its derivative."""
+    model, tensor = config.model, config.learner.mesh[2]
+    split = model.vocab_size % tensor == 0 and not config.sampling.truncated
+    entries = model.vocab_size // (tensor if split else 1)
+    matrix, tokens = model.embed_dim * entries, _tokens_per_device(config)
+    rows = min(tokens, max(LEAST_LOGIT_ROWS, MOST_LOGITS // entries))
+    factor = BYTES[model.dtype]
+    sums = 4 * tokens * model.embed_dim + (0 if model.lora.rank else 4 * matrix)
+    return factor * matrix + sums + (4 + factor) * rows * entries
+
+
+def _tokens_per_device(config: RunConfig) -> int:
+    """Of a packed batch; all devices that share out the width have the same."""
+    data, fsdp, _ = config.learner.mesh
+    return math.ceil(config.pack_rows / (data * fsdp)) * config.row_tokens
 
 
 def size_text(count: float) -> str:

@@ -10,6 +10,7 @@ from rlboost_jax.config.memory import (
     attention_bytes_per_device,
     expert_bytes_per_device,
     learner_bytes,
+    logprob_bytes_per_device,
     moment_bytes,
     most_pages,
     num_parameters,
@@ -71,9 +72,9 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"{devices} device{'s' * (devices > 1)} (data {data}, fsdp {fsdp}, tensor {tensor}); "
         + _memory(learner_bytes(config))
         + _on_host(config)
-        + f"; scores of attention {size_text(attention_bytes_per_device(config))} on each"
-        + f"; activations {size_text(activation_bytes_per_device(config))} on each"
-        + _experts(config),
+        + f"; scores of attention {size_text(attention_bytes_per_device(config))}, activations "
+        f"{size_text(activation_bytes_per_device(config))}, log-probabilities "
+        f"{size_text(logprob_bytes_per_device(config))} on each" + _experts(config),
     )
     yield (
         "engine",

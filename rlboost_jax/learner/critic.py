@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
+from rlboost_kernels import product_precision
 
 from rlboost_jax.algorithms.values import value_losses
 from rlboost_jax.config.records import AlgorithmConfig, LearnerConfig, ModelConfig
@@ -131,7 +132,9 @@ def _values(
             model, decoder, batch, remat=learner.remat, mesh=mesh, attention=attention
         )
         x, _ = head_factors(model, decoder, x)
-        return (x.astype(jnp.float32) @ params["value"]["kernel"]).reshape(batch.tokens.shape)
+        kernel = params["value"]["kernel"]
+        value = jnp.matmul(x.astype(jnp.float32), kernel, precision=product_precision(kernel.dtype))
+        return value.reshape(batch.tokens.shape)
 
     return values
 

@@ -3,19 +3,25 @@
 That is the whole softmax at the run's temperature or, with top-k or top-p, what these leave
 of it: the engine records the latter, and a ratio to it is 1 on policy only if the learner
 cuts in the same way.
+
+On a mesh every device makes logits of its own rows, block by block, and of its own columns where
+the `tensor` axis divides the vocabulary: the matrix is gathered over `fsdp` once, in the dtype of
+products, and what all devices have of its gradient is summed up once.
 """
 
-from typing import Final
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 from rlboost_kernels import kept_entries, matmul, selected_logprobs
 
+from rlboost_jax.config.memory import LEAST_LOGIT_ROWS, LOGIT_BLOCKS, MOST_LOGITS
 from rlboost_jax.config.records import SamplingConfig
-
-_BLOCK_LOGITS: Final = 2**24  # of a block of rows: 64 MiB
-_LEAST_ROWS: Final = 128
+from rlboost_jax.models.products import float32_product
+from rlboost_jax.models.sharding import BATCH, unembedding_spec
 
 Logprobs = tuple[Float[Array, " N"], Float[Array, " N"]]
 
@@ -26,6 +32,7 @@ def sampled_logprobs(
     tokens: Int[Array, " N"],
     sampling: SamplingConfig,
     *,
+    mesh: Mesh | None = None,
     soft_cap: float = 0.0,
     by_row: bool = False,
 ) -> Logprobs:
@@ -34,15 +41,97 @@ def sampled_logprobs(
     Where rounding leaves a token just outside of what the learner would keep, it is kept.
 
     Args:
+        mesh: over which rows and the matrix are split; None: all is on one device.
         soft_cap: `final_soft_cap` of the model; 0: none.
-        by_row: whether the logits are the engine's own products, see `models/decoder.py`.
+        by_row: whether the logits are the engine's own products, see `models/decoder.py`; on a
+            mesh of one device.
     """
     if not sampling.truncated:
         return whole_logprobs(
-            hidden, unembedding, tokens, sampling, soft_cap=soft_cap, by_row=by_row
+            hidden, unembedding, tokens, sampling, mesh=mesh, soft_cap=soft_cap, by_row=by_row
         )
+    of_rows = partial(_truncated_blocks, sampling=sampling, soft_cap=soft_cap, by_row=by_row)
+    if mesh is None or mesh.size == 1:
+        return of_rows(hidden, unembedding, tokens)
+    spec = unembedding_spec(unembedding.shape, mesh)
+
+    def of_device(hidden: Array, unembedding: Array, tokens: Array) -> Logprobs:
+        for axis, name in enumerate(spec):
+            if name is not None:
+                unembedding = jax.lax.all_gather(unembedding, name, axis=axis, tiled=True)
+        return of_rows(hidden, unembedding, tokens)
+
+    # What is kept of a row depends on all of its logits: a device makes them all, of fewer rows.
+    return _on_mesh(of_device, mesh, spec, share_rows=True)(hidden, unembedding, tokens)
+
+
+def whole_logprobs(
+    hidden: Float[Array, "N E"],
+    unembedding: Float[Array, "E V"],
+    tokens: Int[Array, " N"],
+    sampling: SamplingConfig,
+    *,
+    mesh: Mesh | None = None,
+    soft_cap: float = 0.0,
+    by_row: bool = False,
+) -> Logprobs:
+    """The same under the whole softmax, whether sampling cuts it or not."""
+    of_device = partial(
+        selected_logprobs,
+        temperature=sampling.temperature,
+        soft_cap=soft_cap or None,
+        block_logits=_block_logits(),
+        products=None if by_row else "xla",
+    )
+    if mesh is None or mesh.size == 1:
+        return of_device(hidden, unembedding, tokens)
+    spec = unembedding_spec(unembedding.shape, mesh)
+    gather_axis, axis_name = spec
+    of_device = partial(of_device, gather_axis=gather_axis, axis_name=axis_name)
+    on_mesh = _on_mesh(of_device, mesh, spec, share_rows=axis_name is None)
+    return on_mesh(hidden, unembedding, tokens)
+
+
+def _on_mesh(
+    of_device: Callable[[Array, Array, Array], Logprobs],
+    mesh: Mesh,
+    spec: PartitionSpec,
+    *,
+    share_rows: bool,
+) -> Callable[[Array, Array, Array], Logprobs]:
+    """Of rows, matrix and tokens that are split over a mesh.
+
+    Args:
+        spec: of the matrix.
+        share_rows: also over `tensor`, if it divides them.
+    """
+
+    def on_mesh(hidden: Array, unembedding: Array, tokens: Array) -> Logprobs:
+        shared = share_rows and len(tokens) % mesh.size == 0
+        rows = PartitionSpec((*BATCH, "tensor") if shared else BATCH)
+        run: Callable[..., Logprobs] = jax.shard_map(
+            of_device, mesh=mesh, in_specs=(rows, spec, rows), out_specs=(rows, rows)
+        )
+        return run(hidden, unembedding, tokens)
+
+    return on_mesh
+
+
+def _block_logits() -> int:
+    return LOGIT_BLOCKS.get(jax.default_backend(), MOST_LOGITS)
+
+
+def _truncated_blocks(
+    hidden: Float[Array, "N E"],
+    unembedding: Float[Array, "E V"],
+    tokens: Int[Array, " N"],
+    *,
+    sampling: SamplingConfig,
+    soft_cap: float,
+    by_row: bool,
+) -> Logprobs:
     N, V = len(tokens), unembedding.shape[1]
-    rows = max(_LEAST_ROWS, _BLOCK_LOGITS // V)
+    rows = max(LEAST_LOGIT_ROWS, _block_logits() // V)
 
     @jax.checkpoint
     def block(part: tuple[Array, Array]) -> Logprobs:
@@ -59,26 +148,6 @@ def sampled_logprobs(
     return logprobs.ravel()[:N], entropies.ravel()[:N]
 
 
-def whole_logprobs(
-    hidden: Float[Array, "N E"],
-    unembedding: Float[Array, "E V"],
-    tokens: Int[Array, " N"],
-    sampling: SamplingConfig,
-    *,
-    soft_cap: float = 0.0,
-    by_row: bool = False,
-) -> Logprobs:
-    """The same under the whole softmax, whether sampling cuts it or not."""
-    return selected_logprobs(
-        hidden,
-        unembedding,
-        tokens,
-        temperature=sampling.temperature,
-        soft_cap=soft_cap or None,
-        products=None if by_row else "xla",
-    )
-
-
 def _truncated(
     hidden: Float[Array, "N E"],
     unembedding: Float[Array, "E V"],
@@ -90,7 +159,7 @@ def _truncated(
     if by_row:
         logits = matmul(hidden, unembedding, out_dtype=jnp.float32)
     else:
-        logits = jnp.matmul(hidden, unembedding, preferred_element_type=jnp.float32)
+        logits = float32_product(hidden, unembedding, by_row=False)
     if soft_cap:
         logits = soft_cap * jnp.tanh(logits / soft_cap)
     N, V = logits.shape

@@ -92,6 +92,7 @@ def gaps_of(
             *factors_of(joined(base, params), batch),
             targets,
             sampling,
+            mesh=mesh,
             soft_cap=model.final_soft_cap,
             by_row=by_row,
         )
@@ -114,12 +115,17 @@ def evaluate_of(
         targets, factors = jnp.ravel(batch.targets), factors_of(joined(base, params), batch)
         soft_cap = model.final_soft_cap
         logprobs, _ = sampled_logprobs(
-            *factors, targets, sampling, soft_cap=soft_cap, by_row=by_row
+            *factors, targets, sampling, mesh=mesh, soft_cap=soft_cap, by_row=by_row
         )
         found = {"policy": logprobs}
         if reference is not None:
             whole_of = partial(
-                whole_logprobs, tokens=targets, sampling=sampling, soft_cap=soft_cap, by_row=by_row
+                whole_logprobs,
+                tokens=targets,
+                sampling=sampling,
+                mesh=mesh,
+                soft_cap=soft_cap,
+                by_row=by_row,
             )
             found["reference"], _ = whole_of(*factors_of(joined(base, reference), batch))
             found["whole"] = whole_of(*factors)[0] if sampling.truncated else found["policy"]
@@ -145,7 +151,12 @@ def gradients_of(
         factors = factors_of(joined(base, params), batch)
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         logprobs, entropy = sampled_logprobs(
-            *factors, targets, sampling, soft_cap=model.final_soft_cap, by_row=by_row
+            *factors,
+            targets,
+            sampling,
+            mesh=mesh,
+            soft_cap=model.final_soft_cap,
+            by_row=by_row,
         )
         whole = frozen = None
         if reference is not None:
@@ -154,6 +165,7 @@ def gradients_of(
                 whole_logprobs,
                 tokens=targets,
                 sampling=sampling,
+                mesh=mesh,
                 soft_cap=model.final_soft_cap,
                 by_row=by_row,
             )

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Bool, Float, Int
-from rlboost_kernels import ragged_paged_attention
+from rlboost_kernels import product_precision, ragged_paged_attention
 
 from rlboost_jax.config.memory import MOST_DENSE_TOKENS
 from rlboost_jax.config.records import ModelConfig
@@ -100,7 +100,8 @@ def attend_dense(
     q_BKGTD = q.reshape(B, T, K, H // K, D).transpose(0, 2, 3, 1, 4)
     k_BKSD = k.reshape(B, T, K, D).transpose(0, 2, 1, 3)
     v_BKSD = v.reshape(B, T, K, D).transpose(0, 2, 1, 3)
-    scores = jnp.einsum("bkgtd,bksd->bkgts", q_BKGTD, k_BKSD, preferred_element_type=jnp.float32)
+    product = partial(jnp.einsum, precision=product_precision(q.dtype))
+    scores = product("bkgtd,bksd->bkgts", q_BKGTD, k_BKSD, preferred_element_type=jnp.float32)
     scores *= form.scale
     if form.soft_cap is not None:
         scores = form.soft_cap * jnp.tanh(scores / form.soft_cap)
@@ -110,7 +111,7 @@ def attend_dense(
         visible_BTS &= ~(beyond if local is None else beyond & local)
     scores = jnp.where(visible_BTS[:, None, None], scores, _MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out_BKGTD = jnp.einsum("bkgts,bksd->bkgtd", weights, v_BKSD)
+    out_BKGTD = product("bkgts,bksd->bkgtd", weights, v_BKSD)
     return out_BKGTD.transpose(0, 3, 1, 2, 4).reshape(N, H, D)
 
 

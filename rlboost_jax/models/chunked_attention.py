@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+from rlboost_kernels import product_precision
 
 from rlboost_jax.config.memory import ATTENTION_BLOCKS, MOST_BLOCK
 
@@ -99,7 +100,7 @@ def _scores(
     j: Int[Array, ""],
 ) -> tuple[Float[Array, "B K G b b"], Bool[Array, "B 1 1 b b"]]:
     """Of the queries of block i and the keys of block j, and which of them count."""
-    scores = jnp.einsum("bkgqd,bksd->bkgqs", q_BKGbD, k_BKbD, preferred_element_type=_sum(q_BKGbD))
+    scores = _product("bkgqd,bksd->bkgqs", q_BKGbD, k_BKbD)
     scores *= form.scale
     if form.soft_cap is not None:
         scores = form.soft_cap * jnp.tanh(scores / form.soft_cap)
@@ -115,6 +116,15 @@ def _scores(
 def _sum(x: Array) -> Any:
     """The type in which products of x add up."""
     return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _product(axes: str, left: Array, right: Array) -> Array:
+    """Rounded neither before nor after."""
+    precision = product_precision(left.dtype)
+    product: Array = jnp.einsum(
+        axes, left, right, precision=precision, preferred_element_type=_sum(left)
+    )
+    return product
 
 
 def _forward(
@@ -134,12 +144,7 @@ def _forward(
             higher = jnp.maximum(highest, scores.max(axis=-1, where=seen, initial=_LEAST))
             parts = jnp.where(seen, jnp.exp(scores - higher[..., None]), 0.0)
             fade = jnp.exp(highest - higher)
-            added = jnp.einsum(
-                "bkgqs,bksd->bkgqd",
-                parts.astype(v.dtype),
-                v_blocks[j],
-                preferred_element_type=out.dtype,
-            )
+            added = _product("bkgqs,bksd->bkgqd", parts.astype(v.dtype), v_blocks[j])
             total = total * fade + parts.sum(axis=-1)
             return higher, total, out * fade[..., None] + added
 
@@ -164,7 +169,6 @@ def _backward(
     q_blocks, k_blocks, v_blocks, up_blocks = (_blocks(x, rows, T, K) for x in (q, k, v, upstream))
     k_blocks, v_blocks = k_blocks[:, :, :, 0], v_blocks[:, :, :, 0]
     exact = _sum(q)
-    product = partial(jnp.einsum, preferred_element_type=exact)
     means = (up_blocks.astype(exact) * out_blocks.astype(exact)).sum(axis=-1)
 
     def of_block(
@@ -176,13 +180,13 @@ def _backward(
             dq, dk, dv = carry
             scores, seen = _scores(form, rows, local, q_BKGbD, k_blocks[j], i, j)
             parts = jnp.where(seen, jnp.exp(scores - log_total[..., None]), 0.0)
-            slopes = parts * (product("bkgqd,bksd->bkgqs", up, v_blocks[j]) - mean[..., None])
+            slopes = parts * (_product("bkgqd,bksd->bkgqs", up, v_blocks[j]) - mean[..., None])
             if form.soft_cap is not None:
                 slopes *= 1 - jnp.square(scores / form.soft_cap)
             slopes = (slopes * form.scale).astype(q.dtype)
-            dq += product("bkgqs,bksd->bkgqd", slopes, k_blocks[j])
-            dk = dk.at[j].add(product("bkgqs,bkgqd->bksd", slopes, q_BKGbD))
-            dv = dv.at[j].add(product("bkgqs,bkgqd->bksd", parts.astype(v.dtype), up))
+            dq += _product("bkgqs,bksd->bkgqd", slopes, k_blocks[j])
+            dk = dk.at[j].add(_product("bkgqs,bkgqd->bksd", slopes, q_BKGbD))
+            dv = dv.at[j].add(_product("bkgqs,bkgqd->bksd", parts.astype(v.dtype), up))
             return dq, dk, dv
 
         dq, *gradients_now = jax.lax.fori_loop(

@@ -70,9 +70,11 @@ class Attention(nnx.Module):
     section 2 (layers with a window and rotary frequencies of their own).
     """
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool, split: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool, split: bool, split_rows: bool
+    ) -> None:
         E, D, bias = config.embed_dim, config.head_dim, config.attention_bias
-        product = partial(linear, config, rngs=rngs, by_row=by_row)
+        product = partial(linear, config, rngs=rngs, by_row=by_row, split_rows=split_rows)
         self.query = product("q_proj", E, config.num_query_heads * D, bias=bias)
         self.key = product("k_proj", E, config.num_key_heads * D, bias=bias)
         self.value = product("v_proj", E, config.num_key_heads * D, bias=bias)
@@ -110,8 +112,10 @@ class Attention(nnx.Module):
 class GatedMLP(nnx.Module):
     """SwiGLU or GeGLU. Source: Shazeer 2020, arXiv:2002.05202, equation 6."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool, split: bool) -> None:
-        product = partial(linear, config, rngs=rngs, by_row=by_row)
+    def __init__(
+        self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool, split: bool, split_rows: bool
+    ) -> None:
+        product = partial(linear, config, rngs=rngs, by_row=by_row, split_rows=split_rows)
         self.gate = product("gate_proj", config.embed_dim, config.hidden_dim)
         self.up = product("up_proj", config.embed_dim, config.hidden_dim)
         self.down = product("down_proj", config.hidden_dim, config.embed_dim, split_inputs=split)
@@ -125,19 +129,26 @@ class DecoderLayer(nnx.Module):
     """Attention, then the feed-forward layer, each on a normalised copy of the residual stream.
 
     With `post_norms` what they add to it is normalised, too. With `split`, which needs `by_row`, it
-    is a device's share of a layer, see `tensor_parallel.py`.
+    is a device's share of a layer, see `tensor_parallel.py`. With `split_rows` each device of a
+    mesh has some of the rows, see `products.linear`.
     """
 
     def __init__(
-        self, config: ModelConfig, *, rngs: nnx.Rngs, by_row: bool = False, split: bool = False
+        self,
+        config: ModelConfig,
+        *,
+        rngs: nnx.Rngs,
+        by_row: bool = False,
+        split: bool = False,
+        split_rows: bool = False,
     ) -> None:
         self.attention_norm = _norm(config, config.embed_dim, by_row)
-        self.attention = Attention(config, rngs, by_row, split)
+        self.attention = Attention(config, rngs, by_row, split, split_rows)
         self.mlp_norm = _norm(config, config.embed_dim, by_row)
         self.mlp: GatedMLP | RoutedMLP = (
             RoutedMLP(config, rngs, by_row, split, _activation(config))
             if config.num_experts
-            else GatedMLP(config, rngs, by_row, split)
+            else GatedMLP(config, rngs, by_row, split, split_rows)
         )
         if config.post_norms:
             self.attention_post_norm = _norm(config, config.embed_dim, by_row)

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
-from rlboost_kernels import matmul
+from rlboost_kernels import matmul, product_precision
 from rlboost_kernels.grouped.api import choose_grouped
 
 from rlboost_jax.config.records import ModelConfig
@@ -183,9 +183,10 @@ def _sorted(
     back = jnp.argsort(order)
     sizes = (mine[:, None] == jnp.arange(X)[None, :]).sum(axis=0, dtype=jnp.int32)
     rows = _permuted(jnp.repeat(x, A, axis=0), order)
-    hidden = activation(jax.lax.ragged_dot(rows, gate, sizes))
-    hidden = hidden * jax.lax.ragged_dot(rows, up, sizes)
-    out = jax.lax.ragged_dot(hidden, down, sizes, preferred_element_type=jnp.float32)
+    product = partial(jax.lax.ragged_dot, precision=product_precision(x.dtype))
+    hidden = activation(product(rows, gate, sizes))
+    hidden = hidden * product(rows, up, sizes)
+    out = product(hidden, down, sizes, preferred_element_type=jnp.float32)
     out = jnp.where((jnp.arange(N * A) < sizes.sum())[:, None], out, 0.0)
     out_NAE = _permuted(out, back).reshape(N, A, -1)
     return (out_NAE * weights[:, :, None]).sum(axis=1)

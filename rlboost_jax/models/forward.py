@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from rlboost_jax.config.records import ModelConfig
@@ -21,7 +21,8 @@ from rlboost_jax.models.attention import row_attention
 from rlboost_jax.models.decoder import Attend, DecoderLayer, Embedding, Head, Local
 from rlboost_jax.models.packed_attention import SAVED
 from rlboost_jax.models.params import Params
-from rlboost_jax.models.sharding import batch_sharding
+from rlboost_jax.models.sharding import BATCH, batch_sharding, table_spec
+from rlboost_jax.models.tensor_parallel import first_of
 
 # What the backward pass of a layer finds in memory besides the residual stream; `learner.remat`.
 REMAT_POLICIES: Final = {
@@ -69,7 +70,7 @@ def apply_layer(
         split: whether parameters and `config` are a device's share, see `tensor_parallel.py`.
         experts: the A experts that each token is to go to, such as those it went to when it was
             sampled; None lets the router choose.
-        mesh: over which tokens are split; needed by experts only.
+        mesh: over which tokens are split; needed by experts, and for their sums of gradients.
         grouped: implementation of experts' products, see `rlboost_kernels.grouped_matmul`; None
             takes the best.
 
@@ -77,7 +78,8 @@ def apply_layer(
         The residual stream, and the experts that each token went to, the most probable first;
         None in a model without.
     """
-    graph = _graph(DecoderLayer, config, by_row=by_row, split=split)
+    split_rows = mesh is not None and any(mesh.shape[axis] > 1 for axis in BATCH)
+    graph = _graph(DecoderLayer, config, by_row=by_row, split=split, split_rows=split_rows)
     return nnx.merge(graph, layer_params)(x, positions, attend, local, experts, mesh, grouped)
 
 
@@ -160,7 +162,7 @@ def hidden_states_and_experts(
         )
         return keep_split(x), chosen
 
-    x = keep_split(embed(config, _gathered_rows(params, mesh), tokens.reshape(-1)))
+    x = keep_split(_embedded(config, params, tokens.reshape(-1), mesh))
     unroll = config.num_layers <= _UNROLLED_LAYERS
     # Only what is unrolled could be merged with the forward pass again, and so kept after all.
     return jax.lax.scan(
@@ -171,22 +173,39 @@ def hidden_states_and_experts(
     )
 
 
-def _gathered_rows(params: Params, mesh: Mesh | None) -> Params:
-    """With the table's rows whole over `fsdp`, as every matrix is while it is used.
+def _embedded(
+    config: ModelConfig, params: Params, tokens: Int[Array, " N"], mesh: Mesh | None
+) -> Float[Array, "N E"]:
+    """`embed`, of tokens and a table that are split over a mesh.
 
-    The compiler does so by itself for products. For a look-up it would rather gather what all
-    rows of the batch have looked up.
+    A device looks up the tokens of all, in the columns that it has, and columns change places with
+    rows: a fraction of the bytes of a gathered table, which nobody holds. The gradient of an entry
+    is the float32 sum over the tokens of all devices, in their order.
     """
-    if mesh is None:
-        return params
     table = params["embedding"]["table"]
-    whole = NamedSharding(mesh, PartitionSpec(_vocabulary_axis(table.shape[0], mesh)))
-    table = jax.lax.with_sharding_constraint(table, whole)
-    return {**params, "embedding": {**params["embedding"], "table": table}}
+    if mesh is None or mesh.size == 1:
+        return embed(config, params, tokens)
+    spec = table_spec(table.shape, mesh)
+    over_entries, over_columns = spec
+    rows = PartitionSpec(BATCH)
 
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(spec, rows), out_specs=rows)
+    def of_device(table: Float[Array, "V E"], tokens: Int[Array, " N"]) -> Float[Array, "N E"]:
+        if over_columns is not None:
+            tokens = jax.lax.all_gather(tokens, over_columns, tiled=True)
+        if over_entries is None:
+            x = embed(config, {"embedding": {"table": table}}, tokens)
+        else:
+            mine = tokens - first_of(len(table))
+            inside = (mine >= 0) & (mine < len(table))
+            held = jnp.clip(mine, 0, len(table) - 1)
+            x = embed(config, {"embedding": {"table": table}}, held)
+            x = jnp.where(inside[:, None], x, 0)
+        if over_columns is not None:
+            x = jax.lax.all_to_all(x, over_columns, split_axis=0, concat_axis=1, tiled=True)
+        return x if over_entries is None else jax.lax.psum(x, over_entries)
 
-def _vocabulary_axis(vocab_size: int, mesh: Mesh) -> str | None:
-    return "tensor" if vocab_size % mesh.shape["tensor"] == 0 else None
+    return of_device(table, tokens)
 
 
 def _rematerialised(

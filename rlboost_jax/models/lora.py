@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
-from rlboost_kernels import matmul
+from rlboost_kernels import matmul, product_precision
 
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models import products
@@ -35,6 +35,7 @@ def linear(
     by_row: bool,
     bias: bool = False,
     split_inputs: bool = False,
+    split_rows: bool = False,
 ) -> nnx.Module:
     """`products.linear`, with an adapter where the configuration adds one to matrices so named."""
     if not config.adapts(target):
@@ -46,6 +47,7 @@ def linear(
             by_row=by_row,
             bias=bias,
             split_inputs=split_inputs,
+            split_rows=split_rows,
         )
     return LoraLinear(config, size_in, size_out, rngs=rngs, by_row=by_row, bias=bias)
 
@@ -113,7 +115,9 @@ def adapted_product(
     products of a frozen matrix do.
     """
     matrix = merged(kernel, a, b, scale=scale, dtype=x.dtype, by_row=by_row)
-    return matmul(x, matrix) if by_row else jnp.matmul(x, matrix)
+    if by_row:
+        return matmul(x, matrix)
+    return jnp.matmul(x, matrix, precision=product_precision(x.dtype))
 
 
 def _forward(
@@ -127,7 +131,8 @@ def _backward(
 ) -> tuple[Array, None, Array, Array]:
     x, kernel, a, b = kept
     matrix = merged(kernel, a, b, scale=scale, dtype=x.dtype, by_row=by_row)
-    wide = partial(jnp.matmul, preferred_element_type=jnp.float32)
+    precision = product_precision(x.dtype)
+    wide = partial(jnp.matmul, precision=precision, preferred_element_type=jnp.float32)
     left, right = a.astype(x.dtype), b.astype(x.dtype)
     to_x = wide(gradient, matrix.T).astype(x.dtype)
     to_a = scale * wide(x.T, wide(gradient, right.T).astype(x.dtype))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
-from rlboost_kernels import matmul
+from rlboost_kernels import matmul, product_precision
 
 from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.tensor_parallel import added_up
@@ -34,22 +34,30 @@ def linear(
     by_row: bool,
     bias: bool = False,
     split_inputs: bool = False,
+    split_rows: bool = False,
 ) -> nnx.Linear:
     """A matrix stored [in, out] and, where there is one, a bias that starts at 0.
 
     Args:
         split_inputs: of rows and matrix each device has some inputs, see `tensor_parallel.py`.
+        split_rows: each device has some rows. What all have of the matrix's gradient is then added
+            up before it is rounded.
     """
     std = size_in**-0.5
+    options: dict[str, Any] = {}
     product: Callable[..., Array] = jax.lax.dot_general
     if by_row:
         product = _product_of_parts if split_inputs else _product_by_row
+    elif split_rows and jnp.dtype(config.dtype) != jnp.float32:
+        product, options = _product_of_some_rows, {"promote_dtype": _matrix_as_it_is}
     return nnx.Linear(
         size_in,
         size_out,
         use_bias=bias,
         dtype=jnp.dtype(config.dtype),
+        precision=product_precision(config.dtype),
         dot_general=product,
+        **options,
         kernel_init=nnx.initializers.normal(std),
         kernel_metadata={"std": std},
         bias_metadata={"start": 0.0},
@@ -57,12 +65,55 @@ def linear(
     )
 
 
+def _matrix_as_it_is(arrays: tuple[Any, ...], *, dtype: Any, **_: Any) -> tuple[Any, ...]:
+    """Rows, matrix and bias as `nnx.Linear` promotes them, but for the matrix."""
+    x, kernel, bias = arrays
+    return x.astype(dtype), kernel, None if bias is None else bias.astype(dtype)
+
+
+def _product_of_some_rows(
+    x: Float[Array, "N I"], kernel: Float[Array, "I O"], *_: Any, **__: Any
+) -> Float[Array, "N O"]:
+    return _cast_product(x, kernel)
+
+
+@jax.custom_vjp
+def _cast_product(x: Float[Array, "N I"], kernel: Float[Array, "I O"]) -> Float[Array, "N O"]:
+    """Of rows with a float32 matrix in their own dtype, whose gradient stays float32.
+
+    Cast before, the matrix would have a gradient in the dtype of rows, and so would the parts of
+    it that the devices of a mesh add up.
+    """
+    return _cast_forward(x, kernel)[0]
+
+
+def _cast_forward(
+    x: Float[Array, "N I"], kernel: Float[Array, "I O"]
+) -> tuple[Float[Array, "N O"], tuple[Array, Array]]:
+    matrix = kernel.astype(x.dtype)  # one for both passes: it is gathered once
+    return x @ matrix, (x, matrix)
+
+
+def _cast_backward(
+    kept: tuple[Array, Array], gradient: Float[Array, "N O"]
+) -> tuple[Float[Array, "N I"], Float[Array, "I O"]]:
+    x, matrix = kept
+    # Not by its transpose, which would be gathered by itself.
+    by_x = jax.lax.dot_general(gradient, matrix, (((1,), (1,)), ((), ())))
+    over = (((0,), (0,)), ((), ()))
+    return by_x, jax.lax.dot_general(x, gradient, over, preferred_element_type=jnp.float32)
+
+
+_cast_product.defvjp(_cast_forward, _cast_backward)
+
+
 def float32_product(x: Float[Array, "N I"], kernel: Matrix, *, by_row: bool) -> Float[Array, "N O"]:
     """Of rows with a matrix, which is cast to their dtype first."""
     kernel = kernel.astype(x.dtype)
     if by_row:
         return matmul(x, kernel, out_dtype=jnp.float32)
-    return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
+    precision = product_precision(x.dtype)
+    return jnp.matmul(x, kernel, precision=precision, preferred_element_type=jnp.float32)
 
 
 def row_mean(x: Float[Array, "*rows E"], *, by_row: bool) -> Float[Array, "*rows 1"]:

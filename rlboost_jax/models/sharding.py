@@ -82,6 +82,16 @@ def param_shardings(config: ModelConfig, mesh: Mesh | AbstractMesh) -> Params:
     )
 
 
+def table_spec(shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    """Of the embedding's table [V, E]."""
+    return _spec("embedding.table", shape, mesh)
+
+
+def unembedding_spec(shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    """Of the matrix [E, V] that logits are a product with, the embedding's table or its own."""
+    return _spec("head.kernel", shape, mesh)
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """First axis (rows, or tokens of whole rows) over `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(BATCH))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.h100 import chip
+from benchmarks.h100 import chip, ptxas
 from benchmarks.h100.cost import Assumptions, Call, Collective, cost_of, group_of, largest
 from benchmarks.h100.hlo import Shape, parse
 from benchmarks.h100.program import Program, Work
@@ -77,6 +77,40 @@ def test_a_loop_that_no_assumption_speaks_of_counts_once_and_is_named() -> None:
     assert cost.flops == {"bf16": 3 * ONE_PRODUCT}
     assert cost.trips == {"jit(f)/while/body/while": 3.0}
     assert cost.guessed == {"jit(f)/while/body/while"}
+
+
+PRECISIONS = """
+HloModule jit_p
+
+ENTRY %main (a: f32[4,8], b: f32[8,16], c: bf16[4,8], d: bf16[8,16]) -> f32[4,16] {
+  %a = f32[4,8]{1,0} parameter(0)
+  %b = f32[8,16]{1,0} parameter(1)
+  %c = bf16[4,8]{1,0} parameter(2)
+  %d = bf16[8,16]{1,0} parameter(3)
+  %rounded = f32[4,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %half = f32[4,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}, operand_precision={high,high}
+  %exact = f32[4,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}, operand_precision={highest,highest}
+  %short = f32[4,16]{1,0} dot(%c, %d), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %library = f32[4,16]{1,0} custom-call(%a, %b), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]},"precision_config":{"operand_precision":["DEFAULT","DEFAULT"]}}}
+  ROOT %last = f32[4,16]{1,0} custom-call(%a, %b), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]},"precision_config":{"operand_precision":["HIGHEST","HIGHEST"]}}}
+}
+"""  # noqa: E501
+
+
+def test_products_of_float32_are_tf32_unless_they_forbid_it() -> None:
+    each = 2 * 4 * 16 * 8
+    assert cost_of(parse(PRECISIONS)).flops == {"tf32": 3 * each, "f32": 2 * each, "bf16": each}
+
+
+def test_kernels_that_round_are_found_by_their_instructions() -> None:
+    text = """
+.visible .entry plain(.param .u64 a) { fma.rn.f32 %f1, %f2, %f3, %f4; }
+.visible .entry one(.param .u64 a)
+{ mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f0}, {%r1}, {%r2}, {%f3}; }
+.entry short(.param .u64 a) { mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f0}; }
+.visible .entry two(.param .u64 a) { wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%f0}; }
+"""
+    assert ptxas.rounding_kernels(text) == ["one", "two"]
 
 
 COLLECTIVES = """
@@ -207,7 +241,7 @@ def test_slices_are_paid_for_and_not_what_they_are_cut_from() -> None:
     written = row / 2 + 4 + row
     product = whole + row / 2 + 4 * 64 * 32 + 16
     assert cost.num_bytes == read + written + 2 * whole + (100 + row / 2) + product
-    assert cost.flops == {"bf16": 7.0, "f32": 2 * 64 * 32 * 36}
+    assert cost.flops == {"bf16": 7.0, "tf32": 2 * 64 * 32 * 36}
     assert cost.calls == {"mosaic_gpu_v2": 1, "__cublas$gemm": 1}
 
 
@@ -240,7 +274,7 @@ ENTRY %main (e: f32[4,4], which: s32[]) -> f32[4,4] {
 
 def test_of_branches_the_most_expensive_counts_and_the_host_chooses() -> None:
     cost = cost_of(parse(BRANCHES))
-    assert cost.flops == {"f32": 2 * 4 * 4 * 4}
+    assert cost.flops == {"tf32": 2 * 4 * 4 * 4}
     assert cost.ragged_flops == 2 * 4 * 4 * 4
     assert cost.trips == {"jit(k)/cond": 1}
 

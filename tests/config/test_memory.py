@@ -63,7 +63,7 @@ def test_scores_of_attention_by_hand(config: RunConfig) -> None:
     assert of(pack_rows=1, row_tokens=14_336) == 4 * 512**2 * 4, "two blocks"
     assert of(pack_rows=1, row_tokens=14_336, attention="dense") == 4 * 14_336**2 * 4
     assert of(pack_rows=1, row_tokens=300, attention="chunked") == 4 * 300**2 * 4
-    assert "scores of attention 5.3 MiB on each" in plan_text(
+    assert "scores of attention 5.3 MiB, activations" in plan_text(
         dataclasses.replace(config, learner=dataclasses.replace(config.learner, pack_rows=8))
     )
 
@@ -87,8 +87,7 @@ def test_experts_by_hand(config: RunConfig) -> None:
 
 
 def test_activations_by_hand(config: RunConfig) -> None:
-    """2 rows of 208 tokens on each of 6 devices: 2 layers of 128, 4 heads of 32 (keys: 2), 256
-    hidden, 112 entries, divided by 3 where the mesh does."""
+    """2 rows of 208 tokens on a device: 2 layers of 128, 4 heads of 32 (keys: 2), 256 hidden."""
 
     def of(remat: str, *mesh: int) -> int:
         learner = dataclasses.replace(config.learner, remat=remat, mesh=mesh, pack_rows=4)
@@ -97,18 +96,40 @@ def test_activations_by_hand(config: RunConfig) -> None:
     def numbers(kept: int, tokens: int = 416) -> int:
         return tokens * (2 * kept + 8 * 128 + 5 * 256)
 
-    table = 112 * 128
-    assert of("full", 2, 1, 1) == 4 * (numbers(128) + table)
-    assert of("full", 1, 2, 1) == 4 * (numbers(128) + 3 * table)
-    assert of("attention", 2, 1, 1) == 4 * (numbers(128 + 128) + table)
+    assert of("full", 2, 1, 1) == of("full", 1, 2, 1) == 4 * numbers(128)
+    assert of("attention", 2, 1, 1) == 4 * numbers(128 + 128)
     products = 2 * 128 + (128 + 2 * 64) + 2 * 256
-    assert of("dots", 2, 1, 1) == 4 * (numbers(128 + 128 + products) + table)
-    assert of("none", 2, 1, 1) == 4 * (numbers(128 + 128 + 2 * products) + table)
-    halves = 832 * (2 * (128 + 64) + 8 * 128 + 5 * 128) + table // 2
+    assert of("dots", 2, 1, 1) == 4 * numbers(128 + 128 + products)
+    assert of("none", 2, 1, 1) == 4 * numbers(128 + 128 + 2 * products)
+    halves = 832 * (2 * (128 + 64) + 8 * 128 + 5 * 128)
     assert of("attention", 1, 1, 2) == 4 * halves
-    assert "activations 5.5 MiB on each" in plan_text(
+    assert "activations 5.5 MiB, log-probabilities" in plan_text(
         dataclasses.replace(config, learner=dataclasses.replace(config.learner, pack_rows=1))
     )
+
+
+def test_logprobs_by_hand(config: RunConfig) -> None:
+    """A vocabulary of 112 over 2 devices that divide it, and over 3 that do not."""
+    learner = dataclasses.replace(config.learner, pack_rows=4)
+
+    def of(mesh: tuple[int, int, int] = (1, 1, 1), **changes: Any) -> int:
+        mesh_of = dataclasses.replace(learner, mesh=mesh)
+        return memory.logprob_bytes_per_device(
+            dataclasses.replace(config, learner=mesh_of, **changes)
+        )
+
+    N, E, V = 4 * 208, config.model.embed_dim, 112
+    assert of() == 8 * E * V + 4 * N * E + 8 * N * V, "the matrix twice, rows, one block"
+    assert of((1, 1, 2)) == 4 * E * V + 4 * N * E + 4 * N * V
+    assert of((1, 1, 3)) == of()
+    assert of((1, 2, 1)) == 8 * E * V + 2 * N * E + 4 * N * V
+    adapted = dataclasses.replace(config.model, lora=LoraConfig(rank=4))
+    assert of(model=adapted) == of() - 4 * E * V, "a matrix that is not trained"
+    cut = dataclasses.replace(config.sampling, top_p=0.9)
+    assert of((1, 1, 2), sampling=cut) == of()
+    large = dataclasses.replace(config.model, dtype="bfloat16", vocab_size=2**20)
+    rows = 2**8  # that give a GiB of logits
+    assert of(model=large) == 6 * E * 2**20 + 4 * N * E + 6 * rows * 2**20
 
 
 def test_an_engine_by_hand(config: RunConfig) -> None:

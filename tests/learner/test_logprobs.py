@@ -95,6 +95,47 @@ def test_a_model_s_soft_cap_comes_before_the_temperature(factors, setting):
     np.testing.assert_allclose(ours, behaviour, atol=5e-6)
 
 
+ON_DEVICES = """
+import itertools
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding
+from rlboost_jax.config.records import SamplingConfig
+from rlboost_jax.learner import logprobs
+from rlboost_jax.models.sharding import batch_sharding, make_mesh, unembedding_spec
+
+N, E = 48, 12
+logprobs.LOGIT_BLOCKS["cpu"], logprobs.LEAST_LOGIT_ROWS = 200, 4
+rng = np.random.default_rng(0)
+plain = SamplingConfig(temperature=0.7, top_p=1.0, top_k=0, max_response_tokens=8)
+cut = SamplingConfig(temperature=1.0, top_p=0.8, top_k=12, max_response_tokens=8)
+meshes = (1, 4, 2), (2, 2, 2), (1, 1, 8), (8, 1, 1)
+for V, sampling, shape in itertools.product((48, 50), (plain, cut), meshes):
+    mesh = make_mesh(shape)
+    hidden, unembedding = (jnp.float32(rng.normal(size=size)) for size in ((N, E), (E, V)))
+    tokens, factors = jnp.int32(rng.integers(V, size=N)), jnp.float32(rng.normal(size=(2, N)))
+
+    def total(hidden, unembedding, mesh):
+        found = logprobs.sampled_logprobs(
+            hidden, unembedding, tokens, sampling, soft_cap=4.0, mesh=mesh)
+        return sum((f * x).sum() for f, x in zip(factors, found)), found
+
+    program = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True), static_argnums=2)
+    expected = program(hidden, unembedding, None)
+    found = program(
+        jax.device_put(hidden, batch_sharding(mesh)),
+        jax.device_put(unembedding, NamedSharding(mesh, unembedding_spec((E, V), mesh))),
+        mesh)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
+        np.testing.assert_allclose(x, y, atol=1e-6 * (1 + np.abs(y).max()))
+print("ok")
+"""
+
+
+def test_on_a_mesh_they_and_their_gradients_are_those_of_one_device(run_with_devices):
+    """Whether or not the mesh divides the vocabulary and the width, in several blocks."""
+    assert run_with_devices(ON_DEVICES, 8).strip() == "ok"
+
+
 def test_a_token_that_the_learner_would_cut_keeps_a_finite_logprob(factors):
     hidden, unembedding = factors
     tokens = jnp.asarray(np.argmin(np.asarray(hidden) @ unembedding, axis=1), jnp.int32)
@@ -106,8 +147,8 @@ def test_blocks_of_rows_change_nothing(factors, monkeypatch):
     hidden, unembedding = factors
     sampling, tokens = settings(1.0, 0.8, 12), jnp.arange(N, dtype=jnp.int32)
     whole = sampled_logprobs(hidden, unembedding, tokens, sampling)
-    monkeypatch.setattr(logprobs, "_LEAST_ROWS", 16)
-    monkeypatch.setattr(logprobs, "_BLOCK_LOGITS", 1)
+    monkeypatch.setattr(logprobs, "LEAST_LOGIT_ROWS", 16)
+    monkeypatch.setitem(logprobs.LOGIT_BLOCKS, "cpu", 1)
     for one, other in zip(
         whole, sampled_logprobs(hidden, unembedding, tokens, sampling), strict=True
     ):

@@ -44,8 +44,10 @@ except ImportError as error:
 TILE = 64  # rows, as wgmma has them
 SWIZZLED = 8  # rows that lie together in shared memory: a tile starts at a multiple in `q`
 BLOCK = 64  # tokens
-AHEAD_BYTES = 64 * 1024  # of keys and values on their way; two programs share a multiprocessor
-PROGRAMS = 2 * 132  # side by side on an H100; any number gives the same bits
+# Of keys and values on their way. Two programs then share a multiprocessor; with heads of 256,
+# whose two blocks of each take 128 KiB, there is room for one.
+AHEAD_BYTES = 64 * 1024
+PROGRAMS = 2 * 132  # as many as an H100 has room for at most; any number gives the same bits
 THREADS = 128  # of a program
 
 HEAD_DIMS = (64, 128, 256)

@@ -4,11 +4,14 @@ Every row copies all pages of its sequence, so this costs T × M pages of memory
 for tests and small problems.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from rlboost_kernels.attention.rows import row_sequences
+from rlboost_kernels.precision import product_precision
 
 
 def attend(
@@ -41,7 +44,8 @@ def attend(
         held_TN &= position_N[None, :] >= visible_T[:, None] - sliding_window
 
     k_TNKD = kv_TNKD[:, :, 0::2] * k_scale
-    scores_TKGN = jnp.einsum("tkgd,tnkd->tkgn", q_TKGD, k_TNKD) * sm_scale
+    product = partial(jnp.einsum, precision=product_precision(jnp.float32))
+    scores_TKGN = product("tkgd,tnkd->tkgn", q_TKGD, k_TNKD) * sm_scale
     if soft_cap is not None:
         scores_TKGN = soft_cap * jnp.tanh(scores_TKGN / soft_cap)
     # Finite, so that a row which sees nothing averages zeros below and is not NaN.
@@ -49,7 +53,7 @@ def attend(
     weights_TKGN = jax.nn.softmax(scores_TKGN, axis=-1)
     # What a page holds past the end of its sequence may be anything, and 0 times NaN is NaN.
     v_TNKD = jnp.where(held_TN[:, :, None, None], kv_TNKD[:, :, 1::2] * v_scale, 0.0)
-    out = jnp.einsum("tkgn,tnkd->tkgd", weights_TKGN, v_TNKD).reshape(T, H, D).astype(q.dtype)
+    out = product("tkgn,tnkd->tkgd", weights_TKGN, v_TNKD).reshape(T, H, D).astype(q.dtype)
     if not return_lse:
         return out, None
     scores_TKGN = jnp.where(held_TN[:, None, None, :], scores_TKGN, -jnp.inf)

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from rlboost_kernels.attention import tiles
 from rlboost_kernels.attention.rows import row_sequences
 from rlboost_kernels.attention.validation import EIGHT_BITS
+from rlboost_kernels.precision import product_precision
 from rlboost_kernels.sharding import differ_like
 
 try:
@@ -166,7 +167,7 @@ def _attend_items(
 ) -> None:
     """Item after item, softmax over the tokens of one split for the rows of one tile."""
     G, D, L, M = group, q.shape[2], kv.shape[1], pages.shape[1]
-    precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    precision = product_precision(q.dtype)
     dot = partial(jnp.dot, precision=precision, preferred_element_type=jnp.float32)
     program = pl.program_id(0)
 

@@ -24,6 +24,7 @@ from jax import Array, lax
 
 from rlboost_kernels.attention.rows import row_sequences
 from rlboost_kernels.attention.validation import EIGHT_BITS
+from rlboost_kernels.precision import product_precision
 from rlboost_kernels.sharding import differ_like
 
 TILE_ROWS = 16
@@ -90,7 +91,7 @@ def attend(
             k_RKCD, v_RKCD = gather(kv_pages, pages)
             position_1C = (block * C + jnp.arange(C, dtype=jnp.int32))[None, :]
             held_RC = (position_1C >= first_R[:, None]) & (position_1C < visible_R[:, None])
-            scores_RKGC = jnp.einsum("rkgd,rkcd->rkgc", q_RKGD, k_RKCD.astype(jnp.float32))
+            scores_RKGC = _product("rkgd,rkcd->rkgc", q_RKGD, k_RKCD.astype(jnp.float32))
             if soft_cap is not None:
                 scores_RKGC = soft_cap * jnp.tanh(scores_RKGC / soft_cap)
             return _accumulate(softmax, scores_RKGC, v_RKCD.astype(jnp.float32), held_RC)
@@ -169,6 +170,11 @@ def _empty(R: int, K: int, G: int, D: int) -> _Softmax:
     )
 
 
+def _product(axes: str, left: Array, right: Array) -> Array:
+    """Of float32 factors, which stay float32."""
+    return jnp.einsum(axes, left, right, precision=product_precision(jnp.float32))
+
+
 def _accumulate(softmax: _Softmax, scores: Array, v: Array, held: Array) -> _Softmax:
     """Add one block: `scores` [R, K, G, C], `v` [R, K, C, D], `held` [R, C]."""
     in_row = held[:, None, None, :]
@@ -181,6 +187,5 @@ def _accumulate(softmax: _Softmax, scores: Array, v: Array, held: Array) -> _Sof
     return _Softmax(
         maximum=maximum,
         total=softmax.total * correction + weights.sum(-1),
-        weighted=softmax.weighted * correction[..., None]
-        + jnp.einsum("rkgc,rkcd->rkgd", weights, v),
+        weighted=softmax.weighted * correction[..., None] + _product("rkgc,rkcd->rkgd", weights, v),
     )

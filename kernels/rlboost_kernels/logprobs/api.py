@@ -12,7 +12,7 @@ from jax import Array
 
 from rlboost_kernels.implementations import choose_plain
 from rlboost_kernels.logprobs import reference, xla
-from rlboost_kernels.logprobs.shards import Options, vary_alike, varying, vocabulary_size
+from rlboost_kernels.logprobs.shards import Options, varying, vocabulary_size
 
 _PROGRAMS: dict[str, Callable[..., tuple[Array, Array]]] = {
     "reference": reference.select,
@@ -20,7 +20,7 @@ _PROGRAMS: dict[str, Callable[..., tuple[Array, Array]]] = {
 }
 _FLOATS = ("float32", "bfloat16", "float16")
 
-_BLOCK_LOGITS: Final = 1 << 24  # of a block, by default: 64 MiB
+_BLOCK_LOGITS: Final = 1 << 24  # of a block, by default: 64 MiB, which CPUs like best
 _FEWEST_ROWS: Final = 128  # of a block, by default; fewer would read the matrix too often
 _ROWS_STEP: Final = 64  # on CPU, products of 64, 128, … rows give a row the same bits
 
@@ -33,7 +33,9 @@ def selected_logprobs(
     temperature: float = 1.0,
     soft_cap: float | None = None,
     axis_name: str | None = None,
+    gather_axis: str | None = None,
     chunk: tuple[int, int] | None = None,
+    block_logits: int = _BLOCK_LOGITS,
     products: str | None = "xla",
     implementation: str | None = None,
 ) -> tuple[Array, Array]:  # f32[N], f32[N]
@@ -45,8 +47,11 @@ def selected_logprobs(
     memory is about 2 and at most 4 float32 arrays of that size and a few copies of `hidden`.
 
     Under `jax.shard_map`, `unembedding` may hold this device's columns of a vocabulary split
-    over the mesh axis `axis_name`, in order; tokens stay global, results are whole, and so are
-    the gradients. Under plain `jax.jit`, split rows stay split.
+    over the mesh axis `axis_name`, in order, and this device's rows of a width split over
+    `gather_axis`, which are gathered once; tokens stay global, and results are whole. So are the
+    gradients, which are summed over devices once, in float32. Rows and blocks are then the
+    device's own. Under plain `jax.jit` split rows stay split, and blocks are those of all rows: a
+    matrix that is split is gathered anew for each of them.
 
     For one `chunk` and N, the bits of a row do not depend on the other rows.
 
@@ -55,22 +60,25 @@ def selected_logprobs(
         temperature: above 0.
         soft_cap: logits become soft_cap * tanh(logits / soft_cap) before the division.
         chunk: rows and vocabulary entries of a block. None takes whole rows, as many as give
-            2**24 logits but at least 128; with whole rows the arithmetic is the plain one.
+            `block_logits` but at least 128; with whole rows the arithmetic is the plain one.
+        block_logits: 64 MiB by default. Each block reads the matrix and the sums of its gradient,
+            so that GPUs want more: a GiB.
         products: implementation of `matmul` for the logits; None takes the best, whose rows keep
             their bits in any number. Any but "xla" is for arrays that are whole on one device.
         implementation: "reference" or "xla"; None or "auto" takes the best.
 
     Raises:
         ValueError: shapes, types, options or concrete tokens do not fit; or `unembedding` is not
-            split over `axis_name`, as with `shard_map(…, check_vma=False)`.
+            split over an axis that is named, as with `shard_map(…, check_vma=False)`.
         NotImplementedError: the named implementation cannot run here.
     """
-    _check(hidden, unembedding, tokens, temperature, soft_cap, axis_name, chunk)
-    rows, entries = chunk or _default_chunk(hidden.shape[0], unembedding.shape[1])
+    _check(hidden, unembedding, tokens, temperature, soft_cap, axis_name, gather_axis, chunk)
+    rows, entries = chunk or _default_chunk(hidden.shape[0], unembedding.shape[1], block_logits)
     options = Options(
         temperature=float(temperature),
         soft_cap=soft_cap,
         axis_name=axis_name,
+        gather_axis=gather_axis,
         rows=min(rows, hidden.shape[0]),
         entries=min(entries, unembedding.shape[1]),
         products=products,
@@ -83,13 +91,12 @@ def selected_logprobs(
 def _select(
     hidden: Array, unembedding: Array, tokens: Array, *, options: Options, name: str
 ) -> tuple[Array, Array]:
-    hidden, unembedding, tokens = vary_alike(hidden, unembedding, tokens)
     return _PROGRAMS[name](hidden, unembedding, tokens, options)
 
 
-def _default_chunk(N: int, V: int) -> tuple[int, int]:
+def _default_chunk(N: int, V: int, block_logits: int) -> tuple[int, int]:
     """Whole rows: all of them, or blocks of nearly equal size."""
-    most = max(_FEWEST_ROWS, _BLOCK_LOGITS // V // _ROWS_STEP * _ROWS_STEP)
+    most = max(_FEWEST_ROWS, block_logits // V // _ROWS_STEP * _ROWS_STEP)
     if most >= N:
         return N, V
     return math.ceil(N / math.ceil(N / most) / _ROWS_STEP) * _ROWS_STEP, V
@@ -102,17 +109,30 @@ def _check(
     temperature: float,
     soft_cap: float | None,
     axis_name: str | None,
+    gather_axis: str | None,
     chunk: tuple[int, int] | None,
 ) -> None:
     def require(holds: bool, message: str) -> None:
         if not holds:
             raise ValueError(message)
 
+    for axis, what in ((axis_name, "columns"), (gather_axis, "rows")):
+        require(
+            axis is None or axis in varying(unembedding),
+            f"unembedding is not split over axis {axis!r}; call this inside jax.shard_map with "
+            f"in_specs that split its {what}, and leave check_vma on",
+        )
     require(
         hidden.ndim == 2 and 0 not in hidden.shape,
         f"hidden has shape {hidden.shape}; it must be [rows, width]",
     )
-    E = hidden.shape[1]
+    parts = 1 if gather_axis is None else jax.lax.axis_size(gather_axis)
+    E = hidden.shape[1] // parts
+    require(
+        E * parts == hidden.shape[1],
+        f"hidden has width {hidden.shape[1]}; axis {gather_axis!r} with its {parts} devices must "
+        "divide it",
+    )
     require(
         unembedding.ndim == 2 and 0 not in unembedding.shape and unembedding.shape[0] == E,
         f"unembedding has shape {unembedding.shape}; it must be [{E}, vocabulary]",
@@ -140,11 +160,6 @@ def _check(
     require(
         chunk is None or (len(chunk) == 2 and min(chunk) >= 1),
         f"chunk is {chunk}; it must be (rows, vocabulary entries), each at least 1",
-    )
-    require(
-        axis_name is None or axis_name in varying(unembedding),
-        f"unembedding is not split over axis {axis_name!r}; call this inside jax.shard_map with "
-        f"in_specs that split its columns, and leave check_vma on",
     )
     if not isinstance(tokens, jax.core.Tracer):
         V, values = vocabulary_size(unembedding, axis_name), np.asarray(tokens)

@@ -7,10 +7,12 @@ from jax import Array
 from rlboost_kernels.logprobs.shards import (
     Options,
     Sums,
+    gathered,
     local_tokens,
     over_shards,
     results,
     scaled_logits,
+    vary_alike,
 )
 
 
@@ -21,6 +23,8 @@ def select(
     options: Options,
 ) -> tuple[Array, Array]:  # f32[N], f32[N]
     """Log-softmax of the logits at the tokens, and entropy; differentiated by JAX."""
+    whole = gathered(unembedding, options.gather_axis)
+    hidden, unembedding, tokens = vary_alike(hidden, whole, tokens)
     V = unembedding.shape[1]
     tokens = local_tokens(tokens, unembedding, options.axis_name)
     z_NV = scaled_logits(hidden, unembedding, options)

@@ -1,4 +1,9 @@
-"""A vocabulary whose columns lie on the devices of a mesh axis: where mine start, and my sums."""
+"""A matrix that lies on the devices of a mesh, rows of logits that do, and sums over devices.
+
+A vocabulary may be split over one mesh axis: each device then makes the logits of its own columns.
+The width may be split over another one: the matrix is gathered there, once, as it comes. Rows are
+shared out over any axes. Gradients are summed over devices in float32, and rounded after that.
+"""
 
 from typing import Any, NamedTuple
 
@@ -7,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rlboost_kernels.matmul.api import matmul
+from rlboost_kernels.precision import product_precision
 
 
 class Options(NamedTuple):
@@ -14,7 +20,8 @@ class Options(NamedTuple):
 
     temperature: float
     soft_cap: float | None
-    axis_name: str | None
+    axis_name: str | None  # over which the vocabulary is split
+    gather_axis: str | None  # over which the width is split
     rows: int  # of a block of logits
     entries: int  # of a block of logits
     products: str | None  # implementation of `matmul`
@@ -46,13 +53,19 @@ def local_tokens(tokens: Array, unembedding: Array, axis_name: str | None) -> Ar
 def scaled_logits(hidden: Array, columns: Array, options: Options) -> Array:
     """Float32 logits, capped and divided by the temperature."""
     if options.products == "xla":  # may be partitioned by the compiler
-        logits = jnp.matmul(hidden, columns, preferred_element_type=jnp.float32)
+        logits = float32_product(hidden, columns)
     else:
         product = options.products
         logits = matmul(hidden, columns, out_dtype=jnp.float32, implementation=product)
     if options.soft_cap is not None:
         logits = options.soft_cap * jnp.tanh(logits / options.soft_cap)
     return logits / options.temperature
+
+
+def float32_product(left: Array, right: Array) -> Array:
+    """Of factors of one type, neither rounded before nor after."""
+    precision = product_precision(left.dtype)
+    return jnp.matmul(left, right, precision=precision, preferred_element_type=jnp.float32)
 
 
 def over_shards(sums: Sums, axis_name: str | None) -> Sums:
@@ -77,6 +90,27 @@ def results(sums: Sums) -> tuple[Array, Array]:
     """Log-probability of the selected entry and entropy, from sums over all entries."""
     log_total = jnp.log(sums.total)
     return sums.selected - sums.maximum - log_total, log_total - sums.moment / sums.total
+
+
+def gathered(unembedding: Array, gather_axis: str | None) -> Array:
+    """All rows of the matrix, of the columns that are held here."""
+    if gather_axis is None:
+        return unembedding
+    return jax.lax.all_gather(unembedding, gather_axis, axis=0, tiled=True)
+
+
+def summed_like(gradient: Array, argument: Array, scatter_axis: str | None = None) -> Array:
+    """The gradient to an argument from what every device has of it, in the argument's dtype.
+
+    Args:
+        gradient: float32; of the whole argument where that was gathered.
+        scatter_axis: over which it was gathered. Each device gets its own rows of the sum.
+    """
+    if scatter_axis is not None:
+        gradient = jax.lax.psum_scatter(gradient, scatter_axis, scatter_dimension=0, tiled=True)
+    axes = tuple(varying(gradient) - varying(argument))
+    gradient = jax.lax.psum(gradient, axes) if axes else gradient
+    return gradient.astype(argument.dtype)
 
 
 def vary_alike(*arrays: Array) -> tuple[Array, ...]:

@@ -22,11 +22,15 @@ from jax import Array
 from rlboost_kernels.logprobs.shards import (
     Options,
     Sums,
+    float32_product,
+    gathered,
     local_tokens,
     lower,
     over_shards,
     results,
     scaled_logits,
+    summed_like,
+    vary_alike,
 )
 
 _LOWEST = float(jnp.finfo(jnp.float32).min)
@@ -51,34 +55,45 @@ def select(
     options: Options,
 ) -> tuple[Array, Array]:  # f32[N], f32[N]
     """Log-probabilities and entropies; see `api.selected_logprobs`."""
-    return results(_sums(hidden, unembedding, tokens, options))
+    return _forward(hidden, unembedding, tokens, options)[0]
 
 
 def _forward(
     hidden: Array, unembedding: Array, tokens: Array, options: Options
 ) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
-    sums = _sums(hidden, unembedding, tokens, options)
+    whole = gathered(unembedding, options.gather_axis)
+    own_hidden, own_whole, own_tokens = vary_alike(hidden, whole, tokens)
+    sums = _sums(own_hidden, own_whole, own_tokens, options)
     logprobs, entropy = results(sums)
-    kept = (hidden, unembedding, tokens, sums.maximum, jnp.log(sums.total), entropy)
+    kept = (hidden, unembedding, whole, tokens, sums.maximum, jnp.log(sums.total), entropy)
     return (logprobs, entropy), kept
 
 
 def _backward(
     options: Options, kept: tuple[Array, ...], cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, None]:
-    hidden, unembedding, tokens, maximum, log_total, entropy = kept
-    (N, E), V = hidden.shape, unembedding.shape[1]
-    rows = _Row(
-        local_tokens(tokens, unembedding, options.axis_name),
-        maximum,
-        log_total,
-        entropy,
-        *cotangents,
+    hidden, unembedding, whole, tokens, *of_rows = kept
+    tokens = local_tokens(tokens, whole, options.axis_name)
+    own_hidden, own_whole, *of_rows = vary_alike(hidden, whole, tokens, *of_rows, *cotangents)
+    by_hidden, by_whole = _gradients(own_hidden, own_whole, _Row(*of_rows), options)
+    return (
+        summed_like(by_hidden, hidden),
+        summed_like(by_whole, unembedding, options.gather_axis),
+        None,
     )
+
+
+select.defvjp(_forward, _backward)
+
+
+def _gradients(
+    hidden: Array, unembedding: Array, rows: _Row, options: Options
+) -> tuple[Array, Array]:  # f32[N, E], f32[E, V]
+    """Of this device's rows and columns."""
+    (N, E), V = hidden.shape, unembedding.shape[1]
     num_rows, num_entries = _num_blocks(hidden, unembedding, options)
     if num_rows * num_entries == 1:
-        by_hidden, by_columns = _block_gradients(hidden, unembedding, rows, 0, 0, options)
-        return by_hidden.astype(hidden.dtype), by_columns.astype(unembedding.dtype), None
+        return _block_gradients(hidden, unembedding, rows, 0, 0, options)
 
     hidden_RCE = _strided(hidden, num_rows)
     rows_RC = _Row(*(_strided(value, num_rows) for value in rows))
@@ -106,11 +121,7 @@ def _backward(
         jnp.zeros_like(unembedding, jnp.float32),
     )
     by_hidden, by_unembedding = jax.lax.fori_loop(0, num_rows * num_entries, add_block, start)
-    by_hidden = by_hidden.reshape(-1, E)[:N].astype(hidden.dtype)
-    return by_hidden, by_unembedding.reshape(E, V).astype(unembedding.dtype), None
-
-
-select.defvjp(_forward, _backward)
+    return by_hidden.reshape(-1, E)[:N], by_unembedding.reshape(E, V)
 
 
 def _sums(hidden: Array, unembedding: Array, tokens: Array, options: Options) -> Sums:
@@ -185,11 +196,7 @@ def _block_gradients(
     if not isinstance(skipped, int):
         dz = jnp.where(ids >= skipped, dz, 0.0)
     dz = dz.astype(hidden.dtype)
-    f32 = jnp.float32
-    return (
-        jnp.matmul(dz, columns.T, preferred_element_type=f32),
-        jnp.matmul(hidden.T, dz, preferred_element_type=f32),
-    )
+    return float32_product(dz, columns.T), float32_product(hidden.T, dz)
 
 
 def _num_blocks(hidden: Array, unembedding: Array, options: Options) -> tuple[int, int]:

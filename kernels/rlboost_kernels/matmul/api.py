@@ -10,6 +10,7 @@ from jax import Array, lax
 from rlboost_kernels.cpu import calls as cpu
 from rlboost_kernels.implementations import BY_PLATFORM, choose_late
 from rlboost_kernels.matmul.panels import PANEL, pack_panels, unpack_panels
+from rlboost_kernels.precision import product_precision
 
 _FLOATS = ("float32", "bfloat16", "float16")
 
@@ -49,20 +50,23 @@ def matmul(
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 @partial(jax.jit, static_argnums=(2, 3, 4))
 def _multiply(x: Array, w: Array, transposed: bool, out_dtype: Any, name: str) -> Array:
-    plain = partial(_plain, transposed=transposed, out_dtype=out_dtype, exact=name == "reference")
+    plain = partial(_plain, transposed=transposed, out_dtype=out_dtype)
     compiled = partial(cpu.matmul, transposed=transposed, out_dtype=out_dtype)
     if name == BY_PLATFORM:
         return lax.platform_dependent(x, w, cpu=compiled, default=plain)
     return compiled(x, w) if name == "cpu" else plain(x, w)
 
 
-def _plain(x: Array, w: Array, *, transposed: bool, out_dtype: Any, exact: bool = False) -> Array:
+def _plain(x: Array, w: Array, *, transposed: bool, out_dtype: Any) -> Array:
     w = unpack_panels(w) if w.ndim == 3 else w
     over = (((1,), (1 if transposed else 0,)), ((), ()))
-    precision = lax.Precision.HIGHEST if exact else None
-    # Rounded once: sums are float32 in any case.
-    wide = lax.dot_general(x, w, over, precision=precision, preferred_element_type=jnp.float32)
-    return wide.astype(out_dtype)
+    return _wide(x, w, over).astype(out_dtype)  # rounded once
+
+
+def _wide(x: Array, w: Array, over: Any) -> Array:
+    """With float32 sums of products that are not rounded."""
+    precision = product_precision(x.dtype)
+    return lax.dot_general(x, w, over, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _forward(
@@ -80,7 +84,7 @@ def _backward(
     dx = _plain(g, unpack_panels(w) if packed else w, transposed=not transposed, out_dtype=x.dtype)
     left, right = (g, x) if transposed else (x, g)
     over = (((0,), (0,)), ((), ()))
-    dw = lax.dot_general(left, right, over, preferred_element_type=jnp.float32).astype(w.dtype)
+    dw = _wide(left, right, over).astype(w.dtype)
     return dx, pack_panels(dw) if packed else dw
 
 

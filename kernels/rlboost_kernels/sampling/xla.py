@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from rlboost_kernels.sharding import differ_like
+
 _FANOUT: Final = 16  # children of a node of the tree of sums
 # Entries from which the same is written so that XLA on CPU makes one array of the logits' size
 # instead of three, for 2.7 times the speed. The two ways round alike but for a last bit.
@@ -106,7 +108,8 @@ def _shortest_head(
             return jnp.where((held < need)[:, None], higher_T1, bound_T1)
 
         steps = jnp.where(sought, num_bits, 0)
-        return jax.lax.fori_loop(0, steps, refine, jnp.zeros((T, 1), jnp.int32))
+        start = differ_like(jnp.zeros((T, 1), jnp.int32), ranks, weights, need)
+        return jax.lax.fori_loop(0, steps, refine, start)
 
     rank_T1 = last_short(31, lambda bound: ranks < bound, sought)
     ties = ((ranks == rank_T1) & (weights > 0)).sum(axis=-1) > 1
