@@ -32,6 +32,7 @@ def get_config() -> ConfigDict:
     # Every device has whole experts while it computes a layer, and all rows of its own: no part of
     # a row is added up over devices, and no device has rows of experts that others hold.
     config.learner.mesh = (1, 16, 1)
+    config.learner.remat = "full"
     config.learner.pack_tokens = 49_152  # 10 rows on each device for one gathering of the experts
     config.learner.micro_batch_prompts = 64
     config.learner.row_tokens = 4608
