@@ -1,6 +1,6 @@
 """Run what every change must pass, all of it, and say at the end what did not.
 
-    python -m tests                      lint, types, unit and system tests
+    python -m tests                      lint, types, unit and system tests, and guards
     python -m tests unit system          some of these parts
     python -m tests --order=7            tests in a random order, the same for the same number
     python -m tests --jobs=4             test processes at a time
@@ -77,12 +77,14 @@ def parts(jobs: int, order: int | None) -> list[Part]:
     unit = (*pytest, "-m", "not soak and not system and not h100", *cores, "--dist=worksteal")
     by_file = ("--dist=loadfile", "--no-loadscope-reorder")
     whole = (*pytest, "-m", "system and not soak", *several, *by_file, *system)
+    guards = (*pytest, "-m", "h100", *cores, "--dist=worksteal", "tests/h100")
     ruff = str(BIN / "ruff")
     return [
         Part("lint", ((ruff, "check", "."), (ruff, "format", "--check", "."))),
         Part("types", ((str(BIN / "mypy"),),)),
         Part("unit", (unit,), tests=True),
         Part("system", (whole,), tests=True),
+        Part("h100", (guards,), tests=True),
     ]
 
 

@@ -131,7 +131,7 @@ def test_a_green_run_leaves_no_folder(
 def test_a_part_that_does_not_exist_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         suite.main(["units"])
-    assert "no part 'units'; there are lint, types, unit, system" in capsys.readouterr().err
+    assert "no part 'units'; there are lint, types, unit, system, h100" in capsys.readouterr().err
 
 
 def test_every_system_test_is_in_the_system_part() -> None:

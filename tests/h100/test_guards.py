@@ -1,8 +1,8 @@
 """What an H100's compiler makes of small programs of real runs does not get worse.
 
-Not in `make test`. Once `make h100` has installed the compiler:
+A part of `make test`, which installs the compiler where it can be had. By itself:
 
-    python -m pytest -m h100 tests/h100
+    python -m tests h100
 
 Limits are what the programs come to today, with a little to spare. Where that is bad a comment says
 what it would be; a mend lowers the limit.
@@ -46,7 +46,8 @@ def test_attention_spills_no_registers(config: str, name: str) -> None:
     for kernel in ours:
         assert kernel["spilled"] == 0
         assert kernel["registers"] <= 255
-        assert kernel["shared"] <= 113 * 1024  # two programs on a multiprocessor
+        if kernel["shared"] is not None:  # jax 0.10 does not say it of Mosaic's
+            assert kernel["shared"] <= 113 * 1024  # two programs on a multiprocessor
 
 
 @pytest.mark.parametrize("form", ["product", "total", "outer"])
