@@ -54,6 +54,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / ".git" / "info" / "exclude").write_text("__pycache__\ntest_*.py\n")
     monkeypatch.setenv("PYTHONPATH", str(suite.ROOT))
     monkeypatch.setattr(suite, "ROOT", folder)
+    (tmp_path / "own").mkdir()
+    monkeypatch.setattr(suite.tempfile, "tempdir", str(tmp_path / "own"))
     before = signal.getsignal(signal.SIGINT)
     yield folder
     signal.signal(signal.SIGINT, before)
@@ -119,8 +121,6 @@ def test_a_green_run_leaves_no_folder(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     (checkout / "test_some.py").write_text("def test_that_passes(tmp_path): pass")
-    (tmp_path / "own").mkdir()
-    monkeypatch.setattr(suite.tempfile, "tempdir", str(tmp_path / "own"))
     only(monkeypatch, of_pytest(checkout / "test_some.py"), suite.Part("lint", (("true",),)))
     assert suite.main(["unit"]) == 0
     said = capfd.readouterr().out

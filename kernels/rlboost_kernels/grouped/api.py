@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any, Final, Literal, NamedTuple, assert_never
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rlboost_kernels.grouped import blocks, layout, mosaic_gpu, reference, xla
+from rlboost_kernels.grouped import blocks, layout, reference, xla
 
 Implementation = Literal["reference", "xla", "blocks", "mosaic_gpu"]
 IMPLEMENTATIONS: Final[tuple[Implementation, ...]] = ("reference", "xla", "blocks", "mosaic_gpu")
@@ -39,6 +40,7 @@ def products(implementation: Implementation, *, interpret: bool = False) -> Prod
         case "blocks":
             return Products(blocks.product, blocks.total, blocks.outer)
         case "mosaic_gpu":
+            mosaic_gpu = _mosaic_gpu()
             return Products(
                 partial(mosaic_gpu.product, interpret=interpret),
                 partial(mosaic_gpu.total, interpret=interpret),
@@ -54,8 +56,13 @@ def why_not(implementation: Implementation, dtype: Any, *axes: int, interpret: b
     Whether there is a GPU is not asked.
     """
     if implementation == "mosaic_gpu":
-        return mosaic_gpu.why_not(dtype, *axes, interpret=interpret)
+        return _mosaic_gpu().why_not(dtype, *axes, interpret=interpret)
     return ""
+
+
+def _mosaic_gpu() -> Any:
+    """The module, once it is asked for: it brings in all of Pallas."""
+    return import_module("rlboost_kernels.grouped.mosaic_gpu")
 
 
 def choose_grouped(
@@ -69,7 +76,7 @@ def choose_grouped(
     if implementation is None:
         if jax.default_backend() != "gpu":
             return "xla"
-        return "blocks" if mosaic_gpu.why_not(dtype, *axes) else "mosaic_gpu"
+        return "blocks" if why_not("mosaic_gpu", dtype, *axes) else "mosaic_gpu"
     for name in IMPLEMENTATIONS:
         if name == implementation:
             reason = why_not(name, dtype, *axes, interpret=interpret)
