@@ -24,7 +24,10 @@ from rlboost_jax.config.records import RunConfig
 # host has lost its network, by the coordinator after this time; then all the others end.
 HEARTBEAT_SECONDS: Final = 20
 JOIN_SECONDS: Final = 300  # for all processes to be there
-_CHOSEN: Final = ("attention",)  # of a learner's settings, by process 0 (`qualification/`)
+_CHOSEN: Final = (
+    "attention",
+    "experts",
+)  # of a learner's settings, by process 0 (`qualification/`)
 _WORD_BYTES: Final = 1024  # of what process 0 tells the others at the start
 
 

@@ -22,6 +22,7 @@ from rlboost_kernels import selected_logprobs
 from rlboost_jax.config.records import LearnerConfig, ModelConfig, RunConfig, WarmupConfig
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
+from rlboost_jax.learner.passes import grouped
 from rlboost_jax.learner.state import TrainState, init_state, state_shardings
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
@@ -174,6 +175,7 @@ def _update(
             remat=learner.remat,
             mesh=mesh,
             attention=attention,
+            grouped=grouped(learner),
         )
         targets, weights = jnp.ravel(batch.targets), jnp.ravel(batch.weights)
         logprobs, _ = selected_logprobs(

@@ -52,6 +52,12 @@ SETTINGS: Final = (
         plain="chunked",
         kernels=("triton", "cudnn"),
     ),
+    _Setting(
+        name="experts",
+        problem="learner_experts",
+        plain="blocks",
+        kernels=("mosaic_gpu",),
+    ),
 )
 
 
@@ -113,8 +119,10 @@ def _check(run: RunConfig, setting: _Setting, say: Say) -> None:
 
 
 def _shape(run: RunConfig, setting: _Setting) -> msgspec.Struct | None:
-    from rlboost_jax.qualification import learner_attention  # only who has a GPU pays for it
+    from rlboost_jax.qualification import learner_attention, learner_experts  # for GPUs alone
 
+    if setting.problem == "learner_experts":
+        return learner_experts.shape_of(run)
     return learner_attention.shape_of(run)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 # Names that a problem may have. Its module is in `problems.py`.
-ProblemName = Literal["engine_attention", "learner_attention"]
+ProblemName = Literal["engine_attention", "learner_attention", "learner_experts"]
 
 # right         agrees with the reference and, where asked, repeats its bits
 # wrong         differs by more than the tolerance

@@ -1,6 +1,7 @@
 """The learner's attention as a problem: inputs, references, real kernels interpreted, and bits."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -57,7 +58,8 @@ def test_the_host_computes_what_the_dense_form_does(options: dict[str, Any]) -> 
     for case in cases:
         segments, *qkv, upstream = case.inputs
         form = Form(shape.scale, shape.soft_cap or None, case.options["window"])
-        out, back = jax.vjp(lambda *qkv: attend_dense(form, *qkv, segments, None), *qkv)
+        dense = partial(attend_dense, form, segments=segments, local=None)
+        out, back = jax.vjp(dense, *qkv)
         for found, expected in zip((out, *back(upstream)), case.expected, strict=True):
             rows = np.pad(found, ((0, -len(found) % 16), (0, 0), (0, 0)))
             assert row_error(rows.reshape(expected.shape), expected) < 1e-5
