@@ -2,7 +2,7 @@
 
 There are two cases for each kind of layer. A row that is cut to `_HOST_TOKENS` is compared with the
 host, in float64 or, of 16-bit types, in float32. A row of the run's own length is compared with the
-chunked form in float32 on the device: on the host it would take minutes. That one is timed.
+chunked form in float32 on the device: on the host it would take up to a minute. That one is timed.
 
 A row of results is a block of neighbouring tokens with all of their heads: the gradient of a token
 that sees itself alone is nothing, and what is left of it after rounding is compared with its
