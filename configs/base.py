@@ -196,7 +196,11 @@ def get_config() -> ConfigDict:
     config.learner.moment_memory = "device"  # or "host": they come over for the update only
     # "paged": log-probabilities as the engine's; "dense": all scores of a row at once; "chunked":
     # block by block, for rows of any length; "triton", "cudnn": fused kernels for GPUs.
+    # On a GPU "auto" is the fastest that passes its check at the start (docs/qualification.md).
     config.learner.attention = "auto"  # chooses by the size of batches and rows, and the platform
+    # How products of experts are computed: "mosaic_gpu" by a kernel for Hopper, "blocks" for any
+    # GPU, "xla" by jax.lax.ragged_dot.
+    config.learner.experts = "auto"  # on a GPU as above, elsewhere "xla"
 
     config.engine = ConfigDict()
     config.engine.slots = 64  # rollouts decoded together

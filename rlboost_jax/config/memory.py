@@ -175,7 +175,7 @@ def expert_bytes_per_device(config: RunConfig) -> int:
     if not model.num_experts:
         return 0
     parts = tensor if model.num_experts % tensor == 0 else 1
-    tokens = _tokens_per_device(config)
+    tokens = tokens_per_device(config)
     held = model.num_experts // parts
     rows = expert_rows(tokens * model.experts_per_token, held, parts)
     widths = 3 * model.embed_dim + 6 * model.expert_dim
@@ -201,7 +201,7 @@ def activation_bytes_per_device(config: RunConfig) -> int:
     }
     layers = model.num_layers * (E + kept[config.learner.remat])
     at_work = 8 * E + 5 * F / tensor
-    return math.ceil(_tokens_per_device(config) * BYTES[model.dtype] * (layers + at_work))
+    return math.ceil(tokens_per_device(config) * BYTES[model.dtype] * (layers + at_work))
 
 
 def logprob_bytes_per_device(config: RunConfig) -> int:
@@ -210,14 +210,14 @@ def logprob_bytes_per_device(config: RunConfig) -> int:
     model, tensor = config.model, config.learner.mesh[2]
     split = model.vocab_size % tensor == 0 and not config.sampling.truncated
     entries = model.vocab_size // (tensor if split else 1)
-    matrix, tokens = model.embed_dim * entries, _tokens_per_device(config)
+    matrix, tokens = model.embed_dim * entries, tokens_per_device(config)
     rows = min(tokens, max(LEAST_LOGIT_ROWS, MOST_LOGITS // entries))
     factor = BYTES[model.dtype]
     sums = 4 * tokens * model.embed_dim + (0 if model.lora.rank else 4 * matrix)
     return factor * matrix + sums + (4 + factor) * rows * entries
 
 
-def _tokens_per_device(config: RunConfig) -> int:
+def tokens_per_device(config: RunConfig) -> int:
     """Of a packed batch; all devices that share out the width have the same."""
     data, fsdp, _ = config.learner.mesh
     return math.ceil(config.pack_rows / (data * fsdp)) * config.row_tokens

@@ -197,6 +197,7 @@ ONE_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "learner.moment_dtype": ("float32", "bfloat16"),
     "learner.moment_memory": ("device", "host"),
     "learner.attention": ("auto", "paged", "dense", "chunked", "triton", "cudnn"),
+    "learner.experts": ("auto", "xla", "blocks", "mosaic_gpu"),
     "engine.attention": ATTENTION,
     "engine.kv_dtype": KV_DTYPES,
     "weights.rollout_dtype": DTYPES,

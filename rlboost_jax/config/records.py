@@ -277,7 +277,8 @@ class LearnerConfig:
     remat: str  # "none" | "dots" | "attention" | "full": what is computed again backwards
     moment_dtype: str  # of AdamW's moments in memory; arithmetic is float32
     moment_memory: str  # "device" | "host"
-    attention: str  # "auto" | "paged" (the engine's own order of sums) | "dense" | "chunked"
+    attention: str  # "auto" | "paged" (the engine's own order of sums) | "dense" | "chunked" | …
+    experts: str  # "auto" | "xla" | "blocks" | "mosaic_gpu": products of groups of rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from rlboost_jax.config.routing import routing_of
 from rlboost_jax.learner.objective import Sums
 from rlboost_jax.learner.optimization import Part, add_up, update_programs
 from rlboost_jax.learner.packing import PackedBatch, empty
-from rlboost_jax.learner.passes import hidden_states
+from rlboost_jax.learner.passes import grouped, hidden_states
 from rlboost_jax.learner.state import (
     TrainState,
     abstract_of,
@@ -129,7 +129,13 @@ def _values(
     def values(params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
         decoder = {name: part for name, part in params.items() if name != "value"}
         x = hidden_states(
-            model, decoder, batch, remat=learner.remat, mesh=mesh, attention=attention
+            model,
+            decoder,
+            batch,
+            remat=learner.remat,
+            mesh=mesh,
+            attention=attention,
+            grouped=grouped(learner),
         )
         x, _ = head_factors(model, decoder, x)
         kernel = params["value"]["kernel"]

@@ -10,7 +10,7 @@ from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.following import accept
 from rlboost_jax.learner.learners import learners_of
 from rlboost_jax.learner.preparation import prepared, programs, restore
-from rlboost_jax.learner.processes import World, check_mesh
+from rlboost_jax.learner.processes import World, agreed, check_mesh
 from rlboost_jax.models.sharding import make_mesh
 
 
@@ -32,6 +32,7 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
         OtherFolder: `path` is not process 0's.
     """
     compile_cache.enable(run.compile_cache_dir)
+    run = agreed(run, world)
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
     learner, critic = programs(run, mesh)

@@ -40,6 +40,7 @@ def _factors(
             mesh=mesh,
             attention=attention,
             experts=_experts(batch),
+            grouped=grouped(learner),
         )
         return head_factors(model, params, x, by_row=attention == "paged")
 
@@ -55,6 +56,7 @@ def hidden_states(
     mesh: Mesh,
     attention: str,
     experts: Int[Array, "L N A"] | None = None,
+    grouped: str | None = None,
 ) -> Float[Array, "N E"]:
     """Of all positions of a packed batch; for the rest see `hidden_states_and_experts`."""
     tokens, positions, segments = map(jnp.asarray, (batch.tokens, batch.positions, batch.segments))
@@ -68,8 +70,14 @@ def hidden_states(
         mesh=mesh,
         attention=attention,
         experts=experts,
+        grouped=grouped,
     )
     return x
+
+
+def grouped(learner: LearnerConfig) -> str | None:
+    """As `hidden_states_and_experts` takes it."""
+    return None if learner.experts == "auto" else learner.experts
 
 
 def _experts(batch: PackedBatch) -> Int[Array, "L N A"] | None:

@@ -9,7 +9,7 @@ accelerators do: neither encrypts.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jax
@@ -18,11 +18,16 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from rlboost_jax.config.errors import Mistake
+from rlboost_jax.config.records import RunConfig
 
 # A process that is killed is missed by its connections at once. One that is frozen, or whose
 # host has lost its network, by the coordinator after this time; then all the others end.
 HEARTBEAT_SECONDS: Final = 20
 JOIN_SECONDS: Final = 300  # for all processes to be there
+_CHOSEN: Final = (
+    "attention",
+    "experts",
+)  # of a learner's settings, by process 0 (`qualification/`)
 _WORD_BYTES: Final = 1024  # of what process 0 tells the others at the start
 
 
@@ -79,6 +84,18 @@ def join(coordinator: str, count: int, index: int) -> World:
             f"{coordinator or 'what the cluster names'} in {JOIN_SECONDS} s: {reason}"
         ) from error
     return World(index=jax.process_index(), count=jax.process_count(), coordinator=coordinator)
+
+
+def agreed(run: RunConfig, world: World) -> RunConfig:
+    """The run with the kernels that process 0's learner is to have, on every process.
+
+    All have to call it at the same point of their starts: the others wait for process 0, which may
+    have candidates to try. Nothing is exchanged where there is one process.
+    """
+    if world.count == 1:
+        return run
+    own = {name: getattr(run.learner, name) for name in _CHOSEN}
+    return replace(run, learner=replace(run.learner, **tell_all(own if world.leads else None)))
 
 
 def check_mesh(mesh: Mesh, world: World) -> None:

@@ -22,7 +22,7 @@ from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.origin import keep_origin
 from rlboost_jax.learner.preparation import prepared, programs, restore
-from rlboost_jax.learner.processes import ALONE, World, check_mesh
+from rlboost_jax.learner.processes import ALONE, World, agreed, check_mesh
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines, devices_of_slices
 from rlboost_jax.messages import TrainerHello
@@ -57,18 +57,21 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
         ConfigError, DataChanged: the data or the reward functions cannot be used.
         OriginChanged, CheckpointUnusable: nor can the checkpoint to begin with.
         FollowerLost: another process of this trainer ended.
-        AttentionNotAvailable: this device cannot run what a deterministic run has begun with.
+        AttentionNotAvailable, KernelNotAvailable: this device cannot run what a deterministic run
+            has begun with.
         NotEnoughMemory: learner and engine do not fit the first device together.
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
     """
     compile_cache.enable(run.compile_cache_dir)
     choices: list[str] = []
     own = trainer_run(run, Path(path), choices.append)  # before the first device is touched
-    run = published_run(run, own)
+    own = agreed(own, world)
+    published = published_run(run, own)
+    run = replace(published, learner=own.learner)
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
     with contextlib.ExitStack() as stack:
-        workdir = stack.enter_context(Workdir(path, run))
+        workdir = stack.enter_context(Workdir(path, published))
         console = stack.enter_context(
             Console(
                 num_steps=run.num_steps,

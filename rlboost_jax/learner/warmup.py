@@ -19,9 +19,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from rlboost_kernels import selected_logprobs
 
-from rlboost_jax.config.records import ModelConfig, RunConfig, WarmupConfig
+from rlboost_jax.config.records import LearnerConfig, ModelConfig, RunConfig, WarmupConfig
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
+from rlboost_jax.learner.passes import grouped
 from rlboost_jax.learner.state import TrainState, init_state, state_shardings
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
@@ -63,7 +64,7 @@ def warm_up(
     state = init_state(params, optimizer, shardings)
     update = program_on(
         mesh,
-        _update(config.model, optimizer, mesh, remat=config.learner.remat),
+        _update(config.model, optimizer, mesh, config.learner),
         in_shardings=(shardings, batch_sharding(mesh), replicated(mesh)),
         out_shardings=(shardings, replicated(mesh)),
         donate_argnums=0,
@@ -152,14 +153,29 @@ def _optimizer(max_gradient_norm: float) -> optax.GradientTransformation:
 
 
 def _update(
-    model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, *, remat: str
+    model: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    learner: LearnerConfig,
 ) -> Callable[..., tuple[TrainState, Float[Array, ""]]]:
+    # What was found right on a GPU. No engine takes part: there is no order of sums to follow.
+    free = learner.attention == "paged" or jax.default_backend() == "cpu"
+    attention = "auto" if free else learner.attention
+
     def mean_loss(params: Params, batch: PackedBatch) -> Float[Array, ""]:
         tokens, positions, segments = map(
             jnp.asarray, (batch.tokens, batch.positions, batch.segments)
         )
         x, _ = hidden_states_and_experts(
-            model, params, tokens, positions, segments, remat=remat, mesh=mesh
+            model,
+            params,
+            tokens,
+            positions,
+            segments,
+            remat=learner.remat,
+            mesh=mesh,
+            attention=attention,
+            grouped=grouped(learner),
         )
         targets, weights = jnp.ravel(batch.targets), jnp.ravel(batch.weights)
         logprobs, _ = selected_logprobs(

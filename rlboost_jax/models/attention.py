@@ -62,7 +62,7 @@ def row_attention(
     else:
         if reason := why_not(kernel, config, mesh, jax.default_backend()):
             raise NotImplementedError(f"learner.attention is {how!r}: {reason}; take 'auto'")
-        fused = fused_attention(kernel, config, segments, mesh)
+        fused = fused_attention(kernel, config.sliding_window, segments, mesh)
         attend = lambda form, q, k, v, _, local: fused(form, q, k, v, local)  # noqa: E731
 
     def of_layer(local: Local) -> Attend:

@@ -119,7 +119,7 @@ class GatedMLP(nnx.Module):
         self.gate = product("gate_proj", config.embed_dim, config.hidden_dim)
         self.up = product("up_proj", config.embed_dim, config.hidden_dim)
         self.down = product("down_proj", config.hidden_dim, config.embed_dim, split_inputs=split)
-        self.activation = _activation(config)
+        self.activation = activation_of(config.activation)
 
     def __call__(self, x: Float[Array, "N E"]) -> Float[Array, "N E"]:
         return self.down(self.activation(self.gate(x)) * self.up(x))
@@ -146,7 +146,7 @@ class DecoderLayer(nnx.Module):
         self.attention = Attention(config, rngs, by_row, split, split_rows)
         self.mlp_norm = _norm(config, config.embed_dim, by_row)
         self.mlp: GatedMLP | RoutedMLP = (
-            RoutedMLP(config, rngs, by_row, split, _activation(config))
+            RoutedMLP(config, rngs, by_row, split, activation_of(config.activation))
             if config.num_experts
             else GatedMLP(config, rngs, by_row, split, split_rows)
         )
@@ -254,9 +254,9 @@ def _norm(config: ModelConfig, width: int, by_row: bool) -> RMSNorm:
     return RMSNorm(width, config.norm_epsilon, by_row, config.norm_offset)
 
 
-def _activation(config: ModelConfig) -> Activation:
+def activation_of(name: str) -> Activation:
     """Source of GELU's approximation by tanh: Hendrycks and Gimpel 2016, arXiv:1606.08415."""
-    return jax.nn.silu if config.activation == "silu" else _gelu_tanh
+    return jax.nn.silu if name == "silu" else _gelu_tanh
 
 
 def _gelu_tanh(x: Array) -> Array:

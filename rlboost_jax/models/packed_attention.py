@@ -61,7 +61,7 @@ def why_not(
 
 def fused_attention(
     kernel: Kernel,
-    config: ModelConfig,
+    window: int,
     segments: Int[Array, "B T"],
     mesh: Mesh | None,
     *,
@@ -70,11 +70,12 @@ def fused_attention(
     """As `attention.attend_dense`, but that segments and mesh are given beforehand.
 
     Args:
+        window: of layers that have one; 0: there are none.
         interpret: run `triton` without a GPU, slowly.
     """
     divided = _Divided(mesh, segments.shape[1])
     far = spans_of(segments)
-    near = spans_of(segments, config.sliding_window)
+    near = spans_of(segments, window)
 
     def attend(form: Form, q: Array, k: Array, v: Array, local: Bool[Array, ""] | None) -> Array:
         k, v = divided.every_device_has_heads(k), divided.every_device_has_heads(v)

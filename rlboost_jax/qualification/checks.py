@@ -25,7 +25,7 @@ def tried(problem: Problem, candidate: Candidate, *, invariant: bool) -> Trial:
     """What comes of a candidate; an exception is one of the outcomes.
 
     Args:
-        invariant: whether a row's bits must not depend on its companions.
+        invariant: whether bits must be those of the case in all its variants.
     """
     name, worst, seconds = candidate.name, 0.0, 0.0
     try:
@@ -49,7 +49,8 @@ def tried(problem: Problem, candidate: Candidate, *, invariant: bool) -> Trial:
             worst = max(worst, error)
             if invariant and (reason := _dependence(run, case, results)):
                 return Trial(candidate=name, outcome="dependent", reason=reason, error=worst)
-            seconds += case.weight * median_seconds(partial(run, *case.inputs))
+            if case.weight:
+                seconds += case.weight * median_seconds(partial(run, *case.inputs))
     except Exception as error:
         reason = one_line(f"{type(error).__name__}: {error}")
         return Trial(candidate=name, outcome="raised", reason=reason)

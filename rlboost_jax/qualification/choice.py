@@ -70,7 +70,7 @@ def described(choice: Choice, what: str) -> str:
 def _passed_over(trial: Trial) -> str:
     words = {
         "wrong": "is wrong",
-        "dependent": "lets rows depend on each other",
+        "dependent": "does not repeat its bits",
         "unavailable": "cannot run this",
         "raised": "failed",
         "crashed": "ended its process",

@@ -26,12 +26,18 @@ class Variant:
     same_as: slice  # of the case's
 
 
+def repeated(inputs: Inputs) -> tuple[Variant, ...]:
+    """A second call, for who promises equal bits for equal arguments and no more."""
+    every = slice(None)
+    return (Variant(name="at a second call", inputs=lambda: inputs, rows=every, same_as=every),)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One call. Everything in it is made when it is first asked for, and then kept.
 
     Attributes:
-        weight: of its seconds in those that candidates are compared by.
+        weight: of its seconds in those that candidates are compared by; 0: it is not timed.
         make: the inputs, the same at every call.
         reference: what results should be, computed elsewhere; one array for each result.
         options: static keyword arguments of the candidates' function.

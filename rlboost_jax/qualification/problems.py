@@ -11,6 +11,8 @@ Maker = Callable[[Mapping[str, Any]], Problem]
 
 _MODULES: Final[dict[ProblemName, str]] = {
     "engine_attention": "rlboost_jax.qualification.engine_attention",
+    "learner_attention": "rlboost_jax.qualification.learner_attention",
+    "learner_experts": "rlboost_jax.qualification.learner_experts",
 }
 assert set(_MODULES) == set(get_args(ProblemName))
 

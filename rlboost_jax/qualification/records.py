@@ -8,11 +8,11 @@ from typing import Any, Final, Literal
 import msgspec
 
 # Names that a problem may have. Its module is in `problems.py`.
-ProblemName = Literal["engine_attention"]
+ProblemName = Literal["engine_attention", "learner_attention", "learner_experts"]
 
-# right         agrees with the reference and, where asked, rows do not depend on one another
+# right         agrees with the reference and, where asked, repeats its bits
 # wrong         differs by more than the tolerance
-# dependent     a row's bits change with its companions
+# dependent     a row's bits change with its companions, or from call to call
 # unavailable   says itself that it cannot run these shapes here
 # raised        to compile or to run it failed with an exception
 # crashed       its process ended
@@ -27,7 +27,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     problem: str
     shape: dict[str, Any]  # the problem's own record
-    invariant: bool  # whether a row's bits must not depend on its companions
+    invariant: bool  # whether bits must be those of the case in all its variants
     candidates: tuple[str, ...]  # in this order
     seconds: float  # in which each must be done
     on_cpu: bool = False  # whether to try them where the child finds no accelerator

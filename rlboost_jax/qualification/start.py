@@ -1,8 +1,8 @@
-"""Before an engine starts on a GPU: which attention it is to run.
+"""Before anything starts on a GPU: which kernels it is to run.
 
-`engine.attention = "auto"` becomes the fastest candidate that is right here. Without a GPU it stays
-"auto": nothing is tried, no process is started. To be called before this process asks JAX for its
-devices, see `apart.py`.
+For learners see `learner_start.py`. Of engines, `engine.attention = "auto"` becomes the fastest
+candidate that is right here. Without a GPU it stays "auto": nothing is tried, no process is
+started. To be called before this process asks JAX for its devices, see `apart.py`.
 
 In a deterministic run the choice is made once, at its first start, and is written into its
 `config.json`: later starts and all servers run that one or not at all, since another would give
@@ -16,36 +16,38 @@ from typing import Final
 
 import msgspec
 
-from rlboost_jax.compile_cache import DEFAULT_FOLDER
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import read_run_config
 from rlboost_jax.config.ranges import ATTENTION_FOR_GPU
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.engine.programs import AttentionNotAvailable
-from rlboost_jax.qualification import machine
-from rlboost_jax.qualification.choice import choose, described, objection, worth_keeping
-from rlboost_jax.qualification.records import Spec, Verdict
+from rlboost_jax.qualification import learner_start, machine
+from rlboost_jax.qualification.choice import choose, described, objection
+from rlboost_jax.qualification.records import ProblemName, Verdict
 
 _WHAT: Final = "engine.attention"
-_PROBLEM: Final = "engine_attention"
+_PROBLEM: Final[ProblemName] = "engine_attention"
 _PLAIN: Final = "xla"  # that problem's
 
 Say = Callable[[str], None]
 
 
 def trainer_run(run: RunConfig, workdir: Path, say: Say) -> RunConfig:
-    """The run with the attention that its trainer's own engines are to have.
+    """The run with the kernels that its trainer's learner and own engines are to have.
 
     Args:
         workdir: of the run, which may have begun; then a deterministic one keeps its choice.
-        say: is given the line that says what was chosen, from what and why.
+        say: is given a line for each choice that says what was chosen, from what and why.
 
     Raises:
-        AttentionNotAvailable: this device cannot run what a deterministic run has begun with.
+        AttentionNotAvailable, KernelNotAvailable: this device cannot run what a deterministic run
+            has begun with.
     """
-    if run.deterministic and (begun := _attention_begun_with(workdir)):
+    begun = _begun_with(workdir) if run.deterministic else None
+    run = learner_start.learner_run(run, begun, say)
+    if begun is not None:
         if run.engine.attention == "auto":
-            run = _with(run, begun)
+            run = _with(run, begun.engine.attention)
         return _checked(run, say)
     return _chosen(run, say) if run.engine.attention == "auto" else _checked(run, say)
 
@@ -86,38 +88,17 @@ def verdict_here(
         interpret: try them on a CPU, those for GPU step by step.
     """
     # Only who has a GPU pays for these.
-    from rlboost_jax.qualification import apart, cache
     from rlboost_jax.qualification.engine_attention import shape_of
-    from rlboost_jax.qualification.problems import problem_of
+    from rlboost_jax.qualification.trials import verdict_of
 
-    shape = shape_of(run)
-    values = msgspec.to_builtins(msgspec.structs.replace(shape, interpret=interpret))
-    spec = Spec(
-        problem=_PROBLEM,
-        shape=values,
-        invariant=run.deterministic,
-        candidates=problem_of(_PROBLEM, values).names,
-        seconds=apart.TRIAL_SECONDS,
-        on_cpu=interpret,
-    )
-    facts = machine.facts() if folder is not None else None
-    if folder is None or facts is None:
-        return apart.verdict_of(spec), "not kept: the driver does not name the device"
-    key = {"facts": dict(facts), "spec": msgspec.to_builtins(spec)}
-    path = cache.place_of(folder, _PROBLEM, key)
-    if (verdict := cache.kept(path, key)) is not None:
-        return verdict, f"as kept in {path}"
-    verdict = apart.verdict_of(spec)
-    if not worth_keeping(verdict):
-        return verdict, "not kept: the next start tries again"
-    trouble = cache.keep(path, key, verdict)
-    return verdict, f"not kept: {trouble}" if trouble else f"kept in {path}"
+    shape = msgspec.structs.replace(shape_of(run), interpret=interpret)
+    return verdict_of(_PROBLEM, shape, invariant=run.deterministic, folder=folder, on_cpu=interpret)
 
 
 def _chosen(run: RunConfig, say: Say) -> RunConfig:
     if not machine.gpu_expected():
         return run
-    verdict, word = verdict_here(run, folder=_folder(run))
+    verdict, word = verdict_here(run, folder=learner_start.folder_of(run))
     if verdict.platform == "cpu":
         return run
     choice = choose(verdict, plain=_PLAIN)
@@ -133,7 +114,7 @@ def _checked(run: RunConfig, say: Say) -> RunConfig:
     named = run.engine.attention
     if named not in ATTENTION_FOR_GPU or not run.deterministic or not machine.gpu_expected():
         return run
-    verdict, word = verdict_here(run, folder=_folder(run))
+    verdict, word = verdict_here(run, folder=learner_start.folder_of(run))
     if verdict.platform == "cpu":
         return run  # the engine says so
     if reason := objection(verdict, named):
@@ -146,18 +127,14 @@ def _checked(run: RunConfig, say: Say) -> RunConfig:
     return run
 
 
-def _attention_begun_with(workdir: Path) -> str:
-    """Of the run in a folder; "" if none has begun there."""
+def _begun_with(workdir: Path) -> RunConfig | None:
+    """The run in a folder; None if none has begun there."""
     if not (workdir / "config.json").exists():
-        return ""
+        return None
     try:
-        return read_run_config(workdir).engine.attention
+        return read_run_config(workdir)
     except ConfigError:
-        return ""  # `Workdir` says what is wrong with it
-
-
-def _folder(run: RunConfig) -> Path:
-    return Path(run.compile_cache_dir or DEFAULT_FOLDER).expanduser()
+        return None  # `Workdir` says what is wrong with it
 
 
 def _with(run: RunConfig, attention: str) -> RunConfig:

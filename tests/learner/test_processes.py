@@ -63,6 +63,13 @@ def test_two_processes_learn_what_one_device_learns(measured):
     assert measured["gap"] < 1e-5
 
 
+def test_all_run_the_kernels_that_process_0_chose(ended):
+    folder, _ = ended
+    assert [(folder / f"chosen-{index}").read_text() for index in range(2)] == [
+        "chunked blocks"
+    ] * 2
+
+
 def test_each_holds_half_of_parameters_and_moments(measured):
     count = num_parameters(small_run().model)
     norms = 3 * 16 + 2 * 8

@@ -180,6 +180,39 @@ def test_what_is_chosen_for_a_gpu_runs_and_is_told(run, tmp_path, monkeypatch, d
     assert kept == ("xla" if deterministic else "auto")
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_what_is_chosen_for_a_learner_is_what_it_runs(run, tmp_path, monkeypatch, deterministic):
+    """It is kept in a deterministic run; any other chooses again at its next start."""
+    run = dataclasses.replace(
+        run,
+        deterministic=deterministic,
+        model=dataclasses.replace(run.model, dtype="bfloat16"),
+        learner=dataclasses.replace(run.learner, row_tokens=2048, pack_rows=4),
+    )
+    right = {"learner_attention": "chunked", "engine_attention": "xla"}
+
+    def verdict_of(spec):
+        trial = Trial(candidate=right[spec.problem], outcome="right", seconds=0.001)
+        return Verdict(platform="gpu", device="NVIDIA H100", trials=(trial,))
+
+    monkeypatch.setattr(machine, "gpu_expected", lambda: True)
+    monkeypatch.setattr(machine, "facts", lambda: None)
+    monkeypatch.setattr(apart, "verdict_of", verdict_of)
+    built, lines, of = [], [], training.programs
+
+    def programs(given, mesh):
+        built.append(given.learner.attention)
+        return of(given, mesh)
+
+    monkeypatch.setattr(training, "programs", programs)
+    monkeypatch.setattr(Console, "note", lambda self, text: lines.append(text))
+    training.run_training(run, tmp_path)
+    assert built == ["chunked"]
+    assert any(text.startswith("learner.attention on NVIDIA H100: chunked") for text in lines)
+    kept = read_run_config(tmp_path).learner.attention
+    assert kept == ("chunked" if deterministic else "auto")
+
+
 def test_a_row_is_on_disk_before_its_checkpoint_is_begun(run, tmp_path, monkeypatch):
     seen = {}
     monkeypatch.setattr(

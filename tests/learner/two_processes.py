@@ -21,7 +21,7 @@ from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.followers import invite
 from rlboost_jax.learner.following import accept
 from rlboost_jax.learner.learners import learners_of
-from rlboost_jax.learner.processes import World, check_mesh, join
+from rlboost_jax.learner.processes import World, agreed, check_mesh, join
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.models.params import params_digest
 from rlboost_jax.weights.snapshots import SnapshotStore
@@ -52,6 +52,9 @@ def response(sample: int, logprobs: list[float]) -> Trajectory:
 
 
 def measure(world: World, folder: Path):
+    own = small_run(attention="chunked", experts="blocks") if world.leads else small_run()
+    chosen = agreed(own, world).learner
+    (folder / f"chosen-{world.index}").write_text(f"{chosen.attention} {chosen.experts}")
     batches = random_batches()
     trainer = Trainer(MESH, pack_rows=2, tolerated_gap=1.0)
     check_mesh(trainer.step.mesh, world)

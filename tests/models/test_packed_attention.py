@@ -57,7 +57,7 @@ for shape, config, local in (
     mesh = make_mesh(shape)
     places = [PartitionSpec(BATCH, "tensor" if n % shape[2] == 0 else None) for n in (H, K, K, H)]
     placed = [jax.device_put(x, NamedSharding(mesh, p)) for x, p in zip(heads, places)]
-    attend = fused_attention("triton", config, segments, mesh, interpret=True)
+    attend = fused_attention("triton", config.sliding_window, segments, mesh, interpret=True)
     program = jax.jit(partial(values_and_gradients, attend, form)).lower(placed, local).compile()
     for found, one in zip(program(placed, local), expected):
         np.testing.assert_allclose(found, one, atol=1e-5)
@@ -76,7 +76,7 @@ def test_a_mesh_computes_what_the_dense_form_does(run_with_devices):
 @pytest.mark.parametrize(("remat", "times"), [("full", 0), ("attention", 2), ("dots", 2)])
 def test_what_a_kernel_returns_is_kept(remat, times, capsys):
     """The result, and the logarithm of the sums."""
-    attend = fused_attention("triton", MODEL, jnp.asarray(SEGMENTS), None, interpret=True)
+    attend = fused_attention("triton", 0, jnp.asarray(SEGMENTS), None, interpret=True)
 
     def layer(q, k, v):
         return attend(Form(0.3, None, 0), q, k, v, None).sum()

@@ -1,0 +1,142 @@
+"""Before a learner starts on a GPU: which kernels it is to run.
+
+As for engines (`start.py`), "auto" becomes the fastest candidate that is right here, and in a
+deterministic run the one that it has begun with. Without a GPU, and where "auto" needs no kernel,
+"auto" stays as it is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rlboost_jax.compile_cache import DEFAULT_FOLDER
+from rlboost_jax.config.errors import Mistake
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.qualification import machine
+from rlboost_jax.qualification.choice import choose, described, objection
+from rlboost_jax.qualification.records import ProblemName, Verdict
+
+Say = Callable[[str], None]
+
+
+class KernelNotAvailable(Mistake, ValueError):
+    """A deterministic run names a kernel for its learner that this device cannot run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Setting:
+    """
+    Attributes:
+        name: of the field of `LearnerConfig`.
+        plain: what runs where no candidate is right; trusted when it is named.
+        kernels: that a run has to have checked when it names one.
+    """
+
+    name: str
+    problem: ProblemName
+    plain: str
+    kernels: tuple[str, ...]
+
+    @property
+    def what(self) -> str:
+        return f"learner.{self.name}"
+
+
+SETTINGS: Final = (
+    _Setting(
+        name="attention",
+        problem="learner_attention",
+        plain="chunked",
+        kernels=("triton", "cudnn"),
+    ),
+    _Setting(
+        name="experts",
+        problem="learner_experts",
+        plain="blocks",
+        kernels=("mosaic_gpu",),
+    ),
+)
+
+
+def learner_run(run: RunConfig, begun: RunConfig | None, say: Say) -> RunConfig:
+    """The run with the kernels that its learner is to have.
+
+    Args:
+        begun: what a deterministic run has begun with, if it has; it stays with that.
+        say: is given a line for each choice.
+
+    Raises:
+        KernelNotAvailable: this device cannot run what a deterministic run has begun with.
+    """
+    for setting in SETTINGS:
+        if _named(run, setting) == "auto" and begun is not None:
+            run = _with(run, setting, _named(begun, setting))
+        elif _named(run, setting) == "auto":
+            run = _chosen(run, setting, say)
+            continue
+        _check(run, setting, say)
+    return run
+
+
+def folder_of(run: RunConfig) -> Path:
+    """Where verdicts are kept."""
+    return Path(run.compile_cache_dir or DEFAULT_FOLDER).expanduser()
+
+
+def _chosen(run: RunConfig, setting: _Setting, say: Say) -> RunConfig:
+    shape = _shape(run, setting) if machine.gpu_expected() else None
+    if shape is None:
+        return run
+    verdict, word = _verdict(run, setting, shape)
+    if verdict.platform == "cpu":
+        return run
+    choice = choose(verdict, plain=setting.plain)
+    say(f"{described(choice, setting.what)}; {word}")
+    return _with(run, setting, choice.candidate)
+
+
+def _check(run: RunConfig, setting: _Setting, say: Say) -> None:
+    """That a deterministic run can have here what it names. Others name what they like."""
+    named = _named(run, setting)
+    if named not in setting.kernels or not run.deterministic or not machine.gpu_expected():
+        return
+    shape = _shape(run, setting)
+    if shape is None:
+        return
+    verdict, word = _verdict(run, setting, shape)
+    if verdict.platform == "cpu":
+        return  # the learner says so
+    if reason := objection(verdict, named):
+        raise KernelNotAvailable(
+            f"{setting.what} of this deterministic run is {named!r}; on this "
+            f"{verdict.device or 'device'} {reason}; take a device of the kind that the run began "
+            f"on, or begin a run with --config.{setting.what}={setting.plain}"
+        )
+    say(f"{setting.what} on {verdict.device}: {named}, as the run has it; {word}")
+
+
+def _shape(run: RunConfig, setting: _Setting) -> msgspec.Struct | None:
+    from rlboost_jax.qualification import learner_attention, learner_experts  # for GPUs alone
+
+    if setting.problem == "learner_experts":
+        return learner_experts.shape_of(run)
+    return learner_attention.shape_of(run)
+
+
+def _verdict(run: RunConfig, setting: _Setting, shape: msgspec.Struct) -> tuple[Verdict, str]:
+    from rlboost_jax.qualification.trials import verdict_of
+
+    return verdict_of(setting.problem, shape, invariant=run.deterministic, folder=folder_of(run))
+
+
+def _named(run: RunConfig, setting: _Setting) -> str:
+    value: str = getattr(run.learner, setting.name)
+    return value
+
+
+def _with(run: RunConfig, setting: _Setting, value: str) -> RunConfig:
+    changed: dict[str, Any] = {setting.name: value}
+    return replace(run, learner=replace(run.learner, **changed))

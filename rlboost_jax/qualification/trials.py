@@ -1,0 +1,49 @@
+"""Trials of one problem on the device at hand: in child processes, or as they were kept."""
+
+from pathlib import Path
+
+import msgspec
+
+from rlboost_jax.qualification import apart, cache, machine
+from rlboost_jax.qualification.choice import worth_keeping
+from rlboost_jax.qualification.problems import problem_of
+from rlboost_jax.qualification.records import ProblemName, Spec, Verdict
+
+
+def verdict_of(
+    problem: ProblemName,
+    shape: msgspec.Struct,
+    *,
+    invariant: bool,
+    folder: Path | None,
+    on_cpu: bool = False,
+) -> tuple[Verdict, str]:
+    """Trials of all candidates of a problem, and a word on where they are kept.
+
+    Args:
+        shape: the problem's own record.
+        invariant: whether bits must be those of a case in all its variants.
+        folder: of kept verdicts; None neither reads nor keeps any.
+        on_cpu: try them where there is no accelerator.
+    """
+    values = msgspec.to_builtins(shape)
+    spec = Spec(
+        problem=problem,
+        shape=values,
+        invariant=invariant,
+        candidates=problem_of(problem, values).names,
+        seconds=apart.TRIAL_SECONDS,
+        on_cpu=on_cpu,
+    )
+    facts = machine.facts() if folder is not None else None
+    if folder is None or facts is None:
+        return apart.verdict_of(spec), "not kept: the driver does not name the device"
+    key = {"facts": dict(facts), "spec": msgspec.to_builtins(spec)}
+    path = cache.place_of(folder, problem, key)
+    if (verdict := cache.kept(path, key)) is not None:
+        return verdict, f"as kept in {path}"
+    verdict = apart.verdict_of(spec)
+    if not worth_keeping(verdict):
+        return verdict, "not kept: the next start tries again"
+    trouble = cache.keep(path, key, verdict)
+    return verdict, f"not kept: {trouble}" if trouble else f"kept in {path}"
