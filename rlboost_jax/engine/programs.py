@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, UInt
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt
 from rlboost_kernels import (
     copy_kv_pages,
     kv_pages_shape,
@@ -258,14 +258,30 @@ class Programs:
         positions: Int[Array, " R"],
         controls: Controls,
     ) -> tuple[Int[Array, " R"], Float[Array, " R"], Int[Array, " R"]]:
-        logits = head(self._share, params, x, split=self._split)
-        noise = uniforms(keys, positions)
+        """What rows without a sequence get means nothing."""
         # Sums over the vocabulary are XLA's, whose order depends on the number of rows.
-        R, most = len(x), self.layout.decode_rows[-1]
-        columns = (logits, noise, controls.temperature, controls.top_p, controls.top_k)
-        padded = (jnp.pad(c, [(0, most - R)] + [(0, 0)] * (c.ndim - 1)) for c in columns)
+        most = self.layout.sampled_rows
+        R = min(len(x), most)  # sequences are in the first rows
+        logits = head(self._share, params, x[:R], split=self._split)
+        columns = (
+            uniforms(keys[:R], positions[:R]),
+            controls.temperature[:R],
+            controls.top_p[:R],
+            controls.top_k[:R],
+        )
+        padded = (_padded(column, most) for column in (logits, *columns))
         tokens, logprobs = tokens_from_noise(*padded, truncated=self._truncated)
-        return tokens[:R], logprobs[:R], _checksum(logits)
+        rows = len(x)
+        return (
+            _padded(tokens[:R], rows),
+            _padded(logprobs[:R], rows),
+            _padded(_checksum(logits), rows),
+        )
+
+
+def _padded(column: Shaped[Array, "R *_"], rows: int) -> Shaped[Array, "N *_"]:
+    """With zeros for the rows that it lacks."""
+    return jnp.pad(column, [(0, rows - len(column))] + [(0, 0)] * (column.ndim - 1))
 
 
 def _with_step(
