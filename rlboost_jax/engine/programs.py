@@ -3,9 +3,10 @@
 A row's bits must not depend on its companions. Attention and, on CPU, products see to that for any
 number of rows; then a mixed step runs the model over T rows, head and sampler over R, and decode
 steps run over as few as their sequences need. XLA's own products only see to it for one number of
-rows, or for a class of them: then R is T everywhere (`layouts.py`). Sequence i is in row i of head
-and sampler. So a token's keys, values, logits and noise are the same whichever program computes
-them, which `invariance.py` checks on the device.
+rows, or for a class of them: then layers have T rows in every program, and head and sampler one
+number of them, too (`layouts.py`). Sequence i is in row i of head and sampler. So a token's keys,
+values, logits and noise are the same whichever program computes them, which `invariance.py` checks
+on the device.
 
 The KV pool is one array [P, L, 2K, D] per layer, donated and written in place. Parameters
 are arguments, flattened once, with the layers unstacked.
