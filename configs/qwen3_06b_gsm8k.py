@@ -20,6 +20,8 @@ def get_config() -> ConfigDict:
     config.learner.row_tokens = 2048
     config.learner.row_lengths = 2
     config.engine.slots = 192
-    config.engine.token_rows = 192
+    # Decode steps wait for keys and values, so that rows cost them little; of fewer than this the
+    # logits of all slots are most of what a prefill moves.
+    config.engine.token_rows = 512
     config.manager.window_initial_seconds = 40.0
     return config

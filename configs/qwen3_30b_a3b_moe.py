@@ -37,6 +37,7 @@ def get_config() -> ConfigDict:
     config.learner.micro_batch_prompts = 64
     config.learner.row_tokens = 4608
     config.engine.slots = 64
+    config.engine.token_rows = 128  # an engine multiplies each row by every expert of its device
     config.engine.tensor_parallel = 4  # 32 experts on each device
     config.fleet.max_instances = 4
     config.fleet.price_per_hour = 10.64  # a server's GPUs

@@ -48,7 +48,10 @@ def get_config() -> ConfigDict:
     config.engine.max_prompt_tokens = 512
     config.engine.slots = 64
     config.engine.page_size = 64
-    config.engine.token_rows = 128
+    # What an H100 multiplies while it reads the weights once (benchmarks/README.md, "h100"): with
+    # 128 a prefill waits for memory most of the time, with 512 decode steps, which need as many
+    # rows on a GPU, would wait for arithmetic.
+    config.engine.token_rows = 256
     config.engine.kv_dtype = "bfloat16"
     config.weights.rollout_dtype = "bfloat16"
     config.manager.progress_seconds = 120.0  # a prefill of all slots takes tens of seconds

@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from typing import NamedTuple
 
@@ -44,6 +45,13 @@ _FREE = frozenset(
 # One operand, each entry of the result from one entry of it: a kernel computes what is asked for.
 _ENTRYWISE = frozenset(
     ("bitcast", "bitcast-convert", "reshape", "convert", "copy", "transpose", "negate")
+)
+# The same of operands as large as the result.
+_OF_SEVERAL = frozenset(
+    (
+        *("add", "subtract", "multiply", "divide", "maximum", "minimum", "compare", "select"),
+        *("and", "or", "xor", "not", "abs", "exponential", "log", "tanh", "rsqrt", "sqrt"),
+    )
 )
 # The precision of a dot, and that of a library's product.
 _EXACT = re.compile(
@@ -94,7 +102,8 @@ class Call:
 
     pattern: str  # of its target, op_name and operands' shapes
     flops: float
-    num_bytes: float | None = None  # read; None: each operand once. What it writes is known
+    num_bytes: float | None = None  # read; None: each operand once
+    written: float | None = None  # of results that it leaves unset where it has nothing to say
 
 
 @dataclass(frozen=True)
@@ -233,7 +242,9 @@ class _Reader:
         if call := self._assumptions.call_of(" ".join((target, instruction.op_name, *shapes))):
             total.flops["bf16"] += call.flops
             if call.num_bytes is not None:
-                total.num_bytes += call.num_bytes + instruction.num_bytes
+                written = instruction.num_bytes if call.written is None else call.written
+                total.num_bytes += call.num_bytes
+                self._add_traffic(total, [_Traffic(written, written)], computation)
                 return
         if target.startswith("mosaic_gpu") and "grouped_" in instruction.op_name:
             _add_grouped_product(total, instruction, computation, self._assumptions.grouped_rows)
@@ -368,15 +379,21 @@ def _fusion_traffic(fusion: Instruction, inside: Computation) -> Iterator[_Traff
         for operand in set(instruction.operands):
             users.setdefault(operand, []).append(instruction)
 
+    root = next(i for i in inside.values() if i.is_root)
+    outputs = [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]
+
+    @cache
     def read(name: str) -> float:
         """Of an array inside, at most all of it."""
         whole, part = inside[name].num_bytes, 0.0
+        if any(output.name == name for output in outputs):
+            return whole
         for user in users.get(name, ()):
             if user.opcode in _SLICES and user.operands[0] == name:
-                part += user.num_bytes
+                part += read(user.name)
             elif user.opcode in _IN_PLACE and user.operands[0] == name:
                 part += 0.0  # written below
-            elif user.opcode in _ENTRYWISE:
+            elif user.opcode in _ENTRYWISE or user.opcode in _OF_SEVERAL:
                 part += read(user.name) * _ratio(inside[name], user)
             else:
                 return whole
@@ -386,8 +403,6 @@ def _fusion_traffic(fusion: Instruction, inside: Computation) -> Iterator[_Traff
         if instruction.opcode == "parameter":
             operand = fusion.operands[int(instruction.arguments)]
             yield _Traffic(read(instruction.name), instruction.num_bytes, operand)
-    root = next(i for i in inside.values() if i.is_root)
-    outputs = [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]
     for output in outputs:
         yield _Traffic(_written(output, inside), output.num_bytes)
 

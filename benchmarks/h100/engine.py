@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, SingleDeviceSharding
-from rlboost_kernels.attention import xla
+from rlboost_kernels.attention import mosaic_gpu, tiles, xla
 
-from benchmarks.h100.chip import MEMORY_BYTES
+from benchmarks.h100.chip import CACHED_BYTES, MEMORY_BYTES
 from benchmarks.h100.cost import Assumptions, Call
 from benchmarks.h100.program import Program, Work, attention_flops, product_parameters
 from rlboost_jax.config.memory import page_bytes, weight_bytes
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.config.records import ModelConfig, RunConfig
 from rlboost_jax.config.routing import routing_of
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.devices import HEADS, WHOLE, Devices
@@ -129,13 +129,14 @@ class _Server:
     def _assumptions(self, load: _Load, steps: int) -> Assumptions:
         layout, model = self.layout, self.devices.share
         block = max(layout.page_size, xla.BLOCK_TOKENS)
-        tiles = math.ceil(load.rows / xla.TILE_ROWS)
+        blocks = math.ceil(load.rows / xla.TILE_ROWS)
         pool = rf"\[{layout.num_pages},{layout.page_size},"
         item = jnp.dtype(self.config.kv_dtype).itemsize
+        sums = _sums(model, load)
         return Assumptions(
             trips=(
                 (r"_attend\)/.*while/body.*while$", math.ceil(load.context / block)),
-                (r"_attend\)/.*while$", tiles),
+                (r"_attend\)/.*while$", blocks),
                 (r"_decode\).*while$", steps),
             ),
             calls=(
@@ -143,6 +144,13 @@ class _Server:
                     pattern=pool,
                     flops=load.rows * attention_flops(model, load.context) / model.num_layers,
                     num_bytes=load.tokens_read * 2 * model.num_key_heads * model.head_dim * item,
+                    written=sums,
+                ),
+                # The kernel that merges them.
+                Call(
+                    pattern=rf"mosaic_gpu.*f32\[\d+,\d+,\d+,{_columns(model)}\]",
+                    flops=0.0,
+                    num_bytes=sums if sums > CACHED_BYTES else 0.0,
                 ),
             ),
         )
@@ -182,6 +190,17 @@ class _Server:
         return jax.ShapeDtypeStruct((count,), jnp.int32, sharding=self._place(WHOLE))
 
 
+def _columns(model: ModelConfig) -> int:
+    """Float32 numbers that Mosaic's kernel keeps of a row, a query head and a split."""
+    return max(model.head_dim, mosaic_gpu.THREADS) + mosaic_gpu.SUMS
+
+
+def _sums(model: ModelConfig, load: _Load) -> float:
+    """Bytes of what the kernel writes of a layer's splits: of rows that see them, and no others."""
+    splits = math.ceil(load.context / tiles.SPLIT_TOKENS)
+    return 4.0 * load.rows * model.num_query_heads * splits * _columns(model)
+
+
 def _memory_plan(run: RunConfig, config: Any, layout: Layout) -> MemoryPlan:
     sizes = engine_sizes(
         run.model,
@@ -189,7 +208,7 @@ def _memory_plan(run: RunConfig, config: Any, layout: Layout) -> MemoryPlan:
         slot_tokens=run.slot_tokens,
         param_dtype=run.weights.rollout_dtype,
         truncated_sampling=run.sampling.truncated,
-        sampled_rows=layout.decode_rows[-1],
+        sampled_rows=layout.sampled_rows,
         products="xla",
         platform="gpu",
     )

@@ -21,6 +21,10 @@ from rlboost_jax.models.tensor_parallel import AXIS
 
 WHOLE: Final = PartitionSpec()  # the same on every device
 HEADS: Final = PartitionSpec(None, None, AXIS)  # of a layer's pool
+# Arguments beyond four fifths of a device look to XLA for GPU like too little memory. To save the
+# logits it then multiplies by the unembedding anew for each that reads them: five times a step,
+# and with a smaller pool once. A step's own arrays are small; nothing of it is worth that.
+_OPTIONS_FOR_GPU: Final[dict[str, str | bool]] = {"xla_disable_hlo_passes": "rematerialization"}
 
 
 class Devices:
@@ -73,7 +77,8 @@ class Devices:
             function = jax.shard_map(
                 function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
             )
-        return jax.jit(function, donate_argnums=donated)
+        options = None if self.first.platform == "cpu" else _OPTIONS_FOR_GPU
+        return jax.jit(function, donate_argnums=donated, compiler_options=options)
 
     def leaf_specs(self) -> tuple[PartitionSpec, ...]:
         """How the leaves of the unstacked parameters are split."""

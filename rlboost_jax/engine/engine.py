@@ -85,15 +85,15 @@ class Engine:
         """
         spread = Devices(base_model(model), config.tensor_parallel, devices)
         self.device, self.device_kind = spread.first, spread.kind
-        products = choose(None, self.device.platform)
-        layout = make_layout(config, slot_tokens, any_rows=products == "cpu")
+        products, on_cpu = choose(None, self.device.platform), self.device.platform == "cpu"
+        layout = make_layout(config, slot_tokens, any_rows=products == "cpu", on_cpu=on_cpu)
         sizes = engine_sizes(
             model,
             config,
             slot_tokens=slot_tokens,
             param_dtype=param_dtype or model.dtype,
             truncated_sampling=truncated_sampling,
-            sampled_rows=layout.decode_rows[-1],
+            sampled_rows=layout.sampled_rows,
             products=products,
             platform=self.device.platform,
         )

@@ -8,6 +8,7 @@ from rlboost_jax.config.ranges import MAX_POSITIONS
 from rlboost_jax.config.records import EngineConfig
 
 _FEWEST_ROWS: Final = 8  # of a decode step, and a divisor of all
+_HEAD_TILE: Final = 64  # rows that a product on tensor cores takes at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,7 @@ class Layout:
 
     token_rows: int  # T, of a mixed step
     decode_rows: tuple[int, ...]  # R, of decode steps, ascending; the last has room for all slots
+    sampled_rows: int  # that sums of head and sampler are made for, in either program
     slots: int  # S, at most T
     pages_per_slot: int  # M
     page_size: int  # tokens
@@ -26,12 +28,15 @@ class Layout:
         return next(rows for rows in self.decode_rows if rows >= num_sequences)
 
 
-def make_layout(config: EngineConfig, slot_tokens: int, *, any_rows: bool) -> Layout:
+def make_layout(
+    config: EngineConfig, slot_tokens: int, *, any_rows: bool, on_cpu: bool = False
+) -> Layout:
     """The sizes for slots of `slot_tokens` tokens, with as many pages as all of them need.
 
     Args:
         any_rows: whether products give a row the same bits for any number of rows. If not, decode
             steps run as many as mixed steps, however few sequences there are.
+        on_cpu: where sampling always was over all rows of a step, and its bits are to stay.
 
     Raises:
         ValueError: a setting is out of range, or two do not fit together.
@@ -62,9 +67,14 @@ def make_layout(config: EngineConfig, slot_tokens: int, *, any_rows: bool) -> La
             f"engine.num_pages is {num_pages}; the longest rollout needs {slot_pages} pages "
             f"of {config.page_size} tokens: raise it, or 0 for as many as all slots need"
         )
+    decode_rows = _decode_rows(config.slots) if any_rows else (config.token_rows,)
+    # One number in both programs keeps a row's bits as well as T would, and no logits are made of
+    # rows that are never sampled from: at 512 rows of 152k entries they are 0.3 GB.
+    few = _HEAD_TILE * -(-config.slots // _HEAD_TILE)
     return Layout(
         token_rows=config.token_rows,
-        decode_rows=_decode_rows(config.slots) if any_rows else (config.token_rows,),
+        decode_rows=decode_rows,
+        sampled_rows=decode_rows[-1] if any_rows or on_cpu else min(few, config.token_rows),
         slots=config.slots,
         pages_per_slot=slot_pages,
         page_size=config.page_size,

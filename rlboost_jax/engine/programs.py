@@ -3,9 +3,10 @@
 A row's bits must not depend on its companions. Attention and, on CPU, products see to that for any
 number of rows; then a mixed step runs the model over T rows, head and sampler over R, and decode
 steps run over as few as their sequences need. XLA's own products only see to it for one number of
-rows, or for a class of them: then R is T everywhere (`layouts.py`). Sequence i is in row i of head
-and sampler. So a token's keys, values, logits and noise are the same whichever program computes
-them, which `invariance.py` checks on the device.
+rows, or for a class of them: then layers have T rows in every program, and head and sampler one
+number of them, too (`layouts.py`). Sequence i is in row i of head and sampler. So a token's keys,
+values, logits and noise are the same whichever program computes them, which `invariance.py` checks
+on the device.
 
 The KV pool is one array [P, L, 2K, D] per layer, donated and written in place. Parameters
 are arguments, flattened once, with the layers unstacked.
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, UInt
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt
 from rlboost_kernels import (
     copy_kv_pages,
     kv_pages_shape,
@@ -258,14 +259,30 @@ class Programs:
         positions: Int[Array, " R"],
         controls: Controls,
     ) -> tuple[Int[Array, " R"], Float[Array, " R"], Int[Array, " R"]]:
-        logits = head(self._share, params, x, split=self._split)
-        noise = uniforms(keys, positions)
+        """What rows without a sequence get means nothing."""
         # Sums over the vocabulary are XLA's, whose order depends on the number of rows.
-        R, most = len(x), self.layout.decode_rows[-1]
-        columns = (logits, noise, controls.temperature, controls.top_p, controls.top_k)
-        padded = (jnp.pad(c, [(0, most - R)] + [(0, 0)] * (c.ndim - 1)) for c in columns)
+        most = self.layout.sampled_rows
+        R = min(len(x), most)  # sequences are in the first rows
+        logits = head(self._share, params, x[:R], split=self._split)
+        columns = (
+            uniforms(keys[:R], positions[:R]),
+            controls.temperature[:R],
+            controls.top_p[:R],
+            controls.top_k[:R],
+        )
+        padded = (_padded(column, most) for column in (logits, *columns))
         tokens, logprobs = tokens_from_noise(*padded, truncated=self._truncated)
-        return tokens[:R], logprobs[:R], _checksum(logits)
+        rows = len(x)
+        return (
+            _padded(tokens[:R], rows),
+            _padded(logprobs[:R], rows),
+            _padded(_checksum(logits), rows),
+        )
+
+
+def _padded(column: Shaped[Array, "R *_"], rows: int) -> Shaped[Array, "N *_"]:
+    """With zeros for the rows that it lacks."""
+    return jnp.pad(column, [(0, rows - len(column))] + [(0, 0)] * (column.ndim - 1))
 
 
 def _with_step(

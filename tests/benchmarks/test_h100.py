@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.h100 import chip, ptxas
-from benchmarks.h100.cost import Assumptions, Call, Collective, cost_of, group_of, largest
+from benchmarks.h100.cost import Assumptions, Call, Collective, Cost, cost_of, group_of, largest
 from benchmarks.h100.hlo import Shape, parse
 from benchmarks.h100.program import Program, Work
 from benchmarks.h100.rows import priced
@@ -243,6 +243,51 @@ def test_slices_are_paid_for_and_not_what_they_are_cut_from() -> None:
     assert cost.num_bytes == read + written + 2 * whole + (100 + row / 2) + product
     assert cost.flops == {"bf16": 7.0, "tf32": 2 * 64 * 32 * 36}
     assert cost.calls == {"mosaic_gpu_v2": 1, "__cublas$gemm": 1}
+
+
+CHOSEN = """
+HloModule jit_c
+
+%weights (logits: f32[64,1024], best: f32[64,1024], at: s32[64,2]) -> f32[64,16] {
+  %logits = f32[64,1024]{1,0} parameter(0)
+  %best = f32[64,1024]{1,0} parameter(1)
+  %centred = f32[64,1024]{1,0} subtract(%logits, %best)
+  %weight = f32[64,1024]{1,0} exponential(%centred)
+  %nodes = f32[64,64,16]{2,1,0} bitcast(%weight)
+  %at = s32[64,2]{1,0} parameter(2)
+  ROOT %chosen = f32[64,16]{1,0} gather(%nodes, %at), offset_dims={1}, slice_sizes={1,1,16}
+}
+
+%wide (narrow: bf16[64,1024]) -> f32[64,1024] {
+  %narrow = bf16[64,1024]{1,0} parameter(0)
+  ROOT %float = f32[64,1024]{1,0} convert(%narrow)
+}
+
+ENTRY %main (l: f32[64,1024], b: f32[64,1024], a: s32[64,2], n: bf16[64,1024]) -> f32[64,16] {
+  %l = f32[64,1024]{1,0} parameter(0)
+  %b = f32[64,1024]{1,0} parameter(1)
+  %a = s32[64,2]{1,0} parameter(2)
+  %n = bf16[64,1024]{1,0} parameter(3)
+  %float.1 = f32[64,1024]{1,0} fusion(%n), kind=kLoop, calls=%wide
+  ROOT %out = f32[64,16]{1,0} fusion(%l, %b, %a), kind=kLoop, calls=%weights
+}
+"""
+
+
+def test_what_is_computed_of_each_entry_is_paid_for_where_it_is_looked_at() -> None:
+    chosen, narrow = 4 * 64 * 16, 2 * 64 * 1024
+    read = 2 * chosen + 4 * 64 * 2 + narrow
+    assert cost_of(parse(CHOSEN)).num_bytes == read + chosen + 2 * narrow
+
+
+def test_a_call_may_leave_results_unset() -> None:
+    def cost(written: float | None, cached: float = 0.0) -> Cost:
+        call = Call(r"mosaic.*\[36,1024\]", flops=7.0, num_bytes=100.0, written=written)
+        return cost_of(parse(SLICES), Assumptions(calls=(call,)), cached=cached)
+
+    assert cost(None).num_bytes - cost(10.0).num_bytes == 2 * 1024 - 10
+    kept = cost(1001.0, cached=1001.0).cached_bytes - cost(0.0, cached=1001.0).cached_bytes
+    assert kept == 1001  # as the rest of what is small
 
 
 def test_the_largest_arrays_have_names() -> None:

@@ -14,7 +14,11 @@ from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine import metadata, programs
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
+from rlboost_jax.engine.layouts import Layout, make_layout
+from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.params import init_params, unstack_layers
+from tests.engine.conftest import Rollouts
+from tests.engine.step_programs import step_programs
 
 
 @pytest.fixture
@@ -139,7 +143,7 @@ def test_the_sampler_does_not_know_how_many_rows_there_are(
 ) -> None:
     """With a vocabulary whose sum XLA orders by the number of rows."""
     engine = _of_three_sizes(model, engine_config)
-    random, most = np.random.default_rng(0), engine.layout.decode_rows[-1]
+    random, most = np.random.default_rng(0), engine.layout.sampled_rows
     params = jax.tree.map(
         lambda leaf: jnp.asarray(random.standard_normal(leaf.shape), leaf.dtype),
         unstack_layers(init_params(engine.programs.model, 0)),
@@ -158,6 +162,40 @@ def test_the_sampler_does_not_know_how_many_rows_there_are(
     for rows in engine.layout.decode_rows:
         for part, all_rows in zip(sample(x[:rows]), whole, strict=True):
             assert np.asarray(part).tobytes() == np.asarray(all_rows)[:rows].tobytes()
+
+
+def test_logits_are_those_of_rows_that_are_sampled(
+    fresh_engine: Callable[[], Engine],
+    request_of: Callable[..., GenerateRequest],
+    drain: Callable[[Engine], Rollouts],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU: 128 rows of layers in every program, 64 of head and sampler."""
+
+    def many_rows(config: EngineConfig, slot_tokens: int, **_: bool) -> Layout:
+        return make_layout(replace(config, token_rows=128), slot_tokens, any_rows=False)
+
+    usual = fresh_engine()
+    monkeypatch.setattr("rlboost_jax.engine.engine.make_layout", many_rows)
+    engine = fresh_engine()
+    assert engine.layout.decode_rows == (128,)
+    assert engine.layout.sampled_rows == 64
+    for program, *arguments in step_programs(engine):
+        text = program.lower(*arguments).as_text()
+        assert "tensor<128x37xf32>" not in text
+        assert ("tensor<64x37xf32>" in text) == (program is not engine.programs.copy_pages)
+    engine.assert_row_invariance()
+    found = []
+    for each in (usual, engine):
+        for i in range(8):  # more than there are slots, so that rows change hands
+            each.submit([request_of(i, range(i + 1, 2 * i + 3))])
+        found.append(drain(each))
+    assert {i: tokens for i, (tokens, _) in found[0].items()} == {
+        i: tokens for i, (tokens, _) in found[1].items()
+    }
+    for i, (_, bits) in found[0].items():
+        logprobs, others = (np.array(b, np.int32).view(np.float32) for b in (bits, found[1][i][1]))
+        np.testing.assert_allclose(logprobs, others, atol=1e-5)
 
 
 def _of_three_sizes(model: ModelConfig, engine_config: EngineConfig) -> Engine:

@@ -115,3 +115,18 @@ def test_decode_steps_for_all_slots_and_for_ever_fewer(
     assert [layout.rows_for(n) for n in (1, slots)] == [rows[0], rows[-1]]
     tied = make_layout(replace(engine_config, slots=slots), 44, any_rows=False)
     assert tied.decode_rows == (64,)
+    assert tied.sampled_rows == 64
+
+
+def test_head_and_sampler_run_over_slots_where_layers_run_over_more(
+    engine_config: EngineConfig,
+) -> None:
+    """In whole tiles of 64, and on CPU over as many rows as ever."""
+    config = replace(engine_config, token_rows=512)
+    for slots, rows in ((1, 64), (64, 64), (65, 128), (512, 512)):
+        layout = make_layout(replace(config, slots=slots), 44, any_rows=False)
+        assert (layout.decode_rows, layout.sampled_rows) == ((512,), rows)
+    few = replace(config, token_rows=96, slots=70)
+    assert make_layout(few, 44, any_rows=False).sampled_rows == 96
+    assert make_layout(config, 44, any_rows=False, on_cpu=True).sampled_rows == 512
+    assert make_layout(config, 44, any_rows=True, on_cpu=True).sampled_rows == 8

@@ -109,6 +109,7 @@ def draw_layout(random: np.random.Generator) -> Layout:
     return Layout(
         token_rows=slots + int(random.integers(0, 12)),
         decode_rows=(8,),
+        sampled_rows=8,
         slots=slots,
         page_size=int(random.integers(1, 6)),
         pages_per_slot=pages,
@@ -223,7 +224,13 @@ def report(scheduler: Scheduler, plan: Plan, yields: Yields) -> None:
 
 
 LAYOUT = Layout(
-    token_rows=64, decode_rows=(8,), slots=2, page_size=4, pages_per_slot=8, num_pages=32
+    token_rows=64,
+    decode_rows=(8,),
+    sampled_rows=8,
+    slots=2,
+    page_size=4,
+    pages_per_slot=8,
+    num_pages=32,
 )
 
 

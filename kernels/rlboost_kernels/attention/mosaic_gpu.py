@@ -55,7 +55,7 @@ SMALL_PAGES = (8, 16, 32)  # or multiples of BLOCK
 TYPES = ("bfloat16", "float16")
 HOPPER = "9"  # major compute capability: wgmma is not in those before, nor in those after
 
-_SUMS = 8  # columns beside the weighted values: the maximum four times, the sum of weights too
+SUMS = 8  # columns beside the weighted values: the maximum four times, the sum of weights too
 _MASKED = -1e30  # a finite stand-in for minus infinity: the difference of two is 0 and not NaN
 _LOG2_E = math.log2(math.e)
 
@@ -209,7 +209,7 @@ def _attend_items(plan: _Plan, max_items: int) -> Any:
         tiles.num_splits(plan.num_pages, plan.page_size),
         plan.key_heads,
         plan.num_rows * plan.group,
-        plan.columns + _SUMS,
+        plan.columns + SUMS,
     )
 
     def run(table: _Ref, total: _Ref, *refs: _Ref) -> None:
@@ -337,9 +337,9 @@ def _attend_item(
         (_full(_MASKED, rows, TILE), _full(0.0, rows, TILE), _full(0.0, tile, TILE, D)),
     )
     result[:, pl.ds(0, D)] = weighted_RD
-    is_maximum = plgpu.broadcasted_iota(jnp.int32, (TILE, _SUMS), 1, layout=tile) < _SUMS // 2
-    both = (lax.broadcast_in_dim(sums_R, (TILE, _SUMS), [0]) for sums_R in (maximum_R, total_R))
-    result[:, pl.ds(plan.columns, _SUMS)] = jnp.where(is_maximum, *both)
+    is_maximum = plgpu.broadcasted_iota(jnp.int32, (TILE, SUMS), 1, layout=tile) < SUMS // 2
+    both = (lax.broadcast_in_dim(sums_R, (TILE, SUMS), [0]) for sums_R in (maximum_R, total_R))
+    result[:, pl.ds(plan.columns, SUMS)] = jnp.where(is_maximum, *both)
     plgpu.commit_smem()
 
     def write(row: Array, _: None) -> None:
@@ -421,7 +421,7 @@ def _merge_splits(plan: _Plan) -> Any:
                 part = sums.at[split, head, row]
                 correction = jnp.exp2(part[columns] - maximum)
                 part_D = _load(part.at[pl.ds(0, columns)], layout, optimized=False)
-                total = total + part[columns + _SUMS // 2] * correction
+                total = total + part[columns + SUMS // 2] * correction
                 return total, weighted_D + part_D * correction
 
             nothing = (jnp.float32(0), _full(0.0, layout, columns))
