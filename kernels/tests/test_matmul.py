@@ -76,11 +76,10 @@ def test_panels_change_no_bit(cpu, K, N, dtype):
     panels = pack_panels(w)
     np.testing.assert_array_equal(panels, pack_panels(w.T, transposed=True))
     np.testing.assert_array_equal(panels[1 % len(panels), 3], w[3, 32 % N : 32 % N + 32])
-    for rows in (1, 2, 7, 12, 13, 24, 25, 64, 300):
-        for out in (dtype, "float32"):
-            plain = np.asarray(cpu(x[:rows], w, out_dtype=out))
-            packed = np.asarray(cpu(x[:rows], panels, out_dtype=out))
-            assert packed.tobytes() == plain.tobytes(), (rows, out)
+    for rows in (1, 7, 24, 25, 300):  # of one block, two and more
+        plain = np.asarray(cpu(x[:rows], w, out_dtype="float32"))
+        packed = np.asarray(cpu(x[:rows], panels, out_dtype="float32"))
+        assert packed.tobytes() == plain.tobytes(), rows
 
 
 def test_panels_have_gradients_and_a_plain_form():

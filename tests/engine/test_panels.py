@@ -40,8 +40,7 @@ def test_whole_panels_only_are_packed() -> None:
 
 
 @pytest.mark.skipif(not active()["matmul"].startswith("cpu"), reason="needs the CPU's products")
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("tied", "dtype"), [(True, "float32"), (False, "bfloat16")])
 def test_no_bit_depends_on_them(
     tied: bool,
     dtype: str,
