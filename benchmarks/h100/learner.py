@@ -26,11 +26,9 @@ from benchmarks.h100.program import (
 from rlboost_jax.config.memory import (
     MOST_BLOCK,
     MOST_DENSE_TOKENS,
-    activation_bytes_per_device,
     attention_bytes_per_device,
-    expert_bytes_per_device,
+    gradient_bytes_per_device,
     learner_bytes_per_device,
-    logprob_bytes_per_device,
     moment_bytes,
     num_adapter_parameters,
     num_trained_parameters,
@@ -136,10 +134,8 @@ def _program(
     moments: bytes that come over from the host for this program.
     """
     trees = learner_bytes_per_device(run)
-    working = attention_bytes_per_device(run)
-    if name.startswith("gradients"):
-        working += activation_bytes_per_device(run) + expert_bytes_per_device(run)
-        working += logprob_bytes_per_device(run)
+    of_gradients = name.startswith("gradients")
+    working = gradient_bytes_per_device(run) if of_gradients else attention_bytes_per_device(run)
     engine = share_of(run.model, run.engine.tensor_parallel)
     return Program(
         name=name,

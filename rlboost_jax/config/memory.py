@@ -200,21 +200,50 @@ def activation_bytes_per_device(config: RunConfig) -> int:
         "none": queries / tensor + 2 * products,
     }
     layers = model.num_layers * (E + kept[config.learner.remat])
-    at_work = 8 * E + 5 * F / tensor
-    return math.ceil(tokens_per_device(config) * BYTES[model.dtype] * (layers + at_work))
+    kept_bytes = tokens_per_device(config) * BYTES[model.dtype] * layers
+    return math.ceil(kept_bytes + _layer_at_work(config))
+
+
+def _layer_at_work(config: RunConfig) -> float:
+    """What the backward pass of one layer takes, but for scores of attention and experts."""
+    model, tensor = config.model, config.learner.mesh[2]
+    F = 0 if model.num_experts else model.hidden_dim
+    numbers = tokens_per_device(config) * (8 * model.embed_dim + 5 * F / tensor)
+    return numbers * BYTES[model.dtype]
 
 
 def logprob_bytes_per_device(config: RunConfig) -> int:
     """Of the learner's log-probabilities: the gathered matrix, float32 sums of its gradient and of
     that of the rows, and a block of logits with its derivative."""
-    model, tensor = config.model, config.learner.mesh[2]
-    split = model.vocab_size % tensor == 0 and not config.sampling.truncated
-    entries = model.vocab_size // (tensor if split else 1)
-    matrix, tokens = model.embed_dim * entries, tokens_per_device(config)
-    rows = min(tokens, max(LEAST_LOGIT_ROWS, MOST_LOGITS // entries))
-    factor = BYTES[model.dtype]
-    sums = 4 * tokens * model.embed_dim + (0 if model.lora.rank else 4 * matrix)
-    return factor * matrix + sums + (4 + factor) * rows * entries
+    model = config.model
+    matrix = model.embed_dim * _logit_entries(config)
+    sums = 4 * tokens_per_device(config) * model.embed_dim + (0 if model.lora.rank else 4 * matrix)
+    return BYTES[model.dtype] * matrix + sums + _logit_block(config)
+
+
+def _logit_block(config: RunConfig) -> int:
+    entries = _logit_entries(config)
+    rows = min(tokens_per_device(config), max(LEAST_LOGIT_ROWS, MOST_LOGITS // entries))
+    return (4 + BYTES[config.model.dtype]) * rows * entries
+
+
+def _logit_entries(config: RunConfig) -> int:
+    """Of the vocabulary that a device has."""
+    vocabulary, tensor = config.model.vocab_size, config.learner.mesh[2]
+    split = vocabulary % tensor == 0 and not config.sampling.truncated
+    return vocabulary // (tensor if split else 1)
+
+
+def gradient_bytes_per_device(config: RunConfig) -> int:
+    """What the gradient of a packed batch takes at most besides trees of parameters.
+
+    Blocks of logits are gone when layers go to work, so that the larger of the two counts.
+    """
+    layer = _layer_at_work(config) + expert_bytes_per_device(config)
+    layer += attention_bytes_per_device(config)
+    rest = activation_bytes_per_device(config) - _layer_at_work(config)
+    rest += logprob_bytes_per_device(config) - _logit_block(config)
+    return math.ceil(rest + max(layer, _logit_block(config)))
 
 
 def tokens_per_device(config: RunConfig) -> int:

@@ -108,6 +108,18 @@ def test_activations_by_hand(config: RunConfig) -> None:
     )
 
 
+def test_a_gradient_takes_a_layer_s_work_or_a_block_of_logits(config: RunConfig) -> None:
+    learner = dataclasses.replace(config.learner, pack_rows=4, remat="full")
+    run = dataclasses.replace(config, learner=learner)
+    N, E, V = 4 * 208, 128, 112
+    kept = 4 * N * 2 * E + 8 * E * V + 4 * N * E  # residual streams, matrix and sums
+    layer = 4 * N * (8 * E + 5 * 256) + memory.attention_bytes_per_device(run)
+    assert memory.gradient_bytes_per_device(run) == kept + layer
+    wide = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=2**14))
+    kept += 8 * E * (2**14 - V)
+    assert memory.gradient_bytes_per_device(wide) == kept + 8 * N * 2**14
+
+
 def test_logprobs_by_hand(config: RunConfig) -> None:
     """A vocabulary of 112 over 2 devices that divide it, and over 3 that do not."""
     learner = dataclasses.replace(config.learner, pack_rows=4)
