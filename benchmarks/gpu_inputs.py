@@ -30,22 +30,22 @@ def arguments(run: RunConfig, part: str, program: Program, lowered: Any) -> tupl
     Args:
         part: of the table: "learner", "engine" or "kernels".
     """
-    told, _ = lowered.args_info
+    shapes, _ = lowered.args_info
     place = {"learner": _of_learner, "engine": _of_engine, "kernels": _of_kernel}[part]
-    return place(run, program, told)
+    return place(run, program, shapes)
 
 
-def _of_learner(run: RunConfig, program: Program, told: tuple[Any, ...]) -> tuple[Any, ...]:
+def _of_learner(run: RunConfig, program: Program, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(
         _batch(run, arg) if isinstance(arg, PackedBatch) else jax.tree.map(filled, arg)
-        for arg in told
+        for arg in shapes
     )
 
 
-def _of_engine(run: RunConfig, program: Program, told: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Leaves, pools, what the step is told, and what the step before left; or pools and copies."""
+def _of_engine(run: RunConfig, program: Program, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Leaves, pools, the numbers of a step and what the last one left; or pools and copies."""
     copies = program.name == "copy pages"
-    pools = told[0 if copies else 1]
+    pools = shapes[0 if copies else 1]
     sizes = make_layout(run.engine, run.slot_tokens, any_rows=False)
     layout = replace(sizes, num_pages=pools[0].shape[0])
     if copies:
@@ -58,8 +58,13 @@ def _of_engine(run: RunConfig, program: Program, told: tuple[Any, ...]) -> tuple
     packed = _decode(run, layout, program) if program.name.startswith("decode") else _mixed(
         run, layout
     )  # fmt: skip
-    rest = [jnp.full(arg.shape, -1, jnp.int32) for arg in told[3:]]
-    return (jax.tree.map(filled, told[0]), jax.tree.map(filled, pools), jnp.asarray(packed), *rest)
+    rest = [jnp.full(arg.shape, -1, jnp.int32) for arg in shapes[3:]]
+    return (
+        jax.tree.map(filled, shapes[0]),
+        jax.tree.map(filled, pools),
+        jnp.asarray(packed),
+        *rest,
+    )
 
 
 def _decode(run: RunConfig, layout: Layout, program: Program) -> Any:
@@ -93,45 +98,45 @@ def _rollouts(run: RunConfig, layout: Layout, count: int, length: int, more: int
     return made
 
 
-def _of_kernel(run: RunConfig, program: Program, told: tuple[Any, ...]) -> tuple[Any, ...]:
+def _of_kernel(run: RunConfig, program: Program, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
     rng = np.random.default_rng(0)
     places: dict[str, Callable[[], list[Any]]] = {
-        "attention": partial(_attended, told, rng),
-        "update": lambda: [*map(filled, told[:3]), np.arange(told[3].shape[0])],
+        "attention": partial(_attended, shapes, rng),
+        "update": lambda: [*map(filled, shapes[:3]), np.arange(shapes[3].shape[0])],
         "copy": lambda: [
-            filled(told[0]),
-            np.arange(told[1].shape[0]),
-            (told[1].shape[0] + np.arange(told[2].shape[0])) % told[0].shape[0],
+            filled(shapes[0]),
+            np.arange(shapes[1].shape[0]),
+            (shapes[1].shape[0] + np.arange(shapes[2].shape[0])) % shapes[0].shape[0],
         ],
         # Of a temperature of 1 from the whole softmax: seeds and positions, then real numbers.
         "sampling": lambda: [
-            filled(told[0]),
-            *(np.arange(a.shape[0]) for a in told[1:3]),
-            np.ones(told[3].shape),
+            filled(shapes[0]),
+            *(np.arange(a.shape[0]) for a in shapes[1:3]),
+            np.ones(shapes[3].shape),
         ],
         "logprobs": lambda: [
-            *map(filled, told[:2]),
-            rng.integers(told[1].shape[1], size=told[2].shape),
+            *map(filled, shapes[:2]),
+            rng.integers(shapes[1].shape[1], size=shapes[2].shape),
         ],
     }
-    make = places.get(program.name.split()[0], lambda: list(map(filled, told)))
-    return tuple(jnp.asarray(v, t.dtype) for v, t in zip(make(), told, strict=True))
+    make = places.get(program.name.split()[0], lambda: list(map(filled, shapes)))
+    return tuple(jnp.asarray(v, t.dtype) for v, t in zip(make(), shapes, strict=True))
 
 
-def _attended(told: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
+def _attended(shapes: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
     """All slots decode one row; each has an equal share of the pages."""
-    (pages, tokens, *_), (slots, most) = told[1].shape, told[3].shape
+    (pages, tokens, *_), (slots, most) = shapes[1].shape, shapes[3].shape
     each = min(most, pages // slots)
     table = np.zeros((slots, most))
     table[:, :each] = rng.permutation(pages)[: slots * each].reshape(slots, each)
     starts = np.arange(slots + 1)
     lens = np.full(slots, each * tokens)
-    return [filled(told[0]), filled(told[1]), lens, table, starts, [slots]]
+    return [filled(shapes[0]), filled(shapes[1]), lens, table, starts, [slots]]
 
 
-def _batch(run: RunConfig, told: PackedBatch) -> PackedBatch:
+def _batch(run: RunConfig, shapes: PackedBatch) -> PackedBatch:
     """Every row is one response as long as it."""
-    (rows, length), vocab = told.tokens.shape, run.model.vocab_size
+    (rows, length), vocab = shapes.tokens.shape, run.model.vocab_size
     rng = np.random.default_rng(0)
     values: dict[str, Any] = {
         "tokens": rng.integers(vocab, size=(rows, length)),
@@ -143,13 +148,13 @@ def _batch(run: RunConfig, told: PackedBatch) -> PackedBatch:
     }
     ones = np.ones((rows, length))  # segments, masks, advantages, weights
     made = {}
-    for field in fields(told):
-        info = getattr(told, field.name)
+    for field in fields(shapes):
+        info = getattr(shapes, field.name)
         if info is not None and len(info.shape) > 2:
             made[field.name] = np.zeros(info.shape, info.dtype)  # routes
         elif info is not None:
             made[field.name] = np.asarray(values.get(field.name, ones), info.dtype)
-    return replace(told, **made)
+    return replace(shapes, **made)
 
 
 def filled(info: Any) -> jax.Array:

@@ -189,6 +189,10 @@ def activation_bytes_per_device(config: RunConfig) -> int:
 
     What a fused kernel keeps counts even where there is none.
     """
+    return math.ceil(_kept_by_layers(config) + _layer_at_work(config))
+
+
+def _kept_by_layers(config: RunConfig) -> float:
     model, tensor = config.model, config.learner.mesh[2]
     E, F = model.embed_dim, 0 if model.num_experts else model.hidden_dim
     queries, keys = model.num_query_heads * model.head_dim, model.num_key_heads * model.head_dim
@@ -199,9 +203,8 @@ def activation_bytes_per_device(config: RunConfig) -> int:
         "dots": queries / tensor + products,
         "none": queries / tensor + 2 * products,
     }
-    layers = model.num_layers * (E + kept[config.learner.remat])
-    kept_bytes = tokens_per_device(config) * BYTES[model.dtype] * layers
-    return math.ceil(kept_bytes + _layer_at_work(config))
+    numbers = model.num_layers * (E + kept[config.learner.remat])
+    return tokens_per_device(config) * BYTES[model.dtype] * numbers
 
 
 def _layer_at_work(config: RunConfig) -> float:
@@ -215,10 +218,14 @@ def _layer_at_work(config: RunConfig) -> float:
 def logprob_bytes_per_device(config: RunConfig) -> int:
     """Of the learner's log-probabilities: the gathered matrix, float32 sums of its gradient and of
     that of the rows, and a block of logits with its derivative."""
+    return _logprob_sums(config) + _logit_block(config)
+
+
+def _logprob_sums(config: RunConfig) -> int:
     model = config.model
     matrix = model.embed_dim * _logit_entries(config)
     sums = 4 * tokens_per_device(config) * model.embed_dim + (0 if model.lora.rank else 4 * matrix)
-    return BYTES[model.dtype] * matrix + sums + _logit_block(config)
+    return BYTES[model.dtype] * matrix + sums
 
 
 def _logit_block(config: RunConfig) -> int:
@@ -241,9 +248,8 @@ def gradient_bytes_per_device(config: RunConfig) -> int:
     """
     layer = _layer_at_work(config) + expert_bytes_per_device(config)
     layer += attention_bytes_per_device(config)
-    rest = activation_bytes_per_device(config) - _layer_at_work(config)
-    rest += logprob_bytes_per_device(config) - _logit_block(config)
-    return math.ceil(rest + max(layer, _logit_block(config)))
+    kept = _kept_by_layers(config) + _logprob_sums(config)
+    return math.ceil(kept + max(layer, _logit_block(config)))
 
 
 def tokens_per_device(config: RunConfig) -> int:

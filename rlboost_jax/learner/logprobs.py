@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
-from rlboost_kernels import kept_entries, matmul, selected_logprobs
+from rlboost_kernels import kept_entries, selected_logprobs
 
 from rlboost_jax.config.memory import LEAST_LOGIT_ROWS, LOGIT_BLOCKS, MOST_LOGITS
 from rlboost_jax.config.records import SamplingConfig
@@ -156,10 +156,7 @@ def _truncated(
     soft_cap: float,
     by_row: bool,
 ) -> Logprobs:
-    if by_row:
-        logits = matmul(hidden, unembedding, out_dtype=jnp.float32)
-    else:
-        logits = float32_product(hidden, unembedding, by_row=False)
+    logits = float32_product(hidden, unembedding, by_row=by_row)
     if soft_cap:
         logits = soft_cap * jnp.tanh(logits / soft_cap)
     N, V = logits.shape

@@ -51,7 +51,7 @@ def tried(problem: Problem, candidate: Candidate, *, invariant: bool) -> Trial:
                 return Trial(candidate=name, outcome="dependent", reason=reason, error=worst)
             if case.weight:
                 seconds += case.weight * median_seconds(partial(run, *case.inputs))
-    except Exception as error:
+    except Exception as error:  # whatever a kernel raises, the next candidate is tried
         reason = one_line(f"{type(error).__name__}: {error}")
         return Trial(candidate=name, outcome="raised", reason=reason)
     return Trial(candidate=name, outcome="right", seconds=seconds, error=worst)

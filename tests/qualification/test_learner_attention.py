@@ -1,6 +1,5 @@
 """The learner's attention as a problem: inputs, references, real kernels interpreted, and bits."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,9 +18,10 @@ from rlboost_jax.qualification import learner_attention
 from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error, tried
 from rlboost_jax.qualification.learner_attention import PLAIN, Shape, problem, shape_of
-from rlboost_jax.qualification.problem import Candidate, Problem
+from rlboost_jax.qualification.problem import Problem
 from rlboost_jax.qualification.records import Spec
 from tests.patience import PATIENCE_SECONDS
+from tests.qualification.candidates import candidate
 
 SHAPE = Shape(
     row_tokens=72,
@@ -39,11 +39,6 @@ SHAPE = Shape(
 
 def of(shape: Shape) -> Problem:
     return problem(msgspec.to_builtins(shape))
-
-
-def candidate(of: Problem, name: str, **changes: Any) -> Candidate:
-    found = next(candidate for candidate in of.candidates if candidate.name == name)
-    return replace(found, **changes)
 
 
 def test_candidates_are_tried_in_the_order_of_their_bound() -> None:

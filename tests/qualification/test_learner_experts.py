@@ -1,6 +1,5 @@
 """The learner's experts as a problem: its reference, real kernels interpreted, and bits."""
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,9 +14,10 @@ from rlboost_jax.config.load import run_config
 from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error, tried
 from rlboost_jax.qualification.learner_experts import PLAIN, Shape, problem, shape_of
-from rlboost_jax.qualification.problem import Candidate, Problem
+from rlboost_jax.qualification.problem import Problem
 from rlboost_jax.qualification.records import Spec
 from tests.patience import PATIENCE_SECONDS
+from tests.qualification.candidates import candidate
 
 SHAPE = Shape(
     tokens=40,
@@ -32,11 +32,6 @@ SHAPE = Shape(
 
 def of(shape: Shape) -> Problem:
     return problem(msgspec.to_builtins(shape))
-
-
-def candidate(of: Problem, name: str, **changes: Any) -> Candidate:
-    found = next(candidate for candidate in of.candidates if candidate.name == name)
-    return replace(found, **changes)
 
 
 def test_candidates_are_tried_in_the_order_of_their_bound() -> None:
