@@ -26,10 +26,10 @@ def first_token(config_file: str, cache: str, started: float) -> None:
     import numpy as np
 
     from rlboost_jax import compile_cache
-    from rlboost_jax.config.load import run_config_from_dict
     from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
     from rlboost_jax.models.params import abstract_params
     from rlboost_jax.rollout.server import engine_of
+    from rlboost_jax.settings.load import run_config_from_dict
 
     ends.append(time.time())
     compile_cache.enable(cache)

@@ -33,10 +33,10 @@ import aiohttp
 from benchmarks.streams import Connection, Wire, serving
 from configs import tiny
 from rlboost_jax import messages as m
-from rlboost_jax.config.load import run_config, write_run_config
 from rlboost_jax.credentials import Credentials, Endpoint, read_credentials
 from rlboost_jax.manager.files import join_folder, trainer_folder
 from rlboost_jax.observe.events import read_events
+from rlboost_jax.settings.load import run_config, write_run_config
 
 PATIENCE_SECONDS = 600.0  # for anything here: on a busy machine a process takes long to start
 SPREAD_SECONDS = 1.0  # over which servers of one kind are struck: some three renewals

@@ -33,12 +33,13 @@ import rlboost_kernels
 from numpy.typing import NDArray
 
 from configs import base
-from rlboost_jax.config.load import run_config_from_dict
-from rlboost_jax.config.memory import num_parameters
-from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.params import Params, init_params
+from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.load import run_config_from_dict
+from rlboost_jax.settings.memory import num_parameters
+from rlboost_jax.settings.model import ModelConfig
 
 PROMPT, NEW = 64, 256
 LONG_PROMPT, FEW_NEW = 512, 64  # where sharing prompts matters more

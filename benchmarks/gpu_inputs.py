@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.h100.program import Program
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.layouts import Layout, make_layout
 from rlboost_jax.engine.rollouts import Rollout, rollout_of_tokens
 from rlboost_jax.learner.packing import PackedBatch
 from rlboost_jax.messages import Sampling
+from rlboost_jax.settings.run import RunConfig
 
 SCALE = 0.02  # of parameters, so that nothing overflows after all layers
 

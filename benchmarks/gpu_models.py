@@ -42,7 +42,7 @@ def _model(dry_run: bool) -> Any:
 def _settings(dry_run: bool) -> Any:
     """A run's records, from configs/base.py."""
     from configs import base
-    from rlboost_jax.config.load import run_config_from_dict
+    from rlboost_jax.settings.load import run_config_from_dict
 
     return run_config_from_dict(base.get_config().to_dict())
 

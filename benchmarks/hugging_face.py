@@ -5,8 +5,8 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.params import Params, flatten_params
+from rlboost_jax.settings.model import ModelConfig
 
 _LAYER = {
     "attention_norm.scale": "input_layernorm.weight",

@@ -31,15 +31,16 @@ from rlboost_kernels import selected_logprobs
 
 from benchmarks.engine import MODELS, product_rate, take_turns
 from configs import base
-from rlboost_jax.config.load import run_config_from_dict
-from rlboost_jax.config.memory import learner_bytes, num_parameters, size_text
-from rlboost_jax.config.records import ModelConfig, RunConfig
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, empty, fill, pack
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.params import abstract_params, init_params
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.settings.load import run_config_from_dict
+from rlboost_jax.settings.memory import learner_bytes, num_parameters, size_text
+from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.run import RunConfig
 
 PROMPT, LONGEST = 16, 256  # tokens: of every prompt, and of prompt and response together
 MEAN_RESPONSE = 48

@@ -28,9 +28,9 @@ from benchmarks.nursery import Nursery, play
 from benchmarks.stand_in import StandIn, response_lengths
 from benchmarks.trainer import StandInTrainer, StepTime
 from configs import base
-from rlboost_jax.config.load import run_config_from_dict, write_run_config
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.observe.events import read_events
+from rlboost_jax.settings.load import run_config_from_dict, write_run_config
+from rlboost_jax.settings.run import RunConfig
 
 GROUP, MICRO_BATCH = 8, 2
 STEP_TOKENS = 65_536  # on average

@@ -8,7 +8,6 @@ import numpy as np
 
 from benchmarks.stand_in import STOP, StandIn, StandInEngine, stand_in_hello
 from rlboost_jax import messages
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
@@ -19,6 +18,7 @@ from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.settings.run import RunConfig
 
 RUN_ID = "benchmark"
 POLL_SECONDS = 0.05

@@ -15,9 +15,9 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from rlboost_jax import exits
-from rlboost_jax.config.command_line import parse
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import read_run_config
+from rlboost_jax.settings.command_line import parse
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.simulator.calibration import FILE, calibrate
 from rlboost_jax.simulator.load import sim_config, to_dict
 from rlboost_jax.simulator.records import SimConfig

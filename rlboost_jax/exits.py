@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Final, NoReturn
 
-from rlboost_jax.config.errors import Mistake
+from rlboost_jax.settings.errors import Mistake
 
 COMPLETE: Final = 0
 BROKEN: Final = 1

@@ -13,17 +13,16 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from absl import logging
 
 from rlboost_jax import exits
-from rlboost_jax.config.errors import ConfigError, Mistake
-from rlboost_jax.config.huggingface import from_huggingface, to_huggingface
-from rlboost_jax.config.load import read_run_config
-from rlboost_jax.config.ranges import DTYPES
-from rlboost_jax.config.records import ModelConfig
-from rlboost_jax.config.sources import CONFIG, TOKENIZER, source_config, source_folder
+from rlboost_jax.settings.errors import ConfigError, Mistake
+from rlboost_jax.settings.huggingface import from_huggingface, to_huggingface
+from rlboost_jax.settings.load import read_run_config
+from rlboost_jax.settings.model import Dtype, ModelConfig
+from rlboost_jax.settings.sources import CONFIG, TOKENIZER, source_config, source_folder
 
 
 def export(
@@ -125,7 +124,7 @@ def main() -> None:
     parser.add_argument("--workdir", required=True, help="folder of a run, finished or not")
     parser.add_argument("--to", required=True, help="folder to write; must not exist")
     parser.add_argument("--step", type=int, help="updates made; the newest checkpoint if not given")
-    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    parser.add_argument("--dtype", default="bfloat16", choices=get_args(Dtype))
     parser.add_argument("--adapter", action="store_true", help="adapters alone, for PEFT")
     arguments = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # accelerators are a run's that may be alive

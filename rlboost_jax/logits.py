@@ -16,12 +16,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from rlboost_jax import compile_cache, exits
-from rlboost_jax.config.errors import ConfigError, Mistake
-from rlboost_jax.config.memory import size_text
-from rlboost_jax.config.ranges import MAX_POSITIONS
-from rlboost_jax.config.records import EngineConfig, ModelConfig
-from rlboost_jax.config.sources import WEIGHTS, source_fields, source_folder
-from rlboost_jax.config.validate import check_model
+from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.errors import ConfigError, Mistake
+from rlboost_jax.settings.limits import MAX_POSITIONS
+from rlboost_jax.settings.memory import size_text
+from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.sources import WEIGHTS, source_fields, source_folder
+from rlboost_jax.settings.validate import check_model
 
 _SLOTS: Final = 8
 

@@ -19,11 +19,11 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from rlboost_jax import exits
-from rlboost_jax.config.command_line import parse
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import run_config
-from rlboost_jax.config.plan import plan_text
 from rlboost_jax.observe.summary import Summary, headline
+from rlboost_jax.settings.command_line import parse
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.plan import plan_text
 
 if TYPE_CHECKING:
     from rlboost_jax.learner.processes import World

@@ -169,7 +169,7 @@ class TokenBatch(Message, frozen=True, kw_only=True):
 
 
 class RoutedTokenBatch(TokenBatch, frozen=True, kw_only=True):
-    """A token batch of a run that replays routes, see `config/routing.py`.
+    """A token batch of a run that replays routes, see `settings/routing.py`.
 
     Row i comes with `leads[i] + counts[i]` routes: that of the position which each of its tokens
     was sampled after and, with the first token of a response, those of the prompt before.

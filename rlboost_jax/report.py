@@ -3,8 +3,8 @@
 import argparse
 import sys
 
-from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.observe.report import write_report
+from rlboost_jax.settings.errors import ConfigError
 
 
 def main() -> int:

@@ -13,8 +13,8 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from rlboost_jax import exits
-from rlboost_jax.config.command_line import parse
-from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.settings.command_line import parse
+from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.run import report, simulate

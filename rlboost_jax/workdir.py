@@ -23,15 +23,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.load import (
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.load import (
     differences,
     may_differ,
     read_run_config,
     read_run_id,
     write_run_config,
 )
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.settings.run import RunConfig
 
 
 class WorkdirUnusable(Mistake, RuntimeError):

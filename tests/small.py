@@ -4,8 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from configs import base
-from rlboost_jax.config.load import run_config
-from rlboost_jax.config.records import EngineConfig, ModelConfig
+from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.model import ModelConfig
 
 ENGINE = EngineConfig(
     slots=6,

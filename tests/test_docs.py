@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.config.command_line import check_overrides
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.settings.command_line import check_overrides
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.simulator.records import SimConfig
 
 TESTS = Path(__file__).resolve().parent

@@ -12,13 +12,13 @@ import pytest
 
 from configs import tiny
 from rlboost_jax import compile_cache, evaluate
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import run_config, write_run_config
 from rlboost_jax.data.tasks import get_task
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints import CheckpointNotFound, Checkpoints
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.models.params import init_params
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import run_config, write_run_config
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,6 @@ import pytest
 
 from configs import base as base_config
 from rlboost_jax import compile_cache, evaluate, export
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import run_config, write_run_config
-from rlboost_jax.config.records import LoraConfig, RunConfig
-from rlboost_jax.config.sources import source_fields
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.logits import learner_logits
 from rlboost_jax.models.adapters import base_model, is_adapter, joined, merged_params
@@ -28,6 +24,11 @@ from rlboost_jax.models.params import (
     params_digest,
     unflatten_params,
 )
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.settings.model import LoraConfig
+from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.sources import source_fields
 from tests.oracles import torch_oracle
 
 TARGETS = ("q_proj", "v_proj", "o_proj", "down_proj")

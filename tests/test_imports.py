@@ -19,7 +19,7 @@ PACKAGE = ROOT / "rlboost_jax"
 # A module may import from its own layer and from those below. Top-level modules that are not
 # named here, and every `__main__`, are entry points.
 LAYERS = (
-    {"config", "messages", "pytree", "compile_cache"}
+    {"settings", "messages", "pytree", "compile_cache"}
     | {"workdir", "processes", "backoff", "closing", "credentials", "exits"},
     {"data", "rewards", "models", "algorithms", "observe"},
     {"engine", "weights", "manager", "qualification"},
@@ -123,7 +123,7 @@ def test_imports_point_one_way(name: str) -> None:
 WITHOUT_JAX = [
     name
     for name in MODULES
-    if unit(name) in ("manager", "fleet", "simulator", "config", "messages")
+    if unit(name) in ("manager", "fleet", "simulator", "settings", "messages")
     and name != "rlboost_jax.fleet.zygote"  # it imports JAX so that its children need not
 ]
 

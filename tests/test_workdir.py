@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from configs import tiny
-from rlboost_jax.config.load import run_config
+from rlboost_jax.settings.load import run_config
 from rlboost_jax.workdir import Workdir, WorkdirUnusable, is_held
 
 RUN = run_config(tiny.get_config())

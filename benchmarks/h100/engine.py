@@ -17,15 +17,16 @@ from rlboost_kernels.attention import mosaic_gpu, tiles, xla
 from benchmarks.h100.chip import CACHED_BYTES, MEMORY_BYTES
 from benchmarks.h100.cost import Assumptions, Call
 from benchmarks.h100.program import Program, Work, attention_flops, product_parameters
-from rlboost_jax.config.memory import page_bytes, weight_bytes
-from rlboost_jax.config.records import ModelConfig, RunConfig
-from rlboost_jax.config.routing import routing_of
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.devices import HEADS, WHOLE, Devices
 from rlboost_jax.engine.layouts import Layout, make_layout
 from rlboost_jax.engine.memory import DeviceMemory, MemoryPlan, engine_sizes, plan_memory
 from rlboost_jax.engine.programs import Programs
 from rlboost_jax.models.adapters import base_model
+from rlboost_jax.settings.memory import page_bytes, weight_bytes
+from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.routing import routing_of
+from rlboost_jax.settings.run import RunConfig
 
 
 @dataclass(frozen=True)

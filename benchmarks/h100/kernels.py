@@ -29,8 +29,8 @@ from benchmarks.h100.program import (
     attention_flops,
     packed_attention_calls,
 )
-from rlboost_jax.config.memory import MOST_LOGITS, share_of
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.settings.memory import MOST_LOGITS, share_of
+from rlboost_jax.settings.run import RunConfig
 
 _ATTENTION = {"mosaic_gpu": mosaic_gpu, "triton": triton, "xla": None}
 _CONTEXT = 4096  # tokens that each decoding sequence holds

@@ -23,7 +23,15 @@ from benchmarks.h100.program import (
     packed_attention_calls,
     product_parameters,
 )
-from rlboost_jax.config.memory import (
+from rlboost_jax.learner.critic import CriticStep
+from rlboost_jax.learner.packing import batch_shapes, empty
+from rlboost_jax.learner.preparation import programs as programs_of
+from rlboost_jax.learner.state import abstract_state
+from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.models.adapters import base_model
+from rlboost_jax.models.params import abstract_params
+from rlboost_jax.models.sharding import AXES, batch_sharding, param_shardings
+from rlboost_jax.settings.memory import (
     MOST_BLOCK,
     MOST_DENSE_TOKENS,
     attention_bytes_per_device,
@@ -35,15 +43,7 @@ from rlboost_jax.config.memory import (
     share_of,
     weight_bytes,
 )
-from rlboost_jax.config.records import RunConfig
-from rlboost_jax.learner.critic import CriticStep
-from rlboost_jax.learner.packing import batch_shapes, empty
-from rlboost_jax.learner.preparation import programs as programs_of
-from rlboost_jax.learner.state import abstract_state
-from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.models.adapters import base_model
-from rlboost_jax.models.params import abstract_params
-from rlboost_jax.models.sharding import AXES, batch_sharding, param_shardings
+from rlboost_jax.settings.run import RunConfig
 
 _ASSUMED = (
     "rows are one sequence each; a fused attention kernel reads its operands once and multiplies "

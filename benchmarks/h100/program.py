@@ -7,8 +7,8 @@ from typing import Any
 from rlboost_kernels.packed_attention import triton
 
 from benchmarks.h100.cost import Assumptions, Call
-from rlboost_jax.config.memory import expert_parameters, num_parameters
-from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.settings.memory import expert_parameters, num_parameters
+from rlboost_jax.settings.model import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

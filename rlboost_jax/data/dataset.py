@@ -8,10 +8,6 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlboost_jax.config.data_presets import resolved
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.ranges import MAX_STOP_IDS
-from rlboost_jax.config.records import DataConfig, RunConfig
 from rlboost_jax.data.exercises import Prompt, Tokens
 from rlboost_jax.data.questions import (
     ANSWER,
@@ -37,6 +33,11 @@ from rlboost_jax.data.selection import (
 from rlboost_jax.data.tokenizers import Tokenizer, open_tokenizer
 from rlboost_jax.rewards.judge import Judge
 from rlboost_jax.rewards.verdict import Answered, Verdict
+from rlboost_jax.settings.data import DataConfig
+from rlboost_jax.settings.data_presets import resolved
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.limits import MAX_STOP_IDS
+from rlboost_jax.settings.run import RunConfig
 
 
 class Dataset:

@@ -35,7 +35,9 @@ class Prompts(Protocol):
 class Exercises(Protocol):
     """A response is judged by `ask`; everything else is a function of configuration and seed."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
+
     stop_ids: tuple[int, ...]  # any of these ends a response
     record: Mapping[str, Any] | None  # of what was read and left out, for the run's folder
 

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.config.data_presets import resolved
-from rlboost_jax.config.records import RunConfig
-from rlboost_jax.config.task_sizes import DATASET
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.rows import DataChanged
 from rlboost_jax.data.tasks import get_task
 from rlboost_jax.data.tokenizers import open_tokenizer
+from rlboost_jax.settings.data_presets import resolved
+from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.task_sizes import DATASET
 
 FILE: Final = "data.json"
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlboost_jax.config.records import DataConfig, FilterConfig
 from rlboost_jax.data.rows import BrokenRow, Row
 from rlboost_jax.data.tokenizers import ChatRefused, Message, Tokenizer
 from rlboost_jax.rewards.answers import FORMATS
+from rlboost_jax.settings.data import DataConfig, FilterConfig
 
 ANSWER: Final = "answer"  # what rewards call the value of data.answer_column
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from rlboost_jax.config.errors import ConfigError, Mistake
+from rlboost_jax.settings.errors import ConfigError, Mistake
 
 Row = Mapping[str, Any]
 

@@ -15,8 +15,6 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.records import DataConfig
 from rlboost_jax.data.questions import (
     identity,
     kept,
@@ -27,6 +25,8 @@ from rlboost_jax.data.questions import (
 )
 from rlboost_jax.data.rows import BrokenRow, Rows
 from rlboost_jax.data.tokenizers import Tokenizer
+from rlboost_jax.settings.data import DataConfig
+from rlboost_jax.settings.errors import ConfigError
 
 BAD: Final = "unusable"  # cannot be read, lacks a value, has no prompt
 FILTERED: Final = "filtered"

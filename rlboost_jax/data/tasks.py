@@ -13,13 +13,13 @@ from typing import Final, Literal, Protocol, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.records import TaskConfig
-from rlboost_jax.config.task_sizes import MIN_LENGTH, TASK_SIZES, task_size
 from rlboost_jax.data import clock, reversal, running_sum, vocabulary
 from rlboost_jax.data.exercises import Prompt, Tokens
 from rlboost_jax.data.vocabulary import ANSWER, BEGIN, END, EQUALS
 from rlboost_jax.rewards.verdict import Verdict, at_once
+from rlboost_jax.settings.data import TaskConfig
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.task_sizes import MIN_LENGTH, TASK_SIZES, task_size
 
 Split = Literal["train", "heldout"]
 

@@ -9,9 +9,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.records import DataConfig
-from rlboost_jax.config.sources import CONFIG, TOKENIZER, source_folder
+from rlboost_jax.settings.data import DataConfig
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.sources import CONFIG, TOKENIZER, source_folder
 
 BYTES: Final = "bytes"
 Message = Mapping[str, str]  # role and content

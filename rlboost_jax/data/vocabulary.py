@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from rlboost_jax.config.task_sizes import FIRST_COUNTER, NUM_SPECIALS, VOCAB_SIZE
+from rlboost_jax.settings.task_sizes import FIRST_COUNTER, NUM_SPECIALS, VOCAB_SIZE
 
 END: Final = 1  # the only stop id
 BEGIN: Final = 2

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array
 
-from rlboost_jax.config.memory import share_of
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.params import Params, abstract_params, unstack_layers
 from rlboost_jax.models.sharding import NotEnoughDevices, engine_mesh, param_shardings
 from rlboost_jax.models.tensor_parallel import AXIS
+from rlboost_jax.settings.memory import share_of
+from rlboost_jax.settings.model import ModelConfig
 
 WHOLE: Final = PartitionSpec()  # the same on every device
 HEADS: Final = PartitionSpec(None, None, AXIS)  # of a layer's pool

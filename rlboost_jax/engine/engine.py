@@ -17,14 +17,13 @@ ones yield; `run` does all that. Not thread-safe: one thread at a time.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 from rlboost_kernels.implementations import choose
 
-from rlboost_jax.config.records import EngineConfig, ModelConfig
-from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine import invariance, metadata
 from rlboost_jax.engine.devices import Devices
 from rlboost_jax.engine.dispatches import Dispatch, dispatch_of, pack, sampled_of
@@ -42,6 +41,9 @@ from rlboost_jax.engine.scheduler import Plan, Scheduler
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.params import Params
+from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.routing import Routing
 
 
 class EngineBusy(RuntimeError):
@@ -127,7 +129,7 @@ class Engine:
         )
         self.fingerprint = fingerprint(
             self.device,
-            model=replace(model, source="", family=""),  # names
+            model=replace(model, source="", family=cast(Any, "")),  # names
             token_rows=config.token_rows,
             slots=config.slots,
             page_size=config.page_size,

@@ -14,7 +14,7 @@ import jax
 import jaxlib
 from rlboost_kernels import active
 
-from rlboost_jax.config import fingerprints
+from rlboost_jax.settings import fingerprints
 
 # XLA flags that change how a program is made or watched, and not what it computes.
 _HARMLESS_FLAGS = (

@@ -15,11 +15,11 @@ import numpy as np
 from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
-from rlboost_jax.config.errors import Mistake
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.programs import CHECKSUMS, LOGPROBS, TOKENS, Pools, Programs
 from rlboost_jax.engine.rollouts import Rollout, rollout_of_tokens
 from rlboost_jax.messages import Sampling
+from rlboost_jax.settings.errors import Mistake
 
 _CROWDS: Final = 2  # trials with random companions
 _BLOCK_TOKENS: Final = 64  # of attention, in the implementation with the widest blocks

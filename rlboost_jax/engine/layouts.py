@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Final
 
-from rlboost_jax.config.memory import most_pages, pages_per_slot
-from rlboost_jax.config.ranges import MAX_POSITIONS
-from rlboost_jax.config.records import EngineConfig
+from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.limits import MAX_POSITIONS
+from rlboost_jax.settings.memory import most_pages, pages_per_slot
 
 _FEWEST_ROWS: Final = 8  # of a decode step, and a divisor of all
 _HEAD_TILE: Final = 64  # rows that a product on tensor cores takes at a time

@@ -15,8 +15,9 @@ from typing import Final
 
 import jax
 
-from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.memory import (
+from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.memory import (
     expert_parameters,
     page_bytes,
     pages_per_slot,
@@ -24,7 +25,7 @@ from rlboost_jax.config.memory import (
     size_text,
     weight_bytes,
 )
-from rlboost_jax.config.records import EngineConfig, ModelConfig
+from rlboost_jax.settings.model import ModelConfig
 
 # Arrays of [rows, vocabulary] float32 that sampling has at once, at most, and how many
 # more with top-k or top-p; as XLA reports it for CPU, with some to spare.

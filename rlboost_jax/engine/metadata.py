@@ -20,8 +20,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 from numpy.typing import NDArray
 
-from rlboost_jax.config.ranges import MAX_STOP_IDS
 from rlboost_jax.engine.layouts import Layout
+from rlboost_jax.settings.limits import MAX_STOP_IDS
 
 # Columns of a sequence's record.
 TOKEN: Final = 0  # newest token; -1 - i: what sequence i of the last decode steps ended with

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.engine.panels import with_panels
 from rlboost_jax.models.adapters import merged_layer
 from rlboost_jax.models.params import (
@@ -21,6 +20,7 @@ from rlboost_jax.models.params import (
     flatten_params,
     unflatten_params,
 )
+from rlboost_jax.settings.model import ModelConfig
 
 
 class EngineParameters:

@@ -29,9 +29,6 @@ from rlboost_kernels import (
 )
 from rlboost_kernels.attention.api import choose_attention
 
-from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.records import ModelConfig
-from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.devices import HEADS, WHOLE, Devices
 from rlboost_jax.engine.layouts import Layout
@@ -39,6 +36,9 @@ from rlboost_jax.engine.metadata import Controls, Rows
 from rlboost_jax.engine.panels import reads_panels, with_panels
 from rlboost_jax.models.forward import apply_layer, embed, head
 from rlboost_jax.models.params import Params, abstract_params, unstack_layers
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.routing import Routing
 
 Leaves = tuple[Array, ...]
 Pools = tuple[Float[Array, "P L C D"], ...]  # C: keys at even, values at odd head indices

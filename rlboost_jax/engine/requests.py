@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from rlboost_jax.config.ranges import MAX_STOP_IDS
 from rlboost_jax.messages import GenerateRequest, unpack_tokens
+from rlboost_jax.settings.limits import MAX_STOP_IDS
 
 _UINT32 = 2**32
 

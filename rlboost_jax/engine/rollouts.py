@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlboost_jax.config.ranges import MAX_STOP_IDS
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.metadata import Chunk
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
+from rlboost_jax.settings.limits import MAX_STOP_IDS
 
 PromptKey = tuple[int, int, bytes]
 

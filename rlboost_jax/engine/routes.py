@@ -1,4 +1,4 @@
-"""The routes of all positions in the KV pool, beside it on the host: see `config/routing.py`.
+"""The routes of all positions in the KV pool, beside it on the host: see `settings/routing.py`.
 
 A page of keys and values stands for the tokens it was computed from, and so does what is kept here
 under its number: whoever begins after pages that are still there finds the routes of its first
@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Array, Int, UInt
 from numpy.typing import NDArray
 
-from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.rollouts import Rollout
+from rlboost_jax.settings.routing import Routing
 
 PageCopies = Sequence[tuple[int, int]]
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlboost_jax.config.records import ChaosConfig
+from rlboost_jax.settings.fleet import ChaosConfig
 
 ChaosKind = Literal["kill", "terminate", "join"]
 

@@ -15,10 +15,10 @@ from typing import Literal
 
 import numpy as np
 
-from rlboost_jax.config.records import FleetConfig
-from rlboost_jax.config.traces import TraceRow, read_trace
 from rlboost_jax.fleet.chaos import ChaosEvent, chaos_events
 from rlboost_jax.fleet.trace import synthetic_trace
+from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.traces import TraceRow, read_trace
 
 MarketKind = Literal["add", "kill", "terminate"]
 

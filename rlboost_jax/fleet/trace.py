@@ -1,11 +1,11 @@
-"""A synthetic availability trace, in the records of `config/traces.py`, which reads real ones."""
+"""A synthetic availability trace, in the records of `settings/traces.py`, which reads real ones."""
 
 import heapq
 from collections.abc import Iterator
 
 import numpy as np
 
-from rlboost_jax.config.traces import TraceRow
+from rlboost_jax.settings.traces import TraceRow
 
 
 def synthetic_trace(

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.learner.checkpoints import CheckpointNotFound, Checkpoints, read_params
 from rlboost_jax.models.adapters import base_model, joined, trained_part
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import param_shardings
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.model import ModelConfig
 
 FOLDER: Final = "base"
 

@@ -16,8 +16,8 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint._src.futures import synchronization
 
 from rlboost_jax.closing import Closing
-from rlboost_jax.config.errors import Mistake
 from rlboost_jax.models.params import Params
+from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.weights.snapshots import ORBAX_BEGINS
 
 Tree = TypeVar("Tree")  # a pytree of arrays

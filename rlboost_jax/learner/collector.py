@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
-from rlboost_jax.config.routing import Routing
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.rewards.verdict import Verdict
+from rlboost_jax.settings.routing import Routing
 
 Ask = Callable[[int, NDArray[np.int32]], Future[Verdict]]
 Estimate = Callable[[Sequence[Trajectory]], tuple[Trajectory, ...]]

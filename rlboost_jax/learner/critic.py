@@ -16,8 +16,6 @@ from jaxtyping import Array, Float
 from rlboost_kernels import product_precision
 
 from rlboost_jax.algorithms.values import value_losses
-from rlboost_jax.config.records import AlgorithmConfig, LearnerConfig, ModelConfig
-from rlboost_jax.config.routing import routing_of
 from rlboost_jax.learner.objective import Sums
 from rlboost_jax.learner.optimization import Part, add_up, update_programs
 from rlboost_jax.learner.packing import PackedBatch, empty
@@ -33,6 +31,10 @@ from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.forward import head_factors
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import batch_sharding, param_shardings, program_on, replicated
+from rlboost_jax.settings.algorithm import AlgorithmConfig
+from rlboost_jax.settings.learner import LearnerConfig
+from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.routing import routing_of
 
 
 class CriticStep:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.settings.run import RunConfig
 
 EXACT: Final = 1e-3  # float32 with the same sums, or nearly: honest gaps are 1e-6 to 1e-4
 SINGLE: Final = 0.05  # float32 whose products may be rounded: TF32 on GPUs, passes of bfloat16

@@ -34,7 +34,7 @@ arrival, which prefers short responses.
 
 from collections.abc import Collection
 
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.settings.run import RunConfig
 
 
 def informative(rewards: Collection[float]) -> bool:

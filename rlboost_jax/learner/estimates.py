@@ -15,8 +15,8 @@ from rlboost_jax.algorithms.advantages import group_advantages, whitened
 from rlboost_jax.algorithms.kl import kl_rewards
 from rlboost_jax.algorithms.returns import generalized_advantages, rewards_to_go
 from rlboost_jax.algorithms.shaping import overlong_penalty
-from rlboost_jax.config.records import AlgorithmConfig
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.settings.algorithm import AlgorithmConfig
 
 ByToken = Mapping[int, NDArray[np.float32]]  # sample → one value for each response token
 

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
-from rlboost_jax.config.records import EvaluationConfig
 from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.learner.collector import check_version
 from rlboost_jax.messages import FIRST_HELDOUT
 from rlboost_jax.rewards.verdict import Verdict
+from rlboost_jax.settings.algorithm import EvaluationConfig
 
 Part = tuple[tuple[messages.PromptRequest, ...], int]  # prompts, and responses to each
 

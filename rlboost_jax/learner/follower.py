@@ -4,7 +4,6 @@ import contextlib
 from pathlib import Path
 
 from rlboost_jax import compile_cache
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.open import stop_ids_of
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.following import accept
@@ -12,6 +11,7 @@ from rlboost_jax.learner.learners import learners_of
 from rlboost_jax.learner.preparation import prepared, programs, restore
 from rlboost_jax.learner.processes import World, agreed, check_mesh
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.settings.run import RunConfig
 
 
 class Silence:

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from rlboost_jax import exits
-from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.load import read_run_id
 from rlboost_jax.learner import orders
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.control import Channel, PeerGone
@@ -26,6 +24,8 @@ from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.learner.updates import BatchUpdates
 from rlboost_jax.learner.watch import PeerEnded, Watch, loss_behind
 from rlboost_jax.models.params import Params, flatten_params
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.load import read_run_id
 
 
 class LeaderLost(PeerEnded):

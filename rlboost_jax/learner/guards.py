@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.records import LearnerConfig
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.learner import LearnerConfig
 
 MOST_NAMED: Final = 4  # samples in a message
 _ROUNDING: Final = 2.0**-20  # of a float32 sum of ones, relative; exact below 2^24 tokens

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.doubts import tolerated_gap
 from rlboost_jax.learner.estimates import ByToken, Estimates, Evaluations
@@ -17,6 +16,7 @@ from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.streaming import Doubt
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.models.params import Params
+from rlboost_jax.settings.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ import aiohttp
 import msgspec
 
 from rlboost_jax import messages
-from rlboost_jax.config.errors import Mistake
 from rlboost_jax.credentials import Endpoint, explain
 from rlboost_jax.learner.streaming import Doubt
+from rlboost_jax.settings.errors import Mistake
 
 T = TypeVar("T")
 

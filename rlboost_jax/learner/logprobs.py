@@ -18,10 +18,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 from rlboost_kernels import kept_entries, selected_logprobs
 
-from rlboost_jax.config.memory import LEAST_LOGIT_ROWS, LOGIT_BLOCKS, MOST_LOGITS
-from rlboost_jax.config.records import SamplingConfig
 from rlboost_jax.models.products import float32_product
 from rlboost_jax.models.sharding import BATCH, unembedding_spec
+from rlboost_jax.settings.algorithm import SamplingConfig
+from rlboost_jax.settings.memory import LEAST_LOGIT_ROWS, LOGIT_BLOCKS, MOST_LOGITS
 
 Logprobs = tuple[Float[Array, " N"], Float[Array, " N"]]
 

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 from rlboost_jax import messages
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.learner.base import Base
@@ -48,6 +47,7 @@ from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.params import Params, params_digest
 from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.spans import Recorder, traced
+from rlboost_jax.settings.run import RunConfig
 
 LANE = "learner"  # of this thread in a profile
 

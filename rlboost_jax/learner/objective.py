@@ -17,8 +17,8 @@ from rlboost_jax.algorithms.ratios import (
     sequence_log_ratios,
     sequence_token_log_ratios,
 )
-from rlboost_jax.config.records import AlgorithmConfig
 from rlboost_jax.learner.packing import PackedBatch
+from rlboost_jax.settings.algorithm import AlgorithmConfig
 
 Sums = dict[str, Float[Array, ""]]
 MAXIMA = frozenset({"max_logprob_gap"})  # keys of Sums that are maxima over tokens

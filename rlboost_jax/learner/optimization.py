@@ -14,11 +14,11 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from rlboost_jax.config.records import LearnerConfig
 from rlboost_jax.learner.objective import MAXIMA, Sums
 from rlboost_jax.learner.state import TrainState, learning_rate_schedule, on_device
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import program_on, replicated
+from rlboost_jax.settings.learner import LearnerConfig
 
 Part = tuple[Params, Sums]  # gradients, and sums over their tokens
 Apply = Callable[[TrainState, Params, Float[Array, ""]], tuple[TrainState, dict[str, Array]]]

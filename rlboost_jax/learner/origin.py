@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.sources import WEIGHTS, source_folder
 from rlboost_jax.models.checkpoint_reader import weights_digest
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.sources import WEIGHTS, source_folder
 
 FILE: Final = "origin.json"
 

@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.routing import Routing
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.pytree import pytree
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.routing import Routing
 
 TOKEN_MEAN: Final = "token_mean"
 SEQUENCE_MEAN: Final = "sequence_mean"

@@ -8,12 +8,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from rlboost_jax.config.records import (
-    AlgorithmConfig,
-    LearnerConfig,
-    ModelConfig,
-    SamplingConfig,
-)
 from rlboost_jax.learner.logprobs import sampled_logprobs, whole_logprobs
 from rlboost_jax.learner.objective import Sums, objective
 from rlboost_jax.learner.packing import PackedBatch
@@ -21,6 +15,9 @@ from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params
+from rlboost_jax.settings.algorithm import AlgorithmConfig, SamplingConfig
+from rlboost_jax.settings.learner import LearnerConfig
+from rlboost_jax.settings.model import ModelConfig
 
 
 def _factors(

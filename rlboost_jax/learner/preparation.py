@@ -7,8 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from jax.sharding import Mesh
 
-from rlboost_jax.config.records import RunConfig
-from rlboost_jax.config.sources import WEIGHTS, source_folder
 from rlboost_jax.data.tasks import get_task
 from rlboost_jax.learner.base import kept_base
 from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
@@ -22,6 +20,8 @@ from rlboost_jax.models.adapters import base_model, is_adapter
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.models.sharding import param_shardings
+from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.sources import WEIGHTS, source_folder
 
 
 @runtime_checkable

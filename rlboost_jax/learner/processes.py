@@ -17,8 +17,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.run import RunConfig
 
 # A process that is killed is missed by its connections at once. One that is frozen, or whose
 # host has lost its network, by the coordinator after this time; then all the others end.

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 import jax
 from jax.sharding import Mesh
 
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.credentials import Endpoint
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner.link import EventLoopThread
@@ -20,6 +19,7 @@ from rlboost_jax.observe.spans import ENGINE_LANE, Recorder
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.instance import hello_of
 from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.settings.run import RunConfig
 
 NAME = "reserved"
 

@@ -5,9 +5,9 @@ from typing import Protocol, runtime_checkable
 
 from numpy.typing import ArrayLike
 
-from rlboost_jax.config.records import ObserveConfig
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.observe.samples import SampleRow
+from rlboost_jax.settings.observe import ObserveConfig
 
 
 @runtime_checkable

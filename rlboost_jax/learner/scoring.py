@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.evaluation import Measurement, Score
+from rlboost_jax.settings.run import RunConfig
 
 
 class Scoring:

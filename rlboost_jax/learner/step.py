@@ -7,19 +7,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rlboost_jax.config.records import (
-    AlgorithmConfig,
-    LearnerConfig,
-    ModelConfig,
-    SamplingConfig,
-)
-from rlboost_jax.config.routing import routing_of
 from rlboost_jax.learner.optimization import Part, add_up, update_programs
 from rlboost_jax.learner.packing import PackedBatch, empty
 from rlboost_jax.learner.passes import evaluate_of, gaps_of, gradients_of
 from rlboost_jax.learner.state import TrainState, make_optimizer, state_shardings
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
+from rlboost_jax.settings.algorithm import AlgorithmConfig, SamplingConfig
+from rlboost_jax.settings.learner import LearnerConfig
+from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.routing import routing_of
 
 
 class LearnerStep:

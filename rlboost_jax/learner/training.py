@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlboost_jax import compile_cache
-from rlboost_jax.config.memory import learner_bytes_per_device
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.open import keep_record, open_exercises, record_lines
 from rlboost_jax.learner import orders
 from rlboost_jax.learner.base import Base, check_same
@@ -39,6 +37,8 @@ from rlboost_jax.observe.tracker import Trackers
 from rlboost_jax.observe.trackers import chosen_trackers
 from rlboost_jax.qualification.start import published_run, trainer_run
 from rlboost_jax.rollout.instance import engine_of
+from rlboost_jax.settings.memory import learner_bytes_per_device
+from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
 from rlboost_jax.workdir import Workdir

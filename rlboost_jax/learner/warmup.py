@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from rlboost_kernels import selected_logprobs
 
-from rlboost_jax.config.records import LearnerConfig, ModelConfig, RunConfig, WarmupConfig
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
 from rlboost_jax.learner.passes import grouped
@@ -28,6 +27,10 @@ from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
+from rlboost_jax.settings.learner import LearnerConfig
+from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.rewards import WarmupConfig
+from rlboost_jax.settings.run import RunConfig
 
 TOKENS_PER_UPDATE: Final = 2_496  # positions of a batch, rounded up to whole packed batches
 LOOK_EVERY: Final = 4  # updates between looks at the loss, each of which waits for the device

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from rlboost_jax import exits
-from rlboost_jax.config.errors import Mistake
 from rlboost_jax.learner.control import Channel, PeerGone
+from rlboost_jax.settings.errors import Mistake
 
 GRACE_SECONDS: Final = 5.0  # for the main thread to end by itself once a process is lost
 

@@ -24,9 +24,6 @@ from pathlib import Path
 from aiohttp import web
 
 from rlboost_jax import processes
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import read_run_config, read_run_id
-from rlboost_jax.config.records import FleetConfig, ManagerConfig, RunConfig
 from rlboost_jax.fleet.local import LocalProvider
 from rlboost_jax.fleet.market import MarketEvent, initial_capacity, market_events
 from rlboost_jax.manager import authority
@@ -62,6 +59,11 @@ from rlboost_jax.manager.state import Manager
 from rlboost_jax.manager.watch import StepWatch
 from rlboost_jax.messages import SICK_EXIT_CODE
 from rlboost_jax.observe.events import EventsWriter
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.load import read_run_config, read_run_id
+from rlboost_jax.settings.manager import ManagerConfig
+from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.serve import add_routes
 
 MISTAKE = 2  # exit code

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.config.routing import Routing
 from rlboost_jax.manager.rollouts import Rollout
 from rlboost_jax.messages import RoutedTokenBatch, TokenBatch
+from rlboost_jax.settings.routing import Routing
 
 MAX_LOGPROB = 1e-3  # nats; above 0 by more than rounding is no logarithm of a probability
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 
 from rlboost_jax import processes
-from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.credentials import TOKEN_FILE
+from rlboost_jax.settings.errors import ConfigError
 
 ALREADY_MANAGED = 4  # exit code of a manager that finds another at work
 

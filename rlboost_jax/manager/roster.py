@@ -7,13 +7,13 @@ and gets on with the work it holds (its progress).
 import math
 from collections.abc import Callable, Iterator
 
-from rlboost_jax.config.fingerprints import difference
 from rlboost_jax.manager.accounts import Integral
 from rlboost_jax.manager.index import Index, Pool
 from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.rollouts import Step
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.messages import Hello
+from rlboost_jax.settings.fingerprints import difference
 
 MAX_PRICE = 100_000.0  # dollars per hour; more is a mistake, or meant to spoil the accounts
 MAX_BANISHED = 100  # the oldest may try again, and would be caught again

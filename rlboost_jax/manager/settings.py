@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from rlboost_jax.config.records import FleetConfig, ManagerConfig, RunConfig
-from rlboost_jax.config.routing import Routing, routing_of
 from rlboost_jax.manager.limits import MAX_INSTANCES
+from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.manager import ManagerConfig
+from rlboost_jax.settings.routing import Routing, routing_of
+from rlboost_jax.settings.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

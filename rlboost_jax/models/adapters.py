@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from rlboost_jax.config.records import LoraConfig, ModelConfig
 from rlboost_jax.models.lora import merged
 from rlboost_jax.models.params import Params, flatten_params, unflatten_params
+from rlboost_jax.settings.model import LoraConfig, ModelConfig
 
 NAMES: Final = ("lora_a", "lora_b")
 

@@ -22,11 +22,11 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Bool, Float, Int
 from rlboost_kernels import product_precision, ragged_paged_attention
 
-from rlboost_jax.config.memory import MOST_DENSE_TOKENS
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.chunked_attention import Form, attend_chunked
 from rlboost_jax.models.decoder import Attend, Local
 from rlboost_jax.models.packed_attention import EQUAL_BITS, KERNELS, fused_attention, why_not
+from rlboost_jax.settings.memory import MOST_DENSE_TOKENS
+from rlboost_jax.settings.model import ModelConfig
 
 MOST_PAGED_TOKENS: Final = 4096  # per batch; beyond it the kernel's own bookkeeping costs more
 _MASKED = -1e30  # a score that weighs exactly 0 after the softmax and never makes a NaN

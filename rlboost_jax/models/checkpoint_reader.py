@@ -18,10 +18,10 @@ import numpy as np
 import safetensors
 
 from rlboost_jax.closing import Closing
-from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.params import Params, abstract_params, flatten_params, unflatten_params
 from rlboost_jax.models.tensor_names import HEAD, INDEX, PREFIX, SINGLE, Stored, stored
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.model import ModelConfig
 
 _TYPES: Final = ("F32", "F16", "BF16")
 _PREFIXES: Final = (PREFIX, "language_model.model.", "model.language_model.", "")
@@ -44,7 +44,7 @@ def read_checkpoint(
     """The parameters of a checkpoint.
 
     Args:
-        model: its architecture, as `config/huggingface.py` reads it from the folder's config.json.
+        model: its architecture, as `settings/huggingface.py` reads it from the folder's config.json.
         shardings: where each leaf goes; None puts all on the default device.
         dtype: that they are converted to.
 

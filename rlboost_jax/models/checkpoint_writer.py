@@ -10,9 +10,9 @@ import ml_dtypes  # noqa: F401  (NumPy knows "bfloat16" by it)
 import numpy as np
 from safetensors.numpy import save_file
 
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.params import Params, flatten_params
 from rlboost_jax.models.tensor_names import INDEX, SINGLE, stored
+from rlboost_jax.settings.model import ModelConfig
 
 MOST_FILE_BYTES: Final = 5 * 10**9  # as transformers cuts them
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 from rlboost_kernels import product_precision
 
-from rlboost_jax.config.memory import ATTENTION_BLOCKS, MOST_BLOCK
+from rlboost_jax.settings.memory import ATTENTION_BLOCKS, MOST_BLOCK
 
 _LEAST = -1e30  # the running maximum before the first score
 

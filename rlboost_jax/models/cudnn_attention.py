@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.chunked_attention import Form, attend_chunked
+from rlboost_jax.settings.model import ModelConfig
 
 # Sequences that the table of a row has room for. The forward pass leaves a float32 for each of
 # them, each head and each token.

@@ -1,7 +1,7 @@
 """The decoder: the modules that the learner and the engine both run.
 
 One decoder, described by its configuration, is Qwen, Llama, Mistral or Gemma;
-`config/huggingface.py` says which checkpoint is which.
+`settings/huggingface.py` says which checkpoint is which.
 
 Activations are flat, [N, E] over N tokens, whatever sequences the tokens belong to: dense
 layers on [N, E] are twice as fast on CPU as on [B, T, E], and the engine has no sequences
@@ -24,12 +24,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 from rlboost_kernels import matmul
 
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.experts import Activation, RoutedMLP
 from rlboost_jax.models.lora import linear
 from rlboost_jax.models.products import normal, row_mean
 from rlboost_jax.models.rope import cos_sin, ropes, turn
 from rlboost_jax.models.tensor_parallel import gathered_columns, looked_up
+from rlboost_jax.settings.model import ModelConfig
 
 Attend = Callable[
     [Float[Array, "N H D"], Float[Array, "N K D"], Float[Array, "N K D"]], Float[Array, "N H D"]

@@ -29,10 +29,10 @@ from jaxtyping import Array, Float, Int
 from rlboost_kernels import matmul, product_precision
 from rlboost_kernels.grouped.api import choose_grouped
 
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.grouped_experts import Activation, How, Matrices, added_by_experts
 from rlboost_jax.models.products import float32_product, normal, row_mean
 from rlboost_jax.models.tensor_parallel import added_up, first_of
+from rlboost_jax.settings.model import ModelConfig
 
 
 class Router(nnx.Module):

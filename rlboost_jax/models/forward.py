@@ -16,13 +16,13 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.attention import row_attention
 from rlboost_jax.models.decoder import Attend, DecoderLayer, Embedding, Head, Local
 from rlboost_jax.models.packed_attention import SAVED
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import BATCH, batch_sharding, table_spec
 from rlboost_jax.models.tensor_parallel import first_of
+from rlboost_jax.settings.model import ModelConfig
 
 # What the backward pass of a layer finds in memory besides the residual stream; `learner.remat`.
 REMAT_POLICIES: Final = {

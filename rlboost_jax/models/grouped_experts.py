@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 from rlboost_kernels.grouped.api import Implementation, Products, products
 from rlboost_kernels.grouped.layout import Layout, room, rows_by_group, taken
 
-from rlboost_jax.config.memory import expert_rows
+from rlboost_jax.settings.memory import expert_rows
 
 Activation = Callable[[Array], Array]
 

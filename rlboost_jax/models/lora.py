@@ -18,9 +18,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 from rlboost_kernels import matmul, product_precision
 
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models import products
 from rlboost_jax.models.products import float32_product, normal
+from rlboost_jax.settings.model import ModelConfig
 
 Kept = tuple[Array, Array, Array, Array]
 

@@ -22,10 +22,10 @@ from jaxtyping import Array, Bool, Float, Int
 from rlboost_kernels.packed_attention import triton
 from rlboost_kernels.packed_attention.spans import Spans, spans_of
 
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models import cudnn_attention
 from rlboost_jax.models.chunked_attention import Form
 from rlboost_jax.models.sharding import BATCH
+from rlboost_jax.settings.model import ModelConfig
 
 Kernel = Literal["triton", "cudnn"]
 KERNELS: Final[tuple[Kernel, ...]] = ("triton", "cudnn")  # the most trusted first

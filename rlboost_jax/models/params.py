@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.decoder import Decoder
+from rlboost_jax.settings.model import ModelConfig
 
 Params = dict[str, Any]  # nested; leaves are arrays, or ShapeDtypeStructs of them
 

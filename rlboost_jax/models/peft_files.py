@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 from safetensors.numpy import save_file
 
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.adapters import is_adapter
 from rlboost_jax.models.params import Params, flatten_params
 from rlboost_jax.models.tensor_names import PREFIX, stored
+from rlboost_jax.settings.model import ModelConfig
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"

@@ -13,8 +13,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 from rlboost_kernels import matmul, product_precision
 
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.tensor_parallel import added_up
+from rlboost_jax.settings.model import ModelConfig
 
 # As it is stored or, in an engine on CPU, in panels (`engine/panels.py`).
 Matrix = Float[Array, "I O"] | Float[Array, "_ I 32"]

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
-from rlboost_jax.config.ranges import MAX_POSITIONS
-from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.settings.limits import MAX_POSITIONS
+from rlboost_jax.settings.model import ModelConfig
 
 FINE = 1024  # positions in the fine table
 COARSE = MAX_POSITIONS // FINE  # multiples of FINE in the coarse table

@@ -12,14 +12,14 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.records import ModelConfig
 from rlboost_jax.models.params import (
     Params,
     abstract_params,
     flatten_params,
     unflatten_params,
 )
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.model import ModelConfig
 
 AXES: Final = ("data", "fsdp", "tensor")
 BATCH: Final = ("data", "fsdp")  # mesh axes that share out the rows of a batch

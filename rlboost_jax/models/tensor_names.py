@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from rlboost_jax.config.records import ModelConfig
+from rlboost_jax.settings.model import ModelConfig
 
 _PROJECTIONS: Final = {
     "attention.query": "self_attn.q_proj",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from rlboost_jax.closing import Closing
-from rlboost_jax.config.records import ObserveConfig
 from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.observe.trace import (
@@ -22,6 +21,7 @@ from rlboost_jax.observe.trace import (
     trace_path,
     write_trace,
 )
+from rlboost_jax.settings.observe import ObserveConfig
 
 JAX_FOLDER: Final = "jax"
 

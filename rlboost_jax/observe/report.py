@@ -16,9 +16,6 @@ from typing import Any, Final
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from rlboost_jax.config.load import read_run_config
-from rlboost_jax.config.plan import plan_text
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.observe import figures
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.observe.figures import reward_parts
@@ -27,6 +24,9 @@ from rlboost_jax.observe.sample_table import sample_section
 from rlboost_jax.observe.samples import read_samples
 from rlboost_jax.observe.summary import Summary, duration, headline, read_summary, summarize
 from rlboost_jax.observe.timeline import lives
+from rlboost_jax.settings.load import read_run_config
+from rlboost_jax.settings.plan import plan_text
+from rlboost_jax.settings.run import RunConfig
 
 FILE: Final = "report.html"
 

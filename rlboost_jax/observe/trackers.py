@@ -7,9 +7,9 @@ traces in another fails at times in Python 3.11.
 from collections.abc import Callable
 from pathlib import Path
 
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.observe.aside import Aside
 from rlboost_jax.observe.tracker import Tracker
+from rlboost_jax.settings.run import RunConfig
 
 
 def chosen_trackers(

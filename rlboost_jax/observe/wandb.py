@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import wandb
 
-from rlboost_jax.config.load import to_dict
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.observe.samples import SampleRow, part_names, shortened
 from rlboost_jax.observe.summary import Summary
+from rlboost_jax.settings.load import to_dict
+from rlboost_jax.settings.run import RunConfig
 
 INIT_SECONDS: Final = 60.0  # for the service to answer at the start
 FINISH_SECONDS: Final = 45.0  # for the last uploads; `aside.CLOSE_SECONDS` is longer

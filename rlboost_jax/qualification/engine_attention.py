@@ -19,9 +19,6 @@ from rlboost_kernels.attention import xla
 from rlboost_kernels.attention.api import choose_attention
 from rlboost_kernels.problems import Arguments
 
-from rlboost_jax.config.memory import share_of
-from rlboost_jax.config.ranges import ATTENTION_FOR_GPU
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.qualification.problem import (
@@ -32,6 +29,9 @@ from rlboost_jax.qualification.problem import (
     Problem,
     Variant,
 )
+from rlboost_jax.settings.engine import ATTENTION_FOR_GPU
+from rlboost_jax.settings.memory import share_of
+from rlboost_jax.settings.run import RunConfig
 
 PLAIN: Final = "xla"
 _POOL_BYTES: Final = 256 * 2**20  # of pages; sequences share them, no cache holds them

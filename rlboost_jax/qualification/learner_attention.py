@@ -21,8 +21,6 @@ from jax.sharding import AbstractMesh
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
-from rlboost_jax.config.memory import MOST_DENSE_TOKENS
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
 from rlboost_jax.models.chunked_attention import Form, attend_chunked
@@ -42,6 +40,8 @@ from rlboost_jax.qualification.problem import (
     Problem,
     repeated,
 )
+from rlboost_jax.settings.memory import MOST_DENSE_TOKENS
+from rlboost_jax.settings.run import RunConfig
 
 PLAIN: Final = "chunked"
 _HOST_TOKENS: Final = 1024  # of a row that is computed on the host as well

@@ -17,8 +17,6 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 from rlboost_kernels.grouped.api import Implementation, choose_grouped
 
-from rlboost_jax.config.memory import tokens_per_device
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.decoder import activation_of
 from rlboost_jax.models.grouped_experts import How, Matrices, added_by_experts
@@ -30,6 +28,8 @@ from rlboost_jax.qualification.problem import (
     Problem,
     repeated,
 )
+from rlboost_jax.settings.memory import tokens_per_device
+from rlboost_jax.settings.run import RunConfig
 
 PLAIN: Final[Implementation] = "blocks"
 _TOKENS: Final = 2048

@@ -13,11 +13,11 @@ from typing import Any, Final
 import msgspec
 
 from rlboost_jax.compile_cache import DEFAULT_FOLDER
-from rlboost_jax.config.errors import Mistake
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.qualification import machine
 from rlboost_jax.qualification.choice import choose, described, objection
 from rlboost_jax.qualification.records import ProblemName, Verdict
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.run import RunConfig
 
 Say = Callable[[str], None]
 

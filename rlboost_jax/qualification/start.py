@@ -12,18 +12,18 @@ other bits. Otherwise everyone chooses for the device at hand, at every start.
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import read_run_config
-from rlboost_jax.config.ranges import ATTENTION_FOR_GPU
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.qualification import learner_start, machine
 from rlboost_jax.qualification.choice import choose, described, objection
 from rlboost_jax.qualification.records import ProblemName, Verdict
+from rlboost_jax.settings.engine import ATTENTION_FOR_GPU, EngineAttention
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import read_run_config
+from rlboost_jax.settings.run import RunConfig
 
 _WHAT: Final = "engine.attention"
 _PROBLEM: Final[ProblemName] = "engine_attention"
@@ -138,4 +138,4 @@ def _begun_with(workdir: Path) -> RunConfig | None:
 
 
 def _with(run: RunConfig, attention: str) -> RunConfig:
-    return replace(run, engine=replace(run.engine, attention=attention))
+    return replace(run, engine=replace(run.engine, attention=cast(EngineAttention, attention)))

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from rlboost_jax.config.records import RewardConfig
+from rlboost_jax.settings.rewards import RewardConfig
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
 _LENGTH: Final = struct.Struct("<I")

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from rlboost_jax.config.records import RewardConfig
-from rlboost_jax.config.validate_data import GIVEN
 from rlboost_jax.rewards.builtin import BUILT_IN
 from rlboost_jax.rewards.frames import Job, Outcome
+from rlboost_jax.settings.rewards import RewardConfig
+from rlboost_jax.settings.validate_data import GIVEN
 
 Call = Callable[[Job], Outcome]
 

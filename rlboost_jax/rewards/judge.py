@@ -7,13 +7,13 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from types import MappingProxyType
 
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.records import RewardConfig, RewardsConfig
 from rlboost_jax.rewards.frames import Job, Outcome, Setup
 from rlboost_jax.rewards.pool import RewardPool
 from rlboost_jax.rewards.sandbox import MEMORY_MB, SECONDS
 from rlboost_jax.rewards.service import RewardService
 from rlboost_jax.rewards.verdict import Answered, Verdict
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
 
 HTTP = "http"
 

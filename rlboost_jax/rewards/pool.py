@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.rewards.frames import (
     Job,
     Outcome,
@@ -27,6 +26,7 @@ from rlboost_jax.rewards.frames import (
     receive,
     send,
 )
+from rlboost_jax.settings.errors import ConfigError
 
 START_SECONDS: Final = 120.0  # imports of a user's module, on a busy host
 GRACE_SECONDS: Final = 10.0  # a worker ends a late call itself; beyond this it is stuck

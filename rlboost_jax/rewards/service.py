@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from rlboost_jax.backoff import backoff_seconds
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.records import RewardConfig
 from rlboost_jax.rewards.frames import Job, Outcome
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.rewards import RewardConfig
 
 OPTIONS: Final = {
     "url": "",

@@ -19,7 +19,6 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from rlboost_jax.config.records import RewardConfig
 from rlboost_jax.rewards.frames import (
     FrameTooLong,
     Job,
@@ -31,6 +30,7 @@ from rlboost_jax.rewards.frames import (
     send,
 )
 from rlboost_jax.rewards.functions import Call, Unusable, load
+from rlboost_jax.settings.rewards import RewardConfig
 
 _OUTCOME_BYTES: Final = 4096
 _PR_SET_PDEATHSIG: Final = 1

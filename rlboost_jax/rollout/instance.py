@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from rlboost_jax.config.records import RunConfig
-from rlboost_jax.config.routing import routing_of
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import Hello
+from rlboost_jax.settings.routing import routing_of
+from rlboost_jax.settings.run import RunConfig
 
 
 def engine_of(

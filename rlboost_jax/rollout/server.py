@@ -11,17 +11,13 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import jax
 import msgspec
 
 from rlboost_jax import compile_cache
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import run_config_from_dict
-from rlboost_jax.config.ranges import NOTICE_SIGNALS, NOTICES
-from rlboost_jax.config.records import FleetConfig, RunConfig
 from rlboost_jax.credentials import (
     COPY_AGAIN,
     TOKEN_VARIABLE,
@@ -45,6 +41,10 @@ from rlboost_jax.rollout.notices.metadata import ADDRESS, Told
 from rlboost_jax.rollout.notices.watch import watch_machine
 from rlboost_jax.rollout.stream import Refused
 from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.fleet import FleetConfig, Notices, NoticeSignal
+from rlboost_jax.settings.load import run_config_from_dict
+from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.pull import Puller
 
 CANNOT_SERVE = 2  # exit code: something to change on the command line or at the manager
@@ -234,14 +234,16 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         help="how long to try a manager that does not answer",
     )
     parser.add_argument(
-        "--notices", choices=NOTICES, help="whose notices to watch; left out: fleet.notices"
+        "--notices",
+        choices=get_args(Notices),
+        help="whose notices to watch; left out: fleet.notices",
     )
     parser.add_argument(
         "--notices_url", default=ADDRESS, metavar="URL", help="of the metadata server"
     )
     parser.add_argument(
         "--notice_signal",
-        choices=NOTICE_SIGNALS,
+        choices=get_args(NoticeSignal),
         help="that announces the machine's end; left out: fleet.notice_signal",
     )
     parser.add_argument(

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.manager.advice import Advice, advise
+from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.simulator.markets import markets, static
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.world import World

@@ -1,6 +1,6 @@
 """Availability traces of others, in the formats in which they were published.
 
-All become rows of `config/traces.py`: machines that come and go by name. Formats that only
+All become rows of `settings/traces.py`: machines that come and go by name. Formats that only
 count name the machines themselves: whoever came first goes first.
 
 - bamboo: `milliseconds,add|remove,name` lines (Bamboo, Oobleck).
@@ -18,8 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.traces import TraceRow, read_trace
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.traces import TraceRow, read_trace
 from rlboost_jax.simulator.streams import stream
 
 FORMATS: Final = ("auto", "bamboo", "parcae", "gcp", "skypilot")

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.simulator.fits import non_negative, resampled, weighted
 from rlboost_jax.simulator.intervals import half_width
 from rlboost_jax.simulator.load import sim_config_from_dict

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlboost_jax.config.traces import TraceRow
+from rlboost_jax.settings.traces import TraceRow
 from rlboost_jax.simulator.records import HazardConfig
 from rlboost_jax.simulator.renewal import interrupted
 from rlboost_jax.simulator.streams import stream

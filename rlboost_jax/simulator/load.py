@@ -6,13 +6,14 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import ConfigDictLike, record_from_dict
-from rlboost_jax.config.ranges import ROUTINGS, SIZINGS, WINDOWS
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.fleet import Sizing
+from rlboost_jax.settings.load import ConfigDictLike, record_from_dict
+from rlboost_jax.settings.manager import Routing, Window
 from rlboost_jax.simulator.availability import FORMATS, MAX_MACHINES
 from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.records import SimConfig
@@ -67,9 +68,9 @@ MAX_CHANGES: Final = 10_000_000  # of a synthetic market
 CHOICES: Final = {
     "market.kind": ("static", "trace", "hazard"),
     "market.format": FORMATS,
-    "policy.window": WINDOWS,
-    "policy.sizing": SIZINGS,
-    "policy.routing": ROUTINGS,
+    "policy.window": get_args(Window),
+    "policy.sizing": get_args(Sizing),
+    "policy.routing": get_args(Routing),
 }
 
 

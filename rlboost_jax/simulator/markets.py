@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.traces import TraceRow
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.traces import TraceRow
 from rlboost_jax.simulator.availability import cut, keep, read_availability
 from rlboost_jax.simulator.hazard import HOUR, draw
 from rlboost_jax.simulator.records import MarketConfig

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.observe.events import FILE, read_events
+from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.simulator.markets import Change
 
 

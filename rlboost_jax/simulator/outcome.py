@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.simulator.economics import break_even, dollars
 from rlboost_jax.simulator.intervals import Number, mean, with_interval
 from rlboost_jax.simulator.records import SimConfig

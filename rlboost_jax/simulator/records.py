@@ -5,6 +5,9 @@
 
 from dataclasses import dataclass
 
+from rlboost_jax.settings.fleet import Sizing
+from rlboost_jax.settings.manager import Routing, Window
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChipConfig:
@@ -133,20 +136,20 @@ class MarketConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """Settings of the manager; meanings as in `rlboost_jax.config.records.ManagerConfig`."""
+    """Settings of the manager; meanings as in `rlboost_jax.settings.records.ManagerConfig`."""
 
     max_pending: int
     balance: bool
     migration: bool
     seeding: bool
-    window: str  # "paper" | "model"
+    window: Window
     window_initial_seconds: float
     window_eta: float
     window_memory: bool
     public_table: tuple[tuple[int, int], ...]  # of `public_code`: (instances, seconds), shipped
-    routing: str  # "pending" | "speed"
+    routing: Routing
     longest_first: bool
-    sizing: str  # "fixed" | "paper" | "marginal": how many instances are wanted
+    sizing: Sizing  # how many instances are wanted
     worth_per_hour: float
     merge_tail: bool
     max_instances: int

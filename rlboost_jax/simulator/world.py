@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.config.records import ChaosConfig, FleetConfig, ManagerConfig
 from rlboost_jax.manager.events import (
     Close,
     Event,
@@ -30,6 +29,8 @@ from rlboost_jax.manager.events import (
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state import Manager
 from rlboost_jax.messages import ToServer, ToTrainer
+from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
+from rlboost_jax.settings.manager import ManagerConfig
 from rlboost_jax.simulator.clock import Clock
 from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.links import Link

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from configs import base
-from rlboost_jax.config.load import run_config
-from rlboost_jax.config.records import RunConfig
+from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.run import RunConfig
 
 GSM8K = [
     {

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from configs import base
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import run_config
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.open import (
     DataChanged,
@@ -23,6 +21,8 @@ from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.data.rows import open_rows
 from rlboost_jax.data.tokenizers import ByteTokenizer
 from rlboost_jax.data.vocabulary import END
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import run_config
 from tests.data.conftest import GSM8K
 
 PLAIN = {"prompt_column": "question", "answer_column": "answer"}

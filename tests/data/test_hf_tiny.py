@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from configs import hf_tiny
-from rlboost_jax.config.load import run_config
 from rlboost_jax.data.dataset import Dataset
+from rlboost_jax.settings.load import run_config
 from tests.oracles import torch_oracle
 
 TOOL = Path(__file__).resolve().parent.parent.parent / "tools" / "make_hf_tiny.py"

@@ -7,8 +7,8 @@ is what a run has. Types and columns are those of the data sets' cards.
 import numpy as np
 import pytest
 
-from rlboost_jax.config.data_presets import DATA_PRESETS, resolved
 from rlboost_jax.data.dataset import Dataset
+from rlboost_jax.settings.data_presets import DATA_PRESETS, resolved
 
 # What a preset asks the hub for: name, subset, and the splits there.
 PLACES = {

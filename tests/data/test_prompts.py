@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from configs import base
-from rlboost_jax.config.load import run_config
 from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.data.tasks import EPOCH, Task, get_task, split_of
+from rlboost_jax.settings.load import run_config
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.data.rows import BrokenRow, DataChanged, open_rows
+from rlboost_jax.settings.errors import ConfigError
 
 ROWS = [
     {"problem": f"What is {n} + {n}? é☃", "answer": str(2 * n), "level": n % 5, "nums": [n, n]}

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import base
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import run_config
-from rlboost_jax.config.records import TaskConfig
-from rlboost_jax.config.task_sizes import task_size
 from rlboost_jax.data.tasks import HELDOUT_SHARE, RULES, Problem, Task, get_task, split_of
+from rlboost_jax.settings.data import TaskConfig
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.task_sizes import task_size
 
 CONFIG = run_config(base.get_config()).task
 TASKS = {name: get_task(dataclasses.replace(CONFIG, name=name)) for name in RULES}

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import base
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import run_config
 from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused, open_tokenizer
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import run_config
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}"

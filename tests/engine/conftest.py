@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import pytest
 
-from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
 from rlboost_jax.models.params import init_params
+from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.model import ModelConfig
 from tests.small import ENGINE, small_model
 from tests.unoptimized import compiles_unoptimized
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.params import init_params, unstack_layers
 from rlboost_jax.models.sharding import make_mesh, param_shardings
+from rlboost_jax.settings.routing import Routing
 from tests import unoptimized
 from tests.engine.conftest import CONFIG, MODEL, SLOT_TOKENS
 

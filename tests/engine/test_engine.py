@@ -8,13 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine.compiles import num_compiles
 from rlboost_jax.engine.dispatches import NonFiniteLogits
 from rlboost_jax.engine.engine import Engine, EngineBusy
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.engine.requests import RequestRejected, RequestTooLong
 from rlboost_jax.messages import GenerateRequest
+from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.model import ModelConfig
 
 Build = Callable[..., Engine]
 Requests = Callable[..., GenerateRequest]

@@ -9,9 +9,10 @@ import jax
 import pytest
 import rlboost_kernels
 
-from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.fingerprint import fingerprint
+from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.model import ModelConfig
 
 
 @pytest.fixture

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from rlboost_kernels import available_implementations, noise_keys
 
-from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine import metadata, programs
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.engine.layouts import Layout, make_layout
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.params import init_params, unstack_layers
+from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.model import ModelConfig
 from tests.engine.conftest import Rollouts
 from tests.engine.step_programs import step_programs
 

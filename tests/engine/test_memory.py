@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine import engine as engine_module
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.memory import (
@@ -27,6 +26,8 @@ from rlboost_jax.engine.memory import (
 )
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.params import flatten_params, unflatten_params
+from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.model import ModelConfig
 from tests.engine.step_programs import step_programs
 
 SLOT_TOKENS = 44

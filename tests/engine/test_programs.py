@@ -7,8 +7,9 @@ import jax
 import pytest
 from rlboost_kernels import available_implementations
 
-from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.engine.engine import Engine
+from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.model import ModelConfig
 from tests.engine.step_programs import step_programs
 
 NAMES = {"float32": "f32", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn"}  # in HLO

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rlboost_jax.config.records import EngineConfig
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.requests import Limits, RequestRejected, RequestTooLong, check_request
 from rlboost_jax.messages import GenerateRequest
+from rlboost_jax.settings.engine import EngineConfig
 
 LIMITS = Limits(vocab_size=37, slot_tokens=44, truncated_sampling=False)
 Requests = Callable[..., GenerateRequest]

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from rlboost_jax.config.routing import Routing
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.dispatches import Dispatch
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, unpack_tokens
 from rlboost_jax.models.params import init_params
+from rlboost_jax.settings.routing import Routing
 from tests.engine.conftest import CONFIG, MODEL, SLOT_TOKENS, Oracle
 
 MOE = replace(MODEL, num_experts=5, experts_per_token=2, expert_dim=12)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.records import ChaosConfig, FleetConfig
 from rlboost_jax.fleet.market import MarketEvent, initial_capacity, market_events
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 
 CALM = ChaosConfig(
     enabled=False, seed=0, kills_per_minute=8.0, terms_per_minute=2.0, joins_per_minute=20.0

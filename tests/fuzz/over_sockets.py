@@ -27,8 +27,8 @@ import aiohttp
 
 from configs import tiny
 from rlboost_jax import messages as m
-from rlboost_jax.config.load import read_run_config, run_config, write_run_config
 from rlboost_jax.credentials import Endpoint, read_credentials
+from rlboost_jax.settings.load import read_run_config, run_config, write_run_config
 from tests.fuzz.attacks import ATTACKS, SECRET, Target
 from tests.manager.fakes import RUN, batch, begin_step, hello, length, ready, token
 from tests.patience import PATIENCE_SECONDS

@@ -17,7 +17,7 @@ from rlboost_kernels.packed_attention.triton import PRODUCTS
 from benchmarks.h100.__main__ import WHEELS, rows_of
 from benchmarks.h100.checkpoints import run_of
 from benchmarks.h100.jobs import Job
-from rlboost_jax.config.memory import learner_bytes_per_device, weight_bytes
+from rlboost_jax.settings.memory import learner_bytes_per_device, weight_bytes
 
 pytestmark = [
     pytest.mark.h100,

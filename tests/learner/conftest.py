@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from configs import base
-from rlboost_jax.config.load import run_config
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.run import RunConfig
 
 GROUP_SIZE = 3
 

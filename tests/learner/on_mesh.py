@@ -13,9 +13,6 @@ import jax
 import numpy as np
 
 from configs import base
-from rlboost_jax.config.load import run_config
-from rlboost_jax.config.memory import ATTENTION_BLOCKS
-from rlboost_jax.config.records import LoraConfig
 from rlboost_jax.engine.parameters import EngineParameters
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.gradients import GradientSum
@@ -26,6 +23,9 @@ from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.models.adapters import base_model, joined, trained_part
 from rlboost_jax.models.params import abstract_params, init_params, unstack_layers
 from rlboost_jax.models.sharding import make_mesh, param_shardings
+from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.memory import ATTENTION_BLOCKS
+from rlboost_jax.settings.model import LoraConfig
 
 ROWS, ROW_TOKENS, NUM_BATCHES = 4, 24, 4
 NUM_TOKENS = ROWS * ROW_TOKENS * NUM_BATCHES

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlboost_jax.config.memory import learner_bytes, moment_bytes
-from rlboost_jax.config.records import LoraConfig
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.teacher import teacher_forced_logits
 from rlboost_jax.learner.base import OtherBase, check_same, kept_base, read_policy
@@ -22,6 +20,8 @@ from rlboost_jax.logits import learner_logits
 from rlboost_jax.models.adapters import is_adapter, joined, merged_params
 from rlboost_jax.models.params import flatten_params, init_params, params_digest, unflatten_params
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.settings.memory import learner_bytes, moment_bytes
+from rlboost_jax.settings.model import LoraConfig
 
 LORA = LoraConfig(rank=3, alpha=6.0)
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.learner import orders
 from rlboost_jax.learner.control import Channel, PeerGone
 from rlboost_jax.learner.followers import FollowerLost
 from rlboost_jax.learner.guards import NotFinite
 from rlboost_jax.learner.watch import Watch
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.settings.errors import ConfigError
 from tests.patience import PATIENCE_SECONDS
 
 

@@ -5,8 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlboost_jax.config.memory import num_parameters
-from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.packing import by_sample, pack
@@ -14,6 +12,8 @@ from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.settings.memory import num_parameters
+from rlboost_jax.settings.presets import PRESETS
 
 ALGORITHM = replace(PRESETS["ppo"], critic_learning_rate=1e-2, value_clip=0.0)
 

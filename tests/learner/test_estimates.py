@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from rlboost_jax.algorithms.advantages import STD_FLOOR
-from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.learner.estimates import Estimates, Evaluations
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.settings.presets import PRESETS
 
 MOST, STOP = 10, 1
 

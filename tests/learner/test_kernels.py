@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from configs import base
-from rlboost_jax.config.load import run_config
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.packing import empty
@@ -17,6 +15,8 @@ from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.warmup import warm_up
 from rlboost_jax.models.params import init_params
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.run import RunConfig
 
 ROWS, ROW_TOKENS = 2, 64
 

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlboost_jax.config.presets import PRESETS
-from rlboost_jax.config.records import AlgorithmConfig
 from rlboost_jax.learner.objective import objective
 from rlboost_jax.learner.packing import pack, update_divisor
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.settings.algorithm import AlgorithmConfig
+from rlboost_jax.settings.presets import PRESETS
 
 LENGTHS = (1, 4, 9, 2, 6, 3, 8, 5)
 MOST = 9  # tokens of a response

@@ -6,8 +6,8 @@ PROGRAM = """
 from dataclasses import replace
 import jax, numpy as np
 from configs import base
-from rlboost_jax.config.load import run_config
-from rlboost_jax.config.presets import PRESETS
+from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.presets import PRESETS
 from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.step import LearnerStep

@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from rlboost_jax.config.memory import num_parameters
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.models.params import params_digest
+from rlboost_jax.settings.memory import num_parameters
 from tests import unoptimized
 from tests.learner.on_mesh import ALONE, Trainer, gap, random_batches, small_run
 from tests.patience import PATIENCE_SECONDS

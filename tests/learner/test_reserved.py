@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import pytest
 
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.credentials import Credentials, Endpoint
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner import reserved as module
@@ -16,6 +15,7 @@ from rlboost_jax.learner.link import EventLoopThread
 from rlboost_jax.learner.reserved import ReservedEngine, ReservedEngineLost, ReservedEngines
 from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.settings.run import RunConfig
 from tests.patience import PATIENCE_SECONDS
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.guards import RewardsFailed, check_judged
@@ -18,6 +17,7 @@ from rlboost_jax.learner.micro_batches import MicroBatches
 from rlboost_jax.learner.selection import Everything
 from rlboost_jax.learner.streaming import Doubt, stream_step
 from rlboost_jax.rewards.verdict import Verdict
+from rlboost_jax.settings.presets import PRESETS
 
 GROUP, PROMPTS = 2, 3
 

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from rlboost_jax.config.routing import Routing
 from rlboost_jax.learner.packing import fill
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.trajectory import Trajectory, trajectories_digest
 from rlboost_jax.models.forward import hidden_states_and_experts
 from rlboost_jax.models.params import init_params
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.settings.routing import Routing
 
 X, A, LAYERS = 5, 2, 2
 ROUTING = Routing(num_layers=LAYERS, num_experts=X, experts_per_token=A)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlboost_jax.config.memory import num_parameters
 from rlboost_jax.learner.gradients import GradientSum
 from rlboost_jax.learner.packing import fill, pack, update_divisor
 from rlboost_jax.learner.state import init_state
@@ -18,6 +17,7 @@ from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.models.forward import head, hidden_states_and_experts
 from rlboost_jax.models.params import abstract_params, init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.settings.memory import num_parameters
 
 ROWS, ROW_TOKENS = 2, 32  # so that a micro-batch is several packed batches
 TEMPERATURE = 0.8

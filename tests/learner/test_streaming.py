@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.learner.collector import StepCollector, WrongVersion
 from rlboost_jax.learner.dynamic_sampling import DynamicSampling
 from rlboost_jax.learner.estimates import Estimates
@@ -16,6 +15,7 @@ from rlboost_jax.learner.selection import Everything, Informative
 from rlboost_jax.learner.streaming import Doubt, stream_step
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.rewards.verdict import Verdict, at_once
+from rlboost_jax.settings.presets import PRESETS
 
 GROUP = 2
 

@@ -8,8 +8,6 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from rlboost_jax.config.load import read_run_config
-from rlboost_jax.config.memory import learner_bytes
 from rlboost_jax.learner import preparation, training
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.link import ManagerLink
@@ -25,6 +23,8 @@ from rlboost_jax.observe.summary import headline
 from rlboost_jax.observe.tensorboard import TensorBoardTracker
 from rlboost_jax.qualification import apart, machine
 from rlboost_jax.qualification.records import Trial, Verdict
+from rlboost_jax.settings.load import read_run_config
+from rlboost_jax.settings.memory import learner_bytes
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.endpoints import endpoint
 from tests.patience import PATIENCE_SECONDS

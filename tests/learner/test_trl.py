@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.learner.objective import objective
 from rlboost_jax.learner.packing import pack, update_divisor
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.settings.presets import PRESETS
 from tests.oracles import torch_oracle
 
 torch = torch_oracle()

@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 
-from rlboost_jax.config.presets import PRESETS
 from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, StepNotWhole
@@ -21,6 +20,7 @@ from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.learner.updates import BatchUpdates
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.settings.presets import PRESETS
 
 PROMPTS, GROUP, STEP = 4, 3, 3
 CHOICES = {"group_size": GROUP, "clip_high": 0.25, "critic_learning_rate": 1e-3}

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 
-from rlboost_jax.config.load import write_run_config
 from rlboost_jax.learner import orders
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.followers import invite
@@ -24,6 +23,7 @@ from rlboost_jax.learner.learners import learners_of
 from rlboost_jax.learner.processes import World, agreed, check_mesh, join
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.models.params import params_digest
+from rlboost_jax.settings.load import write_run_config
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.learner.on_mesh import (
     ALONE,

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from rlboost_jax import messages as m
-from rlboost_jax.config.records import ChaosConfig, FleetConfig, ManagerConfig
-from rlboost_jax.config.routing import Routing
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
+from rlboost_jax.settings.manager import ManagerConfig
+from rlboost_jax.settings.routing import Routing
 
 VOCAB, STOP, MAX_TOKENS = 64, 0, 12
 ROUTING = Routing(num_layers=2, num_experts=5, experts_per_token=2)

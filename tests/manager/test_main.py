@@ -20,11 +20,11 @@ import pytest
 
 from configs import tiny
 from rlboost_jax import messages as m
-from rlboost_jax.config.load import run_config, write_run_config
 from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.manager.files import ALREADY_MANAGED
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.processes import start_time
+from rlboost_jax.settings.load import run_config, write_run_config
 from tests.manager.fakes import hello
 from tests.patience import PATIENCE_SECONDS
 

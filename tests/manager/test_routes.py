@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.config.routing import Routing
 from rlboost_jax.manager.batches import MalformedBatch, Rows
 from rlboost_jax.manager.events import ServerGone
 from rlboost_jax.manager.limits import Meter, server_frame_bytes, trainer_queue_bytes
+from rlboost_jax.settings.routing import Routing
 from tests.manager.desk import Desk
 from tests.manager.fakes import (
     MAX_TOKENS,

@@ -9,10 +9,10 @@ import pytest
 from jax.test_util import check_grads
 
 from configs import base
-from rlboost_jax.config.load import run_config
-from rlboost_jax.config.memory import ATTENTION_BLOCKS
 from rlboost_jax.models import attention
 from rlboost_jax.models.attention import row_attention
+from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.memory import ATTENTION_BLOCKS
 
 WAYS = ("dense", "chunked", "paged")
 B, T, H, K, D = 2, 24, 4, 2, 8

@@ -191,7 +191,7 @@ def test_every_device_is_given_its_own_slice_and_no_more(run_with_devices, small
     leaves = sum(leaf.size for leaf in flatten_params(params).values())
     source = f"""
 import numpy as np
-from rlboost_jax.config.records import LoraConfig, ModelConfig
+from rlboost_jax.settings.model import LoraConfig, ModelConfig
 from rlboost_jax.models import checkpoint_reader
 from rlboost_jax.models.params import flatten_params, params_digest
 from rlboost_jax.models.sharding import make_mesh, param_shardings

@@ -156,7 +156,7 @@ def test_experts_over_a_mesh(run_with_devices, small_model):
     model = small_model(**{**MOE, "num_experts": 4}, num_layers=1)
     source = f"""
 import jax, jax.numpy as jnp, numpy as np
-from rlboost_jax.config.records import LoraConfig, ModelConfig
+from rlboost_jax.settings.model import LoraConfig, ModelConfig
 from rlboost_jax.models.forward import hidden_states_and_experts
 from rlboost_jax.models.params import init_params
 from rlboost_jax.models.sharding import make_mesh, param_shardings

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlboost_jax.config.memory import num_adapter_parameters
-from rlboost_jax.config.records import ATTENTION_TARGETS, LORA_TARGETS, LoraConfig
 from rlboost_jax.models.adapters import (
     base_model,
     is_adapter,
@@ -28,6 +26,8 @@ from rlboost_jax.models.params import (
     unflatten_params,
     unstack_layers,
 )
+from rlboost_jax.settings.memory import num_adapter_parameters
+from rlboost_jax.settings.model import ATTENTION_TARGETS, LORA_TARGETS, LoraConfig
 
 SCALE = 1.5
 

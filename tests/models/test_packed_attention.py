@@ -10,7 +10,6 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from configs import base
-from rlboost_jax.config.load import run_config
 from rlboost_jax.models import cudnn_attention
 from rlboost_jax.models.attention import chosen, row_attention
 from rlboost_jax.models.chunked_attention import Form
@@ -18,6 +17,7 @@ from rlboost_jax.models.cudnn_attention import table_of
 from rlboost_jax.models.forward import REMAT_POLICIES
 from rlboost_jax.models.packed_attention import SAVED, fused_attention, why_not
 from rlboost_jax.models.sharding import AXES
+from rlboost_jax.settings.load import run_config
 
 B, T, H, K, D = 2, 24, 4, 2, 16
 SEGMENTS = np.array([[1] * 9 + [2] * 4 + [3] * 8 + [0] * 3, [1] * 20 + [2] * 4], np.int32)

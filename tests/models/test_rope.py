@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlboost_jax.config.ranges import MAX_POSITIONS
 from rlboost_jax.models.rope import FINE, Rope, cos_sin, frequencies, turn
+from rlboost_jax.settings.limits import MAX_POSITIONS
 
 THETA = 10_000.0
 

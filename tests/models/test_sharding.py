@@ -2,9 +2,9 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from rlboost_jax.config.records import LoraConfig
 from rlboost_jax.models.params import abstract_params, flatten_params
 from rlboost_jax.models.sharding import AXES, NotEnoughDevices, make_mesh, param_shardings
+from rlboost_jax.settings.model import LoraConfig
 
 
 def specs(config, shape):

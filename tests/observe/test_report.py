@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import summarize, write_summary
+from rlboost_jax.settings.errors import ConfigError
 from tests.observe.conftest import sample
 from tests.patience import PATIENCE_SECONDS
 

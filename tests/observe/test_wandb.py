@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from configs import base
-from rlboost_jax.config.load import run_config, to_dict
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.observe.metrics import metrics_row
 from rlboost_jax.observe.summary import summarize
+from rlboost_jax.settings.load import run_config, to_dict
+from rlboost_jax.settings.run import RunConfig
 from tests.observe.conftest import row, sample
 
 pytest.importorskip("wandb", reason="the extra wandb is not installed")

@@ -13,13 +13,13 @@ from rlboost_kernels.attention import mosaic_gpu
 from rlboost_kernels.problems import Arguments
 
 from configs import base
-from rlboost_jax.config.load import run_config
 from rlboost_jax.qualification import engine_attention
 from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error, tried
 from rlboost_jax.qualification.engine_attention import Shape, problem, shape_of
 from rlboost_jax.qualification.problem import Problem
 from rlboost_jax.qualification.records import Spec
+from rlboost_jax.settings.load import run_config
 from tests.patience import PATIENCE_SECONDS
 from tests.qualification.candidates import candidate
 

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from configs import base
-from rlboost_jax.config.load import run_config
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.models.attention import attend_dense
 from rlboost_jax.models.chunked_attention import Form
 from rlboost_jax.qualification import learner_attention
@@ -20,6 +18,8 @@ from rlboost_jax.qualification.checks import row_error, tried
 from rlboost_jax.qualification.learner_attention import PLAIN, Shape, problem, shape_of
 from rlboost_jax.qualification.problem import Problem
 from rlboost_jax.qualification.records import Spec
+from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.run import RunConfig
 from tests.patience import PATIENCE_SECONDS
 from tests.qualification.candidates import candidate
 

@@ -10,12 +10,12 @@ import pytest
 from rlboost_kernels.grouped import mosaic_gpu
 
 from configs import base
-from rlboost_jax.config.load import run_config
 from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error, tried
 from rlboost_jax.qualification.learner_experts import PLAIN, Shape, problem, shape_of
 from rlboost_jax.qualification.problem import Problem
 from rlboost_jax.qualification.records import Spec
+from rlboost_jax.settings.load import run_config
 from tests.patience import PATIENCE_SECONDS
 from tests.qualification.candidates import candidate
 

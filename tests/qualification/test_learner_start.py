@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from configs import base
-from rlboost_jax.config.load import read_run_config, run_config
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.qualification import apart, machine, start
 from rlboost_jax.qualification.learner_start import KernelNotAvailable
 from rlboost_jax.qualification.records import Outcome, Spec, Trial, Verdict
+from rlboost_jax.settings.load import read_run_config, run_config
+from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.workdir import Workdir
 
 DEVICE = "NVIDIA H100 80GB HBM3"

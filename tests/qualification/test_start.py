@@ -9,11 +9,11 @@ import jax
 import pytest
 
 from configs import base
-from rlboost_jax.config.load import run_config, write_run_config
-from rlboost_jax.config.records import RunConfig
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.qualification import apart, machine, start
 from rlboost_jax.qualification.records import Outcome, Spec, Trial, Verdict
+from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.workdir import Workdir
 
 DEVICE = "NVIDIA H100 80GB HBM3"

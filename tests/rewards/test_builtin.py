@@ -2,9 +2,9 @@
 
 import pytest
 
-from rlboost_jax.config.data_presets import BUILT_IN_REWARDS
 from rlboost_jax.rewards.answers import after_hashes, answer_tag, boxed
 from rlboost_jax.rewards.builtin import BUILT_IN, countdown, exact, layout, length, regex
+from rlboost_jax.settings.data_presets import BUILT_IN_REWARDS
 
 
 def test_every_name_of_the_configuration_is_there():

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.records import RewardConfig, RewardsConfig
 from rlboost_jax.rewards import pool
 from rlboost_jax.rewards.frames import Outcome
 from rlboost_jax.rewards.judge import Judge, _when_all
 from rlboost_jax.rewards.pool import RewardWorkersLost
 from rlboost_jax.rewards.verdict import Answered
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
 
 MODULE = "tests.rewards.functions_for_tests"
 BUILT_IN_COLUMNS = ("answer", "tests")

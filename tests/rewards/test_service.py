@@ -7,10 +7,10 @@ import threading
 import pytest
 from aiohttp import web
 
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.records import RewardConfig
 from rlboost_jax.rewards.frames import Job
 from rlboost_jax.rewards.service import RewardService
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.rewards import RewardConfig
 
 WAIT = 60.0
 JOB = Job(prompt="p", completion="four", completion_ids=(1, 2), finished=True, columns={"a": 7})

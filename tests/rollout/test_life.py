@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from configs import tiny
-from rlboost_jax.config.load import run_config
 from rlboost_jax.messages import Announce, Generate, Goodbye, Hint, Leave, Notice, Renewed, Welcome
 from rlboost_jax.rollout import server
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.settings.load import run_config
 
 
 def test_a_notice_and_a_hint_are_passed_on(fakes):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax import messages as m
-from rlboost_jax.config.routing import Routing
 from rlboost_jax.rollout.outgoing import token_batches
+from rlboost_jax.settings.routing import Routing
 
 ROUTING = Routing(num_layers=3, num_experts=9, experts_per_token=2)
 rows = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), max_size=12)

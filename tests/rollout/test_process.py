@@ -11,7 +11,6 @@ from aiohttp import web
 
 from configs import tiny
 from rlboost_jax import messages
-from rlboost_jax.config.load import run_config, to_dict
 from rlboost_jax.fleet.local import LocalProvider, ServerNotStarted
 from rlboost_jax.messages import (
     SICK_EXIT_CODE,
@@ -24,6 +23,7 @@ from rlboost_jax.messages import (
     TokenBatch,
 )
 from rlboost_jax.models.params import init_params
+from rlboost_jax.settings.load import run_config, to_dict
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.patience import PATIENCE_SECONDS

@@ -8,11 +8,11 @@ import pytest
 from aiohttp import web
 
 from configs import tiny
-from rlboost_jax.config.load import run_config, to_dict
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.qualification import apart, machine
 from rlboost_jax.qualification.records import Trial, Verdict
 from rlboost_jax.rollout import server
+from rlboost_jax.settings.load import run_config, to_dict
 
 
 @pytest.fixture

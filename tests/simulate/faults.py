@@ -10,14 +10,15 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from rlboost_jax import messages as m
-from rlboost_jax.config.ranges import ROUTINGS, SIZINGS, WINDOWS
 from rlboost_jax.manager.events import Event, FromServer, MachineAdded, MachineRemoved, Stalled
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.settings.fleet import Sizing
+from rlboost_jax.settings.manager import Routing, Window
 from tests.manager.fakes import ROUTING, settings
 from tests.simulate.invariants import check
 from tests.simulate.server import Server
@@ -89,10 +90,10 @@ def policies(seed: int) -> dict[str, Any]:
         return {"routing": ROUTING}
     if seed % 4 == 3:
         return {
-            "manager__window": WINDOWS[1],
-            "manager__routing": ROUTINGS[1],
+            "manager__window": get_args(Window)[1],
+            "manager__routing": get_args(Routing)[1],
             "manager__longest_first": seed // 4 % 2 == 1,
-            "fleet__sizing": SIZINGS[seed // 4 % 3],
+            "fleet__sizing": get_args(Sizing)[seed // 4 % 3],
             "fleet__merge_tail": seed // 4 % 4 > 0,
             "num_steps": NUM_STEPS * (seed // 16 % 2),  # 0: which step is the last is not known
         }

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.traces import TraceRow
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.traces import TraceRow
 from rlboost_jax.simulator.availability import cut, keep, of_counts, read_availability
 
 BAMBOO = "0,add,a\n0,add,b\n60000,remove,a\n120000,add,c\n120000,remove,b\n"

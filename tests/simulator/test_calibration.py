@@ -9,10 +9,10 @@ import pytest
 
 from configs import base as run_base
 from configs.sim import base as sim_base
-from rlboost_jax.config.errors import ConfigError
-from rlboost_jax.config.load import run_config_from_dict
 from rlboost_jax.manager.events import Record
 from rlboost_jax.observe.events import EventsWriter
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import run_config_from_dict
 from rlboost_jax.simulator.calibration import calibrate
 from rlboost_jax.simulator.fits import non_negative, resampled
 from rlboost_jax.simulator.lengths import response_lengths

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlboost_jax.config.traces import TraceRow
+from rlboost_jax.settings.traces import TraceRow
 from rlboost_jax.simulator.hazard import HOUR, draw, fit
 from rlboost_jax.simulator.records import HazardConfig
 from rlboost_jax.simulator.renewal import interrupted

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from configs.sim import base
-from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.simulator.load import sim_config, sim_config_from_dict, to_dict
 from tests.simulator.conftest import make_config
 

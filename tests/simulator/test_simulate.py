@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.config.errors import ConfigError
+from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.simulator.outcome import Outcome
 from rlboost_jax.simulator.run import report, simulate
 from rlboost_jax.simulator.systems import SYSTEMS

@@ -19,7 +19,6 @@ from typing import Any
 from absl import app
 
 from rlboost_jax import main as product
-from rlboost_jax.config.command_line import parse
 from rlboost_jax.learner import preparation, training
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.link import ManagerLink
@@ -28,6 +27,7 @@ from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.updates import BatchUpdates
 from rlboost_jax.manager.files import read_record
 from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.settings.command_line import parse
 from rlboost_jax.weights import snapshots
 from tests.system.harness import Run
 

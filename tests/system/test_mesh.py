@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlboost_jax.config.load import read_run_config, write_run_config
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.state import abstract_state, make_optimizer
 from rlboost_jax.models.params import flatten_params
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.settings.load import read_run_config, write_run_config
 from tests.system.harness import PATIENT, SHORT, Run, complete, prepared, running
 
 pytestmark = pytest.mark.system

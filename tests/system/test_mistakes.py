@@ -9,7 +9,7 @@ import pytest
 
 from configs import tiny
 from rlboost_jax import exits
-from rlboost_jax.config.load import run_config
+from rlboost_jax.settings.load import run_config
 from rlboost_jax.workdir import Workdir
 from tests.patience import PATIENCE_SECONDS
 from tests.system.harness import REPOSITORY, TINY

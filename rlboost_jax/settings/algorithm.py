@@ -1,0 +1,168 @@
+"""Settings of what is optimised, and of how responses are sampled and evaluated."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlboost_jax.settings.setting import FROM_PRESET, setting
+
+AlgorithmName = Literal[
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "cispo",
+    "sapo",
+    "ppo",
+]
+Advantage = Literal["group_std", "group_mean", "leave_one_out", "return", "gae"]
+Deviation = Literal["population", "sample"]
+OldPolicy = Literal["behaviour", "recomputed"]
+RatioLevel = Literal["token", "sequence", "sequence_token"]
+Surrogate = Literal["clip", "cispo", "sapo", "reinforce"]
+LossAggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
+KlEstimator = Literal["k1", "k2", "k3"]
+KlPlacement = Literal["loss", "reward"]
+KlGradient = Literal["own", "straight_through", "importance"]
+Correction = Literal["none", "truncate", "mask", "reject"]
+CorrectionLevel = Literal["token", "sequence", "geometric"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """What is optimised, choices that combine freely; `validate_algorithm.py` says which do not.
+
+    A name stands for the choices of a paper (`presets.py`); a field that the configuration leaves
+    at None takes that paper's. `config.json` in the workdir has the result. Formulas:
+    docs/algorithms.md.
+    """
+
+    name: AlgorithmName = setting(
+        "grpo", "a preset: nothing but the choices below is computed from it"
+    )
+    group_size: int = setting(FROM_PRESET, "responses per prompt", at_least=1)
+    advantage: Advantage = setting(FROM_PRESET, "what a response's reward is compared with")
+    deviation: Deviation = setting(
+        FROM_PRESET, "of group_std: divides squares by the size of the group, or by one less"
+    )
+    whiten: bool = setting(
+        FROM_PRESET, "advantages of all tokens of the batch get mean 0 and deviation 1"
+    )
+    discount: float = setting(FROM_PRESET, "γ per token, of return and gae", above=0, at_most=1)
+    gae_lambda: float = setting(FROM_PRESET, "λ of gae", at_least=0, at_most=1)
+    old_policy: OldPolicy = setting(
+        FROM_PRESET, "denominator of the ratio: the engine's log-probabilities, or the learner's"
+    )
+    ratio_level: RatioLevel = setting(FROM_PRESET, "whose probability a ratio is of")
+    surrogate: Surrogate = setting(FROM_PRESET, "what the ratio and the advantage make of a token")
+    clip_low: float = setting(
+        FROM_PRESET, "ratios range over [1 - clip_low, 1 + clip_high]", above=0, at_most=1
+    )
+    clip_high: float = setting(FROM_PRESET, "an offset from 1, not the bound itself", above=0)
+    dual_clip: float = setting(
+        FROM_PRESET, "most a ratio counts where the advantage is negative; 0: no bound", at_least=0
+    )
+    sapo_temperature_positive: float = setting(
+        FROM_PRESET, "τ of SAPO's gate where the advantage is positive", above=0
+    )
+    sapo_temperature_negative: float = setting(FROM_PRESET, "τ of SAPO's gate elsewhere", above=0)
+    loss_aggregation: LossAggregation = setting(
+        FROM_PRESET, "how losses of tokens become one of the update"
+    )
+    kl_coefficient: float = setting(
+        FROM_PRESET, "β; 0: no starting model is kept to compare with", at_least=0
+    )
+    kl_estimator: KlEstimator = setting(FROM_PRESET, "of the KL to the starting model")
+    kl_placement: KlPlacement = setting(FROM_PRESET, "what the KL is a term of")
+    kl_gradient: KlGradient = setting(FROM_PRESET, "of the KL in the loss")
+    correction: Correction = setting(
+        FROM_PRESET, "what is done where engine and learner disagree about a probability"
+    )
+    correction_level: CorrectionLevel = setting(FROM_PRESET, "whose ratio, learner / engine, it is")
+    correction_low: float = setting(
+        FROM_PRESET, "least ratio that is kept by mask and reject", at_least=0
+    )
+    correction_high: float = setting(FROM_PRESET, "most ratio kept; truncate cuts here", above=0)
+    overlong_penalty: float = setting(
+        FROM_PRESET, "taken from the reward of a response without an end; 0: nothing", at_least=0
+    )
+    overlong_band: float = setting(
+        FROM_PRESET,
+        "share of sampling.max_response_tokens over which the penalty rises",
+        above=0,
+        at_most=1,
+    )
+    overlong_filter: bool = setting(FROM_PRESET, "responses that were cut off are not trained on")
+    dynamic_sampling: bool = setting(FROM_PRESET, "a batch is made of groups whose rewards differ")
+    dynamic_sampling_factor: float = setting(
+        FROM_PRESET, "most prompts of a batch, over learner.prompts_per_step", at_least=1
+    )
+    mini_batches: int = setting(
+        FROM_PRESET, "that a batch is divided into", unit="updates", at_least=1
+    )
+    epochs: int = setting(FROM_PRESET, "passes over a batch", at_least=1)
+    critic_learning_rate: float = setting(FROM_PRESET, "AdamW's, of gae's critic", above=0)
+    value_clip: float = setting(
+        FROM_PRESET, "most a value moves in a batch; 0: freely", unit="reward", at_least=0
+    )
+    routing_replay: bool = setting(
+        FROM_PRESET, "the learner sends tokens to the experts that they were sampled with"
+    )
+
+    @property
+    def has_critic(self) -> bool:
+        return self.advantage == "gae"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a copy of the starting model is kept for a KL term."""
+        return self.kl_coefficient > 0
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.has_reference and self.kl_placement == "reward"
+
+    @property
+    def updates_per_batch(self) -> int:
+        return self.mini_batches * self.epochs
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether responses are evaluated as they arrive, apart from their gradients: for
+        advantages that rewards alone do not give, or because their update comes later."""
+        return self.whiten or self.kl_in_reward or self.has_critic or self.updates_per_batch > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How responses are sampled for training."""
+
+    # Greedy responses of a group are equal and teach nothing.
+    temperature: float = setting(1.0, "divides the logits", above=0)
+    top_p: float = setting(1.0, "share of the probability that is kept; 1: all", above=0, at_most=1)
+    top_k: int = setting(0, "tokens that are kept; 0: all", at_least=0)
+    max_response_tokens: int = setting(200, "a longer response is cut off here", at_least=1)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether anything but the whole softmax is sampled from."""
+        return self.top_p < 1 or self.top_k > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Held-out prompts ride on a step whose version they measure, and queue behind its own."""
+
+    every_steps: int = setting(
+        10,
+        "between evaluations; there is one before the last update and after it; 0: never",
+        at_least=0,
+    )
+    num_prompts: int = setting(
+        128, "of an evaluation; of a generated task at most task.num_heldout", at_least=1
+    )
+    samples: int = setting(1, "responses to each prompt: the k of mean@k and pass@k", at_least=1)
+    temperature: float = setting(0.0, "divides the logits; 0: greedy", at_least=0)
+    keep_best: bool = setting(False, "the checkpoint with the highest accuracy is never deleted")

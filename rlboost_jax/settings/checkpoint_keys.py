@@ -1,0 +1,58 @@
+"""Keys of a checkpoint's config.json, checked to be of their kind.
+
+What is wrong raises ConfigError, a line that names the file and the key.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rlboost_jax.settings.errors import ConfigError
+
+
+def required(values: Mapping[str, Any], key: str, where: str) -> Any:
+    """The value, which must be there; `where` is the file's path."""
+    if values.get(key) is None:
+        raise ConfigError(
+            f"{where}: {key} is missing; a {values.get('model_type', 'rope')} needs it"
+        )
+    return values[key]
+
+
+def whole(
+    values: Mapping[str, Any], key: str, where: str, default: int | None = None, *, least: int = 1
+) -> int:
+    """A whole number; required where there is no default."""
+    value = values.get(key)
+    if value is None:
+        value = required(values, key, where) if default is None else default
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(
+            f"{where}: {key} is {value!r}; it must be a whole number of at least {least}"
+        )
+    return value
+
+
+def number(values: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
+    """A finite number that is not negative; required where there is no default."""
+    value = values.get(key)
+    if value is None:
+        value = required(values, key, where) if default is None else default
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or value < 0
+    ):
+        raise ConfigError(f"{where}: {key} is {value!r}; it must be a number of at least 0")
+    return float(value)
+
+
+def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+    """Keys and values inside of others; none where the key is missing."""
+    value = values.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {key} is {value!r}; it must be a section")
+    return value or {}

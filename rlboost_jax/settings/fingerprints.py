@@ -1,0 +1,38 @@
+"""How a fingerprint is written, for engines that make one and for the manager, which compares them.
+
+jax0.10.2-NVIDIA_H100_80GB_HBM3-mosaic_gpu-0123456789abcdef
+"""
+
+from typing import get_args
+
+from rlboost_jax.settings.engine import EngineAttention
+
+
+def composed(version: str, device: str, *, attention: str, digest: str) -> str:
+    """
+    Args:
+        version: of jax.
+        device: its kind.
+        attention: implementation that is run; "" leaves it out.
+        digest: of all that bits depend on.
+    """
+    parts = (f"jax{version}", device.replace(" ", "_"), attention, digest)
+    return "-".join(part for part in parts if part)
+
+
+def attention_of(fingerprint: str) -> str:
+    """The implementation of attention that it names; "" if it names none."""
+    parts = fingerprint.split("-")
+    return parts[-2] if len(parts) > 3 and parts[-2] in get_args(EngineAttention) else ""
+
+
+def difference(theirs: str, ours: str) -> str:
+    """Why two of them differ, as far as they say: a clause to put behind a sentence, or ""."""
+    named, wanted = attention_of(theirs), attention_of(ours)
+    if named == wanted or not wanted:
+        return ""
+    return (
+        f": its attention is {named or 'another'}, and this run's is {wanted} "
+        "(engine.attention, chosen when the run began); if its device cannot run that, take "
+        "another kind of device"
+    )

@@ -1,0 +1,82 @@
+"""Settings of preemptible instances: who starts them, how many, what they cost."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlboost_jax.messages import MAX_NOTICE_SECONDS
+from rlboost_jax.settings.setting import setting
+
+Provider = Literal["local", "none"]
+Sizing = Literal["fixed", "paper", "marginal"]
+Notices = Literal["auto", "none", "aws", "gcp", "azure"]
+NoticeSignal = Literal["SIGTERM", "SIGUSR1", "SIGUSR2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosConfig:
+    """Servers that are taken away and given back at random times."""
+
+    enabled: bool = setting(False, "take servers away and give them back")
+    seed: int = setting(0, "of the times", at_least=0)
+    kills_per_minute: float = setting(8.0, "SIGKILL of a working server", at_least=0)
+    terms_per_minute: float = setting(2.0, "SIGTERM of a server", at_least=0)
+    joins_per_minute: float = setting(20.0, "return of lost capacity", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetConfig:
+    """The preemptible instances; see docs/fleet.md."""
+
+    provider: Provider = setting(
+        "local", "who starts servers: the run as child processes, or none but you, by hand"
+    )
+    tls: bool = setting(
+        False,
+        "encrypt, and certify both sides by an authority of the run's own",
+        note="On loopback nobody listens in; beyond it, a run does not start without.",
+    )
+    max_instances: int = setting(2, "preemptible instances that the provider may start", at_least=0)
+    sizing: Sizing = setting(
+        "fixed",
+        "how many of them are wanted",
+        note='"fixed": all. "paper": N_prem of Algorithm 1. "marginal": as many as make tokens '
+        "cheapest, with an hour of the run worth worth_per_hour besides what it is paid for.",
+    )
+    worth_per_hour: float = setting(
+        0.0, "what an hour sooner is worth, for marginal; 0: most tokens per dollar", at_least=0
+    )
+    merge_tail: bool = setting(
+        False,
+        "towards a step's end work goes to fewer instances, and idle ones are let go",
+        note="Those are let go that have no work for longer than they take to start; others are "
+        "started in time for the next step.",
+    )
+    trace: str = setting("", 'CSV of milliseconds,add|remove,name, or "synthetic"; "": none')
+    trace_speed: float = setting(60.0, "trace seconds per wall second", above=0)
+    synthetic_lifetime_seconds: float = setting(
+        1200.0, "mean time that an instance lives, in trace time", above=0
+    )
+    synthetic_gap_seconds: float = setting(
+        300.0, "mean time until lost capacity returns, in trace time", above=0
+    )
+    price_per_hour: float = setting(2.66, "of one preemptible instance", at_least=0)
+    reserved_price_per_hour: float = setting(10.47, "of all reserved devices", at_least=0)
+    egress_dollars_per_gb: float = setting(
+        0.0, "of 1e9 bytes of weights that an instance pulls", at_least=0
+    )
+    orphan_seconds: float = setting(
+        60.0, "servers and manager wait this long for a lost trainer", at_least=0
+    )
+    notices: Notices = setting(
+        "auto",
+        "whose metadata servers say that a machine is to go",
+        note='A server started by hand asks its cloud. "auto": asks once who answers.',
+    )
+    notice_signal: NoticeSignal = setting("SIGTERM", "says that the machine goes in notice_seconds")
+    notice_seconds: float = setting(
+        0.0,
+        "from that signal to the end; 0: SIGTERM asks to leave at once",
+        at_least=0,
+        at_most=MAX_NOTICE_SECONDS,
+    )
+    chaos: ChaosConfig

@@ -1,0 +1,121 @@
+"""Settings of the learner: how an update is made, where it is computed, what is kept of it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlboost_jax.settings.model import Dtype
+from rlboost_jax.settings.setting import setting
+
+Schedule = Literal["constant", "linear", "cosine"]
+Remat = Literal["none", "dots", "attention", "full"]
+MomentDtype = Literal["float32", "bfloat16"]
+MomentMemory = Literal["device", "host"]
+LearnerAttention = Literal["auto", "paged", "dense", "chunked", "triton", "cudnn"]
+LearnerExperts = Literal["auto", "xla", "blocks", "mosaic_gpu"]
+WeightsSource = Literal["auto", "directory", "http"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """How updates are made; see docs/learner.md."""
+
+    prompts_per_step: int = setting(
+        24, "of an update; a multiple of micro_batch_prompts", unit="prompts", at_least=1
+    )
+    micro_batch_prompts: int = setting(
+        6, "of a micro-batch, each with its whole group", unit="prompts", at_least=1
+    )
+    pack_rows: int = setting(
+        4, "of a packed batch; divisible by data * fsdp", unit="rows", at_least=1
+    )
+    row_tokens: int = setting(0, "of a packed row; 0: the longest prompt plus response", at_least=0)
+    row_lengths: int = setting(
+        1,
+        "lengths of rows to choose from: row_tokens, half of it, …",
+        note="With 3, short trajectories go to packed batches with rows of half and a quarter of "
+        "row_tokens and two and four times as many of them; the gradient is compiled for each.",
+        at_least=1,
+        at_most=8,
+    )
+    pack_tokens: int = setting(
+        0,
+        "of a packed batch on each device, at least row_tokens, in place of pack_rows; 0: off",
+        note="A micro-batch becomes as many packed batches of this size as it needs.",
+        at_least=0,
+    )
+    learning_rate: float = setting(3e-4, "AdamW's, highest of the schedule", above=0)
+    schedule: Schedule = setting("constant", "of the learning rate; the others end with 0")
+    schedule_warmup_steps: int = setting(
+        0, "over which the learning rate rises", unit="updates", at_least=0
+    )
+    weight_decay: float = setting(0.0, "AdamW's, per update at learning rate 1", at_least=0)
+    beta1: float = setting(0.9, "AdamW's decay of the mean gradient", at_least=0, at_most=0.99999)
+    beta2: float = setting(
+        0.98, "AdamW's decay of the mean squared gradient", at_least=0, at_most=0.99999
+    )
+    max_gradient_norm: float = setting(1.0, "global norm to which gradients are clipped", above=0)
+    tolerated_gap: float = setting(
+        0.0,
+        "most a server's log-probability may differ from the learner's; 0: by precision",
+        unit="nats",
+        note="A server that differs by more is quarantined, and its work done again; see "
+        "learner/doubts.py.",
+        at_least=0,
+    )
+    guard_gradient_norm: float = setting(
+        0.0,
+        "most norm before clipping, the policy's and the critic's; 0: no guard",
+        note="An update beyond a guard is not applied. The run ends with a report, the last "
+        "checkpoint is as it was, and the same command with a higher guard goes on from it.",
+        at_least=0,
+    )
+    guard_kl: float = setting(
+        0.0, "most mean KL to the starting model; 0: no guard", unit="nats/token", at_least=0
+    )
+    mesh: tuple[int, int, int] = setting((1, 1, 1), "devices along (data, fsdp, tensor)")
+    remat: Remat = setting(
+        "none",
+        "what the backward pass computes again, from most memory to least",
+        note='"none": nothing. "dots": all but what products with matrices return and fused '
+        'attention does. "attention": all but one residual stream per layer and what fused '
+        'attention returns. "full": all but the residual stream.',
+    )
+    moment_dtype: MomentDtype = setting(
+        "float32", "of AdamW's moments in memory; arithmetic is float32"
+    )
+    moment_memory: MomentMemory = setting(
+        "device", "where moments are; from the host they come over for the update only"
+    )
+    attention: LearnerAttention = setting(
+        "auto",
+        "how attention over packed rows is computed",
+        note='"paged": log-probabilities as the engine\'s. "dense": all scores of a row at once. '
+        '"chunked": block by block, for rows of any length. "triton", "cudnn": fused kernels for '
+        'GPUs. "auto" chooses by the size of batches and rows; on a GPU it is the fastest that '
+        "passes its check at the start (docs/qualification.md).",
+    )
+    experts: LearnerExperts = setting(
+        "auto",
+        "how products of experts are computed",
+        note='"mosaic_gpu": a kernel for Hopper. "blocks": any GPU. "xla": jax.lax.ragged_dot. '
+        '"auto": on a GPU the fastest that passes its check at the start, elsewhere "xla".',
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsConfig:
+    """Snapshots that the learner publishes and servers pull; see docs/weights.md."""
+
+    rollout_dtype: Dtype = setting("float32", "of snapshots and engines")
+    keep_versions: int = setting(2, "snapshots kept besides those in use", at_least=1)
+    source: WeightsSource = setting(
+        "auto", 'how servers pull; "auto": from the directory where they can see it'
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Checkpoints that a run resumes from."""
+
+    every_steps: int = setting(1, "between checkpoints", at_least=1)
+    keep: int = setting(2, "newest checkpoints that are kept", at_least=1)

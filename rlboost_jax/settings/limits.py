@@ -1,0 +1,8 @@
+"""Limits that settings, messages and programs share."""
+
+from typing import Final
+
+MAX_LEASE_SECONDS: Final = 2.0  # a silent server is lost by then
+MAX_SEED: Final = 2**31 - 1
+MAX_POSITIONS: Final = 2**18  # tokens of a slot; see rlboost_jax/models/rope.py
+MAX_STOP_IDS: Final = 8  # that an engine's slot has room for

@@ -1,0 +1,253 @@
+"""Configurations in and out: ml_collections, plain dictionaries, `config.json`.
+
+Whatever the way in, the result has passed every check of `validate.py`. Nothing here
+imports JAX, so that the manager and tools read configurations too.
+"""
+
+import dataclasses
+import difflib
+import json
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from rlboost_jax.settings.errors import ConfigError, suggestion
+from rlboost_jax.settings.presets import resolved
+from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.sources import source_fields
+from rlboost_jax.settings.validate import check, check_files
+
+# What may differ when a run goes on in its workdir: nothing of this reaches a gradient. Places may,
+# since what lies there is compared: of data and tokenizer in `data/open.py`, of the checkpoint to
+# begin with in `learner/origin.py`.
+MAY_DIFFER: Final = (
+    "checkpoint",
+    "compile_cache_dir",
+    "data.heldout_source",
+    "data.source",
+    "data.tokenizer",
+    "engine.memory_fraction",
+    "engine.num_pages",
+    "evaluation",
+    "fleet",
+    "learner.guard_gradient_norm",
+    "learner.guard_kl",
+    "learner.tolerated_gap",
+    "manager",
+    "model.source",
+    "observe",
+    "rewards.tolerated_failures",
+    "rewards.workers",
+    "weights.keep_versions",
+    "weights.source",
+)
+
+
+def may_differ(config: RunConfig) -> tuple[str, ...]:
+    """What a run in its workdir may change. The length too, unless the schedule depends on it."""
+    return (*MAY_DIFFER, "num_steps") if config.learner.schedule == "constant" else MAY_DIFFER
+
+
+Record = TypeVar("Record")
+
+
+class ConfigDictLike(Protocol):
+    """An `ml_collections.ConfigDict`, as far as it is needed here."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+class Difference(NamedTuple):
+    name: str  # dotted, as on the command line after `--config.`
+    first: object
+    second: object
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.first!r} → {self.second!r}"
+
+
+def run_config(config: ConfigDictLike) -> RunConfig:
+    """The checked record of a configuration file; also opens the files it names.
+
+    With a `model.source`, the architecture is that of its config.json: the record is complete, and
+    whoever reads it needs no checkpoint.
+
+    Raises ConfigError.
+    """
+    if not hasattr(config, "to_dict"):
+        raise ConfigError(f"get_config() returned {config!r}; it must return the ConfigDict")
+    values = config.to_dict()
+    model = values.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("source"), str) and model["source"]:
+        values["model"] = {**model, **source_fields(model["source"])}
+    record = run_config_from_dict(values)
+    check_files(record)
+    return record
+
+
+def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:
+    """The checked record of nested dictionaries, as `to_dict` and JSON give them.
+
+    A "run_id" at the top is passed over: `config.json` carries one. Files that the
+    configuration names are not opened, since they are on the trainer's host. What the
+    algorithm leaves open is filled in by its preset.
+
+    Raises ConfigError.
+    """
+    values = {key: value for key, value in values.items() if key != "run_id"}
+    record = record_from_dict(values, RunConfig, fill=_with_preset)
+    check(record)
+    return record
+
+
+def record_from_dict(
+    values: Mapping[str, Any],
+    kind: type[Record],
+    *,
+    defaults: str = "configs/base.py",
+    fill: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values,
+) -> Record:
+    """A record and those inside it, of nested dictionaries; every key must be there.
+
+    Args:
+        defaults: the file that lists all fields, for errors.
+        fill: puts values in place of those that are None, once the keys are known to be right.
+
+    Raises ConfigError, a line per key that is wrong or missing.
+    """
+    mistakes = list(_wrong_keys(values, kind, "", defaults))
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    try:
+        return msgspec.convert(fill(values), kind)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        raise ConfigError(f"config.{place.rstrip('`')}: {reason[:1].lower()}{reason[1:]}") from None
+
+
+def _with_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**values, "algorithm": resolved(values["algorithm"])}
+
+
+def read_run_config(path: str | Path) -> RunConfig:
+    """The configuration in `config.json`; `path` is that file or the workdir.
+
+    Raises ConfigError.
+    """
+    return run_config_from_dict(_read(path))
+
+
+def read_run_id(path: str | Path) -> str:
+    """The run's id in `config.json`; raises ConfigError where there is none."""
+    run_id = _read(path).get("run_id")
+    if not isinstance(run_id, str):
+        raise ConfigError(f"{path}: no run_id; is it a workdir of rlboost_jax?")
+    return run_id
+
+
+def write_run_config(path: str | Path, config: RunConfig, run_id: str) -> None:
+    """Write `config.json` in one piece: a reader never sees half of it."""
+    path = _file(path)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"run_id": run_id, **to_dict(config)}, indent=2) + "\n")
+    part.replace(path)
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Nested dictionaries that JSON can hold; `run_config_from_dict` takes them back."""
+    values: dict[str, Any] = msgspec.to_builtins(config)
+    return values
+
+
+def differences(
+    first: RunConfig, second: RunConfig, *, ignore: tuple[str, ...] = ()
+) -> tuple[Difference, ...]:
+    """Fields in which two configurations differ.
+
+    Args:
+        ignore: dotted names of fields and whole sections to leave out; see `may_differ`.
+    """
+    pairs = zip(_fields(first, ""), _fields(second, ""), strict=True)
+    return tuple(
+        Difference(name, one, other)
+        for (name, one), (_, other) in pairs
+        if one != other and not any(name == i or name.startswith(i + ".") for i in ignore)
+    )
+
+
+def _fields(record: Any, prefix: str) -> Iterator[tuple[str, object]]:
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _fields(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value
+
+
+def _wrong_keys(
+    values: Mapping[str, Any], record: Any, prefix: str, defaults: str
+) -> Iterator[str]:
+    fields = {field.name: field.type for field in dataclasses.fields(record)}
+    for key in values:
+        if key not in fields:
+            hint = suggestion(str(key), fields, shown=prefix + "{}")
+            yield f"config.{prefix}{key} does not exist; {hint}"
+    for name, kind in fields.items():
+        if name not in values:
+            if not any(
+                difflib.get_close_matches(str(k), [name]) for k in values if k not in fields
+            ):
+                yield f"config.{prefix}{name} is missing; {defaults} has its default"
+        elif dataclasses.is_dataclass(kind):
+            if isinstance(values[name], Mapping):
+                yield from _wrong_keys(values[name], kind, f"{prefix}{name}.", defaults)
+            else:
+                yield f"config.{prefix}{name} must be a section, not {values[name]!r}"
+        elif typing.get_origin(kind) is typing.Literal:
+            value, choices = values[name], typing.get_args(kind)
+            if value is not None and value not in choices:
+                yield f"{prefix}{name} {value!r} does not exist; {suggestion(str(value), choices)}"
+        elif (record := _entry(kind)) is not None and isinstance(values[name], list | tuple):
+            for index, entry in enumerate(values[name]):
+                yield from _wrong_entry(entry, record, f"{prefix}{name}[{index}]")
+
+
+def _entry(kind: Any) -> Any:
+    """The record that a tuple's entries are, if they are records."""
+    first = (*typing.get_args(kind), None)[0]
+    return first if dataclasses.is_dataclass(first) else None
+
+
+def _wrong_entry(entry: Any, record: Any, place: str) -> Iterator[str]:
+    """Fields of an entry have defaults, so that only wrong ones and wanting names are mistakes."""
+    fields = {field.name: field for field in dataclasses.fields(record)}
+    if not isinstance(entry, dict):
+        yield f"config.{place} must be a plain dictionary, not {entry!r}"
+        return
+    for key in entry:
+        if key not in fields:
+            hint = suggestion(str(key), fields, shown="{}")
+            yield f"config.{place}: {key!r} does not exist; {hint}"
+    for name, field in fields.items():
+        wanted = field.default is field.default_factory is dataclasses.MISSING
+        if wanted and name not in entry:
+            yield f"config.{place}: {name!r} is missing"
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    path = _file(path)
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}; give the workdir of a run") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no configuration; give the workdir of a run")
+    return values
+
+
+def _file(path: str | Path) -> Path:
+    path = Path(path)
+    return path / "config.json" if path.is_dir() else path

@@ -1,0 +1,46 @@
+"""Settings of what a run shows: live view, trackers, samples, profile."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from rlboost_jax.settings.setting import setting
+
+WandbMode = Literal["online", "offline"]
+TRACKERS: Final = ("tensorboard", "wandb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+    """Where Weights & Biases keeps the run."""
+
+    project: str = setting("rlboost-jax", "made there where it does not exist")
+    entity: str = setting("", 'team or user; "": the account\'s own')
+    name: str = setting("", 'of the run; "": the workdir\'s')
+    mode: WandbMode = setting("online", "offline needs no network; `wandb sync` uploads later")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObserveConfig:
+    """What a run shows and keeps; see docs/observability.md."""
+
+    live: bool = setting(True, "redraw a live view when standard output is a terminal")
+    trackers: tuple[str, ...] = setting(
+        ("tensorboard",),
+        "besides metrics.jsonl, samples.jsonl and the console: tensorboard, wandb",
+        note="They write to <workdir>/tensorboard and <workdir>/wandb; wandb needs the extra of "
+        "that name.",
+    )
+    wandb: WandbConfig
+    samples_every_steps: int = setting(
+        10, "between steps that leave prompts and responses in samples.jsonl; 0: never", at_least=0
+    )
+    samples_prompts: int = setting(
+        2, "of such a step, each with its whole group", unit="prompts", at_least=1
+    )
+    profile_step: int = setting(
+        0,
+        "the step whose processes are profiled on one time axis; 0: none",
+        note="In <workdir>/profile, for ui.perfetto.dev. The first step is like no other.",
+        at_least=0,
+    )
+    profile_jax: bool = setting(False, "the learner's process by jax.profiler in that step, too")

@@ -1,0 +1,152 @@
+"""What a run is going to be: the text of `--dry_run`. Touches no device."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from rlboost_jax.settings.algorithm import AlgorithmConfig
+from rlboost_jax.settings.memory import (
+    BYTES,
+    activation_bytes_per_device,
+    attention_bytes_per_device,
+    expert_bytes_per_device,
+    learner_bytes,
+    logprob_bytes_per_device,
+    moment_bytes,
+    most_pages,
+    num_parameters,
+    num_trained_parameters,
+    page_bytes,
+    share_of,
+    size_text,
+    weight_bytes,
+)
+from rlboost_jax.settings.presets import PRESETS
+from rlboost_jax.settings.run import RunConfig
+
+
+def engine_bytes(config: RunConfig) -> dict[str, int]:
+    """On each device: a copy of the weights, and the key-value pool where memory is no limit."""
+    pages = most_pages(config.engine, config.slot_tokens)
+    model = share_of(config.model, config.engine.tensor_parallel)
+    return {
+        "weights": weight_bytes(model, config.weights.rollout_dtype),
+        "kv pool": pages * page_bytes(model, config.engine),
+    }
+
+
+def plan_text(config: RunConfig, *, workdir: str = "") -> str:
+    """The resolved plan, a line for each part."""
+    width = 12
+    return "\n".join(f"{name:<{width}}{line}".rstrip() for name, line in _lines(config, workdir))
+
+
+def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
+    model, learner, engine, fleet = config.model, config.learner, config.engine, config.fleet
+    if workdir:
+        yield "workdir", workdir
+    bits = "same bits whatever the fleet does" if config.deterministic else "not deterministic"
+    yield "run", f"{config.num_steps} updates, seed {config.seed}, {bits}"
+    yield (
+        "step",
+        f"{learner.prompts_per_step} prompts x {config.algorithm.group_size} responses of up to "
+        f"{config.sampling.max_response_tokens} tokens; task {config.task.name}",
+    )
+    yield (
+        "model",
+        f"{num_parameters(model):,} parameters: {model.num_layers} layers, width "
+        f"{model.embed_dim}, {model.num_query_heads} query and {model.num_key_heads} key heads",
+    )
+    if lora := model.lora.rank:
+        trained = num_trained_parameters(model)
+        yield (
+            "adapters",
+            f"rank {lora}, alpha {model.lora.alpha:g}, on {' '.join(model.lora.targets)}: "
+            f"{trained:,} parameters ({100 * trained / num_parameters(model):.2g} %) are trained",
+        )
+    yield "algorithm", _algorithm(config.algorithm)
+    devices = math.prod(learner.mesh)
+    data, fsdp, tensor = learner.mesh
+    yield "processes", f"1 trainer, 1 manager, {_servers(config)}"
+    yield (
+        "learner",
+        f"{devices} device{'s' * (devices > 1)} (data {data}, fsdp {fsdp}, tensor {tensor}); "
+        + _memory(learner_bytes(config))
+        + _on_host(config)
+        + f"; scores of attention {size_text(attention_bytes_per_device(config))}, activations "
+        f"{size_text(activation_bytes_per_device(config))}, log-probabilities "
+        f"{size_text(logprob_bytes_per_device(config))} on each" + _experts(config),
+    )
+    yield (
+        "engine",
+        f"{engine.slots} slots of {config.slot_tokens} tokens, "
+        f"{'' if engine.num_pages else 'up to '}{most_pages(engine, config.slot_tokens)} pages of "
+        f"{engine.page_size}, {engine.token_rows} rows a step; {_memory(engine_bytes(config))}",
+    )
+    yield "weights", _snapshots(config)
+    yield "fleet", _fleet(config)
+    reserved, each = fleet.reserved_price_per_hour, fleet.price_per_hour
+    yield (
+        "cost",
+        f"${reserved:.2f} an hour reserved + ${each:.2f} for each preemptible instance: at most "
+        f"${reserved + each * fleet.max_instances:.2f} an hour",
+    )
+
+
+def _snapshots(config: RunConfig) -> str:
+    dtype = config.weights.rollout_dtype
+    each = size_text(num_trained_parameters(config.model) * BYTES[dtype])
+    once = size_text(weight_bytes(config.model, dtype))
+    size = f"{each}, and once {once}," if config.model.lora.rank else each
+    return f"{dtype} snapshots of {size} pulled by {config.weights.source}"
+
+
+def _experts(config: RunConfig) -> str:
+    num_bytes = expert_bytes_per_device(config)
+    return f"; a layer of experts {size_text(num_bytes)} on each" if num_bytes else ""
+
+
+def _on_host(config: RunConfig) -> str:
+    if config.learner.moment_memory == "device":
+        return ""
+    return f"; on the host: optimizer {size_text(moment_bytes(config))}"
+
+
+def _algorithm(algorithm: AlgorithmConfig) -> str:
+    """The preset, and where the configuration goes its own way."""
+    preset = asdict(PRESETS[algorithm.name])
+    own = ", ".join(
+        f"{name} {value} ({preset[name]})"
+        for name, value in asdict(algorithm).items()
+        if value != preset[name]
+    )
+    return f"{algorithm.name}; other than its preset: {own}" if own else algorithm.name
+
+
+def _servers(config: RunConfig) -> str:
+    if config.fleet.provider == "none":
+        return "rollout servers as you start them"
+    return f"0 to {config.fleet.max_instances} rollout servers"
+
+
+def _fleet(config: RunConfig) -> str:
+    fleet, chaos = config.fleet, config.fleet.chaos
+    if fleet.provider == "none":
+        return "servers join by hand"
+    changes = []
+    if fleet.trace:
+        changes.append(f"trace {fleet.trace} at {fleet.trace_speed:g}x")
+    if fleet.trace == "synthetic":
+        changes[-1] += f" (mean life {fleet.synthetic_lifetime_seconds:g} s of its time)"
+    if chaos.enabled:
+        changes.append(
+            f"chaos: {chaos.kills_per_minute:g} kills, {chaos.terms_per_minute:g} terminations, "
+            f"{chaos.joins_per_minute:g} joins a minute"
+        )
+    change = ", ".join(changes) or "nothing is taken away"
+    return f"local processes, at most {fleet.max_instances}; {change}"
+
+
+def _memory(parts: dict[str, int]) -> str:
+    each = " + ".join(f"{name} {size_text(count)}" for name, count in parts.items())
+    return f"{size_text(sum(parts.values()))} ({each})"

@@ -1,0 +1,43 @@
+"""Values that cannot be, whatever the other settings are."""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from rlboost_jax.settings.errors import suggestion
+from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.setting import Setting, settings_of
+
+
+def out_of_range(config: Any, section: str = "") -> Iterator[str]:
+    """One line per setting with a value that cannot be: the value and what to choose.
+
+    Args:
+        config: a RunConfig, or what has the section.
+        section: such as "model."; "" for all.
+    """
+    for setting in settings_of(RunConfig):
+        if setting.name.startswith(section):
+            value = functools.reduce(getattr, setting.name.split("."), config)
+            objection = objection_to(setting, value)
+            if objection:
+                yield f"{setting.name} {objection}"
+
+
+def objection_to(setting: Setting, value: Any) -> str:
+    """Why a setting cannot have a value of its type; "" if it can."""
+    if setting.choices:
+        if value in setting.choices:
+            return ""
+        return f"{value!r} does not exist; {suggestion(value, setting.choices)}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    least, above, most = setting.at_least, setting.above, setting.at_most
+    if least is not None and not least <= value < math.inf:
+        return f"is {value}; choose {least} or more"
+    if above is not None and not above < value < math.inf:
+        return f"is {value}; choose more than {above}"
+    if most is not None and not value <= most:
+        return f"is {value}; choose {most} or less"
+    return "" if math.isfinite(value) else f"is {value}; choose a number"

@@ -1,0 +1,62 @@
+"""The settings of a run: its sections, and what follows from several of them.
+
+Modules receive the record of their own section and never the whole. No JAX in this package: the
+manager reads it too.
+"""
+
+from dataclasses import dataclass
+
+from rlboost_jax.settings.algorithm import AlgorithmConfig, EvaluationConfig, SamplingConfig
+from rlboost_jax.settings.data import DataConfig, TaskConfig
+from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.learner import CheckpointConfig, LearnerConfig, WeightsConfig
+from rlboost_jax.settings.limits import MAX_SEED
+from rlboost_jax.settings.manager import ManagerConfig
+from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.observe import ObserveConfig
+from rlboost_jax.settings.rewards import RewardsConfig, WarmupConfig
+from rlboost_jax.settings.setting import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run, checked. The functions of `load.py` are the only makers."""
+
+    seed: int = setting(0, "names every random choice of the run", at_least=0, at_most=MAX_SEED)
+    deterministic: bool = setting(True, "same bits whatever the fleet does")
+    num_steps: int = setting(100, "of the run, each of one batch", unit="steps", at_least=1)
+    compile_cache_dir: str = setting("", 'compiled programs; "": ~/.cache/rlboost_jax')
+    model: ModelConfig
+    task: TaskConfig
+    data: DataConfig
+    rewards: RewardsConfig
+    warmup: WarmupConfig
+    algorithm: AlgorithmConfig
+    sampling: SamplingConfig
+    learner: LearnerConfig
+    engine: EngineConfig
+    manager: ManagerConfig
+    weights: WeightsConfig
+    checkpoint: CheckpointConfig
+    fleet: FleetConfig
+    evaluation: EvaluationConfig
+    observe: ObserveConfig
+
+    @property
+    def slot_tokens(self) -> int:
+        """Longest prompt plus response that a slot holds."""
+        return self.engine.max_prompt_tokens + self.sampling.max_response_tokens
+
+    @property
+    def row_tokens(self) -> int:
+        """Of the longest packed rows."""
+        return self.learner.row_tokens or self.slot_tokens
+
+    @property
+    def pack_rows(self) -> int:
+        """Rows of a packed batch of the longest rows."""
+        data, fsdp, _ = self.learner.mesh
+        if self.learner.pack_tokens:
+            return data * fsdp * (self.learner.pack_tokens // self.row_tokens)
+        return self.learner.pack_rows

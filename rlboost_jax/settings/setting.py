@@ -1,0 +1,113 @@
+"""What a setting is. Each stands once, as a field of a record, and all else is made from it.
+
+The field says name, type, default, range, unit and meaning; a choice is a `Literal` type. Made from
+it: the configuration that a run begins with (`configs/base.py`), checks of ranges
+(`ranges.py`), `docs/settings.md` and `--explain` (`explain.py`).
+"""
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+_KEY: Final = "setting"
+_UNITS: Final = {  # by the end of a name
+    "_seconds": "s",
+    "_tokens": "tokens",
+    "_mb": "MiB",
+    "_steps": "steps",
+    "_per_minute": "1/min",
+    "_per_hour": "$/h",
+    "_per_gb": "$/GB",
+}
+
+
+class FromPreset:
+    """The default of a setting that `algorithm.name` decides on."""
+
+    def __repr__(self) -> str:
+        return "the preset's"
+
+
+FROM_PRESET: Final = FromPreset()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting, as its field says.
+
+    Attributes:
+        name: dotted, as on the command line after `--config.`.
+        kind: its type.
+        default: a value of that type, or FROM_PRESET.
+        meaning: one line.
+        note: what else is to be known, sentences.
+        at_least, above, at_most: limits that hold by themselves; None: no such limit.
+        choices: all values there are; () for any.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    meaning: str
+    unit: str = ""
+    note: str = ""
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    choices: tuple[str, ...] = ()
+
+
+def setting(
+    default: Any,
+    meaning: str,
+    *,
+    unit: str = "",
+    note: str = "",
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+) -> Any:
+    """A field of a record of settings; the arguments are those of `Setting`.
+
+    Args:
+        unit: where the end of the name does not say it.
+    """
+    values = {
+        "default": default,
+        "meaning": meaning,
+        "unit": unit,
+        "note": note,
+        "at_least": at_least,
+        "above": above,
+        "at_most": at_most,
+    }
+    if default is FROM_PRESET:
+        return dataclasses.field(metadata={_KEY: values})
+    return dataclasses.field(default=default, metadata={_KEY: values})
+
+
+def settings_of(record: Any, section: str = "") -> Iterator[Setting]:
+    """All settings of a record and of the records inside it, in their order.
+
+    Args:
+        record: a class, or one of its objects.
+        section: dotted name of the record itself, "" for the outermost.
+    """
+    for field in dataclasses.fields(record):
+        name = f"{section}.{field.name}" if section else field.name
+        if is_section(field.type):
+            yield from settings_of(field.type, name)
+            continue
+        values = dict(field.metadata[_KEY])
+        values["unit"] = values["unit"] or next(
+            (unit for end, unit in _UNITS.items() if field.name.endswith(end)), ""
+        )
+        is_choice = typing.get_origin(field.type) is Literal
+        choices = typing.get_args(field.type) if is_choice else ()
+        yield Setting(name=name, kind=field.type, choices=choices, **values)
+
+
+def is_section(kind: Any) -> bool:
+    """Whether a field of that type is a section of its own, and no setting."""
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)

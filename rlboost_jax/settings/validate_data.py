@@ -1,0 +1,150 @@
+"""The checks of `config.data` and `config.rewards`, before any of the data is read."""
+
+import math
+import re
+import string
+from collections.abc import Iterator
+from typing import Final
+
+from rlboost_jax.settings.data import DataConfig
+from rlboost_jax.settings.data_presets import BUILT_IN_REWARDS, resolved
+from rlboost_jax.settings.rewards import RewardConfig
+from rlboost_jax.settings.run import RunConfig
+
+GIVEN: Final = ("prompts", "completions", "completion_ids", "finished")  # to every reward
+_COLUMN: Final = re.compile(r"[^\W\d](?:[\w -]*\w)?")  # of a template: neither index nor attribute
+
+
+def dataset_mistakes(config: RunConfig) -> Iterator[str]:
+    """A line per mistake in a run that trains on a data set."""
+    data, rewards = resolved(config)
+    if not data.source:
+        yield "data.source is ''; name a file, a folder, a hub data set, or a data.preset"
+    if not data.tokenizer:
+        yield (
+            "data.tokenizer is '', and so is model.source, which would have one; name a folder or "
+            "hub name, or 'bytes'"
+        )
+    if config.warmup.max_updates:
+        yield (
+            f"warmup.max_updates is {config.warmup.max_updates}; a data set has no worked answers "
+            "to warm up on, set it to 0"
+        )
+    if config.evaluation.every_steps and not (
+        data.heldout_share or data.heldout_source or data.heldout_split
+    ):
+        yield (
+            "data.heldout_share is 0, and neither data.heldout_source nor data.heldout_split says "
+            "what to evaluate on; choose one of them, or set evaluation.every_steps to 0"
+        )
+    if data.heldout_subset and not data.heldout_source:
+        yield (
+            f"data.heldout_subset is {data.heldout_subset!r} without a data.heldout_source; name "
+            "one, or set it to '' (a split of data.source is of data.subset)"
+        )
+    if data.max_prompt_tokens > config.engine.max_prompt_tokens:
+        yield (
+            f"data.max_prompt_tokens is {data.max_prompt_tokens}, a slot takes prompts of "
+            f"{config.engine.max_prompt_tokens} (engine.max_prompt_tokens); lower it, or raise that"
+        )
+    size = config.model.vocab_size
+    if not all(0 <= token < size for token in data.stop_ids):
+        yield f"data.stop_ids is {data.stop_ids}; ids go from 0 to {size - 1} (model.vocab_size)"
+    yield from _prompt(data)
+    yield from _filters(data)
+    if not rewards:
+        yield "rewards.functions is (); name at least one, such as {'name': 'exact'}"
+    for index, reward in enumerate(rewards):
+        yield from (f"rewards.functions[{index}]: {line}" for line in _reward(reward))
+    names = [reward.shown_as for reward in rewards]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"rewards.functions has {name!r} twice; give each a 'label' of its own"
+
+
+def leftovers(config: RunConfig) -> Iterator[str]:
+    """What is said about data in a run whose task is generated."""
+    for name, value in (
+        ("data.preset", config.data.preset),
+        ("data.source", config.data.source),
+        ("rewards.functions", config.rewards.functions),
+    ):
+        if value:
+            yield (
+                f"{name} is {value!r}, and task {config.task.name!r} generates its own prompts and "
+                "rewards; set task.name to 'dataset', or leave it empty"
+            )
+
+
+def _prompt(data: DataConfig) -> Iterator[str]:
+    given = {
+        name: value
+        for name in ("messages_column", "prompt_column", "template")
+        if (value := getattr(data, name))
+    }
+    if len(given) > 1:
+        yield (
+            f"{' and '.join(f'data.{name} ({value!r})' for name, value in given.items())} each say "
+            "what the prompt is; keep one"
+        )
+    yield from _template(data.template)
+    taken = [*GIVEN, *(["answer"] if data.answer_column else [])]
+    for name in data.reward_columns:
+        if name in taken:
+            yield (
+                f"data.reward_columns has {name!r}, by which rewards know something else "
+                f"({', '.join(taken)}); rename the column in the data"
+            )
+    if data.answer_format and not data.answer_column:
+        yield f"data.answer_format is {data.answer_format!r}; name data.answer_column, too"
+    if data.chat == "always" and data.tokenizer == "bytes" and not data.chat_template:
+        yield (
+            "data.chat is 'always' and the tokenizer 'bytes' has no chat template; set "
+            "data.chat_template"
+        )
+    for name in ("messages_column", "system_prompt", "chat_template"):
+        if getattr(data, name) and data.chat == "never":
+            yield f"data.{name} needs a chat, and data.chat is 'never'; change one of them"
+
+
+def _template(template: str) -> Iterator[str]:
+    try:
+        fields = list(string.Formatter().parse(template))
+    except ValueError as error:
+        yield f"data.template: {error}; write {{{{ and }}}} for braces that are text"
+        return
+    if template and not any(name for _, name, _, _ in fields):
+        yield (
+            f"data.template is {template!r} without a column; name one in braces, such as "
+            "{question}"
+        )
+    for _, name, spec, conversion in fields:
+        field = f"{name}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}"
+        if name is not None and not (name == field and _COLUMN.fullmatch(name)):
+            yield (
+                f"data.template has {{{field}}}; a column stands in braces by its name alone, and "
+                "braces that are text are written twice"
+            )
+
+
+def _filters(data: DataConfig) -> Iterator[str]:
+    for index, row_filter in enumerate(data.filters):
+        place = f"data.filters[{index}]"
+        try:
+            re.compile(row_filter.pattern)
+        except re.error as error:
+            yield f"{place}: {row_filter.pattern!r} is no regular expression: {error}"
+        bounds = (row_filter.at_least, row_filter.at_most)
+        if not (row_filter.pattern or row_filter.one_of or bounds != (None, None)):
+            yield f"{place} keeps every row; give it a pattern, one_of, at_least or at_most"
+
+
+def _reward(reward: RewardConfig) -> Iterator[str]:
+    if reward.name not in BUILT_IN_REWARDS and not re.fullmatch(
+        r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", reward.name
+    ):
+        known = ", ".join(BUILT_IN_REWARDS)
+        yield f"{reward.name!r} does not exist; known: {known}; yours is 'package.module:function'"
+    if not math.isfinite(reward.weight):
+        yield f"weight is {reward.weight}; choose a number"
+    if not 0 <= reward.time_limit_seconds < math.inf:
+        yield f"time_limit_seconds is {reward.time_limit_seconds}; 0 takes that of rewards"

@@ -1,0 +1,188 @@
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs import base
+from rlboost_jax.settings import load
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.run import RunConfig
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    return load.run_config(base.get_config())
+
+
+def fields(record: Any, prefix: str = "config") -> Iterator[str]:
+    """Dotted names of all fields, in order."""
+    for field in dataclasses.fields(record):
+        name = f"{prefix}.{field.name}"
+        if dataclasses.is_dataclass(field.type):
+            yield from fields(field.type, name)
+        else:
+            yield name
+
+
+def lines_of_base() -> dict[str, str]:
+    """Each field that `configs/base.py` sets, with what its line says."""
+    found = re.findall(r"^    (config\.\S+) = (.*)$", Path(base.__file__).read_text(), re.MULTILINE)
+    return {name: rest for name, rest in found if not rest.startswith("ConfigDict()")}
+
+
+def test_base_lists_the_fields_of_the_records_in_their_order() -> None:
+    assert list(lines_of_base()) == list(fields(RunConfig))
+
+
+@pytest.mark.parametrize(("name", "rest"), lines_of_base().items())
+def test_base_documents_every_field(name: str, rest: str) -> None:
+    assert re.search(r"  # \S", rest), name
+
+
+def test_json_takes_a_config_there_and_back(config: RunConfig) -> None:
+    text = json.dumps(load.to_dict(config))
+    assert load.run_config_from_dict(json.loads(text)) == config
+
+
+def test_config_json_carries_the_run_id(tmp_path: Path, config: RunConfig) -> None:
+    load.write_run_config(tmp_path / "config.json", config, "f00d")
+    assert load.read_run_config(tmp_path / "config.json") == config
+    assert load.read_run_config(tmp_path) == config
+    assert load.read_run_id(tmp_path) == "f00d"
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_server_need_not_see_the_trace_file(config: RunConfig) -> None:
+    values = load.to_dict(config)
+    values["fleet"]["trace"] = "/on/the/trainer/only.csv"
+    assert load.run_config_from_dict(values).fleet.trace == "/on/the/trainer/only.csv"
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "says"),
+    [
+        ((), "modle", "did you mean model?"),
+        (("engine",), "token_row", "did you mean engine.token_rows?"),
+        (("fleet", "chaos"), "kills_per_minutes", "did you mean fleet.chaos.kills_per_minute?"),
+        (("weights",), "zzz", "known: rollout_dtype, keep_versions, source"),
+    ],
+)
+def test_an_unknown_key_suggests_the_right_one(
+    config: RunConfig, place: tuple[str, ...], key: str, says: str
+) -> None:
+    values = load.to_dict(config)
+    section = values
+    for name in place:
+        section = section[name]
+    section[key] = 1
+    with pytest.raises(ConfigError) as caught:
+        load.run_config_from_dict(values)
+    assert ".".join(["config", *place, key]) in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_a_renamed_key_is_told_once(config: RunConfig) -> None:
+    values = load.to_dict(config)
+    values["engine"]["token_row"] = values["engine"].pop("token_rows")
+    with pytest.raises(ConfigError) as caught:
+        load.run_config_from_dict(values)
+    assert str(caught.value) == (
+        "config.engine.token_row does not exist; did you mean engine.token_rows?"
+    )
+
+
+def test_a_missing_key_is_named(config: RunConfig) -> None:
+    values = load.to_dict(config)
+    del values["fleet"]["chaos"]["seed"]
+    with pytest.raises(ConfigError, match=r"config\.fleet\.chaos\.seed is missing"):
+        load.run_config_from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_steps", "ten"), ("num_steps", 1.5), ("deterministic", 1), ("model", 3), ("seed", None)],
+)
+def test_a_wrong_type_is_named(config: RunConfig, name: str, value: object) -> None:
+    values = {**load.to_dict(config), name: value}
+    with pytest.raises(ConfigError, match=f"^config.{name}[: ]") as caught:
+        load.run_config_from_dict(values)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mesh_has_three_axes(config: RunConfig) -> None:
+    values = load.to_dict(config)
+    values["learner"]["mesh"] = (1, 1)
+    with pytest.raises(ConfigError, match=r"config\.learner\.mesh"):
+        load.run_config_from_dict(values)
+
+
+def test_an_int_does_for_a_float(config: RunConfig) -> None:
+    values = load.to_dict(config)
+    values["manager"]["lease_seconds"] = 2
+    lease = load.run_config_from_dict(values).manager.lease_seconds
+    assert lease == 2.0 and isinstance(lease, float)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]"])
+def test_a_file_that_is_no_config_is_a_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=str(tmp_path)) as caught:
+        load.read_run_config(tmp_path / "config.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_run_is_a_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="workdir"):
+        load.read_run_config(tmp_path)
+
+
+@given(seed=st.integers(0, 100), instances=st.integers(0, 9))
+def test_differences_are_the_fields_that_differ(seed: int, instances: int) -> None:
+    first = load.run_config(base.get_config())
+    second = dataclasses.replace(
+        first, seed=seed, fleet=dataclasses.replace(first.fleet, max_instances=instances)
+    )
+    found = {d.name: (d.first, d.second) for d in load.differences(first, second)}
+    expected = {}
+    if seed != first.seed:
+        expected["seed"] = (first.seed, seed)
+    if instances != first.fleet.max_instances:
+        expected["fleet.max_instances"] = (first.fleet.max_instances, instances)
+    assert found == expected
+    ignored = {d.name for d in load.differences(first, second, ignore=("fleet",))}
+    assert ignored == expected.keys() - {"fleet.max_instances"}
+
+
+def test_what_may_differ_exists(config: RunConfig) -> None:
+    for name in load.MAY_DIFFER:
+        value: Any = config
+        for part in name.split("."):
+            value = getattr(value, part)
+
+
+def test_data_may_have_moved(config: RunConfig) -> None:
+    data = dataclasses.replace(config.data, source="b/train.jsonl", tokenizer="b/tokenizer")
+    moved = dataclasses.replace(config, data=data)
+    assert load.differences(config, moved)
+    assert not load.differences(config, moved, ignore=load.may_differ(moved))
+
+
+def test_ignore_means_whole_names(config: RunConfig) -> None:
+    other = dataclasses.replace(config, seed=1)
+    assert load.differences(config, other, ignore=("see",))
+
+
+@pytest.mark.parametrize(("schedule", "may"), [("constant", True), ("cosine", False)])
+def test_a_run_may_go_on_for_longer_unless_its_schedule_says_how_long(
+    config: RunConfig, schedule: str, may: bool
+) -> None:
+    learner = dataclasses.replace(config.learner, schedule=schedule)
+    shorter = dataclasses.replace(config, learner=learner, num_steps=5)
+    longer = dataclasses.replace(shorter, num_steps=10)
+    assert bool(load.differences(shorter, longer, ignore=load.may_differ(longer))) is not may

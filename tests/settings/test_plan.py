@@ -1,0 +1,46 @@
+import dataclasses
+
+import pytest
+
+from configs import base
+from rlboost_jax.settings import plan
+from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.run import RunConfig
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    return run_config(base.get_config())
+
+
+def test_the_text_names_processes_memory_fleet_and_cost(config: RunConfig) -> None:
+    text = plan.plan_text(config, workdir="runs/x")
+    for part in (
+        "runs/x",
+        "1 trainer, 1 manager, 0 to 2 rollout servers",
+        "324,352 parameters",
+        "up to 832 pages of 16",
+        "14.2 MiB (weights 1.2 MiB + kv pool 13.0 MiB)",
+        "at most $15.79 an hour",
+        "nothing is taken away",
+    ):
+        assert part in text
+
+
+def test_a_number_of_pages_is_taken_as_it_is(config: RunConfig) -> None:
+    engine = dataclasses.replace(config.engine, num_pages=64)
+    text = plan.plan_text(dataclasses.replace(config, engine=engine))
+    assert " tokens, 64 pages of 16" in text and "kv pool 1.0 MiB" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"provider": "none"}, "servers join by hand"),
+        ({"trace": "synthetic"}, "trace synthetic at 60x (mean life 1200 s"),
+        ({"trace": "spot.csv"}, "trace spot.csv at 60x"),
+    ],
+)
+def test_the_fleet_in_words(config: RunConfig, changes: dict[str, str], says: str) -> None:
+    fleet = dataclasses.replace(config.fleet, **changes)
+    assert says in plan.plan_text(dataclasses.replace(config, fleet=fleet))

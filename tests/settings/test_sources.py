@@ -1,0 +1,96 @@
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs import base
+from rlboost_jax.settings import sources
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import run_config, to_dict
+from tests.settings.test_huggingface import PUBLISHED
+
+VALUES = {**PUBLISHED["Llama-3.2-1B"][1], "vocab_size": 300}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(VALUES))
+    return tmp_path
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[tuple[Any, ...]]:
+    """A stand-in for huggingface_hub, and what it was asked for."""
+    asked: list[tuple[Any, ...]] = []
+
+    def hf_hub_download(name: str, file: str, *, revision: str | None) -> str:
+        asked.append((name, file, revision))
+        if name == "nobody/nothing":
+            raise ConnectionError("\nno route to host\nmore")
+        return str(folder / file)
+
+    def snapshot_download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, tuple(allow_patterns), revision))
+        return str(folder)
+
+    module = types.ModuleType("huggingface_hub")
+    module.hf_hub_download = hf_hub_download  # type: ignore[attr-defined]
+    module.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    return asked
+
+
+def configured(source: str) -> Any:
+    config = base.get_config()
+    config.model.source = source
+    return run_config(config)
+
+
+def test_the_architecture_is_the_checkpoint_s_and_the_record_is_complete(folder: Path) -> None:
+    model = configured(str(folder)).model
+    assert (model.source, model.family) == (str(folder), "llama")
+    assert (model.num_layers, model.rope_scaling, model.vocab_size) == (16, "llama3", 300)
+    assert model.dtype == "float32"  # the run's own
+    assert to_dict(configured(str(folder)))["model"]["rope_factor"] == 32
+
+
+def test_it_is_checked_like_any_other(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**VALUES, "vocab_size": 7}))
+    with pytest.raises(ConfigError, match=r"model\.vocab_size is 7, task 'clock' has 112 tokens"):
+        configured(str(folder))
+
+
+def test_a_name_is_fetched_from_the_hub(hub: list[tuple[Any, ...]], folder: Path) -> None:
+    assert configured("meta-llama/Llama-3.2-1B@f00d").model.family == "llama"
+    assert set(hub) == {("meta-llama/Llama-3.2-1B", "config.json", "f00d")}
+    assert sources.source_folder("meta-llama/Llama-3.2-1B", sources.WEIGHTS) == folder
+    assert hub[-1] == ("meta-llama/Llama-3.2-1B", sources.WEIGHTS, None)
+
+
+def test_what_the_hub_does_not_give_is_one_line(hub: list[tuple[Any, ...]]) -> None:
+    with pytest.raises(ConfigError, match="ConnectionError: no route to host") as caught:
+        configured("nobody/nothing")
+    assert "\n" not in str(caught.value) and "HF_TOKEN" in str(caught.value)
+
+
+def test_without_the_package_a_name_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r"need the package huggingface_hub; pip install"):
+        configured("Qwen/Qwen3-0.6B")
+
+
+def test_a_folder_that_is_none_and_one_without_a_model(tmp_path: Path) -> None:
+    for source, says in (
+        ("/no/such/folder", "no such folder, and no name on the hub either"),
+        (str(tmp_path), f"{tmp_path} has no config.json"),
+    ):
+        with pytest.raises(ConfigError, match=r"^config\.model\.source") as caught:
+            configured(source)
+        assert says in str(caught.value)
+    for text in ("{", "[]"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ConfigError, match=str(tmp_path)):
+            configured(str(tmp_path))

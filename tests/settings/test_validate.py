@@ -1,0 +1,427 @@
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+from rlboost_kernels import available_implementations
+
+from configs import base, quickstart, tiny
+from rlboost_jax.messages import FIRST_HELDOUT
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import run_config, run_config_from_dict, to_dict
+from rlboost_jax.settings.model import LoraConfig
+from rlboost_jax.settings.validate import MAX_GROUP, MAX_TRAINED
+
+
+def changed(changes: dict[str, object]) -> ConfigDict:
+    config = base.get_config()
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def mistakes(changes: dict[str, object]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        run_config(changed(changes))
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize("module", [base, quickstart, tiny])
+def test_the_files_in_configs_pass(module: object) -> None:
+    run_config(module.get_config())
+
+
+def test_adapters_are_on_all_matrices_unless_it_says_which() -> None:
+    config = changed({"model.lora.rank": 4})
+    assert run_config(config).model.lora == LoraConfig(rank=4)
+    targets = ("o_proj", "k_proj")
+    experts = {"model.num_experts": 4, "model.experts_per_token": 2, "model.expert_dim": 8}
+    model = run_config(changed({**experts, "model.lora.rank": 4, "model.lora.targets": targets}))
+    assert [model.model.adapts(name) for name in ("k_proj", "q_proj")] == [True, False]
+    assert not run_config(base.get_config()).model.adapts("k_proj")
+
+
+# What is wrong with each, and every field that the line must name.
+WRONG = [
+    ({"engine.token_rows": 72}, "72", ["engine.token_rows"]),
+    ({"engine.token_rows": 48, "engine.slots": 8}, "48", ["engine.token_rows"]),
+    ({"engine.slots": 65}, "65", ["engine.slots", "engine.token_rows"]),
+    ({"engine.num_pages": 12}, "12", ["engine.num_pages"]),
+    ({"engine.memory_fraction": 0.0}, "0.0", ["engine.memory_fraction"]),
+    ({"engine.memory_fraction": 1.1}, "1.1", ["engine.memory_fraction"]),
+    (
+        {"learner.micro_batch_prompts": 7},
+        "7",
+        ["learner.prompts_per_step", "learner.micro_batch_prompts"],
+    ),
+    ({"learner.mesh": (2, 4, 1)}, "4", ["learner.pack_rows", "learner.mesh"]),
+    ({"learner.mesh": (1, 0, 1)}, "0", ["learner.mesh"]),
+    (
+        {"learner.moment_dtype": "bfloat16", "learner.beta1": 0.9, "learner.beta2": 0.999},
+        "0.999",
+        ["learner.beta2", "learner.moment_dtype"],
+    ),
+    ({"learner.pack_tokens": 207}, "207", ["learner.pack_tokens", "learner.row_tokens"]),
+    ({"learner.row_lengths": 9}, "9", ["learner.row_lengths"]),
+    ({"learner.row_tokens": 207}, "207", ["learner.row_tokens", "sampling.max_response_tokens"]),
+    ({"learner.schedule_warmup_steps": 101}, "101", ["learner.schedule_warmup_steps", "num_steps"]),
+    ({"model.num_key_heads": 3}, "3", ["model.num_query_heads", "model.num_key_heads"]),
+    ({"model.head_dim": 33}, "33", ["model.head_dim"]),
+    ({"model.attention_pattern": ""}, "''", ["model.attention_pattern"]),
+    ({"model.attention_pattern": "GW"}, "'GW'", ["model.attention_pattern"]),
+    ({"model.attention_pattern": "LG"}, "0", ["model.sliding_window", "model.attention_pattern"]),
+    ({"model.sliding_window": 9}, "9", ["model.sliding_window", "model.attention_pattern"]),
+    (
+        {"model.rope_scaling": "llama3", "model.rope_low_frequency_factor": 5.0},
+        "5.0",
+        ["model.rope_low_frequency_factor", "model.rope_high_frequency_factor"],
+    ),
+    ({"model.rope_scaling": "dynamic"}, "'dynamic'", ["model.rope_scaling"]),
+    ({"model.activation": "gelu"}, "'gelu'", ["model.activation"]),
+    ({"model.family": "qwen4"}, "'qwen4'", ["model.family"]),
+    (
+        {"model.num_experts": 4, "model.experts_per_token": 5, "model.expert_dim": 8},
+        "5",
+        ["model.experts_per_token", "model.num_experts"],
+    ),
+    ({"model.num_experts": 4, "model.experts_per_token": 2}, "0", ["model.expert_dim"]),
+    (
+        {
+            "model.num_experts": 300,
+            "model.experts_per_token": 200,
+            "model.expert_dim": 8,
+            "model.num_layers": 64,
+            "sampling.max_response_tokens": 3000,
+        },
+        "25600 bytes",
+        ["algorithm.routing_replay", "sampling.max_response_tokens"],
+    ),
+    ({"model.lora.rank": -1}, "-1", ["model.lora.rank"]),
+    ({"model.lora.rank": 4, "model.lora.alpha": 0.0}, "0.0", ["model.lora.alpha"]),
+    ({"model.lora.rank": 4, "model.lora.targets": ()}, "empty", ["model.lora.targets", "q_proj"]),
+    (
+        {"model.lora.rank": 4, "model.lora.targets": ("q_proj", "embed_tokens")},
+        "'embed_tokens'",
+        ["model.lora.targets", "down_proj"],
+    ),
+    (
+        {"model.lora.rank": 4, "model.lora.targets": ("q_proj", "q_proj")},
+        "('q_proj', 'q_proj')",
+        ["model.lora.targets"],
+    ),
+    (
+        {
+            **{"model.num_experts": 4, "model.experts_per_token": 2, "model.expert_dim": 8},
+            **{"model.lora.rank": 4, "model.lora.targets": ("v_proj", "up_proj")},
+        },
+        "'up_proj'",
+        ["model.lora.targets", "experts", "o_proj"],
+    ),
+    ({"manager.lease_seconds": 2.5}, "2.5", ["manager.lease_seconds"]),
+    ({"manager.host": "0.0.0.0"}, "0.0.0.0", ["manager.host", "fleet.tls"]),
+    ({"manager.host": "10.1.2.3"}, "10.1.2.3", ["manager.host", "fleet.tls"]),
+    ({"manager.host": "node7.example"}, "node7.example", ["manager.host", "fleet.tls"]),
+    ({"manager.renew_seconds": 1.0}, "1.0", ["manager.renew_seconds", "manager.lease_seconds"]),
+    ({"manager.renew_seconds": 0.5}, "three renewals", ["manager.lease_seconds"]),
+    ({"manager.progress_seconds": 1.4}, "1.4", ["manager.progress_seconds", "lease_seconds"]),
+    ({"sampling.top_k": 113}, "113", ["sampling.top_k", "model.vocab_size"]),
+    ({"sampling.top_p": 0.0}, "0.0", ["sampling.top_p"]),
+    ({"sampling.top_p": 1.1}, "1.1", ["sampling.top_p"]),
+    ({"task.max_length": 96}, "96", ["task.max_length"]),
+    ({"model.vocab_size": 111}, "111", ["model.vocab_size"]),
+    ({"engine.max_prompt_tokens": 4}, "4", ["engine.max_prompt_tokens"]),
+    (
+        {"sampling.max_response_tokens": 182},
+        "182",
+        ["sampling.max_response_tokens", "task.max_length"],
+    ),
+    ({"task.name": "reversal"}, "8", ["engine.max_prompt_tokens", "task.max_length"]),
+    ({"evaluation.num_prompts": 257}, "257", ["evaluation.num_prompts", "task.num_heldout"]),
+    ({"algorithm.group_size": 911, "learner.prompts_per_step": 6}, "911", ["algorithm.group_size"]),
+    (
+        {"algorithm.group_size": 32, "learner.prompts_per_step": 16_398},
+        "524,736",
+        ["learner.prompts_per_step", "algorithm.group_size"],
+    ),
+    (
+        {
+            "algorithm.name": "dapo",
+            "algorithm.group_size": 128,
+            "algorithm.dynamic_sampling_factor": 4.0,
+            "learner.prompts_per_step": 1_026,
+        },
+        "525,312",
+        ["learner.prompts_per_step", "algorithm.dynamic_sampling_factor"],
+    ),
+    ({"fleet.provider": "none", "fleet.trace": "synthetic"}, "none", ["fleet.trace"]),
+    ({"seed": -1}, "-1", ["seed"]),
+    ({"sampling.temperature": 0.0}, "0.0", ["sampling.temperature"]),
+    ({"engine.attention": "pallas"}, "pallas", ["engine.attention"]),
+    ({"fleet.chaos.seed": -1}, "-1", ["fleet.chaos.seed"]),
+    (
+        {"sampling.max_response_tokens": 262_137},
+        "262145",
+        ["engine.max_prompt_tokens", "sampling.max_response_tokens"],
+    ),
+    (
+        {"learner.attention": "paged", "learner.mesh": (2, 1, 1)},
+        "paged",
+        ["learner.attention", "learner.mesh"],
+    ),
+    ({"learner.attention": "cudnn"}, "cudnn", ["learner.attention", "deterministic"]),
+    ({"observe.trackers": ("tensorbord",)}, "did you mean 'tensorboard'", ["observe.trackers"]),
+    ({"observe.trackers": ("tensorboard",) * 2}, "once", ["observe.trackers"]),
+    (
+        {"observe.trackers": ("wandb",), "observe.wandb.project": ""},
+        "''",
+        ["observe.wandb.project"],
+    ),
+    ({"observe.wandb.mode": "on"}, "'on'", ["observe.wandb.mode"]),
+    ({"observe.profile_step": 100}, "100", ["observe.profile_step", "num_steps"]),
+    (
+        {"engine.tensor_parallel": 3},
+        "3, which does not divide",
+        ["engine.tensor_parallel", "model.num_query_heads"],
+    ),
+    ({"engine.tensor_parallel": 2}, "has 1 devices", ["engine.tensor_parallel", "learner.mesh"]),
+    ({"fleet.trace": "/no/such/trace.csv"}, "/no/such/trace.csv", ["fleet.trace"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "value", "fields"), WRONG, ids=lambda v: str(v)[:50])
+def test_a_mistake_is_a_line_with_value_and_fields(
+    changes: dict[str, object], value: str, fields: list[str]
+) -> None:
+    if "fleet.provider" in changes:
+        value = "local"  # the way out
+    first = mistakes(changes)[0]
+    assert value in first
+    assert all(field in first for field in fields), first
+
+
+def test_the_limits_themselves_pass() -> None:
+    run_config(
+        changed(
+            {
+                "engine.token_rows": 64,
+                "engine.slots": 64,
+                "engine.num_pages": 13,  # 208 tokens in pages of 16
+                "learner.row_tokens": 208,
+                "manager.lease_seconds": 2.0,
+                "manager.renew_seconds": 0.666,
+                "manager.progress_seconds": 2.0,
+                "fleet.notice_seconds": 86_400.0,
+                "sampling.max_response_tokens": 200,
+                "sampling.top_k": 112,
+                "evaluation.num_prompts": 256,
+                "task.max_length": 95,
+            }
+        )
+    )
+
+
+def test_every_response_that_may_be_asked_for_has_a_number_of_its_own() -> None:
+    """Engines draw noise by numbers of 32 bits; held-out prompts come after all others."""
+    heldout = 2**19  # prompts, with one response to each
+    assert (FIRST_HELDOUT + heldout) * MAX_GROUP <= 2**32 < (FIRST_HELDOUT + heldout) * 911
+    assert FIRST_HELDOUT > MAX_TRAINED, "as many prompts as there may be"
+    values = {"algorithm.group_size": MAX_GROUP, "learner.prompts_per_step": 6}
+    run_config(changed(values))
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    changes = {"engine.token_rows": 72, "model.num_key_heads": 3, "engine.num_pages": 1}
+    assert len(mistakes(changes)) == 3
+
+
+def numbers(section: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, type]]:
+    """Dotted names, and types, of all numbers of the base configuration, presets filled in."""
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield prefix + name, type(value)
+
+
+MAY_BE_NEGATIVE = ("rewards.fallback",)
+
+
+def impossible_numbers() -> Iterator[tuple[str, float]]:
+    for name, kind in numbers(to_dict(run_config(base.get_config()))):
+        if name not in MAY_BE_NEGATIVE:
+            yield name, -1
+        if kind is float:
+            yield from ((name, math.nan), (name, math.inf))
+
+
+@pytest.mark.parametrize(("name", "value"), list(impossible_numbers()))
+def test_no_number_may_be_negative_or_endless(name: str, value: float) -> None:
+    config = to_dict(run_config(base.get_config()))
+    *sections, field = name.split(".")
+    section = functools.reduce(dict.__getitem__, sections, config)
+    section[field] = type(section[field])(value)
+    lines = mistakes_of(config)
+    assert any(line.startswith(f"{name} ") for line in lines), lines
+
+
+POSITIVE_NUMBERS = [
+    "num_steps",
+    "model.vocab_size",
+    "model.embed_dim",
+    "model.num_layers",
+    "model.num_query_heads",
+    "model.num_key_heads",
+    "model.head_dim",
+    "model.hidden_dim",
+    "model.rope_theta",
+    "model.norm_epsilon",
+    "task.mean_length",
+    "task.num_heldout",
+    "warmup.learning_rate",
+    "warmup.habit_learning_rate",
+    "algorithm.clip_low",
+    "algorithm.clip_high",
+    "algorithm.discount",
+    "algorithm.sapo_temperature_positive",
+    "algorithm.sapo_temperature_negative",
+    "algorithm.correction_high",
+    "algorithm.overlong_band",
+    "algorithm.critic_learning_rate",
+    "sampling.temperature",
+    "sampling.top_p",
+    "sampling.max_response_tokens",
+    "learner.prompts_per_step",
+    "learner.micro_batch_prompts",
+    "learner.pack_rows",
+    "learner.learning_rate",
+    "learner.max_gradient_norm",
+    "engine.slots",
+    "engine.page_size",
+    "engine.max_prompt_tokens",
+    "engine.steps_per_dispatch",
+    "engine.tensor_parallel",
+    "manager.lease_seconds",
+    "manager.renew_seconds",
+    "manager.progress_seconds",
+    "manager.window_initial_seconds",
+    "manager.window_eta",
+    "weights.keep_versions",
+    "checkpoint.every_steps",
+    "checkpoint.keep",
+    "fleet.trace_speed",
+    "fleet.synthetic_lifetime_seconds",
+    "fleet.synthetic_gap_seconds",
+    "evaluation.num_prompts",
+]
+NAMES = [
+    "model.dtype",
+    "task.name",
+    "algorithm.name",
+    "algorithm.loss_aggregation",
+    "algorithm.advantage",
+    "learner.schedule",
+    "learner.attention",
+    "engine.attention",
+    "engine.kv_dtype",
+    "weights.rollout_dtype",
+    "weights.source",
+    "fleet.provider",
+    "fleet.notices",
+    "fleet.notice_signal",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", 2**31),
+        ("algorithm.group_size", 0),
+        ("algorithm.discount", 1.01),
+        ("algorithm.gae_lambda", 1.01),
+        ("algorithm.dynamic_sampling_factor", 0.5),
+        ("algorithm.mini_batches", 0),
+        ("algorithm.epochs", 0),
+        ("algorithm.clip_low", 1.5),
+        ("sampling.top_p", 1.01),
+        ("learner.beta1", 1.0),
+        ("learner.beta2", 1.0),
+        ("warmup.worked_fraction", 1.01),
+        ("warmup.habit_worked_fraction", 1.01),
+        ("manager.port", 65536),
+        ("manager.lease_seconds", 2.01),
+        ("manager.drain_seconds", -1),
+        ("fleet.notice_seconds", -1),
+        ("fleet.notice_seconds", 86_401),
+        *((name, 0) for name in POSITIVE_NUMBERS),
+        *((name, "no such thing") for name in NAMES),
+    ],
+)
+def test_a_value_just_beyond_its_range(name: str, value: object) -> None:
+    config = to_dict(run_config(base.get_config()))
+    *sections, field = name.split(".")
+    section = functools.reduce(dict.__getitem__, sections, config)
+    section[field] = type(section[field])(value)
+    lines = mistakes_of(config)
+    assert any(line.startswith(f"{name} ") for line in lines), lines
+
+
+def test_the_kernels_that_can_be_named_are_those_there_are() -> None:
+    assert set(available_implementations()) < set(ATTENTION)
+
+
+def mistakes_of(values: dict[str, object]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        run_config_from_dict(values)
+    return str(caught.value).splitlines()
+
+
+def test_a_near_name_is_suggested() -> None:
+    assert "did you mean 'clock'?" in mistakes({"task.name": "clocks"})[0]
+
+
+def test_a_folder_name_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+    line = mistakes({"compile_cache_dir": str(tmp_path / "cache")})[0]
+    assert "compile_cache_dir" in line and "is a file" in line
+
+
+@pytest.mark.parametrize(
+    ("host", "tls"),
+    [("localhost", False), ("127.0.0.7", False), ("::1", False), ("0.0.0.0", True), ("::", True)],
+)
+def test_other_hosts_need_tls_and_this_one_does_not(host: str, tls: bool) -> None:
+    config = base.get_config()
+    config.manager.host, config.fleet.tls = host, tls
+    assert run_config(config).manager.host == host
+
+
+def test_a_guard_of_the_kl_needs_the_model_it_is_taken_to():
+    values = base.get_config()
+    values.learner.guard_kl = 0.1
+    with pytest.raises(ConfigError, match=r"kept only where algorithm\.kl_coefficient is above 0"):
+        run_config(values)
+    values.algorithm.kl_coefficient = 0.01
+    run_config(values)
+
+
+def test_a_budget_of_tokens_gives_each_device_whole_rows() -> None:
+    """208 tokens a row: 5 of them in 1,100 on each of 2 x 3 devices; tensor shares them."""
+    values = base.get_config()
+    values.learner.pack_tokens = 1_100
+    values.learner.mesh = (2, 3, 2)
+    assert run_config(values).pack_rows == 2 * 3 * 5
+    values.learner.pack_tokens = 0
+    values.learner.pack_rows = 6
+    assert run_config(values).pack_rows == 6
+
+
+def test_a_tracker_that_is_not_installed_is_a_mistake_on_the_trainers_host_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    changes = {"observe.trackers": ("wandb",)}
+    with pytest.raises(ConfigError, match=r"wandb.*pip install rlboost-jax\[wandb\]"):
+        run_config(changed(changes))
+    server = run_config_from_dict(changed(changes).to_dict())
+    assert server.observe.trackers == ("wandb",)
