@@ -10,7 +10,7 @@ from rlboost_jax import compile_cache
 from rlboost_jax.config.memory import learner_bytes_per_device
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.open import keep_record, open_exercises, record_lines
-from rlboost_jax.learner import fit, orders
+from rlboost_jax.learner import fit, kernels, orders
 from rlboost_jax.learner.base import Base, check_same
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoint_extra import window_of
@@ -59,8 +59,8 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
         ConfigError, DataChanged: the data or the reward functions cannot be used.
         OriginChanged, CheckpointUnusable: nor can the checkpoint to begin with.
         FollowerLost: another process of this trainer ended.
-        AttentionNotAvailable, KernelNotAvailable: this device cannot run what a deterministic run
-            has begun with.
+        AttentionNotAvailable, KernelNotAvailable: this device cannot run what is named, or what a
+            deterministic run has begun with.
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
     """
     compile_cache.enable(run.compile_cache_dir)
@@ -71,6 +71,7 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
     run = replace(published, learner=own.learner)
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
+    kernels.check(run, mesh)
     fit.check_devices(run, list(mesh.devices.flat), choices.append)
     with contextlib.ExitStack() as stack:
         workdir = stack.enter_context(Workdir(path, published))
