@@ -22,8 +22,10 @@ from rlboost_jax import exits
 from rlboost_jax.observe.summary import Summary, headline
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.explain import explain
 from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.plan import plan_text
+from rlboost_jax.settings.plan import plan_line, plan_text
+from rlboost_jax.settings.run import RunConfig
 
 if TYPE_CHECKING:
     from rlboost_jax.learner.processes import World
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made where missing.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the resolved plan and stop.")
+_EXPLAIN = flags.DEFINE_string("explain", None, "Say what a setting or a section is, and stop.")
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "HOST:PORT of process 0, where the trainer has several processes."
 )
@@ -75,10 +78,13 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file at INFO
     several = False  # processes of this trainer
     try:
+        if _EXPLAIN.value is not None:
+            print(explain(_EXPLAIN.value))
+            return
         if _CONFIG.value is None:
             raise ConfigError("no --config given; name a file such as configs/quickstart.py")
         if _DRY_RUN.value:
-            print(plan_text(run_config(_CONFIG.value), workdir=_WORKDIR.value or ""))
+            _plan(run_config(_CONFIG.value), _WORKDIR.value or "")
             return
         if not _WORKDIR.value:
             raise ConfigError("no --workdir given; name the folder of the run")
@@ -108,6 +114,17 @@ def main(argv: list[str]) -> None:
         exits.leave(line, exits.of_error(interrupt), at_once=several)
     print(headline(summary))
     print(f"report: {_WORKDIR.value}/report.html")
+
+
+def _plan(run: RunConfig, workdir: str) -> None:
+    """Print it; raise NotEnoughMemory where it does not fit `learner.device_gb`."""
+    print(plan_text(run, workdir=workdir))
+    if run.learner.device_gb:
+        from rlboost_jax.learner import fit  # imports JAX, which looks for no device
+
+        needed, limit = fit.needs(run), int(run.learner.device_gb * 1e9)
+        fit.check(run, needed, limit)
+        print(plan_line("memory", fit.line(needed, limit)))
 
 
 def _world() -> "World":

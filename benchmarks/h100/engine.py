@@ -59,7 +59,7 @@ class _Server:
         self.run, self.config = run, replace(run.engine, attention=attention)
         self.model, self.split = base_model(run.model), run.engine.tensor_parallel
         self.devices = Devices(self.model, self.split, devices)
-        layout = make_layout(self.config, run.slot_tokens, any_rows=False)
+        layout = make_layout(self.config, run.slot_tokens, any_rows=False, exact=run.deterministic)
         self.plan = _memory_plan(run, self.config, layout)
         self.layout = replace(layout, num_pages=self.plan.num_pages)
         self.programs = Programs(

@@ -51,7 +51,7 @@ class AlgorithmConfig:
         FROM_PRESET, "advantages of all tokens of the batch get mean 0 and deviation 1"
     )
     discount: float = setting(FROM_PRESET, "γ per token, of return and gae", above=0, at_most=1)
-    gae_lambda: float = setting(FROM_PRESET, "λ of gae", at_least=0, at_most=1)
+    gae_lambda: float = setting(FROM_PRESET, "λ of gae, per token", at_least=0, at_most=1)
     old_policy: OldPolicy = setting(
         FROM_PRESET, "denominator of the ratio: the engine's log-probabilities, or the learner's"
     )

@@ -13,7 +13,6 @@ from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.rewards import RewardConfig
 from rlboost_jax.settings.run import RunConfig
 
-ANSWER_FORMATS: Final = ("", "after_hashes", "boxed", "answer_tag")
 BUILT_IN_REWARDS: Final = (
     "math",
     "exact",

@@ -34,7 +34,11 @@ class EngineConfig:
         8, "longest prompt; with the longest response it fills a slot", at_least=1
     )
     token_rows: int = setting(
-        64, "of a step with prefill; deterministic runs choose 64, 80, 96, …", unit="rows"
+        64,
+        "of a step with prefill; deterministic runs choose 64, 80, 96, …",
+        unit="rows",
+        note="Decode steps of deterministic runs on a GPU have as many rows; those of other runs "
+        "only as many as there are slots.",
     )
     steps_per_dispatch: int = setting(8, "decode steps per program call", at_least=1)
     attention: EngineAttention = setting(

@@ -4,7 +4,8 @@ python -m rlboost_jax.settings.explain > docs/settings.md
 """
 
 import difflib
-import typing
+import json
+import textwrap
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -12,6 +13,8 @@ from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import FROM_PRESET, Setting, settings_of
 
+WIDTH: Final = 118
+_KINDS: Final = {int: "integer", float: "number", bool: "true or false", str: "text"}
 HEADER: Final = """\
 # Settings
 
@@ -37,29 +40,26 @@ def explain(name: str) -> str:
 
 def _lines(setting: Setting) -> Iterator[str]:
     yield setting.name
-    yield f"  {setting.meaning}"
-    yield f"  default {shown(setting.default)}; {values_of(setting)}"
-    if setting.note:
-        yield f"  {setting.note}"
+    yield f"  {values_of(setting)}; default {shown(setting.default)}"
+    yield textwrap.fill(_sentences(setting), 98, initial_indent="  ", subsequent_indent="  ")
+
+
+def _sentences(setting: Setting) -> str:
+    meaning = setting.meaning[:1].upper() + setting.meaning[1:]
+    return f"{meaning}. {setting.note}".strip()
 
 
 def shown(value: Any) -> str:
-    return repr(value) if value is not FROM_PRESET else "that of algorithm.name"
+    return "that of algorithm.name" if value is FROM_PRESET else json.dumps(value)
 
 
 def values_of(setting: Setting) -> str:
     """Type, unit and range, or the choices."""
     if setting.choices:
-        return " | ".join(map(repr, setting.choices))
-    kind = setting.kind.__name__ if isinstance(setting.kind, type) else str(setting.kind)
-    kind = "tuple" if typing.get_origin(setting.kind) is tuple else kind
-    limits = (
-        ("≥", setting.at_least),
-        (">", setting.above),
-        ("≤", setting.at_most),
-    )
-    ranges = ", ".join(f"{sign} {limit:g}" for sign, limit in limits if limit is not None)
-    return " ".join(filter(None, (kind, ranges, f"[{setting.unit}]" if setting.unit else "")))
+        return " | ".join(map(json.dumps, setting.choices))
+    limits = (("≥", setting.at_least), (">", setting.above), ("≤", setting.at_most))
+    ranges = [f"{sign} {limit:.10g}" for sign, limit in limits if limit is not None]
+    return ", ".join(filter(None, (_KINDS.get(setting.kind, "tuple"), setting.unit, *ranges)))
 
 
 def document() -> str:
@@ -72,14 +72,14 @@ def _sections() -> Iterator[str]:
     for setting in settings_of(RunConfig):
         named = setting.name.rpartition(".")[0]
         if named != section:
+            yield from ([""] if section is not None else [])
+            yield f"## {named or 'The run'}\n"
             section = named
-            yield f"{'' if not section else chr(10)}## {section or 'The run'}\n"
-        yield f"- **`{setting.name}`** = `{shown(setting.default)}` ({_plain(values_of(setting))})"
-        yield f"  {setting.meaning}." + (f" {setting.note}" if setting.note else "")
-
-
-def _plain(text: str) -> str:
-    return text.replace("'", "`")
+        default = f"default {shown(setting.default)}"
+        line = f"- **`{setting.name}`** ({values_of(setting)}; {default})"
+        yield textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        text = _sentences(setting)
+        yield textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 if __name__ == "__main__":

@@ -73,6 +73,13 @@ class LearnerConfig:
         0.0, "most mean KL to the starting model; 0: no guard", unit="nats/token", at_least=0
     )
     mesh: tuple[int, int, int] = setting((1, 1, 1), "devices along (data, fsdp, tensor)")
+    device_gb: float = setting(
+        0.0,
+        "memory of each device that JAX may use, for --dry_run; 0: unknown, nothing is refused",
+        unit="1e9 bytes",
+        note="A start asks the device instead.",
+        at_least=0,
+    )
     remat: Remat = setting(
         "none",
         "what the backward pass computes again, from most memory to least",

@@ -17,6 +17,7 @@ import msgspec
 from rlboost_jax.settings.errors import ConfigError, suggestion
 from rlboost_jax.settings.presets import resolved
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.setting import is_required
 from rlboost_jax.settings.sources import source_fields
 from rlboost_jax.settings.validate import check, check_files
 
@@ -33,6 +34,7 @@ MAY_DIFFER: Final = (
     "engine.num_pages",
     "evaluation",
     "fleet",
+    "learner.device_gb",
     "learner.guard_gradient_norm",
     "learner.guard_kl",
     "learner.tolerated_gap",
@@ -110,7 +112,9 @@ def record_from_dict(
     defaults: str = "configs/base.py",
     fill: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values,
 ) -> Record:
-    """A record and those inside it, of nested dictionaries; every key must be there.
+    """A record and those inside it, of nested dictionaries.
+
+    Settings that are missing take their defaults: `config.json` of a run may be older than they.
 
     Args:
         defaults: the file that lists all fields, for errors.
@@ -195,9 +199,10 @@ def _wrong_keys(
         if key not in fields:
             hint = suggestion(str(key), fields, shown=prefix + "{}")
             yield f"config.{prefix}{key} does not exist; {hint}"
+    wanted = {field.name for field in dataclasses.fields(record) if is_required(field)}
     for name, kind in fields.items():
         if name not in values:
-            if not any(
+            if name in wanted and not any(
                 difflib.get_close_matches(str(k), [name]) for k in values if k not in fields
             ):
                 yield f"config.{prefix}{name} is missing; {defaults} has its default"
@@ -232,8 +237,7 @@ def _wrong_entry(entry: Any, record: Any, place: str) -> Iterator[str]:
             hint = suggestion(str(key), fields, shown="{}")
             yield f"config.{place}: {key!r} does not exist; {hint}"
     for name, field in fields.items():
-        wanted = field.default is field.default_factory is dataclasses.MISSING
-        if wanted and name not in entry:
+        if is_required(field) and name not in entry:
             yield f"config.{place}: {name!r} is missing"
 
 

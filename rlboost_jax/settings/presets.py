@@ -139,9 +139,10 @@ PRESETS: Final[Mapping[str, AlgorithmConfig]] = {
 
 
 def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The `algorithm` section with the preset's choice in place of each None.
+    """The `algorithm` section, with the preset's choice where there is none.
 
     An unknown name is left to the checks of `ranges.py`, which suggest a known one.
     """
     preset = asdict(PRESETS.get(values.get("name", ""), GRPO))
-    return {key: preset.get(key) if value is None else value for key, value in values.items()}
+    given = {key: value for key, value in values.items() if value is not None}
+    return {**preset, **given}

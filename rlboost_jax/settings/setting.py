@@ -111,3 +111,9 @@ def settings_of(record: Any, section: str = "") -> Iterator[Setting]:
 def is_section(kind: Any) -> bool:
     """Whether a field of that type is a section of its own, and no setting."""
     return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Whether nothing says what the field is where it is not given."""
+    preset = field.metadata.get(_KEY, {}).get("default") is FROM_PRESET
+    return not preset and field.default is field.default_factory is dataclasses.MISSING

@@ -2,6 +2,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from ml_collections import ConfigDict
@@ -9,6 +10,7 @@ from rlboost_kernels import available_implementations
 
 from configs import base, quickstart, tiny
 from rlboost_jax.messages import FIRST_HELDOUT
+from rlboost_jax.settings.engine import EngineAttention
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config, run_config_from_dict, to_dict
 from rlboost_jax.settings.model import LoraConfig
@@ -367,7 +369,7 @@ def test_a_value_just_beyond_its_range(name: str, value: object) -> None:
 
 
 def test_the_kernels_that_can_be_named_are_those_there_are() -> None:
-    assert set(available_implementations()) < set(ATTENTION)
+    assert set(available_implementations()) < set(get_args(EngineAttention))
 
 
 def mistakes_of(values: dict[str, object]) -> list[str]:
