@@ -1,5 +1,6 @@
 """How tests run: shapes are checked, implicit rank promotion is an error, programs compile once."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -46,8 +47,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # without most optimizations. All other folders get what a run gets, and so do tests whose
 # subject is bits or memory, which say so: `@pytest.mark.optimized`. `optimized(False)` is for
 # single tests elsewhere.
-UNOPTIMIZED = {"algorithms", "learner", "models"}
+UNOPTIMIZED = {"algorithms", "learner", "models", "qualification"}
 unoptimized.add_options()
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the collector need not walk them time and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
