@@ -164,6 +164,7 @@ def test_the_sampler_does_not_know_how_many_rows_there_are(
             assert np.asarray(part).tobytes() == np.asarray(all_rows)[:rows].tobytes()
 
 
+@pytest.mark.optimized(False)
 def test_logits_are_those_of_rows_that_are_sampled(
     fresh_engine: Callable[[], Engine],
     request_of: Callable[..., GenerateRequest],

@@ -48,9 +48,8 @@ def test_no_bit_depends_on_them(
     request_of: Callable[..., GenerateRequest],
     drain: Callable[[Engine], Rollouts],
 ) -> None:
-    model = small_model(
-        vocab_size=96, embed_dim=64, hidden_dim=96, tie_embeddings=tied, dtype=dtype
-    )
+    sizes = {"vocab_size": 96, "embed_dim": 64, "hidden_dim": 96, "num_layers": 1}
+    model = small_model(**sizes, tie_embeddings=tied, dtype=dtype)
     params = jax.device_get(init_params(model, 0))
     random = np.random.default_rng(8)
     prompts = [random.integers(0, 96, n).tolist() for n in (1, 3, 13, 20)]
