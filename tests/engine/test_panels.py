@@ -40,7 +40,13 @@ def test_whole_panels_only_are_packed() -> None:
 
 
 @pytest.mark.skipif(not active()["matmul"].startswith("cpu"), reason="needs the CPU's products")
-@pytest.mark.parametrize(("tied", "dtype"), [(True, "float32"), (False, "bfloat16")])
+@pytest.mark.parametrize(
+    ("tied", "dtype"),
+    [
+        pytest.param(True, "float32", marks=pytest.mark.optimized(False)),
+        (False, "bfloat16"),  # whose roundings compilers may leave out
+    ],
+)
 def test_no_bit_depends_on_them(
     tied: bool,
     dtype: str,
