@@ -20,6 +20,8 @@ from rlboost_jax.models.params import init_params
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config, write_run_config
 
+pytestmark = pytest.mark.optimized(False)  # what is sampled is compared with itself
+
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -25,6 +25,8 @@ from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.sources import source_fields
 from tests.oracles import torch_oracle
 
+pytestmark = pytest.mark.optimized(False)  # logits are compared to a tolerance
+
 
 @pytest.fixture(scope="module")
 def run() -> RunConfig:

@@ -101,6 +101,7 @@ def test_measured_is_put_beside_predicted():
     assert gpu_table._compared("decode", 5e-3, {}, (36, 36))["ratio"] is None
 
 
+@pytest.mark.optimized(False)
 def test_the_steps_that_are_measured_have_all_slots_busy():
     """Were lengths or pages wrong, programs would still run, and be fast."""
     job = gpu_table.jobs(dry_run=True)[1]

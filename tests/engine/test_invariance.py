@@ -166,6 +166,7 @@ def test_the_sampler_does_not_know_how_many_rows_there_are(
 
 
 @pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.optimized(False)
 def test_logits_are_those_of_rows_that_are_sampled(
     exact: bool,
     fresh_engine: Callable[[], Engine],
