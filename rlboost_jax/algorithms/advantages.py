@@ -1,17 +1,24 @@
 """How much better a trajectory did than the others of its prompt, or of its batch."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, assert_never
 
 import numpy as np
 from jaxtyping import Float
 
+from rlboost_jax.settings.algorithm import Deviation
+
 STD_FLOOR: Final = 1e-4  # added to the deviation, in units of reward
 VARIANCE_FLOOR: Final = 1e-8  # added to the variance of a batch
+_DEGREES_LOST: Final[Mapping[Deviation, int]] = {"population": 0, "sample": 1}
+GroupAdvantage = Literal["group_std", "group_mean", "leave_one_out"]
 
 
 def group_advantages(
-    rewards: Float[np.ndarray, " G"], *, advantage: str, deviation: str = "population"
+    rewards: Float[np.ndarray, " G"],
+    *,
+    advantage: GroupAdvantage,
+    deviation: Deviation = "population",
 ) -> Float[np.ndarray, " G"]:
     """Advantages of the responses to one prompt.
 
@@ -31,11 +38,15 @@ def group_advantages(
     if (rewards == rewards[0]).all():
         return np.zeros_like(rewards)
     differences = rewards - rewards.mean()
-    if advantage == "group_std":
-        return differences / (rewards.std(ddof=int(deviation == "sample")) + STD_FLOOR)
-    if advantage == "leave_one_out":
-        return differences * (len(rewards) / (len(rewards) - 1))
-    return differences
+    match advantage:
+        case "group_std":
+            return differences / (rewards.std(ddof=_DEGREES_LOST[deviation]) + STD_FLOOR)
+        case "group_mean":
+            return differences
+        case "leave_one_out":
+            return differences * (len(rewards) / (len(rewards) - 1))
+        case _:
+            assert_never(advantage)
 
 
 def whitened(

@@ -4,12 +4,15 @@ An engine computes in another precision or order than the learner: w = old / beh
 importance of what it sampled, old being recomputed by the learner from the same parameters.
 """
 
+from typing import Literal, assert_never
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rlboost_jax.algorithms.ratios import MOST_LOG_RATIO, log_ratios
 from rlboost_jax.algorithms.segments import segment_means, segment_sums
+from rlboost_jax.settings.algorithm import CorrectionLevel, LossAggregation
 
 
 def correction_weights(
@@ -18,8 +21,8 @@ def correction_weights(
     mask: Bool[Array, "R T"],
     segments: Int[Array, "R T"],
     *,
-    correction: str,
-    level: str,
+    correction: Literal["truncate", "mask", "reject"],
+    level: CorrectionLevel,
     low: float,
     high: float,
 ) -> tuple[Float[Array, "R T"], Bool[Array, "R T"]]:
@@ -37,20 +40,29 @@ def correction_weights(
     and Liu et al. 2025, "When speed kills stability" (sequence).
     """
     log_weight = log_ratios(old_logprobs, behaviour_logprobs, mask)
-    if level == "sequence":
-        log_weight = segment_sums(jnp.where(mask, log_weight, 0.0), segments)
-        log_weight = jnp.clip(log_weight, -MOST_LOG_RATIO, MOST_LOG_RATIO)
-    elif level == "geometric":
-        log_weight = segment_means(log_weight, mask, segments)
+    match level:
+        case "token":
+            pass
+        case "sequence":
+            log_weight = segment_sums(jnp.where(mask, log_weight, 0.0), segments)
+            log_weight = jnp.clip(log_weight, -MOST_LOG_RATIO, MOST_LOG_RATIO)
+        case "geometric":
+            log_weight = segment_means(log_weight, mask, segments)
+        case _:
+            assert_never(level)
     weight = jax.lax.stop_gradient(jnp.exp(log_weight))
-    if correction == "truncate":
-        return jnp.minimum(weight, high), mask & (weight > high)
-    beyond = (weight < low) | (weight > high)
-    return jnp.where(beyond, 0.0, weight), mask & beyond
+    match correction:
+        case "truncate":
+            return jnp.minimum(weight, high), mask & (weight > high)
+        case "mask" | "reject":
+            beyond = (weight < low) | (weight > high)
+            return jnp.where(beyond, 0.0, weight), mask & beyond
+        case _:
+            assert_never(correction)
 
 
 def kept_weights(
-    kept: Bool[Array, "R T"], segments: Int[Array, "R T"], *, loss_aggregation: str
+    kept: Bool[Array, "R T"], segments: Int[Array, "R T"], *, loss_aggregation: LossAggregation
 ) -> tuple[Float[Array, "R T"], Float[Array, ""]]:
     """Weights and divisor of an update that knows nothing of the tokens that were rejected.
 

@@ -13,12 +13,15 @@ of KL(policy, reference); that of k3 is the gradient of KL(reference, policy).
 Source: Schulman 2020, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html.
 """
 
+from typing import assert_never
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rlboost_jax.algorithms.ratios import MOST_LOG_RATIO
+from rlboost_jax.settings.algorithm import KlEstimator, KlGradient
 
 
 def kl_estimates(
@@ -26,16 +29,20 @@ def kl_estimates(
     reference_logprobs: Float[Array, "*tokens"],
     mask: Bool[Array, "*tokens"],
     *,
-    estimator: str,
+    estimator: KlEstimator,
 ) -> Float[Array, "*tokens"]:
     """k1, k2 or k3 of each token, nats; 0 outside the mask."""
     difference = jnp.where(mask, reference_logprobs - logprobs, 0.0)
-    if estimator == "k1":
-        return -difference
-    if estimator == "k2":
-        return difference**2 / 2
-    difference = jnp.clip(difference, -MOST_LOG_RATIO, MOST_LOG_RATIO)
-    return jnp.expm1(difference) - difference
+    match estimator:
+        case "k1":
+            return -difference
+        case "k2":
+            return difference**2 / 2
+        case "k3":
+            difference = jnp.clip(difference, -MOST_LOG_RATIO, MOST_LOG_RATIO)
+            return jnp.expm1(difference) - difference
+        case _:
+            assert_never(estimator)
 
 
 def kl_losses(
@@ -44,8 +51,8 @@ def kl_losses(
     mask: Bool[Array, "*tokens"],
     log_ratio: Float[Array, "*tokens"],
     *,
-    estimator: str,
-    gradient: str,
+    estimator: KlEstimator,
+    gradient: KlGradient,
 ) -> Float[Array, "*tokens"]:
     """What each token adds to the loss, with one of three gradients.
 
@@ -59,19 +66,23 @@ def kl_losses(
     DeepSeek-AI 2025, arXiv:2512.02556, section 3.1.
     """
     values = kl_estimates(logprobs, reference_logprobs, mask, estimator=estimator)
-    if gradient == "importance":
-        return jnp.exp(log_ratio) * values
-    if gradient == "straight_through":
-        through = kl_estimates(logprobs, reference_logprobs, mask, estimator="k2")
-        return jax.lax.stop_gradient(values) + (through - jax.lax.stop_gradient(through))
-    return values
+    match gradient:
+        case "own":
+            return values
+        case "importance":
+            return jnp.exp(log_ratio) * values
+        case "straight_through":
+            through = kl_estimates(logprobs, reference_logprobs, mask, estimator="k2")
+            return jax.lax.stop_gradient(values) + (through - jax.lax.stop_gradient(through))
+        case _:
+            assert_never(gradient)
 
 
 def kl_rewards(
     logprobs: Float[np.ndarray, " T"],
     reference_logprobs: Float[np.ndarray, " T"],
     *,
-    estimator: str,
+    estimator: KlEstimator,
     coefficient: float,
 ) -> Float[np.ndarray, " T"]:
     """What the KL takes from the reward of each token, on the host: -coefficient × estimate.
@@ -79,9 +90,13 @@ def kl_rewards(
     Source: Ouyang et al. 2022, arXiv:2203.02155, equation 2, for k1.
     """
     difference = np.asarray(reference_logprobs, np.float64) - logprobs
-    if estimator == "k1":
-        return coefficient * difference
-    if estimator == "k2":
-        return -coefficient * difference**2 / 2
-    difference = np.clip(difference, -MOST_LOG_RATIO, MOST_LOG_RATIO)
-    return -coefficient * (np.expm1(difference) - difference)
+    match estimator:
+        case "k1":
+            return coefficient * difference
+        case "k2":
+            return -coefficient * difference**2 / 2
+        case "k3":
+            difference = np.clip(difference, -MOST_LOG_RATIO, MOST_LOG_RATIO)
+            return -coefficient * (np.expm1(difference) - difference)
+        case _:
+            assert_never(estimator)

@@ -10,15 +10,17 @@ import os
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol, assert_never
 
 import numpy as np
 
+from rlboost_jax.settings.data import DataFormat
 from rlboost_jax.settings.errors import ConfigError, Mistake
 
 Row = Mapping[str, Any]
+FileFormat = Literal["jsonl", "parquet", "arrayrecord"]
 
-ENDINGS: Final = {
+ENDINGS: Final[Mapping[str, FileFormat]] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
@@ -53,7 +55,7 @@ class Rows(Protocol):
 
 
 def open_rows(
-    source: str, format: str, *, subset: str, split: str, columns: Collection[str]
+    source: str, format: DataFormat, *, subset: str, split: str, columns: Collection[str]
 ) -> Rows:
     """The rows of `data.source`, of which only `columns` are needed.
 
@@ -61,26 +63,27 @@ def open_rows(
         ConfigError: there is no such thing, or it lacks a column.
     """
     source = os.path.expanduser(source)
-    if format == "auto":
-        format = _format(source)
-    if format == "huggingface":
+    kind = _format(source) if format == "auto" else format
+    if kind == "huggingface":
         return HuggingFaceRows(source, subset=subset, split=split or "train", columns=columns)
     for name, value in (("subset", subset), ("split", split)):
         if value:
             raise ConfigError(
-                f"data.{name} is {value!r}, and files of format {format} have none; set it to ''"
+                f"data.{name} is {value!r}, and files of format {kind} have none; set it to ''"
             )
-    paths = _files(source, format)
-    match format:
+    paths = _files(source, kind)
+    match kind:
         case "jsonl":
             return JsonLines(paths)
         case "parquet":
             return ParquetRows(paths, columns=columns)
-        case _:
+        case "arrayrecord":
             return ArrayRecords(paths)
+        case _:
+            assert_never(kind)
 
 
-def _format(source: str) -> str:
+def _format(source: str) -> FileFormat | Literal["huggingface"]:
     path = Path(source)
     if path.is_dir():
         if any((path / name).exists() for name in _SAVED):

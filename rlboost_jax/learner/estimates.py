@@ -7,6 +7,7 @@ whitening needs every reward of the batch, so nothing whitened is trained on bef
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,17 +107,21 @@ class Estimates:
         self, members: Sequence[Trajectory], found: Evaluations | None
     ) -> tuple[Trajectory, ...]:
         rewards = [self._rewards(t, found) for t in members]
-        if self.algorithm.advantage in ("return", "gae"):
-            return tuple(map(self._by_itself, members, rewards))
-        advantages = group_advantages(
-            np.array([by_token.sum() for by_token in rewards]),
-            advantage=self.algorithm.advantage,
-            deviation=self.algorithm.deviation,
-        )
-        return tuple(
-            replace(t, advantage=float(advantage))
-            for t, advantage in zip(members, advantages, strict=True)
-        )
+        advantage = self.algorithm.advantage
+        match advantage:
+            case "return":
+                return tuple(map(self._with_returns, members, rewards))
+            case "gae":
+                return tuple(map(self._with_values, members, rewards))
+            case "group_std" | "group_mean" | "leave_one_out":
+                outcomes = np.array([by_token.sum() for by_token in rewards])
+                advantages = group_advantages(
+                    outcomes, advantage=advantage, deviation=self.algorithm.deviation
+                )
+                each = zip(members, advantages, strict=True)
+                return tuple(replace(t, advantage=float(value)) for t, value in each)
+            case _:
+                assert_never(advantage)
 
     def _rewards(self, t: Trajectory, found: Evaluations | None) -> NDArray[np.float64]:
         """By token: what the KL takes from each, and the outcome at the last one."""
@@ -136,12 +141,12 @@ class Estimates:
             coefficient=coefficient,
         )
 
-    def _by_itself(self, t: Trajectory, rewards: NDArray[np.float64]) -> Trajectory:
-        """Whose advantages owe nothing to the other responses."""
+    def _with_returns(self, t: Trajectory, rewards: NDArray[np.float64]) -> Trajectory:
+        advantages = rewards_to_go(rewards, discount=self.algorithm.discount)
+        return replace(t, advantages=advantages.astype(np.float32))
+
+    def _with_values(self, t: Trajectory, rewards: NDArray[np.float64]) -> Trajectory:
         algorithm = self.algorithm
-        if algorithm.advantage == "return":
-            advantages = rewards_to_go(rewards, discount=algorithm.discount)
-            return replace(t, advantages=advantages.astype(np.float32))
         if t.old_values is None:
             raise ValueError(f"sample {t.sample} has no values of the critic")
         advantages, returns = generalized_advantages(

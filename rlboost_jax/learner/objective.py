@@ -5,6 +5,8 @@ sum over all of them may be divided, by the update's own number of tokens or res
 weights of a batch say how much a token counts. Log-probabilities are in nats.
 """
 
+from typing import Literal, assert_never
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -58,8 +60,9 @@ def objective(
     ratio = jnp.exp(_at_level(algorithm, batch, log_ratio))
     surrogate, stopped = _surrogate(algorithm, ratio, jnp.where(mask, logprobs, 0.0), advantages)
     extra: Sums = {}
-    if algorithm.correction != "none":
-        factors, weights, extra = _corrected(algorithm, batch, old)
+    correction = algorithm.correction
+    if correction != "none":
+        factors, weights, extra = _corrected(algorithm, correction, batch, old)
         surrogate = surrogate * factors
     total = -(surrogate * weights).sum()
 
@@ -107,11 +110,15 @@ def _old_logprobs(
 def _at_level(
     algorithm: AlgorithmConfig, batch: PackedBatch, log_ratio: Float[Array, " N"]
 ) -> Float[Array, " N"]:
-    if algorithm.ratio_level == "token":
-        return log_ratio
-    level = (
-        sequence_log_ratios if algorithm.ratio_level == "sequence" else sequence_token_log_ratios
-    )
+    match algorithm.ratio_level:
+        case "token":
+            return log_ratio
+        case "sequence":
+            level = sequence_log_ratios
+        case "sequence_token":
+            level = sequence_token_log_ratios
+        case _:
+            assert_never(algorithm.ratio_level)
     mask, segments = jnp.asarray(batch.response_mask), jnp.asarray(batch.segments)
     return jnp.ravel(level(log_ratio.reshape(mask.shape), mask, segments))
 
@@ -135,12 +142,17 @@ def _surrogate(
                 temperature_positive=algorithm.sapo_temperature_positive,
                 temperature_negative=algorithm.sapo_temperature_negative,
             )
-        case _:
+        case "reinforce":
             return surrogates.reinforce(logprobs, advantages)
+        case _:
+            assert_never(algorithm.surrogate)
 
 
 def _corrected(
-    algorithm: AlgorithmConfig, batch: PackedBatch, old: Float[Array, " N"]
+    algorithm: AlgorithmConfig,
+    correction: Literal["truncate", "mask", "reject"],
+    batch: PackedBatch,
+    old: Float[Array, " N"],
 ) -> tuple[Float[Array, " N"], Float[Array, " N"], Sums]:
     """Factors of the tokens' surrogates, their weights, and what there is to tell."""
     mask, segments = jnp.asarray(batch.response_mask), jnp.asarray(batch.segments)
@@ -150,13 +162,13 @@ def _corrected(
         jnp.asarray(batch.behaviour_logprobs),
         mask,
         segments,
-        correction=algorithm.correction,
+        correction=correction,
         level=algorithm.correction_level,
         low=algorithm.correction_low,
         high=algorithm.correction_high,
     )
     sums = {"corrected": changed.sum().astype(jnp.float32)}
-    if algorithm.correction == "reject":
+    if correction == "reject":
         kept = mask & (weights > 0) & ~changed
         weights, sums["divisor"] = kept_weights(
             kept, segments, loss_aggregation=algorithm.loss_aggregation
