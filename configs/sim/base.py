@@ -71,7 +71,8 @@ def get_config(model: str = "14b") -> ConfigDict:
     # Policy forward, backward (2) and recomputation, old and reference log-probabilities.
     config.trainer.forward_passes = 6.0
     config.trainer.compute_efficiency = 0.45  # free: MFU
-    config.trainer.token_seconds = 0.0  # of a token, measured; 0: by FLOPs
+    config.trainer.token_seconds = 0.0  # of a token, as known; 0: by FLOPs
+    config.trainer.pair_seconds = 0.0  # besides, of a token and one before it in its sequence
     config.trainer.deterministic = False  # whether prompt indices fix micro-batches
     config.trainer.micro_batch_prompts = 2  # 16 responses
     config.trainer.micro_batch_seconds = 0.1  # of each micro-batch besides its tokens

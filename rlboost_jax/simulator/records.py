@@ -60,7 +60,8 @@ class ReservedConfig:
 class SimTrainerConfig:
     forward_passes: float  # that training one token costs, in forward passes of it
     compute_efficiency: float  # of the reserved chips' FLOPs (MFU)
-    token_seconds: float  # of a token of prompt or response, measured; 0: by FLOPs
+    token_seconds: float  # of a token of prompt or response, as known; 0: by FLOPs
+    pair_seconds: float  # besides, of a token and one before it in the same sequence
     deterministic: bool  # micro-batches are fixed by prompt index
     micro_batch_prompts: int
     micro_batch_seconds: float  # of each micro-batch, whatever its tokens
