@@ -16,8 +16,9 @@ def test_a_decode_step_by_hand(make):
 
 
 def test_a_large_batch_is_bound_by_compute(make):
-    # 2 x 14.77e9 FLOPs a token at 989e12 FLOPs/s: 29.87 µs each.
-    rates = EngineRates(make(engine__memory_efficiency=1.0, engine__step_overhead_seconds=0.0))
+    # 2 x 14.77e9 FLOPs a token at half of 2 x 989e12 FLOPs/s: 29.87 µs each.
+    full = {"engine__memory_efficiency": 1.0, "engine__step_overhead_seconds": 0.0}
+    rates = EngineRates(make(engine__compute_efficiency=0.5, **full))
     assert rates.step_seconds(4096, 4096) == pytest.approx(4096 * 29.868e-6, rel=1e-3)
     assert rates.prefill_seconds == pytest.approx(29.868e-6, rel=1e-3)
 
