@@ -46,7 +46,7 @@ def _of_engine(run: RunConfig, program: Program, shapes: tuple[Any, ...]) -> tup
     """Leaves, pools, the numbers of a step and what the last one left; or pools and copies."""
     copies = program.name == "copy pages"
     pools = shapes[0 if copies else 1]
-    sizes = make_layout(run.engine, run.slot_tokens, any_rows=False)
+    sizes = make_layout(run.engine, run.slot_tokens, any_rows=False, exact=run.deterministic)
     layout = replace(sizes, num_pages=pools[0].shape[0])
     if copies:
         half = layout.num_pages // 2

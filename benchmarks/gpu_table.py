@@ -1,7 +1,8 @@
 """Parts of gpu.py beside which there is something to hold: h100.json, and the start of a run.
 
 `table` runs the programs of benchmarks/results/h100.json that need one device, and puts what they
-take beside what the table bounds it with. `qualification` is what an engine's start would choose.
+take beside what the table bounds it with. `qualification` is what the starts of engines and
+learners would choose.
 """
 
 import json
@@ -55,32 +56,46 @@ def table(*, dry_run: bool, which: str = "") -> Iterator[dict[str, Any]]:
 
 
 def qualification(*, dry_run: bool) -> list[dict[str, Any]]:
-    """What each configuration's engines would run here: every candidate, and why not.
+    """What each configuration's engines and learners would run here: every candidate, and why not.
 
     Nothing kept is read, and nothing is kept.
     """
-    from rlboost_jax.qualification.choice import choose, described
-    from rlboost_jax.qualification.start import verdict_here
-
     figures = []
     for config in (_DRY,) if dry_run else MESHES:
         run = _run(Job("engine", config), dry_run=dry_run)
-        verdict, _ = verdict_here(run, folder=None, interpret=dry_run)
-        choice = choose(verdict, plain="xla")
-        figures.append(figure(f"{config}: chosen", choice.candidate, ""))
-        for trial in verdict.trials:
-            text = trial.outcome + (f": {trial.reason}" if trial.reason else "")
-            value = 1e3 * trial.seconds if trial.seconds is not None else text
-            figures.append(
-                {
-                    **figure(f"{config}: {trial.candidate}", value, "ms" * bool(trial.seconds)),
-                    "outcome": trial.outcome,
-                    "reason": trial.reason,
-                    "error": trial.error,
-                }
-            )
-        figures[-1]["line"] = described(choice, "engine.attention")
+        for what, plain, verdict in _verdicts(run, interpret=dry_run):
+            figures += _tried(config, what, plain, verdict)
     return figures
+
+
+def _verdicts(run: Any, *, interpret: bool) -> Iterator[tuple[str, str, Any]]:
+    """What is chosen, its plain form, and the trials."""
+    from rlboost_jax.qualification import learner_start
+    from rlboost_jax.qualification.start import verdict_here
+
+    verdict, _ = verdict_here(run, folder=None, interpret=interpret)
+    yield "engine.attention", "xla", verdict
+    yield from learner_start.verdicts_here(run, folder=None, interpret=interpret)
+
+
+def _tried(config: str, what: str, plain: str, verdict: Any) -> Iterator[dict[str, Any]]:
+    from rlboost_jax.qualification.choice import choose, described
+
+    choice = choose(verdict, plain=plain)
+    name = f"{config} {what}"
+    yield {
+        **figure(f"{name}: chosen", choice.candidate, ""),
+        "line": described(choice, what),
+    }
+    for trial in verdict.trials:
+        text = trial.outcome + (f": {trial.reason}" if trial.reason else "")
+        value = 1e3 * trial.seconds if trial.seconds is not None else text
+        yield {
+            **figure(f"{name}: {trial.candidate}", value, "ms" * bool(trial.seconds)),
+            "outcome": trial.outcome,
+            "reason": trial.reason,
+            "error": trial.error,
+        }
 
 
 def _rows(job: Job, *, dry_run: bool) -> Iterator[dict[str, Any]]:

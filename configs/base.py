@@ -188,6 +188,9 @@ def get_config() -> ConfigDict:
     config.learner.guard_gradient_norm = 0.0  # most before clipping, the policy's and the critic's
     config.learner.guard_kl = 0.0  # most of the mean KL to the starting model, nats per token
     config.learner.mesh = (1, 1, 1)  # devices along (data, fsdp, tensor)
+    # What --dry_run takes for the memory of each of them, 10^9 bytes: that of the device which JAX
+    # may use. A start asks the device instead.
+    config.learner.device_gb = 0.0  # 0: unknown, and --dry_run refuses nothing
     # What the backward pass computes again: "none" nothing, "dots" all but what products with
     # matrices return and fused attention does, "attention" all but one residual stream per layer
     # and what fused attention returns, "full" all but the residual stream.
@@ -211,7 +214,9 @@ def get_config() -> ConfigDict:
     # and each takes what its slots need.
     config.engine.memory_fraction = 0.9  # above 0, at most 1
     config.engine.max_prompt_tokens = 8  # longest prompt; with the longest response it fills a slot
-    config.engine.token_rows = 64  # of a step with prefill; deterministic: 64, 80, 96, …
+    # In deterministic runs 64, 80, 96, …; on a GPU their decode steps then have as many rows, those
+    # of other runs only as many as there are slots.
+    config.engine.token_rows = 64  # of a step with prefill
     config.engine.steps_per_dispatch = 8  # decode steps per program call
     # "auto": on a GPU the fastest that passes its check at the start (docs/qualification.md).
     config.engine.attention = "auto"  # or an implementation of rlboost_kernels

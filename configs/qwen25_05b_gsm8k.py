@@ -1,6 +1,7 @@
 """Qwen2.5-0.5B-Instruct on GSM8K: one GPU, and whatever servers join it.
 
-Run:     python -m rlboost_jax.main --config=configs/qwen25_05b_gsm8k.py --workdir=runs/gsm8k
+Run:     export XLA_PYTHON_CLIENT_MEM_FRACTION=0.92   # with JAX's 0.75 of 24 GB it does not fit
+         python -m rlboost_jax.main --config=configs/qwen25_05b_gsm8k.py --workdir=runs/gsm8k
          python -m rlboost_jax.rollout --manager=HOST:PORT --join=FOLDER   # on other machines
 Memory:  learner 12.9 GiB, engine 3.4 GiB (weights 0.9, pool 2.4 where it is to have all it can
          use); with activations a GPU of 24 GB. As `--dry_run` computes it.
@@ -29,6 +30,7 @@ def get_config() -> ConfigDict:
     config.learner.prompts_per_step = 64  # 512 responses an update
     config.learner.micro_batch_prompts = 16
     config.learner.pack_tokens = 16_384  # of a packed batch
+    config.learner.device_gb = 22.0  # 0.92 of a GPU of 24 GB
     config.learner.row_tokens = 1024
     config.learner.learning_rate = 1e-6
     config.learner.schedule_warmup_steps = 10

@@ -1,6 +1,7 @@
 """Qwen3-8B on OpenR1-Math as in RLBoost (NSDI '26, section 6.1): 8 reserved H100, spot servers.
 
-Run:     python -m rlboost_jax.main --config=configs/qwen3_8b_openr1.py --workdir=runs/8b \\
+Run:     export XLA_PYTHON_CLIENT_MEM_FRACTION=0.92   # everywhere; with JAX's 0.75 it does not fit
+         python -m rlboost_jax.main --config=configs/qwen3_8b_openr1.py --workdir=runs/8b \\
              --config.manager.host=0.0.0.0 --config.fleet.tls=True
          CUDA_VISIBLE_DEVICES=0 python -m rlboost_jax.rollout --manager=HOST:PORT --join=FOLDER
          CUDA_VISIBLE_DEVICES=1 …   # a 2-GPU instance is two servers: an engine has one GPU
@@ -39,6 +40,7 @@ def get_config() -> ConfigDict:
     # Rows side by side: gathering parameters takes a third of the time that adding up the
     # activations of divided heads would, and arithmetic hides it (benchmarks/README.md, "h100").
     config.learner.mesh = (1, 8, 1)
+    config.learner.device_gb = 78.0  # 0.92 of an H100
     config.learner.pack_tokens = 16_384  # of a packed batch
     config.learner.row_lengths = 3  # rows of 14,848, 7,424 and 3,712 tokens
     config.learner.remat = "attention"

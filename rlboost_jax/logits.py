@@ -5,7 +5,8 @@
 TOKENS.npy holds int32 [B, T]; OUT.npz gets `learner` and `engine`, float32 [B, T, V]: entry [b, t]
 is of the token after the first t + 1 of row b. `learner` comes from the forward pass that training
 differentiates, row by row; `engine` from the paged programs that sample. Both compute in float32,
-so that another library's logits in float32 should agree to the last few bits.
+so that another library's logits in float32 should agree to the last few bits, and by plain forms on
+GPUs: no kernel for them has a part in it.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from jaxtyping import Float, Int
 
 from rlboost_jax import compile_cache, exits
 from rlboost_jax.config.errors import ConfigError, Mistake
-from rlboost_jax.config.memory import size_text
+from rlboost_jax.config.memory import MOST_BLOCK, MOST_DENSE_TOKENS, size_text
 from rlboost_jax.config.ranges import MAX_POSITIONS
 from rlboost_jax.config.records import EngineConfig, ModelConfig
 from rlboost_jax.config.sources import WEIGHTS, source_fields, source_folder
@@ -71,7 +72,14 @@ def learner_logits(
     @jax.jit
     def of_row(params: dict[str, Any], row: jax.Array) -> jax.Array:
         x, _ = hidden_states_and_experts(
-            model, params, row[None], positions, segments, remat="none"
+            model,
+            params,
+            row[None],
+            positions,
+            segments,
+            remat="none",
+            attention="dense" if T <= MOST_DENSE_TOKENS else "chunked",
+            grouped="blocks" if jax.default_backend() == "gpu" else "xla",
         )
         return head(model, params, x)
 
@@ -79,6 +87,8 @@ def learner_logits(
 
 
 def _engine(model: ModelConfig, num_tokens: int) -> Any:
+    import jax
+
     from rlboost_jax.engine.engine import Engine
 
     config = EngineConfig(
@@ -89,7 +99,7 @@ def _engine(model: ModelConfig, num_tokens: int) -> Any:
         max_prompt_tokens=num_tokens,
         token_rows=64,
         steps_per_dispatch=1,
-        attention="auto",
+        attention="xla" if jax.default_backend() == "gpu" else "auto",
         kv_dtype="float32",
         tensor_parallel=1,
     )
@@ -121,12 +131,14 @@ def _check(tokens: np.ndarray, vocab_size: int) -> None:
 
 
 def _check_memory(model: ModelConfig, num_tokens: int) -> None:
-    """Raise NotEnoughMemory where the scores of a row, and their softmax, have no room."""
+    """Raise NotEnoughMemory where the scores that are made at once, and their softmax, have no
+    room: those of a row, or of two blocks of it."""
     import jax
 
     from rlboost_jax.engine import memory
 
-    needed = 3 * 4 * model.num_query_heads * num_tokens**2
+    at_once = num_tokens if num_tokens <= MOST_DENSE_TOKENS else MOST_BLOCK
+    needed = 3 * 4 * model.num_query_heads * at_once**2
     limit = memory.device_memory(jax.devices()[0]).limit
     if limit is not None and needed > limit:
         raise memory.NotEnoughMemory(

@@ -22,7 +22,8 @@ from rlboost_jax import exits
 from rlboost_jax.config.command_line import parse
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import run_config
-from rlboost_jax.config.plan import plan_text
+from rlboost_jax.config.plan import plan_line, plan_text
+from rlboost_jax.config.records import RunConfig
 from rlboost_jax.observe.summary import Summary, headline
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def main(argv: list[str]) -> None:
         if _CONFIG.value is None:
             raise ConfigError("no --config given; name a file such as configs/quickstart.py")
         if _DRY_RUN.value:
-            print(plan_text(run_config(_CONFIG.value), workdir=_WORKDIR.value or ""))
+            _plan(run_config(_CONFIG.value), _WORKDIR.value or "")
             return
         if not _WORKDIR.value:
             raise ConfigError("no --workdir given; name the folder of the run")
@@ -108,6 +109,17 @@ def main(argv: list[str]) -> None:
         exits.leave(line, exits.of_error(interrupt), at_once=several)
     print(headline(summary))
     print(f"report: {_WORKDIR.value}/report.html")
+
+
+def _plan(run: RunConfig, workdir: str) -> None:
+    """Print it; raise NotEnoughMemory where it does not fit `learner.device_gb`."""
+    print(plan_text(run, workdir=workdir))
+    if run.learner.device_gb:
+        from rlboost_jax.learner import fit  # imports JAX, which looks for no device
+
+        needed, limit = fit.needs(run), int(run.learner.device_gb * 1e9)
+        fit.check(run, needed, limit)
+        print(plan_line("memory", fit.line(needed, limit)))
 
 
 def _world() -> "World":

@@ -27,8 +27,9 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,27 @@ from tests.processes import marked
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "RLBOOST_TEST_SESSION"  # in the environment of every process that is started
+PART_MARK = "RLBOOST_TEST_PART"  # the same, for those of one part
 SLOWEST = 10  # tests shown
+NICENESS = "15"  # of a part beside another
 LONGEST = ("test_hf_tiny.py", "test_by_hand.py", "test_durability.py")  # that one begins with
 BIN = Path(sys.executable).parent
 
 
 @dataclass(frozen=True)
 class Part:
-    """Commands that are one part, and what to name when it is to be run alone."""
+    """Commands that are one part, and what to name when it is to be run alone.
+
+    Attributes:
+        tests: the last command is pytest.
+        beside: it takes the time that the next part leaves to it, and says what it has to say
+            when both are over: types want one core, system tests wait for each other.
+    """
 
     name: str
     commands: tuple[tuple[str, ...], ...]
-    tests: bool = False  # the last command is pytest
+    tests: bool = False
+    beside: bool = False
 
 
 @dataclass
@@ -56,6 +66,7 @@ class Result:
     part: Part
     seconds: float
     failed: list[str] = field(default_factory=list)  # commands that show it again
+    left: list[str] = field(default_factory=list)  # processes it did not end
     tally: dict[str, dict[str, Any]] = field(default_factory=dict)  # of `tests/tally.py`
 
 
@@ -81,10 +92,10 @@ def parts(jobs: int, order: int | None) -> list[Part]:
     ruff = str(BIN / "ruff")
     return [
         Part("lint", ((ruff, "check", "."), (ruff, "format", "--check", "."))),
-        Part("types", ((str(BIN / "mypy"),),)),
+        Part("types", ((str(BIN / "mypy"),),), beside=True),
         Part("unit", (unit,), tests=True),
+        Part("h100", (guards,), tests=True, beside=True),
         Part("system", (whole,), tests=True),
-        Part("h100", (guards,), tests=True),
     ]
 
 
@@ -92,19 +103,49 @@ def carry_out(part: Part, environment: dict[str, str], folder: Path) -> Result:
     """Run a part to its end."""
     began = time.monotonic()
     result = Result(part, 0.0)
-    print(f"\n{part.name}", flush=True)
-    for command in part.commands:
-        file = folder / f"{part.name}.json"
-        more = (f"--tally={file}", f"--basetemp={folder / part.name}") if part.tests else ()
-        code = subprocess.call([*command, *more], cwd=ROOT, env=environment)
-        if part.tests and file.exists():
-            result.tally = json.loads(file.read_text())
-        if code != 0:
-            found = [t for t, o in result.tally.get("outcomes", {}).items() if o == "failed"]
-            alone: list[tuple[str, ...]] = [(sys.executable, "-m", "pytest", t) for t in found]
-            result.failed += [_shown(each) for each in alone or [command]]
+    environment = {**environment, PART_MARK: f"{environment[MARK]} {part.name}"}
+    said = folder / f"{part.name}.txt"
+    with said.open("w") if part.beside else contextlib.nullcontext() as out:
+        if not part.beside:
+            print(f"\n{part.name}", flush=True)
+        for command in part.commands:
+            file = folder / f"{part.name}.json"
+            more = (f"--tally={file}", f"--basetemp={folder / part.name}") if part.tests else ()
+            nice = ("nice", "-n", NICENESS) if part.beside else ()
+            code = subprocess.call(
+                [*nice, *command, *more], cwd=ROOT, env=environment, stdout=out, stderr=out
+            )
+            if part.tests and file.exists():
+                result.tally = json.loads(file.read_text())
+            if code != 0:
+                found = [t for t, o in result.tally.get("outcomes", {}).items() if o == "failed"]
+                alone: list[tuple[str, ...]] = [(sys.executable, "-m", "pytest", t) for t in found]
+                result.failed += [_shown(each) for each in alone or [command]]
+    result.left = clear_away(f"{PART_MARK}={environment[PART_MARK]}")
     result.seconds = time.monotonic() - began
     return result
+
+
+def carry_out_all(
+    parts: Sequence[Part], environment: dict[str, str], folder: Path
+) -> Iterator[Result]:
+    """Run parts, each result as it comes: those beside others after what they ran beside."""
+    beside: list[Future[Result]] = []
+    with ThreadPoolExecutor() as threads:
+        try:
+            for index, part in enumerate(parts):
+                if part.beside and index + 1 < len(parts):
+                    beside.append(threads.submit(carry_out, part, environment, folder))
+                    continue
+                yield carry_out(replace(part, beside=False), environment, folder)
+                while beside:
+                    result = beside.pop(0).result()
+                    print(f"\n{result.part.name}", flush=True)
+                    print((folder / f"{result.part.name}.txt").read_text(), end="", flush=True)
+                    yield result
+        except BaseException:
+            clear_away(f"{MARK}={environment[MARK]}")  # or the threads would be waited for
+            raise
 
 
 def _shown(command: Sequence[str]) -> str:
@@ -114,14 +155,14 @@ def _shown(command: Sequence[str]) -> str:
     return shlex.join([name, *command[1:]])
 
 
-def processes_left(session: str) -> dict[int, str]:
-    """Commands of processes that this session has started and that still live."""
-    return {p: c for p, c in marked(f"{MARK}={session}").items() if p != os.getpid()}
+def processes_left(mark: str) -> dict[int, str]:
+    """Commands of processes with that mark that were started here and still live."""
+    return {p: c for p, c in marked(mark).items() if p != os.getpid()}
 
 
-def clear_away(session: str) -> list[str]:
+def clear_away(mark: str) -> list[str]:
     """End what is left; returns a line for each."""
-    found = processes_left(session)
+    found = processes_left(mark)
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -140,7 +181,7 @@ def files_of_checkout() -> set[str]:
     return set(listed.stdout.splitlines())
 
 
-def report(results: Sequence[Result], left: Sequence[str]) -> None:
+def report(results: Sequence[Result], left: Sequence[str], seconds_in_all: float) -> None:
     seconds: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     for result in results:
@@ -166,8 +207,7 @@ def report(results: Sequence[Result], left: Sequence[str]) -> None:
             )
         columns = f"{passed:>7} {failures:>7} {skips:>8} {result.seconds / 60:8.1f}"
         print(f"  {result.part.name:8} {columns}")
-    total = sum(result.seconds for result in results)
-    print(f"  {'':8} {'':>7} {'':>7} {'':>8} {total / 60:8.1f}")
+    print(f"  {'':8} {'':>7} {'':>7} {'':>8} {seconds_in_all / 60:8.1f}")
     failed = [line for result in results for line in result.failed]
     if failed:
         print("\nfailed; each alone by")
@@ -202,6 +242,7 @@ def main(arguments: Sequence[str]) -> int:
 
     # Ignored where a shell has started this in the background, and then by all it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    began = time.monotonic()
     session, before = uuid.uuid4().hex, files_of_checkout()
     folder = Path(tempfile.mkdtemp(prefix="rlboost-tests-"))
     environment = {
@@ -216,21 +257,25 @@ def main(arguments: Sequence[str]) -> int:
         with contextlib.ExitStack() as conditions:
             conditions.enter_context(busy(chosen.busy))
             if chosen.share is not None:
-                own = functools.partial(processes_left, session)
+                own = functools.partial(processes_left, f"{MARK}={session}")
                 conditions.enter_context(throttled(chosen.share, own))
-            for part in parts(chosen.jobs, chosen.order):
-                if not chosen.parts or part.name in chosen.parts:
-                    results.append(carry_out(part, environment, folder))
-                    left += [f"{line} (after {part.name})" for line in clear_away(session)]
+            wanted = [
+                part
+                for part in parts(chosen.jobs, chosen.order)
+                if not chosen.parts or part.name in chosen.parts
+            ]
+            for result in carry_out_all(wanted, environment, folder):
+                results.append(result)
+                left += [f"{line} (after {result.part.name})" for line in result.left]
     except KeyboardInterrupt:
         left.append("an interrupted part")
     finally:
-        clear_away(session)
+        clear_away(f"{MARK}={session}")
         red = bool(left) or any(result.failed for result in results)
         if not red:
             shutil.rmtree(folder, ignore_errors=True)
     left += [f"file {name}" for name in sorted(files_of_checkout() - before)]
-    report(results, left)
+    report(results, left, time.monotonic() - began)
     if red:
         print(f"\nfolders of failed tests are in {folder}")
     return 1 if red or left else 0

@@ -1,5 +1,6 @@
 """How tests run: shapes are checked, implicit rank promotion is an error, programs compile once."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -44,10 +45,18 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # What these compare to a tolerance runs for a moment and is compiled in a quarter of the time
 # without most optimizations. All other folders get what a run gets, and so do tests whose
-# subject is bits or memory, which say so: `@pytest.mark.optimized`. `optimized(False)` is for
-# single tests elsewhere.
-UNOPTIMIZED = {"algorithms", "learner", "models"}
+# subject is bits, which say so: `@pytest.mark.optimized`. `optimized(False)` is for single tests
+# elsewhere: of a tolerance, of counts, or of memory, which is laid out before LLVM optimizes.
+UNOPTIMIZED = {"algorithms", "learner", "models", "qualification"}
 unoptimized.add_options()
+
+
+def pytest_collection_finish() -> None:
+    """Collections took a tenth of what traces programs: they pass over modules and tests, which
+    stay to the end, and look for cycles less often than after every 700 objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,6 +20,8 @@ from rlboost_jax.learner.checkpoints import CheckpointNotFound, Checkpoints
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.models.params import init_params
 
+pytestmark = pytest.mark.optimized(False)  # what is sampled is compared with itself
+
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -24,6 +24,8 @@ from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import Params, init_params, params_digest
 from tests.oracles import torch_oracle
 
+pytestmark = pytest.mark.optimized(False)  # logits are compared to a tolerance
+
 
 @pytest.fixture(scope="module")
 def run() -> RunConfig:

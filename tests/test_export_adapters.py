@@ -30,6 +30,8 @@ from rlboost_jax.models.params import (
 )
 from tests.oracles import torch_oracle
 
+pytestmark = pytest.mark.optimized(False)  # logits are compared to a tolerance
+
 TARGETS = ("q_proj", "v_proj", "o_proj", "down_proj")
 
 
@@ -142,6 +144,7 @@ def test_peft_adds_them_to_the_base_as_we_do(
     assert np.abs(before - expected).max() > 0.1 * expected.std(), "or nothing was shown"
 
 
+@pytest.mark.optimized  # for the bits of what is rounded
 def test_rounded_they_are_merged_as_the_engine_merges(
     run: RunConfig, params: Params, tmp_path: Path
 ) -> None:

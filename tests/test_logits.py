@@ -12,6 +12,7 @@ from rlboost_jax import logits
 from rlboost_jax.config.huggingface import to_huggingface
 from rlboost_jax.config.load import run_config
 from rlboost_jax.engine import memory
+from rlboost_jax.models import forward
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import init_params
 
@@ -103,6 +104,35 @@ def test_rows_too_long_for_the_memory(refused, monkeypatch: pytest.MonkeyPatch) 
     small = memory.DeviceMemory(limit=1_000)
     monkeypatch.setattr(memory, "device_memory", lambda _: small)
     assert refused().startswith("6 tokens in a row need 1.7 KiB for the learner's attention")
+
+
+def test_scores_of_long_rows_are_made_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = run_config(base.get_config()).model
+    blocks = 3 * 4 * model.num_query_heads * 512**2
+    monkeypatch.setattr(memory, "device_memory", lambda _: memory.DeviceMemory(limit=blocks))
+    logits._check_memory(model, 100_000)
+    monkeypatch.setattr(memory, "device_memory", lambda _: memory.DeviceMemory(limit=blocks - 1))
+    with pytest.raises(memory.NotEnoughMemory):
+        logits._check_memory(model, 100_000)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_no_kernel_for_gpus_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, model: Path, platform: str
+) -> None:
+    """What a start would choose there was not tried for this."""
+    asked: list[object] = []
+
+    def states(*_: object, attention: str, grouped: str, **__: object) -> None:
+        asked.extend((attention, grouped))
+        raise InterruptedError
+
+    monkeypatch.setattr(forward, "hidden_states_and_experts", states)
+    monkeypatch.setattr("jax.default_backend", lambda: platform)
+    with pytest.raises(InterruptedError):
+        logits.logits(str(model), np.zeros((1, 300), np.int32))
+    on_gpu = platform == "gpu"
+    assert asked == ["chunked", "blocks" if on_gpu else "xla"]
 
 
 def test_weights_that_are_no_numbers(refused, model: Path, tmp_path: Path) -> None:

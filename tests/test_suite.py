@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,53 @@ def test_what_is_left_behind_is_told_and_ended(
     wait_until(lambda: not marked(f"{suite.MARK}={session.hex}"), "end of it")
 
 
+def test_a_part_beside_another_is_told_after_it_and_spares_its_processes(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / "test_some.py").write_text(SLEEPER)
+    beside = replace(of_pytest(checkout / "test_some.py", "types"), beside=True)
+    child = """
+import pathlib, subprocess, sys
+with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+    print("not yet over", flush=True)
+    while not pathlib.Path("cleared").exists():
+        assert child.poll() is None, "ended by another part"
+"""
+    only(monkeypatch, beside, suite.Part("unit", ((sys.executable, "-c", child),)))
+    clear_away = suite.clear_away
+
+    def and_tell(mark: str) -> list[str]:
+        found = clear_away(mark)
+        (checkout / "cleared").touch()
+        return found
+
+    monkeypatch.setattr(suite, "clear_away", and_tell)
+    (checkout / ".git" / "info" / "exclude").write_text("__pycache__\ntest_*.py\ncleared\n")
+    assert suite.main([]) == 1
+    said = capfd.readouterr().out
+    assert said.index("\nunit\nnot yet over\n") < said.index("\ntypes\n") < said.index("1 passed")
+    assert "time.sleep(3600) (after types)" in said and "failed; each alone" not in said
+
+
+def test_an_interrupt_ends_what_runs_beside(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sleep = (sys.executable, "-c", "import time; open('here', 'w'); time.sleep(3600)")
+    strike = """
+import os, pathlib, signal
+while not pathlib.Path("here").exists(): pass
+os.kill(os.getppid(), signal.SIGINT)
+input()
+"""
+    only(
+        monkeypatch,
+        suite.Part("types", (sleep,), beside=True),
+        suite.Part("unit", ((sys.executable, "-c", strike),)),
+    )
+    assert suite.main([]) == 1
+    assert "an interrupted part" in capfd.readouterr().out
+
+
 def test_a_green_run_leaves_no_folder(
     checkout: Path,
     tmp_path: Path,
@@ -131,7 +179,7 @@ def test_a_green_run_leaves_no_folder(
 def test_a_part_that_does_not_exist_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         suite.main(["units"])
-    assert "no part 'units'; there are lint, types, unit, system, h100" in capsys.readouterr().err
+    assert "no part 'units'; there are lint, types, unit, h100, system" in capsys.readouterr().err
 
 
 def test_every_system_test_is_in_the_system_part() -> None:

@@ -67,7 +67,7 @@ def server(run: RunConfig, decode: Row, mixed: Row) -> dict[str, float]:
 
     A prompt's tokens cost what those of a step with nothing else do.
     """
-    layout = make_layout(run.engine, run.slot_tokens, any_rows=False)
+    layout = make_layout(run.engine, run.slot_tokens, any_rows=False, exact=run.deterministic)
     model, split = base_model(run.model), run.engine.tensor_parallel
     read = page_bytes(share_of(model, split), run.engine) / run.engine.page_size
     products = attention_flops(model, 1.0) / split

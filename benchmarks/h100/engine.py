@@ -58,7 +58,7 @@ class _Server:
         self.run, self.config = run, replace(run.engine, attention=attention)
         self.model, self.split = base_model(run.model), run.engine.tensor_parallel
         self.devices = Devices(self.model, self.split, devices)
-        layout = make_layout(self.config, run.slot_tokens, any_rows=False)
+        layout = make_layout(self.config, run.slot_tokens, any_rows=False, exact=run.deterministic)
         self.plan = memory_plan(run, self.config)
         self.layout = replace(layout, num_pages=self.plan.num_pages)
         self.programs = Programs(
@@ -203,7 +203,7 @@ def _sums(model: ModelConfig, load: _Load) -> float:
 
 def memory_plan(run: RunConfig, config: EngineConfig) -> MemoryPlan:
     """Of one of the server's GPUs, which it has to itself."""
-    layout = make_layout(config, run.slot_tokens, any_rows=False)
+    layout = make_layout(config, run.slot_tokens, any_rows=False, exact=run.deterministic)
     sizes = engine_sizes(
         run.model,
         config,

@@ -174,6 +174,7 @@ def test_an_average_is_off_by_the_rounding_of_what_it_is_of(kv_dtype, options, i
     assert (np.abs(out - expected) <= rounding * sizes + least + 1e-6).all()
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("kv_dtype", [*TOLERANCES, *EIGHT_BITS])
 def test_no_copy_of_the_pool_is_made(kv_dtype, implementation):
     if implementation == "reference":

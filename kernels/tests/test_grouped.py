@@ -30,7 +30,7 @@ EACH = [
 
 
 def random(rng, *shape, dtype):
-    return jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
+    return rng.standard_normal(shape, np.float32).astype(jnp.dtype(dtype))
 
 
 def options(name):
@@ -60,14 +60,17 @@ def test_matches_float64_loops(name, dtype, sizes, num_rows, transposed):
     rows = random(rng, num_rows, K, dtype=dtype)
     matrices = random(rng, len(sizes), *((N, K) if transposed else (K, N)), dtype=dtype)
     upstream = random(rng, num_rows, N, dtype=dtype)
-    out, pull = jax.vjp(
-        lambda rows, matrices: grouped_matmul(
-            rows, matrices, jnp.asarray(sizes), transposed=transposed, **options(name)
-        ),
-        rows,
-        matrices,
-    )
-    to_rows, to_matrices = pull(upstream)
+
+    @jax.jit
+    def with_gradients(rows, matrices, upstream, sizes):
+        def product(rows, matrices):
+            return grouped_matmul(rows, matrices, sizes, transposed=transposed, **options(name))
+
+        out, pull = jax.vjp(product, rows, matrices)
+        return out, *pull(upstream)
+
+    integers = np.asarray(sizes, np.int32)
+    out, to_rows, to_matrices = with_gradients(rows, matrices, upstream, integers)
     expected, expected_rows = np.zeros((num_rows, N)), np.zeros((num_rows, K))
     expected_matrices = np.zeros(matrices.shape)
     for g, members in enumerate(groups(sizes)):
@@ -88,16 +91,22 @@ def test_two_at_a_time(name, dtype):
     rng = np.random.default_rng(1)
     sizes, num_rows, narrow = (256, 0, 128), 512, 384
     ours = products(name, interpret=name == "mosaic_gpu")
-    rows = random(rng, num_rows, K, dtype=dtype).at[sum(sizes) :].set(jnp.nan)
+    rows = random(rng, num_rows, K, dtype=dtype)
     first, second = (random(rng, 3, K, narrow, dtype=dtype) for _ in range(2))
-    hidden, other = (
-        random(rng, num_rows, narrow, dtype=dtype).at[sum(sizes) :].set(jnp.nan) for _ in range(2)
-    )
-    integers = jnp.asarray(sizes)
-    outs = ours.product(rows, (first, second), integers)
-    back = ours.total((hidden, other), (first, second), integers, transposed=True)
-    outers = ours.outer(rows, (hidden, other), integers)
-    (single,) = ours.outer(hidden, (rows,), integers)
+    hidden, other = (random(rng, num_rows, narrow, dtype=dtype) for _ in range(2))
+    for array in (rows, hidden, other):
+        array[sum(sizes) :] = np.nan
+
+    @jax.jit
+    def everything(rows, hidden, other, first, second, sizes):
+        outs = ours.product(rows, (first, second), sizes)
+        back = ours.total((hidden, other), (first, second), sizes, transposed=True)
+        outers = ours.outer(rows, (hidden, other), sizes)
+        return outs, back, outers, *ours.outer(hidden, (rows,), sizes)
+
+    integers = np.asarray(sizes, np.int32)
+    given = (rows, hidden, other, first, second, integers)
+    outs, back, outers, single = jax.tree.map(np.asarray, everything(*given))
     x, h, o = (float64(array) for array in (rows, hidden, other))
     for g, members in enumerate(groups(sizes)):
         a, b = float64(first[g]), float64(second[g])
@@ -113,7 +122,8 @@ def test_layout_has_every_row_once_and_each_group_begins_a_tile():
     rng = np.random.default_rng(2)
     for num_rows, num_groups in ((1000, 7), (5, 3), (300, 1)):
         group = rng.integers(0, num_groups + 1, num_rows)
-        found = layout.rows_by_group(jnp.asarray(group, jnp.int32), num_groups)
+        made = jax.jit(layout.rows_by_group, static_argnums=1)
+        found = made(group.astype(np.int32), num_groups)
         source, place = np.asarray(found.source), np.asarray(found.place)
         R = layout.room(num_rows, num_groups)
         assert source.shape == (R,) and R % layout.ROWS == 0

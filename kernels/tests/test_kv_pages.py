@@ -74,6 +74,7 @@ def test_a_donated_pool_is_written_in_place(dtype, implementation):
     assert held.is_deleted()
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("kv_dtype", ["float32", "float8_e4m3fn"])
 @pytest.mark.parametrize("num_steps", [1, 8])
 def test_a_loop_that_writes_and_attends_copies_no_pool(num_steps, kv_dtype, implementation):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rlboost_kernels import selected_logprobs
 
@@ -79,7 +79,12 @@ def test_values_and_gradients(implementation, options):
         assert_close(found, expected, 3e-6)
 
 
-@settings(max_examples=settings.default.max_examples // 16, deadline=None)
+@pytest.mark.usefixtures("unoptimized")
+@settings(
+    max_examples=settings.default.max_examples // 16,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # a setting, the same every time
+)
 @given(
     N=st.integers(1, 30),
     E=st.integers(1, 9),
@@ -146,6 +151,7 @@ def test_rows_do_not_see_each_other(chunk, dtype):
     assert [x[0] for x in alone] == [x[0] for x in before]
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("chunk", [(128, 2048), (512, 1024), None])
 def test_memory_is_that_of_a_block(chunk):
     """4 blocks, and float32 sums of the gradients; all logits would be 512 MB."""

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rlboost_kernels import available_implementations, matmul, pack_panels
 from rlboost_kernels.cpu import library
@@ -16,8 +16,8 @@ TOLERANCES = {"float32": 3e-7, "bfloat16": 4e-3, "float16": 5e-4}
 
 
 def operands(M, K, N, dtype="float32", seed=0):
-    rng = np.random.default_rng(seed)
-    return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in ((M, K), (K, N)))
+    rng, dtype = np.random.default_rng(seed), jnp.dtype(dtype)
+    return tuple(rng.normal(size=shape).astype(dtype) for shape in ((M, K), (K, N)))
 
 
 def float64(x, w):
@@ -31,7 +31,12 @@ def cpu():
     return partial(matmul, implementation="cpu")
 
 
-@settings(deadline=None, max_examples=settings.default.max_examples // 10)  # a program each
+@pytest.mark.usefixtures("unoptimized")
+@settings(
+    deadline=None,
+    max_examples=settings.default.max_examples // 10,  # a program each
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # a setting, the same every time
+)
 @given(
     M=st.integers(1, 70),
     K=st.integers(1, 1100),
@@ -43,10 +48,11 @@ def cpu():
 def test_matches_float64(M, K, N, dtype, transposed, wide):
     x, w = operands(M, K, N, dtype, seed=M)
     expected = float64(x, w)
+    matrix = jnp.asarray(np.ascontiguousarray(w.T) if transposed else w)
     for name in available_implementations():
         out = matmul(
-            x,
-            w.T if transposed else w,
+            jnp.asarray(x),
+            matrix,
             transposed=transposed,
             out_dtype="float32" if wide else None,
             implementation=name,
@@ -61,11 +67,16 @@ def test_matches_float64(M, K, N, dtype, transposed, wide):
 @pytest.mark.parametrize(("K", "N"), [(64, 32), (1100, 77), (513, 200), (40, 1)])
 def test_the_number_of_rows_cannot_show(cpu, K, N, dtype):
     x, w = operands(300, K, N, dtype)
-    whole = np.asarray(cpu(x, w))
-    turned = np.asarray(cpu(x, jnp.asarray(np.asarray(w).T), transposed=True))
+    places = ((0, 1), (5, 2), (0, 7), (20, 12), (3, 13), (100, 64), (0, 241))
+
+    @jax.jit  # one program of many calls, each of so many rows
+    def products(x, w, w_transposed):
+        parts = [cpu(x[first : first + count], w) for first, count in places]
+        return cpu(x, w), cpu(x, w_transposed, transposed=True), parts
+
+    whole, turned, parts = jax.tree.map(np.asarray, products(x, w, np.ascontiguousarray(w.T)))
     np.testing.assert_array_equal(turned, whole)
-    for first, count in ((0, 1), (5, 2), (0, 7), (20, 12), (3, 13), (100, 64), (0, 241)):
-        part = np.asarray(cpu(x[first : first + count], w))
+    for (first, count), part in zip(places, parts, strict=True):
         assert part.tobytes() == whole[first : first + count].tobytes(), (first, count)
 
 
@@ -73,17 +84,25 @@ def test_the_number_of_rows_cannot_show(cpu, K, N, dtype):
 @pytest.mark.parametrize(("K", "N"), [(64, 32), (1100, 96), (513, 416), (40, 1024)])
 def test_panels_change_no_bit(cpu, K, N, dtype):
     x, w = operands(300, K, N, dtype)
-    panels = pack_panels(w)
-    np.testing.assert_array_equal(panels, pack_panels(w.T, transposed=True))
+    blocks = (1, 7, 24, 25, 300)  # rows of one block, two and more
+
+    @jax.jit
+    def packed(w, w_transposed):
+        return pack_panels(w), pack_panels(w_transposed, transposed=True)
+
+    @jax.jit
+    def products(x, w):
+        return [cpu(x[:rows], w, out_dtype="float32") for rows in blocks]
+
+    panels, turned = map(np.asarray, packed(w, np.ascontiguousarray(w.T)))
+    np.testing.assert_array_equal(panels, turned)
     np.testing.assert_array_equal(panels[1 % len(panels), 3], w[3, 32 % N : 32 % N + 32])
-    for rows in (1, 7, 24, 25, 300):  # of one block, two and more
-        plain = np.asarray(cpu(x[:rows], w, out_dtype="float32"))
-        packed = np.asarray(cpu(x[:rows], panels, out_dtype="float32"))
-        assert packed.tobytes() == plain.tobytes(), rows
+    for plain, ours in zip(products(x, w), products(x, panels), strict=True):
+        assert np.asarray(ours).tobytes() == np.asarray(plain).tobytes(), plain.shape
 
 
 def test_panels_have_gradients_and_a_plain_form():
-    x, w = operands(9, 33, 64)
+    x, w = map(jnp.asarray, operands(9, 33, 64))
     target = jnp.cos(jnp.arange(9 * 64.0)).reshape(9, 64)
 
     def loss(x, w):
@@ -122,7 +141,7 @@ def test_an_element_is_chains_of_512_added_in_order(cpu):
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_gradients_are_those_of_the_plain_product(transposed):
-    x, w = operands(9, 33, 20)
+    x, w = map(jnp.asarray, operands(9, 33, 20))
     target = jnp.cos(jnp.arange(180.0)).reshape(9, 20)
 
     def loss(product, x, w):
@@ -135,7 +154,7 @@ def test_gradients_are_those_of_the_plain_product(transposed):
 
 
 def test_under_vmap_scan_and_remat():
-    x, w = operands(4, 8, 8)
+    x, w = map(jnp.asarray, operands(4, 8, 8))
     stack = jnp.stack([w, 2 * w, 3 * w])
     expected = jnp.stack([x @ m for m in stack])
     np.testing.assert_allclose(jax.vmap(matmul, (None, 0))(x, stack), expected, rtol=1e-5)

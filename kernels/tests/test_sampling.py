@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rlboost_kernels import noise_keys, sample_tokens, tokens_from_noise, uniforms
 from rlboost_kernels.bench import median_seconds
@@ -48,8 +48,13 @@ def assert_samples(logits, noise, settings, tokens, logprobs):
         assert p[:token].sum() - 1e-5 <= u <= p[: token + 1].sum() + 1e-5
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@settings(max_examples=8, deadline=None)
+@settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # a setting, the same every time
+)
 @given(
     shape=st.sampled_from([(1, "float32"), (17, "bfloat16"), (300, "float32")]),
     ties=st.booleans(),
@@ -81,6 +86,7 @@ def test_inverts_the_float64_distribution(
         assert_samples(logits, noise, [setting] * 8, tokens, logprobs)
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("truncated", [False, True])
 def test_a_large_vocabulary(truncated):
     """Every 16-way sum is short: log-probabilities of 40 000 entries are good to 1e-5."""
@@ -183,6 +189,7 @@ def test_what_does_not_fit(index, value, message):
         sample_tokens(*arguments)
 
 
+@pytest.mark.usefixtures("unoptimized")
 def test_the_benchmarks_print_their_rows(monkeypatch):
     monkeypatch.setattr(sampling_bench, "SHAPES", ((64, 112),))
     monkeypatch.setattr(logprobs_bench, "SHAPES", ((64, 16, 112),))

@@ -33,6 +33,7 @@ MAY_DIFFER: Final = (
     "engine.num_pages",
     "evaluation",
     "fleet",
+    "learner.device_gb",
     "learner.guard_gradient_norm",
     "learner.guard_kl",
     "learner.tolerated_gap",

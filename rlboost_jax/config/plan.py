@@ -36,8 +36,11 @@ def engine_bytes(config: RunConfig) -> dict[str, int]:
 
 def plan_text(config: RunConfig, *, workdir: str = "") -> str:
     """The resolved plan, a line for each part."""
-    width = 12
-    return "\n".join(f"{name:<{width}}{line}".rstrip() for name, line in _lines(config, workdir))
+    return "\n".join(plan_line(name, line) for name, line in _lines(config, workdir))
+
+
+def plan_line(name: str, line: str) -> str:
+    return f"{name:<12}{line}".rstrip()
 
 
 def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:

@@ -77,6 +77,7 @@ AT_LEAST: Final[Mapping[str, int]] = {
     "learner.weight_decay": 0,
     "learner.guard_gradient_norm": 0,
     "learner.guard_kl": 0,
+    "learner.device_gb": 0,
     "learner.beta1": 0,
     "learner.beta2": 0,
     "learner.tolerated_gap": 0,

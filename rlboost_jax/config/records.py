@@ -274,6 +274,7 @@ class LearnerConfig:
     guard_gradient_norm: float  # an update beyond a guard is not applied and ends the run; 0: off
     guard_kl: float  # nats per token
     mesh: tuple[int, int, int]  # devices along (data, fsdp, tensor)
+    device_gb: float  # GB (10^9 bytes) that each of them gives the trainer; 0: only the start knows
     remat: str  # "none" | "dots" | "attention" | "full": what is computed again backwards
     moment_dtype: str  # of AdamW's moments in memory; arithmetic is float32
     moment_memory: str  # "device" | "host"

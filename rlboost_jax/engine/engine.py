@@ -67,6 +67,7 @@ class Engine:
         param_dtype: str | None = None,
         taken_bytes: int = 0,
         routing: Routing | None = None,
+        exact: bool = True,
     ) -> None:
         """Allocate the KV pool, as large as `memory.py` plans it. Nothing is compiled yet.
 
@@ -77,6 +78,8 @@ class Engine:
             param_dtype: that loaded parameters are cast to; None is `model.dtype`.
             taken_bytes: that others have or will have on the device, in this process.
             routing: of the routes that come with tokens; None: none do.
+            exact: whether a token has the same bits by prefill and by decode, at the price of as
+                many rows in both where products need that.
 
         Raises:
             ValueError: settings do not fit together; names them.
@@ -86,7 +89,9 @@ class Engine:
         spread = Devices(base_model(model), config.tensor_parallel, devices)
         self.device, self.device_kind = spread.first, spread.kind
         products, on_cpu = choose(None, self.device.platform), self.device.platform == "cpu"
-        layout = make_layout(config, slot_tokens, any_rows=products == "cpu", on_cpu=on_cpu)
+        layout = make_layout(
+            config, slot_tokens, any_rows=products == "cpu", on_cpu=on_cpu, exact=exact
+        )
         sizes = engine_sizes(
             model,
             config,
@@ -137,6 +142,7 @@ class Engine:
             truncated_sampling=truncated_sampling,
             routing=routing,
             tensor_parallel=config.tensor_parallel,
+            exact=exact,
         )
         self._scheduler = Scheduler(self.layout, config.steps_per_dispatch)
         self._held: dict[int, Rollout] = {}

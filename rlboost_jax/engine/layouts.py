@@ -29,7 +29,12 @@ class Layout:
 
 
 def make_layout(
-    config: EngineConfig, slot_tokens: int, *, any_rows: bool, on_cpu: bool = False
+    config: EngineConfig,
+    slot_tokens: int,
+    *,
+    any_rows: bool,
+    on_cpu: bool = False,
+    exact: bool = True,
 ) -> Layout:
     """The sizes for slots of `slot_tokens` tokens, with as many pages as all of them need.
 
@@ -37,6 +42,8 @@ def make_layout(
         any_rows: whether products give a row the same bits for any number of rows. If not, decode
             steps run as many as mixed steps, however few sequences there are.
         on_cpu: where sampling always was over all rows of a step, and its bits are to stay.
+        exact: whether a token's bits must be the same by prefill and by decode. If not, decode
+            steps on GPUs run over the slots alone, in whole tiles.
 
     Raises:
         ValueError: a setting is out of range, or two do not fit together.
@@ -67,14 +74,15 @@ def make_layout(
             f"engine.num_pages is {num_pages}; the longest rollout needs {slot_pages} pages "
             f"of {config.page_size} tokens: raise it, or 0 for as many as all slots need"
         )
-    decode_rows = _decode_rows(config.slots) if any_rows else (config.token_rows,)
     # One number in both programs keeps a row's bits as well as T would, and no logits are made of
     # rows that are never sampled from: at 512 rows of 152k entries they are 0.3 GB.
-    few = _HEAD_TILE * -(-config.slots // _HEAD_TILE)
+    few = min(_HEAD_TILE * -(-config.slots // _HEAD_TILE), config.token_rows)
+    all_rows = config.token_rows if exact or on_cpu else few
+    decode_rows = _decode_rows(config.slots) if any_rows else (all_rows,)
     return Layout(
         token_rows=config.token_rows,
         decode_rows=decode_rows,
-        sampled_rows=decode_rows[-1] if any_rows or on_cpu else min(few, config.token_rows),
+        sampled_rows=decode_rows[-1] if any_rows or on_cpu else few,
         slots=config.slots,
         pages_per_slot=slot_pages,
         page_size=config.page_size,

@@ -6,6 +6,7 @@ from pathlib import Path
 from rlboost_jax import compile_cache
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.open import stop_ids_of
+from rlboost_jax.learner import kernels
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.following import accept
 from rlboost_jax.learner.learners import learners_of
@@ -35,6 +36,7 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
     run = agreed(run, world)
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
+    kernels.check(run, mesh)
     learner, critic = programs(run, mesh)
     path = Path(path)
     with (

@@ -10,7 +10,7 @@ from rlboost_jax import compile_cache
 from rlboost_jax.config.memory import learner_bytes_per_device
 from rlboost_jax.config.records import RunConfig
 from rlboost_jax.data.open import keep_record, open_exercises, record_lines
-from rlboost_jax.learner import orders
+from rlboost_jax.learner import fit, kernels, orders
 from rlboost_jax.learner.base import Base, check_same
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoint_extra import window_of
@@ -54,12 +54,13 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
 
     Raises:
         WorkdirUnusable, NotEnoughDevices, IdleProcess: before anything is written.
+        NotEnoughMemory: before anything is written where the plan says so; else once learner and
+            engine are seen not to fit the first device together.
         ConfigError, DataChanged: the data or the reward functions cannot be used.
         OriginChanged, CheckpointUnusable: nor can the checkpoint to begin with.
         FollowerLost: another process of this trainer ended.
-        AttentionNotAvailable, KernelNotAvailable: this device cannot run what a deterministic run
-            has begun with.
-        NotEnoughMemory: learner and engine do not fit the first device together.
+        AttentionNotAvailable, KernelNotAvailable: this device cannot run what is named, or what a
+            deterministic run has begun with.
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
     """
     compile_cache.enable(run.compile_cache_dir)
@@ -70,6 +71,8 @@ def run_training(run: RunConfig, path: str | Path, world: World = ALONE) -> Summ
     run = replace(published, learner=own.learner)
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
+    kernels.check(run, mesh)
+    fit.check_devices(run, list(mesh.devices.flat), choices.append)
     with contextlib.ExitStack() as stack:
         workdir = stack.enter_context(Workdir(path, published))
         console = stack.enter_context(

@@ -66,7 +66,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def shape_of(run: RunConfig) -> Shape:
     """What the engines of a run ask of attention on an accelerator."""
     model = base_model(run.model)
-    layout = make_layout(run.engine, run.slot_tokens, any_rows=False)
+    layout = make_layout(run.engine, run.slot_tokens, any_rows=False, exact=run.deterministic)
     share = share_of(model, run.engine.tensor_parallel)
     # All slots are prefilled once and then decode half of the longest response.
     prefills = run.engine.slots * run.engine.max_prompt_tokens / layout.token_rows

@@ -5,7 +5,7 @@ deterministic run the one that it has begun with. Without a GPU, and where "auto
 "auto" stays as it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -81,6 +81,24 @@ def learner_run(run: RunConfig, begun: RunConfig | None, say: Say) -> RunConfig:
     return run
 
 
+def verdicts_here(
+    run: RunConfig, *, folder: Path | None, interpret: bool = False
+) -> Iterator[tuple[str, str, Verdict]]:
+    """Trials of all candidates for each setting that needs a kernel: the setting's name on the
+    command line, its plain form, and what came of them.
+
+    Args:
+        folder: of kept verdicts; None neither reads nor keeps any.
+        interpret: try them on a CPU, those for GPU step by step.
+    """
+    for setting in SETTINGS:
+        if (shape := _shape(run, setting)) is not None:
+            changed: dict[str, Any] = {"interpret": interpret}
+            shape = msgspec.structs.replace(shape, **changed)
+            verdict, _ = _verdict(run, setting, shape, folder=folder, on_cpu=interpret)
+            yield setting.what, setting.plain, verdict
+
+
 def folder_of(run: RunConfig) -> Path:
     """Where verdicts are kept."""
     return Path(run.compile_cache_dir or DEFAULT_FOLDER).expanduser()
@@ -90,7 +108,7 @@ def _chosen(run: RunConfig, setting: _Setting, say: Say) -> RunConfig:
     shape = _shape(run, setting) if machine.gpu_expected() else None
     if shape is None:
         return run
-    verdict, word = _verdict(run, setting, shape)
+    verdict, word = _verdict(run, setting, shape, folder=folder_of(run))
     if verdict.platform == "cpu":
         return run
     choice = choose(verdict, plain=setting.plain)
@@ -106,9 +124,9 @@ def _check(run: RunConfig, setting: _Setting, say: Say) -> None:
     shape = _shape(run, setting)
     if shape is None:
         return
-    verdict, word = _verdict(run, setting, shape)
+    verdict, word = _verdict(run, setting, shape, folder=folder_of(run))
     if verdict.platform == "cpu":
-        return  # the learner says so
+        return  # `kernels.check` says so
     if reason := objection(verdict, named):
         raise KernelNotAvailable(
             f"{setting.what} of this deterministic run is {named!r}; on this "
@@ -126,10 +144,19 @@ def _shape(run: RunConfig, setting: _Setting) -> msgspec.Struct | None:
     return learner_attention.shape_of(run)
 
 
-def _verdict(run: RunConfig, setting: _Setting, shape: msgspec.Struct) -> tuple[Verdict, str]:
+def _verdict(
+    run: RunConfig,
+    setting: _Setting,
+    shape: msgspec.Struct,
+    *,
+    folder: Path | None,
+    on_cpu: bool = False,
+) -> tuple[Verdict, str]:
     from rlboost_jax.qualification.trials import verdict_of
 
-    return verdict_of(setting.problem, shape, invariant=run.deterministic, folder=folder_of(run))
+    return verdict_of(
+        setting.problem, shape, invariant=run.deterministic, folder=folder, on_cpu=on_cpu
+    )
 
 
 def _named(run: RunConfig, setting: _Setting) -> str:

@@ -42,6 +42,7 @@ def engine_of(
         taken_bytes=taken_bytes,
         devices=devices,
         routing=routing_of(run.model, run.algorithm),
+        exact=run.deterministic,
     )
     if announce is not None:
         announce(str(engine.memory))

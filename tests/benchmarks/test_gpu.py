@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu, gpu_inputs, gpu_kernels, gpu_table
+from benchmarks.h100.jobs import MESHES
+from rlboost_jax.qualification import apart
+from rlboost_jax.qualification.records import Trial, Verdict
 
 
 @pytest.mark.soak
@@ -98,6 +101,7 @@ def test_measured_is_put_beside_predicted():
     assert gpu_table._compared("decode", 5e-3, {}, (36, 36))["ratio"] is None
 
 
+@pytest.mark.optimized(False)
 def test_the_steps_that_are_measured_have_all_slots_busy():
     """Were lengths or pages wrong, programs would still run, and be fast."""
     job = gpu_table.jobs(dry_run=True)[1]
@@ -126,3 +130,22 @@ def test_attention_that_is_measured_reads_all_pages():
     assert sorted(used.ravel().tolist()) == list(range(pool.shape[0]))
     assert (np.asarray(lens) == used.shape[1] * pool.shape[1]).all()
     assert starts.tolist() == list(range(slots + 1)) and count.tolist() == [slots]
+
+
+def test_what_learners_would_choose_is_listed_beside_engines(monkeypatch):
+    """Of each preset attention, and of the mixture its experts."""
+    asked = []
+
+    def verdict_of(spec):
+        asked.append(spec.problem)
+        trials = [Trial(candidate=name, outcome="right", seconds=1e-3) for name in spec.candidates]
+        return Verdict(platform="gpu", device="H100", trials=tuple(trials))
+
+    monkeypatch.setattr(apart, "verdict_of", verdict_of)
+    figures = {figure["name"]: figure for figure in gpu_table.qualification(dry_run=False)}
+    assert asked.count("engine_attention") == asked.count("learner_attention") == len(MESHES)
+    assert asked.count("learner_experts") == 1
+    moe = figures["qwen3_30b_a3b_moe learner.experts: chosen"]
+    assert moe["line"].startswith("learner.experts on H100: mosaic_gpu, 1 ms (blocks 1 ms)")
+    assert figures["qwen3_8b_openr1 learner.attention: chunked"]["outcome"] == "right"
+    assert figures["qwen3_8b_openr1 engine.attention: xla"]["value"] == 1.0

@@ -13,7 +13,8 @@ from rlboost_jax.config.memory import (
     num_adapter_parameters,
     num_parameters,
 )
-from rlboost_jax.config.plan import engine_bytes, plan_text
+from rlboost_jax.config.plan import plan_text
+from rlboost_jax.learner import fit
 
 QWEN = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "vocab_size": 151936, "rope_theta": 1e6}
 
@@ -57,7 +58,6 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], float]] = {
         30.5e9,
     ),
 }  # fmt: skip
-H100 = 74.5 * 2**30  # bytes of memory
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -70,8 +70,7 @@ def test_it_is_a_run_of_a_model_of_that_size_that_fits(name: str, tmp_path: Path
     run = run_config(config)
     assert num_parameters(run.model) == pytest.approx(parameters, rel=0.02)
     assert plan_text(run)
-    least = learner_bytes_per_device(run) + engine_bytes(run)["weights"]
-    assert least < run.engine.memory_fraction * H100
+    fit.check(run, fit.needs(run), int(run.learner.device_gb * 1e9))
 
 
 def test_adapters_need_a_tenth_of_the_memory_and_a_fiftieth_of_the_network(tmp_path: Path) -> None:

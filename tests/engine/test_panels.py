@@ -40,7 +40,13 @@ def test_whole_panels_only_are_packed() -> None:
 
 
 @pytest.mark.skipif(not active()["matmul"].startswith("cpu"), reason="needs the CPU's products")
-@pytest.mark.parametrize(("tied", "dtype"), [(True, "float32"), (False, "bfloat16")])
+@pytest.mark.parametrize(
+    ("tied", "dtype"),
+    [
+        pytest.param(True, "float32", marks=pytest.mark.optimized(False)),
+        (False, "bfloat16"),  # whose roundings compilers may leave out
+    ],
+)
 def test_no_bit_depends_on_them(
     tied: bool,
     dtype: str,
@@ -48,9 +54,8 @@ def test_no_bit_depends_on_them(
     request_of: Callable[..., GenerateRequest],
     drain: Callable[[Engine], Rollouts],
 ) -> None:
-    model = small_model(
-        vocab_size=96, embed_dim=64, hidden_dim=96, tie_embeddings=tied, dtype=dtype
-    )
+    sizes = {"vocab_size": 96, "embed_dim": 64, "hidden_dim": 96, "num_layers": 1}
+    model = small_model(**sizes, tie_embeddings=tied, dtype=dtype)
     params = jax.device_get(init_params(model, 0))
     random = np.random.default_rng(8)
     prompts = [random.integers(0, 96, n).tolist() for n in (1, 3, 13, 20)]

@@ -128,5 +128,17 @@ def test_head_and_sampler_run_over_slots_where_layers_run_over_more(
         assert (layout.decode_rows, layout.sampled_rows) == ((512,), rows)
     few = replace(config, token_rows=96, slots=70)
     assert make_layout(few, 44, any_rows=False).sampled_rows == 96
+    assert make_layout(few, 44, any_rows=False, exact=False).decode_rows == (96,)
     assert make_layout(config, 44, any_rows=False, on_cpu=True).sampled_rows == 512
     assert make_layout(config, 44, any_rows=True, on_cpu=True).sampled_rows == 8
+
+
+def test_decode_steps_run_over_slots_where_bits_may_be_others(engine_config: EngineConfig) -> None:
+    """On GPUs; products of CPUs need no more rows in exact runs either, or are XLA's."""
+    config = replace(engine_config, token_rows=512)
+    for slots, rows in ((1, 64), (64, 64), (65, 128), (512, 512)):
+        layout = make_layout(replace(config, slots=slots), 44, any_rows=False, exact=False)
+        assert (layout.decode_rows, layout.sampled_rows) == ((rows,), rows)
+        assert layout.token_rows == 512
+    assert make_layout(config, 44, any_rows=False, on_cpu=True, exact=False).decode_rows == (512,)
+    assert make_layout(config, 44, any_rows=True, exact=False).decode_rows == (8,)

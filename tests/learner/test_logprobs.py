@@ -109,8 +109,7 @@ rng = np.random.default_rng(0)
 plain = SamplingConfig(temperature=0.7, top_p=1.0, top_k=0, max_response_tokens=8)
 cut = SamplingConfig(temperature=1.0, top_p=0.8, top_k=12, max_response_tokens=8)
 meshes = (1, 4, 2), (2, 2, 2), (1, 1, 8), (8, 1, 1)
-for V, sampling, shape in itertools.product((48, 50), (plain, cut), meshes):
-    mesh = make_mesh(shape)
+for V, sampling in itertools.product((48, 50), (plain, cut)):
     hidden, unembedding = (jnp.float32(rng.normal(size=size)) for size in ((N, E), (E, V)))
     tokens, factors = jnp.int32(rng.integers(V, size=N)), jnp.float32(rng.normal(size=(2, N)))
 
@@ -120,13 +119,14 @@ for V, sampling, shape in itertools.product((48, 50), (plain, cut), meshes):
         return sum((f * x).sum() for f, x in zip(factors, found)), found
 
     program = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True), static_argnums=2)
-    expected = program(hidden, unembedding, None)
-    found = program(
-        jax.device_put(hidden, batch_sharding(mesh)),
-        jax.device_put(unembedding, NamedSharding(mesh, unembedding_spec((E, V), mesh))),
-        mesh)
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
-        np.testing.assert_allclose(x, y, atol=1e-6 * (1 + np.abs(y).max()))
+    expected = jax.tree.leaves(program(hidden, unembedding, None))
+    for mesh in map(make_mesh, meshes):
+        found = program(
+            jax.device_put(hidden, batch_sharding(mesh)),
+            jax.device_put(unembedding, NamedSharding(mesh, unembedding_spec((E, V), mesh))),
+            mesh)
+        for x, y in zip(jax.tree.leaves(found), expected, strict=True):
+            np.testing.assert_allclose(x, y, atol=1e-6 * (1 + np.abs(y).max()))
 print("ok")
 """
 

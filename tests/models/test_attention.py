@@ -127,7 +127,6 @@ def test_long_rows_are_chunked_of_themselves(heads, monkeypatch):
     assert bits("auto") == bits("chunked")
 
 
-@pytest.mark.optimized
 def test_memory_grows_with_the_row_and_not_with_its_square(monkeypatch):
     """Compiled for its shapes, and never run."""
     monkeypatch.setitem(ATTENTION_BLOCKS, "cpu", 128)

@@ -1,5 +1,7 @@
 """Experts by products of groups of rows, against a loop over choices in NumPy float64."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,6 +99,7 @@ def test_a_layer_takes_the_implementation_that_is_named(small_model):
     layer = jax.tree.map(lambda leaf: 3 * leaf, layer)
     x = jax.random.normal(jax.random.key(0), (N, model.embed_dim))
 
+    @partial(jax.jit, static_argnums=0)
     def run(name):
         at = jnp.zeros(N, jnp.int32)
         return apply_layer(model, layer, x, at, lambda q, k, v: 0 * q, grouped=name)

@@ -1,17 +1,20 @@
 """Candidates in real child processes: whatever one does, those after it are tried."""
 
 import os
+import selectors
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rlboost_jax.processes import start_time
+from rlboost_jax.qualification import apart
 from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error
 from rlboost_jax.qualification.choice import choose, described
@@ -19,11 +22,17 @@ from rlboost_jax.qualification.records import Spec, Trial, Verdict
 from tests.patience import PATIENCE_SECONDS
 
 FAULTY = (sys.executable, "-m", "tests.qualification.faulty")
-HANGING_SECONDS = 10.0  # until one that hangs is ended; what does not is done in a moment
+HANGING_SECONDS = 7.0  # in virtual time
+STARTING_SECONDS = 5.0
 
 
 def tried(*candidates: str, invariant: bool = True, seconds: float = PATIENCE_SECONDS) -> Verdict:
-    spec = Spec(
+    spec = spec_of(*candidates, invariant=invariant, seconds=seconds)
+    return verdict_of(spec, command=FAULTY, start_seconds=PATIENCE_SECONDS)
+
+
+def spec_of(*candidates: str, seconds: float, invariant: bool = True) -> Spec:
+    return Spec(
         problem="doubling",
         shape={},
         invariant=invariant,
@@ -31,7 +40,6 @@ def tried(*candidates: str, invariant: bool = True, seconds: float = PATIENCE_SE
         seconds=seconds,
         on_cpu=True,
     )
-    return verdict_of(spec, command=FAULTY, start_seconds=PATIENCE_SECONDS)
 
 
 def outcomes(verdict: Verdict) -> dict[str, str]:
@@ -73,10 +81,30 @@ def test_whatever_breaks_is_passed_over_and_said() -> None:
         assert clue in line, line
 
 
-def test_what_hangs_is_ended() -> None:
-    verdict = tried("hangs", "right", seconds=HANGING_SECONDS)
+def test_what_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time stands still until one hangs, and then all of what was left is over at once."""
+    report, waited = tmp_path / "pid", list[float]()
+
+    class Selector(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> Any:
+            assert timeout is not None
+            while not (ready := super().select(0.02)):
+                if report.exists():  # all that it says before, it has said
+                    if not (ready := super().select(0)):
+                        report.unlink()
+                    break
+            waited.append(timeout)
+            return ready
+
+    monkeypatch.setenv("RLBOOST_HANGING_PID", str(report))
+    monkeypatch.setattr(apart.selectors, "DefaultSelector", Selector)
+    monkeypatch.setattr(apart, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    spec = spec_of("hangs", "right", seconds=HANGING_SECONDS)
+    verdict = verdict_of(spec, command=FAULTY, start_seconds=STARTING_SECONDS)
     assert outcomes(verdict) == {"hangs": "hung", "right": "right"}
     assert reason(verdict, "hangs") == f"no result after {HANGING_SECONDS:g} s"
+    assert waited[0] == STARTING_SECONDS and HANGING_SECONDS in waited
+    assert set(waited) == {STARTING_SECONDS, HANGING_SECONDS}
 
 
 def test_an_exception_does_not_reach_the_next_candidate() -> None:

@@ -1,0 +1,44 @@
+"""Whether a learner's kernels, which the configuration names, can run on the devices of its mesh.
+
+What a start on a GPU chooses was tried there (`qualification/`). This is for the rest: a run that
+was begun on a GPU and goes on on a CPU, and what a person names.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from rlboost_kernels.grouped.api import choose_grouped
+
+from rlboost_jax.config.records import RunConfig
+from rlboost_jax.models.adapters import base_model
+from rlboost_jax.models.packed_attention import KERNELS, why_not
+from rlboost_jax.qualification.learner_start import KernelNotAvailable
+
+
+def check(run: RunConfig, mesh: Mesh) -> None:
+    """Raise KernelNotAvailable, one line that says what to change."""
+    reasons = {"attention": _of_attention(run, mesh), "experts": _of_experts(run)}
+    for name, reason in reasons.items():
+        if reason:
+            raise KernelNotAvailable(
+                f"learner.{name} is {getattr(run.learner, name)!r}: {reason}; take a device of the "
+                f"kind that the run was begun on, or begin a run with --config.learner.{name}=auto"
+            )
+
+
+def _of_attention(run: RunConfig, mesh: Mesh) -> str:
+    """ "" if it can."""
+    named, model = run.learner.attention, base_model(run.model)
+    kernel = next((kernel for kernel in KERNELS if kernel == named), None)
+    return why_not(kernel, model, mesh, jax.default_backend()) if kernel else ""
+
+
+def _of_experts(run: RunConfig) -> str:
+    model, named = base_model(run.model), run.learner.experts
+    if not model.num_experts or named == "auto":
+        return ""
+    try:
+        choose_grouped(named, jnp.dtype(model.dtype), model.embed_dim, model.expert_dim)
+    except NotImplementedError as error:
+        return str(error)
+    return ""

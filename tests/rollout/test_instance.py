@@ -1,0 +1,20 @@
+from dataclasses import replace
+from unittest.mock import MagicMock
+
+import pytest
+
+from configs import base
+from rlboost_jax.config.load import run_config
+from rlboost_jax.rollout import instance
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_bits_are_asked_for_and_looked_at_in_deterministic_runs(
+    monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    run = replace(run_config(base.get_config()), deterministic=deterministic)
+    built = MagicMock(return_value=MagicMock(spec=instance.Engine, memory=""))
+    monkeypatch.setattr(instance, "Engine", built)
+    engine = instance.engine_of(run)
+    assert built.call_args.kwargs["exact"] == deterministic
+    assert engine.assert_row_invariance.called == deterministic
