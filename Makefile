@@ -45,6 +45,7 @@ soak: $(VENV)/.installed-dev
 
 h100: $(VENV)/h100/.installed
 	$(VENV)/bin/python -m benchmarks.h100 --json=benchmarks/results/h100.json
+	$(VENV)/bin/python -m benchmarks.h100.derived
 
 experiments: $(VENV)/.installed-notebooks
 	$(VENV)/bin/python -m experiments --jobs=2 $(EXPERIMENTS)

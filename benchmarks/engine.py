@@ -108,10 +108,16 @@ HEADER = (
 
 
 def make_engine(
-    model: ModelConfig, params: Params, slots: int, rows: int, slot_tokens: int = PROMPT + NEW
+    model: ModelConfig,
+    params: Params,
+    slots: int,
+    rows: int,
+    slot_tokens: int = PROMPT + NEW,
+    kv_dtype: str = "float32",
 ) -> Engine:
     config: EngineConfig = run_config_from_dict(base.get_config().to_dict()).engine
     config = replace(config, slots=slots, token_rows=rows, max_prompt_tokens=slot_tokens - 1)
+    config = replace(config, kv_dtype=kv_dtype)
     engine = Engine(model, config, slot_tokens=slot_tokens, truncated_sampling=False)
     engine.load(params, 0)
     engine.warm_up()
@@ -258,9 +264,8 @@ def measure(name: str, batch: int, rounds: int, bandwidth: float) -> Result:
     )
 
 
-def check_agreement(ours: NDArray[np.int32], theirs: NDArray[np.int64]) -> None:
+def check_agreement(ours: NDArray[np.int32], theirs: NDArray[np.integer], head: int = 16) -> None:
     """Both sides must run the same model. Later on, near ties may part them for good."""
-    head = 16
     same = (ours[:, :head] == theirs[:, :head]).all(axis=1).mean()
     if same < 0.9:
         raise RuntimeError(f"only {same:.2f} of the sequences agree in their first {head} tokens")

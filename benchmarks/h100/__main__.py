@@ -15,7 +15,6 @@ FLOPs. Kernels are not tuned on a device here, and tiles are XLA's defaults.
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -28,7 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.h100 import chip, simulated, steps, table
+from benchmarks.h100 import derived, simulated, steps, table
 from benchmarks.h100.jobs import Job, all_jobs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +51,7 @@ def main() -> None:
         for future in as_completed([pool.submit(rows_of, job, args.wheels) for job in jobs]):
             rows = sorted([*rows, *future.result()], key=_place)
             if args.json:
-                args.json.write_text(json.dumps(_rounded(_result(rows)), indent=1) + "\n")
+                args.json.write_text(derived.text(derived.table(rows)))
     print("\n".join(table.lines(rows)))
     print("\n" + "\n".join(steps.lines(list(steps.steps(rows)))))
     print("\nrlboost_jax/simulator assumes\n  " + "\n  ".join(simulated.rates()))
@@ -66,16 +65,6 @@ def _kept(path: Path, anew: list[Job]) -> list[dict[str, Any]]:
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
     kept = {str(job) for job in all_jobs() if job not in anew}
     return [row for row in rows if row["job"] in kept]
-
-
-def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "jax": importlib.metadata.version("jax"),
-        "chip": _chip(),
-        "rows": rows,
-        "steps": list(steps.steps(rows)),
-        "simulator": simulated.comparison(rows),
-    }
 
 
 def rows_of(job: Job, wheels: Path) -> list[dict[str, Any]]:
@@ -155,28 +144,6 @@ def _keep_last(stream: Any, lines: list[str]) -> None:
 def _place(row: dict[str, Any]) -> int:
     """Of its job: rows of one stay in their order."""
     return next(place for place, job in enumerate(all_jobs()) if str(job) == row["job"])
-
-
-def _chip() -> dict[str, Any]:
-    names = (
-        "MEMORY_BYTES",
-        "MEMORY_RATE",
-        "CACHED_BYTES",
-        "NVLINK_RATE",
-        "NETWORK_RATE",
-        "PCIE_RATE",
-    )
-    figures = {name.lower(): getattr(chip, name) for name in (*names, "TRIP_SECONDS")}
-    return {"flops": chip.FLOPS, **figures}
-
-
-def _rounded(value: Any) -> Any:
-    """Floats to four digits."""
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

@@ -19,10 +19,11 @@ from benchmarks.h100.cost import Assumptions, Call
 from benchmarks.h100.program import Program, Work, attention_flops, product_parameters
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.devices import HEADS, WHOLE, Devices
-from rlboost_jax.engine.layouts import Layout, make_layout
+from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.memory import DeviceMemory, MemoryPlan, engine_sizes, plan_memory
 from rlboost_jax.engine.programs import Programs
 from rlboost_jax.models.adapters import base_model
+from rlboost_jax.settings.engine import EngineConfig
 from rlboost_jax.settings.memory import page_bytes, weight_bytes
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.routing import routing_of
@@ -60,7 +61,7 @@ class _Server:
         self.model, self.split = base_model(run.model), run.engine.tensor_parallel
         self.devices = Devices(self.model, self.split, devices)
         layout = make_layout(self.config, run.slot_tokens, any_rows=False, exact=run.deterministic)
-        self.plan = _memory_plan(run, self.config, layout)
+        self.plan = memory_plan(run, self.config)
         self.layout = replace(layout, num_pages=self.plan.num_pages)
         self.programs = Programs(
             self.model,
@@ -202,7 +203,9 @@ def _sums(model: ModelConfig, load: _Load) -> float:
     return 4.0 * load.rows * model.num_query_heads * splits * _columns(model)
 
 
-def _memory_plan(run: RunConfig, config: Any, layout: Layout) -> MemoryPlan:
+def memory_plan(run: RunConfig, config: EngineConfig) -> MemoryPlan:
+    """Of one of the server's GPUs, which it has to itself."""
+    layout = make_layout(config, run.slot_tokens, any_rows=False, exact=run.deterministic)
     sizes = engine_sizes(
         run.model,
         config,

@@ -26,12 +26,13 @@ def lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 def comparison_lines(compared: list[dict[str, Any]]) -> Iterator[str]:
     yield (
         f"{'':<20}{'mesh':<8}{'program':<22}{'least s':>10}{'serial s':>10}{'overl. s':>10}"
-        f"{'simulated s':>13}"
+        f"{'simulated s':>13}{'paper s':>10}"
     )
     for row in compared:
         yield (
             f"{row['config']:<20}{row['mesh']:<8}{row['program']:<22}"
-            f"{_seconds(row)}{_short(row['seconds_simulated']):>13}"
+            f"{_seconds(row)}{_known(row['seconds_simulated']):>13}"
+            f"{_known(row['seconds_simulated_paper']):>10}"
         )
 
 
@@ -57,6 +58,10 @@ def _seconds(row: dict[str, Any]) -> str:
 def _short(value: float) -> str:
     """Three digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _known(value: float | None) -> str:
+    return "" if value is None else _short(value)
 
 
 def _percent(share: float | None) -> str:

@@ -3,6 +3,7 @@
     python -m experiments.paper_evaluation.fit                      (those values, and no others)
     python -m experiments.paper_evaluation.fit --trials=40 --seed=0
 
+Not free are the shares of the data sheet that an H100 reaches: `rates.py` has them from the table.
 Steps within `RANGES` around the best so far, which shrink; it begins with the values that are
 there, and the same arguments find the same ones. Prints every trial that is better than all
 before. The published numbers that it aims at are `TARGETS`; all others of `compare.py` are
@@ -30,12 +31,10 @@ BASELINES = ("colocated_static", "colocated")
 SHRINK = 0.93  # of steps around the best, from one to the next
 RANGES: Mapping[str, tuple[float, float]] = {
     "workload.mean_tokens": (3500.0, 9500.0),
-    "workload.sigma": (0.5, 0.9),
+    "workload.sigma": (0.5, 1.0),
     "workload.group_correlation": (0.6, 0.95),
-    "engine.memory_efficiency": (0.55, 0.9),
-    "engine.step_overhead_seconds": (0.003, 0.012),
+    "engine.step_overhead_seconds": (0.0032, 0.012),  # the table's bound is the least
     "engine.reserve_ratio": (0.3, 0.8),
-    "trainer.compute_efficiency": (0.34, 0.48),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from experiments.plots import COLOURS, FOLDER, Drawing, panels
 from experiments.policies.known import tell_lengths
-from experiments.simulated import SEEDS, config_of, interval
+from experiments.simulated import ALL_FITTED, SEEDS, config_of, interval
 from rlboost_jax.simulator.bound import step_bound
 from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.lengths import response_lengths
@@ -65,14 +65,14 @@ def measure(
 def one(name: str, seed: int, *, trace: str, hours: float, small: bool = False) -> Run:
     """All systems on one market with one seed, and the bound."""
     if small:
-        config = config_of("14b", small=True, seed=seed)
+        config = config_of("14b", small=True, seed=seed, **ALL_FITTED)
         market = static(3)
     else:
         config = config_of(
             "14b", seed=seed, num_steps=0, settling_steps=1,
             market__kind="trace" if trace else "hazard", market__path=trace,
             market__segments=((0.0, hours),), market__keep_fraction=0.5, market__keep_seed=seed,
-            **LENGTHS[name],
+            **{**ALL_FITTED, **LENGTHS[name]},
         )  # fmt: skip
         (market,) = markets(config.market, seed=seed)
     found: dict[str, dict[str, float]] = {}

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from experiments.policies.known import tell_lengths, tell_means
 from experiments.policies.windows import STEPS, carry_out, mean_seconds
-from experiments.simulated import config_of, interval
+from experiments.simulated import ALL_FITTED, config_of, interval
 from rlboost_jax.simulator.markets import static
 from rlboost_jax.simulator.world import World
 
@@ -27,7 +27,7 @@ RUNS: Final[Mapping[str, Run]] = {
 
 def measure(seed: int, instances: Sequence[int], *, small: bool = False) -> dict[str, Any]:
     """By fleet, for each of `RUNS` the mean seconds of its settled steps."""
-    config = config_of("14b", small=small, seed=seed, num_steps=STEPS)
+    config = config_of("14b", small=small, seed=seed, num_steps=STEPS, **ALL_FITTED)
     found: dict[str, Any] = {}
     for count in instances:
         found[str(count)] = {}

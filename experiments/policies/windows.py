@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from experiments.plots import FOLDER
-from experiments.simulated import config_of, interval
+from experiments.simulated import ALL_FITTED, config_of, interval
 from rlboost_jax.simulator.markets import Change, static
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.world import World
@@ -81,7 +81,9 @@ def changed(rows: Steps, before: int, after: int) -> list[Change]:
 def measure(seed: int, instances: Sequence[int], *, small: bool = False) -> dict[str, Any]:
     """Number of instances → how windows compare; "a to b" of a fleet that changed → the steps
     that each took to be as good as the best for b."""
-    config = config_of("14b", small=small, seed=seed, num_steps=STEPS, settling_steps=1)
+    config = config_of(
+        "14b", small=small, seed=seed, num_steps=STEPS, settling_steps=1, **ALL_FITTED
+    )
     chosen: dict[int, dict[str, Steps]] = {}
     best: dict[int, Steps] = {}
     found: dict[str, Any] = {}

@@ -10,8 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlboost_kernels import active, available_implementations, matmul, ragged_paged_attention
-from rlboost_kernels.cpu import library
+from rlboost_kernels import (
+    active,
+    available_implementations,
+    matmul,
+    pack_panels,
+    ragged_paged_attention,
+)
+from rlboost_kernels.cpu import build, library
 from rlboost_kernels.cpu.build import interface_version, library_of
 from rlboost_kernels.implementations import choose
 from rlboost_kernels.problems import CHECKED, Problem, random_arguments
@@ -37,9 +43,14 @@ def outputs() -> dict[str, np.ndarray]:
     x, w = (
         jnp.asarray(rng.standard_normal(shape, np.float32)) for shape in ((30, 1100), (1100, 70))
     )
+    rows, matrix = x.astype("bfloat16"), w[:, :64].astype("bfloat16")
+    wide = partial(matmul, out_dtype="float32", implementation="cpu")
     products = {
         "product 0": matmul(x, w, implementation="cpu"),
         "product 1": matmul(x[:1], w.T, transposed=True, implementation="cpu"),
+        "product 2": wide(rows, matrix),
+        "product 3": wide(rows, pack_panels(matrix)),
+        "product 4": wide(rows[:, 1:], matrix.T[:, 1:], transposed=True),
     }
     return {name: np.asarray(out) for name, out in products.items()} | {
         f"{problem.name} {len(options)}": np.asarray(
@@ -292,6 +303,13 @@ def test_an_instruction_set_nobody_knows(cpu, name):
         "import rlboost_kernels; rlboost_kernels.active()", **{library.ISA_VARIABLE: name}
     )
     assert f"{library.ISA_VARIABLE} is '{name}'; it must be one of portable" in done.stderr
+
+
+def test_a_compiler_that_does_not_know_a_set_compiles_the_rest(monkeypatch):
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    source = build.SOURCES / "matmul_avx512_bf16.cpp"
+    known, unknown = (build._machine_flags([name], source) for name in ("true", "false"))
+    assert set(known) - set(unknown) == {"-mavx512bf16"}
 
 
 def test_the_compiler_is_named_when_it_is_missing():

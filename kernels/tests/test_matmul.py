@@ -1,4 +1,7 @@
-"""Rows times a matrix: float64 products, bits that depend on the row alone, gradients."""
+"""Rows times a matrix: float64 products, bits that depend on the row alone, gradients.
+
+That instruction sets give equal bits is tested in `test_cpu.py`.
+"""
 
 from functools import partial
 
@@ -10,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rlboost_kernels import available_implementations, matmul, pack_panels
 from rlboost_kernels.cpu import library
+from rlboost_kernels.matmul.panels import are_pairs, packed, unpack_panels
 
 # Of the norm of the sums of magnitudes, which terms that cancel do not make small.
 TOLERANCES = {"float32": 3e-7, "bfloat16": 4e-3, "float16": 5e-4}
@@ -84,36 +88,55 @@ def test_the_number_of_rows_cannot_show(cpu, K, N, dtype):
 @pytest.mark.parametrize(("K", "N"), [(64, 32), (1100, 96), (513, 416), (40, 1024)])
 def test_panels_change_no_bit(cpu, K, N, dtype):
     x, w = operands(300, K, N, dtype)
-    blocks = (1, 7, 24, 25, 300)  # rows of one block, two and more
-
-    @jax.jit
-    def packed(w, w_transposed):
-        return pack_panels(w), pack_panels(w_transposed, transposed=True)
-
-    @jax.jit
-    def products(x, w):
-        return [cpu(x[:rows], w, out_dtype="float32") for rows in blocks]
-
-    panels, turned = map(np.asarray, packed(w, np.ascontiguousarray(w.T)))
-    np.testing.assert_array_equal(panels, turned)
-    np.testing.assert_array_equal(panels[1 % len(panels), 3], w[3, 32 % N : 32 % N + 32])
-    for plain, ours in zip(products(x, w), products(x, panels), strict=True):
-        assert np.asarray(ours).tobytes() == np.asarray(plain).tobytes(), plain.shape
+    panels = pack_panels(w)
+    np.testing.assert_array_equal(panels, pack_panels(w.T, transposed=True))
+    forms = [panels, packed(w, in_pairs=False)]
+    if K % 2 == 0:
+        forms.append(packed(w, in_pairs=True))  # in any type and on any machine, if slowly
+    for rows in (1, 7, 24, 25, 300):  # of one block, two and more
+        plain = np.asarray(cpu(x[:rows], w, out_dtype="float32"))
+        for form in forms:
+            out = np.asarray(cpu(x[:rows], form, out_dtype="float32"))
+            assert out.tobytes() == plain.tobytes(), (rows, form.shape)
 
 
-def test_panels_have_gradients_and_a_plain_form():
-    x, w = map(jnp.asarray, operands(9, 33, 64))
+def test_where_an_entry_lies_in_panels():
+    _, w = operands(1, 6, 96)
+    rows, pairs = packed(w, in_pairs=False), packed(w, in_pairs=True)
+    assert rows.shape == (3, 6, 32) and pairs.shape == (3, 3, 64)
+    for k in range(6):
+        for n in range(96):
+            assert rows[n // 32, k, n % 32] == w[k, n]
+            # The upper half of a little-endian word is the second one.
+            assert pairs[n // 32, k // 2, 2 * (n % 32) + 1 - k % 2] == w[k, n]
+    np.testing.assert_array_equal(unpack_panels(rows), w)
+    np.testing.assert_array_equal(unpack_panels(pairs), w)
+
+
+def test_pairs_are_for_products_of_bfloat16_where_the_processor_takes_them(monkeypatch):
+    _, w = operands(1, 6, 96)
+    for known in (True, False):
+        monkeypatch.setattr(library, "multiplies_pairs", lambda known=known: known)
+        assert not are_pairs(pack_panels(w))
+        assert are_pairs(pack_panels(w, dtype="bfloat16")) == known
+        assert are_pairs(pack_panels(w.astype("bfloat16"))) == known
+        assert not are_pairs(pack_panels(w[1:], dtype="bfloat16"))  # of an odd number of rows
+
+
+@pytest.mark.parametrize("in_pairs", [False, True])
+def test_panels_have_gradients_and_a_plain_form(in_pairs):
+    x, w = operands(9, 34, 64)
     target = jnp.cos(jnp.arange(9 * 64.0)).reshape(9, 64)
 
     def loss(x, w):
         return (matmul(x, w) * target).sum()
 
     dx, dw = jax.grad(loss, argnums=(0, 1))(x, w)
-    got_x, got_w = jax.grad(loss, argnums=(0, 1))(x, pack_panels(w))
+    got_x, got_w = jax.grad(loss, argnums=(0, 1))(x, packed(w, in_pairs=in_pairs))
     np.testing.assert_array_equal(got_x, dx)
-    np.testing.assert_array_equal(got_w, pack_panels(dw))
+    np.testing.assert_array_equal(got_w, packed(dw, in_pairs=in_pairs))
     xla = partial(matmul, x, implementation="xla")
-    np.testing.assert_array_equal(xla(pack_panels(w)), xla(w))
+    np.testing.assert_array_equal(xla(packed(w, in_pairs=in_pairs)), xla(w))
 
 
 def test_only_whole_panels_are_packed():
@@ -123,20 +146,42 @@ def test_only_whole_panels_are_packed():
         pack_panels(jnp.zeros(3))
 
 
-def test_an_element_is_chains_of_512_added_in_order(cpu):
+@pytest.mark.parametrize(
+    ("K", "dtype"), [(1300, "float32"), (1300, "bfloat16"), (1301, "bfloat16"), (1, "bfloat16")]
+)
+def test_an_element_is_chains_of_512_added_in_order(cpu, K, dtype):
+    """In bfloat16, too, where an instruction may take two entries: its order is the same."""
     if library.isa() == "portable":
         pytest.skip("portable code may round products")
-    x, w = (np.asarray(a, np.float64) for a in operands(1, 1300, 3))
+    x, w = operands(1, K, 3, dtype)
+    out = np.asarray(cpu(x, w, out_dtype="float32"))
+    x, w = np.asarray(x, np.float64), np.asarray(w, np.float64)
     for n in range(3):
         total = np.float32(0)
-        for start in range(0, 1300, 512):
+        for start in range(0, K, 512):
             chain = np.float64(0)
-            for k in range(start, min(1300, start + 512)):
+            for k in range(start, min(K, start + 512)):
                 # A product of two float32 is exact in float64, so this rounds nearly always as
                 # one fused operation does: once.
                 chain = np.float64(np.float32(chain + x[0, k] * w[k, n]))
             total = np.float32(total + np.float32(chain)) if start else np.float32(chain)
-        assert np.asarray(cpu(jnp.asarray(x, "float32"), jnp.asarray(w, "float32")))[0, n] == total
+        assert out[0, n] == total
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "exact"),
+    [
+        ([2.0**-130], [1.0], 2.0**-130),  # a denormal operand
+        ([2.0**-70], [2.0**-60], 2.0**-130),  # a denormal product
+        ([1.5 * 2.0**-126, -1.0], [1.0, 2.0**-126], 2.0**-127),  # a denormal sum
+        ([2.0**-126, 1.0], [1.0, 2.0**-126], 2.0**-125),  # none
+    ],
+)
+def test_denormal_numbers_are_zero_to_pairs_of_bfloat16_only(cpu, x, w, exact):
+    for dtype in ("float32", "bfloat16"):
+        out = cpu(np.array([x], dtype), np.array([w], dtype).T, out_dtype="float32")
+        flushed = dtype == "bfloat16" and library.multiplies_pairs() and exact < 2.0**-126
+        assert np.asarray(out)[0, 0] == (0.0 if flushed else exact), dtype
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -155,7 +155,8 @@ class EngineParameters:
             if name != "layers"
         }
         tree = {**rest, "layers": layers}
-        return tuple(jax.tree.leaves(with_panels(tree) if self._panels else tree))
+        tree = with_panels(tree, self._model.dtype) if self._panels else tree
+        return tuple(jax.tree.leaves(tree))
 
 
 def _first_device(places: Params) -> jax.Device:

@@ -12,6 +12,7 @@ The KV pool is one array [P, L, 2K, D] per layer, donated and written in place. 
 are arguments, flattened once, with the layers unstacked.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -91,7 +92,8 @@ class Programs:
         self.attention = self._choose_attention(attention, devices.first.platform)
         self.abstract_params = abstract_params(model)
         tree = jax.eval_shape(unstack_layers, self.abstract_params)
-        tree = jax.eval_shape(with_panels, tree) if reads_panels(devices) else tree
+        if reads_panels(devices):
+            tree = jax.eval_shape(partial(with_panels, dtype=model.dtype), tree)
         self.abstract_leaves, self._tree = jax.tree.flatten(tree)
         program, step = devices.program, (devices.leaf_specs(), HEADS, WHOLE)
         self.mixed = program(self._mixed, step, (HEADS, WHOLE), donated=(1,))

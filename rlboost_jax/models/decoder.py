@@ -207,7 +207,9 @@ class Head(nnx.Module):
             self.kernel = normal(shape, 0.02, rngs)
 
     def __call__(
-        self, x: Float[Array, "N E"], table: Float[Array, "V E"] | Float[Array, "_ E 32"]
+        self,
+        x: Float[Array, "N E"],
+        table: Float[Array, "V E"] | Float[Array, "_ E 32"] | Float[Array, "_ _ 64"],
     ) -> Float[Array, "N V"]:
         """With the product by row.
 

@@ -17,7 +17,7 @@ from rlboost_jax.models.tensor_parallel import added_up
 from rlboost_jax.settings.model import ModelConfig
 
 # As it is stored or, in an engine on CPU, in panels (`engine/panels.py`).
-Matrix = Float[Array, "I O"] | Float[Array, "_ I 32"]
+Matrix = Float[Array, "I O"] | Float[Array, "_ I 32"] | Float[Array, "_ _ 64"]
 
 
 def normal(shape: tuple[int, ...], std: float, rngs: nnx.Rngs) -> nnx.Param:

@@ -140,6 +140,7 @@ def settings(
             "micro_batch_prompts": learner.micro_batch_prompts,
             "micro_batch_seconds": values["trainer.per_step"] / micro_batches,
             "token_seconds": max(LEAST, values["trainer.per_token"]),
+            "pair_seconds": 0.0,
             "apply_seconds": 0.0,
             "switch_seconds": 0.0,
             "begin_seconds": values["beginning"],

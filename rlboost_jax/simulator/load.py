@@ -31,6 +31,7 @@ MAY_BE_ZERO: Final = frozenset(
         "engine.prefill_token_seconds",
         "engine.reserved_slots",
         "trainer.token_seconds",
+        "trainer.pair_seconds",
         "trainer.begin_seconds",
         "trainer.micro_batch_seconds",
         "trainer.apply_seconds",

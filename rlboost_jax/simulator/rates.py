@@ -93,16 +93,16 @@ class StepTable:
 
 
 def train_seconds(config: SimConfig, lengths: Sequence[int]) -> float:
-    """Learner time for sequences of so many tokens, prompts included: as measured, or by FLOPs.
+    """Learner time for sequences of so many tokens, prompts included: as known, or by FLOPs.
 
     A forward pass takes 2 FLOPs per parameter and token, and 2 per layer, query width and pair
     of a token with one before it, twice (Kaplan et al. 2020, arXiv:2001.08361, table 1).
     """
     model, reserved, chip = config.model, config.reserved, config.chip
     tokens = sum(lengths)
-    if config.trainer.token_seconds:
-        return config.trainer.token_seconds * tokens
     pairs = sum(length * length for length in lengths) / 2
+    if config.trainer.token_seconds:
+        return config.trainer.token_seconds * tokens + config.trainer.pair_seconds * pairs
     width = model.num_query_heads * model.head_dim
     forward = 2 * model.num_params * tokens + 4 * model.num_layers * width * pairs
     rate = reserved.nodes * reserved.chips_per_node * chip.flops_per_second

@@ -63,7 +63,8 @@ class ReservedConfig:
 class SimTrainerConfig:
     forward_passes: float  # that training one token costs, in forward passes of it
     compute_efficiency: float  # of the reserved chips' FLOPs (MFU)
-    token_seconds: float  # of a token of prompt or response, measured; 0: by FLOPs
+    token_seconds: float  # of a token of prompt or response, as known; 0: by FLOPs
+    pair_seconds: float  # besides, of a token and one before it in the same sequence
     deterministic: bool  # micro-batches are fixed by prompt index
     micro_batch_prompts: int
     micro_batch_seconds: float  # of each micro-batch, whatever its tokens
@@ -136,7 +137,7 @@ class MarketConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """Settings of the manager; meanings as in `rlboost_jax.settings.records.ManagerConfig`."""
+    """Settings of the manager; meanings as in `rlboost_jax.settings.manager.ManagerConfig`."""
 
     max_pending: int
     balance: bool

@@ -1,5 +1,8 @@
 """Engines that may differ in bits differ in their fingerprints."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,6 +11,8 @@ from unittest.mock import Mock
 import jax
 import pytest
 import rlboost_kernels
+from rlboost_kernels.cpu import library
+from rlboost_kernels.cpu.library import ISA_VARIABLE
 
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.fingerprint import fingerprint
@@ -90,3 +95,31 @@ def test_flags_that_change_programs_count(
     assert fingerprint_of() == plain
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     assert fingerprint_of() != plain
+
+
+def test_instruction_sets_count() -> None:
+    """One of the two multiplies bfloat16 in its own way; the processor is the same."""
+
+    def of(isa: str) -> str:
+        program = (
+            "import jax; from rlboost_jax.engine.fingerprint import fingerprint; "
+            "print(fingerprint(jax.devices()[0]))"
+        )
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", ISA_VARIABLE: isa}
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=environment,
+        )
+        if "which this machine does not have" in done.stderr:
+            pytest.skip(f"this machine does not have {isa}")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    if library.why_missing():
+        pytest.skip("needs the compiled kernels")
+    widened, pairs = of("avx512"), of("avx512_bf16")
+    assert widened.rsplit("-", 1)[0] == pairs.rsplit("-", 1)[0]
+    assert widened != pairs

@@ -22,13 +22,19 @@ Rollouts = dict[int, tuple[list[int], list[int]]]
 
 def rows(leaf: jax.Array) -> np.ndarray:
     """The matrix of panels, by one panel after another."""
-    return np.concatenate(np.asarray(leaf), axis=1)
+    panels = np.asarray(leaf)
+    if panels.shape[2] == 64:  # two rows side by side, the second one's entries in front
+        panels = panels.reshape(len(panels), -1, 32, 2)[..., ::-1].swapaxes(2, 3)
+        panels = panels.reshape(len(panels), -1, 32)
+    return np.concatenate(panels, axis=1)
 
 
-def test_whole_panels_only_are_packed() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_whole_panels_only_are_packed(dtype: str) -> None:
+    """In the order for products in that dtype, even where they are in another one still."""
     model = small_model(vocab_size=96, embed_dim=64, hidden_dim=40, tie_embeddings=True)
     plain = unstack_layers(init_params(model, 0))
-    packed = with_panels(plain)
+    packed = with_panels(plain, dtype)
     table = plain["embedding"]["table"]
     np.testing.assert_array_equal(rows(packed[UNEMBEDDING]), np.asarray(table).T)
     assert packed["embedding"]["table"] is table
@@ -41,15 +47,18 @@ def test_whole_panels_only_are_packed() -> None:
 
 @pytest.mark.skipif(not active()["matmul"].startswith("cpu"), reason="needs the CPU's products")
 @pytest.mark.parametrize(
-    ("tied", "dtype"),
+    ("tied", "dtype", "loaded"),
     [
-        pytest.param(True, "float32", marks=pytest.mark.optimized(False)),
-        (False, "bfloat16"),  # whose roundings compilers may leave out
+        pytest.param(True, "float32", "float32", marks=pytest.mark.optimized(False)),
+        (False, "bfloat16", "bfloat16"),  # whose roundings compilers may leave out
+        (True, "bfloat16", "float32"),
+        (False, "float32", "bfloat16"),
     ],
 )
 def test_no_bit_depends_on_them(
     tied: bool,
     dtype: str,
+    loaded: str,
     monkeypatch: pytest.MonkeyPatch,
     request_of: Callable[..., GenerateRequest],
     drain: Callable[[Engine], Rollouts],
@@ -63,7 +72,7 @@ def test_no_bit_depends_on_them(
     def sampled(packs: bool) -> tuple[Rollouts, list[Any]]:
         for module in (engines, programs):
             monkeypatch.setattr(module, "reads_panels", lambda devices: packs)
-        engine = Engine(model, ENGINE, slot_tokens=44, truncated_sampling=False)
+        engine = Engine(model, ENGINE, slot_tokens=44, truncated_sampling=False, param_dtype=loaded)
         engine.load(params, 1)
         engine.submit([request_of(i, prompt, group=i) for i, prompt in enumerate(prompts)])
         return drain(engine), [leaf.shape for leaf in engine.parameters.leaves]

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from experiments.paper_evaluation import compare, evaluate
+from configs.sim import base
+from configs.sim.h100 import REACHED
+from experiments.paper_evaluation import compare, evaluate, rates
 from experiments.simulated import outcome
 from tests.simulator.conftest import make_config
 
@@ -59,3 +61,44 @@ def test_rows_are_means_over_seeds(tmp_path):
     assert rows[2]["half_width"] == pytest.approx(12.706 * 0.1)  # Student's t of two
     line = "| 8B, segments: throughput | 1.66 | 1.60 | 1.27 | 0.96 |"
     assert line in compare.table(rows)
+
+
+def test_shares_of_the_data_sheet_are_those_of_the_table():
+    """To two digits; of the overhead of a step the table knows a part."""
+    found = rates.of_table(json.loads(rates.TABLE.read_text())["rows"])
+    overhead = found.pop("engine.step_overhead_seconds")
+    config = base.get_config()
+    for name, value in found.items():
+        section, field = name.split(".")
+        assert config[section][field] == pytest.approx(value, abs=0.005), name
+    assert 0 < overhead < config.engine.step_overhead_seconds
+
+
+def test_shares_of_rows_that_were_made_by_hand():
+    """Learners of which gradients do three of five passes for 14B and 32B, and for 8B four."""
+    decode = {
+        "job": "engine qwen3_14b_openr1 mosaic_gpu",
+        "program": "decode mosaic_gpu",
+        "seconds": {"arithmetic": 0.02, "hbm": 9.0, "collectives": 0.012},
+        "assumed": "32 slots of 7,424 tokens, 16 steps",
+    }
+    learners = []
+    for model, nodes, reference in (("8b", 1, 1), ("14b", 1, 0), ("32b", 2, 0)):
+        params, layers, heads = base.MODELS[model]
+        rows, tokens = 8 * nodes, 1000
+        forward = rows * (2 * params * tokens + 4 * layers * heads * 128 * tokens**2 / 2)
+        each = forward / (nodes * 8 * 989e12)  # seconds of a pass at the data sheet's rate
+        job = f"learner qwen3_{model}_openr1 1,{rows},1"
+        gradients = {"program": f"gradients {rows} x 1,000", "model_flops": 3.0 + reference}
+        gaps = {"program": "gaps", "model_flops": 1.0, "mfu_serial": 0.6}
+        learners += [
+            {"job": job, **gradients, "seconds_serial": (5 + reference) * each},
+            {"job": job, **gaps, "seconds_serial": each},
+        ]
+    # Six passes' worth in seven times the seconds of one.
+    assert rates.of_table([decode, *learners]) == {
+        "engine.memory_efficiency": REACHED,
+        "engine.compute_efficiency": pytest.approx(0.6 * REACHED),
+        "engine.step_overhead_seconds": pytest.approx(0.002 / REACHED),
+        "trainer.compute_efficiency": pytest.approx(6 / 7 * REACHED),
+    }

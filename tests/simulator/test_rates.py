@@ -16,8 +16,9 @@ def test_a_decode_step_by_hand(make):
 
 
 def test_a_large_batch_is_bound_by_compute(make):
-    # 2 x 14.77e9 FLOPs a token at 989e12 FLOPs/s: 29.87 µs each.
-    rates = EngineRates(make(engine__memory_efficiency=1.0, engine__step_overhead_seconds=0.0))
+    # 2 x 14.77e9 FLOPs a token at half of 2 x 989e12 FLOPs/s: 29.87 µs each.
+    full = {"engine__memory_efficiency": 1.0, "engine__step_overhead_seconds": 0.0}
+    rates = EngineRates(make(engine__compute_efficiency=0.5, **full))
     assert rates.step_seconds(4096, 4096) == pytest.approx(4096 * 29.868e-6, rel=1e-3)
     assert rates.prefill_seconds == pytest.approx(29.868e-6, rel=1e-3)
 
@@ -41,6 +42,12 @@ def test_training_adds_up_and_halves_with_twice_the_nodes(make):
     whole = train_seconds(one, lengths)
     assert whole == pytest.approx(sum(train_seconds(one, [n]) for n in lengths))
     assert train_seconds(two, lengths) == pytest.approx(whole / 2)
+
+
+def test_training_by_known_seconds(make):
+    """Of each token, and of each pair of a token with one before it in its own sequence."""
+    config = make(trainer__token_seconds=1e-3, trainer__pair_seconds=1e-6)
+    assert train_seconds(config, [100, 300]) == pytest.approx(0.4 + 1e-6 * (5_000 + 45_000))
 
 
 ROWS = ((1, 100, 1.0), (1, 300, 3.0), (9, 100, 5.0), (9, 300, 11.0))

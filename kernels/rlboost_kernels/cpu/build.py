@@ -27,13 +27,17 @@ _NAME = "librlboost_kernels_ffi{}_{}.so"  # of any Python, so without its tag
 
 # No contraction: where a product is rounded is part of what is promised about bits.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (
+    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *_AVX2),
+    "-Wno-maybe-uninitialized",  # which GCC 12 says of its own header
+)
 _X86_64 = {
-    "attention_avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
-    "attention_avx512.cpp": (
-        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
-        "-Wno-maybe-uninitialized",  # which GCC 12 says of its own header
-    ),
+    "attention_avx2.cpp": _AVX2,
+    "attention_avx512.cpp": _AVX512,
+    "matmul_avx512_bf16.cpp": _AVX512,
 }
+_X86_64_IF_KNOWN = {"matmul_avx512_bf16.cpp": ("-mavx512bf16",)}  # since GCC 10 and Clang 9
 
 
 class CannotBuild(Exception):
@@ -80,7 +84,7 @@ def build(libraries: Path = FOLDER) -> Path:
         def compile_one(source: Path) -> str:
             target = Path(folder) / (source.stem + ".o")
             define = f'-DRLBOOST_SOURCES="{sources_digest()}"'
-            flags = (*_FLAGS, *_machine_flags(source), define, "-isystem", str(include))
+            flags = (*_FLAGS, *_machine_flags(compiler, source), define, "-isystem", str(include))
             _run([*compiler, *flags, "-c", str(source), "-o", str(target)])
             return str(target)
 
@@ -126,8 +130,17 @@ def _headers() -> Path:
     return include
 
 
-def _machine_flags(source: Path) -> tuple[str, ...]:
-    return _X86_64.get(source.name, ()) if platform.machine() in ("x86_64", "AMD64") else ()
+def _machine_flags(compiler: list[str], source: Path) -> tuple[str, ...]:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ()
+    further = _X86_64_IF_KNOWN.get(source.name, ())
+    known = further if _takes(compiler, further) else ()
+    return (*_X86_64.get(source.name, ()), *known)
+
+
+def _takes(compiler: list[str], flags: tuple[str, ...]) -> bool:
+    command = [*compiler, *flags, "-x", "c++", "-fsyntax-only", os.devnull]
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def _run(command: list[str]) -> None:

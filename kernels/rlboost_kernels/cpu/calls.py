@@ -10,6 +10,7 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from rlboost_kernels.matmul.panels import PANEL
 from rlboost_kernels.sharding import differ_like
 
 _NO_WINDOW = 2**62
@@ -78,8 +79,12 @@ def copy_pages(kv_pages: Array, source: Array, destination: Array) -> Array:
 
 
 def matmul(x: Array, w: Array, *, transposed: bool, out_dtype: Any) -> Array:
-    """Rows times a matrix: [M, K] x [K, N], x [N, K] if `transposed`, or x [N / 32, K, 32]."""
-    columns = w.shape[0] * w.shape[2] if w.ndim == 3 else w.shape[0 if transposed else 1]
+    """Rows times a matrix: [M, K] x [K, N], x [N, K] if `transposed`, or x panels.
+
+    Panels are [N / 32, K, 32], or in pairs [N / 32, K / 2, 64]: only in bfloat16, and where
+    `library.multiplies_pairs`.
+    """
+    columns = w.shape[0] * PANEL if w.ndim == 3 else w.shape[0 if transposed else 1]
     shape = (x.shape[0], columns)
     call = jax.ffi.ffi_call(
         "rlboost_matmul", jax.ShapeDtypeStruct(shape, out_dtype), vmap_method="sequential"

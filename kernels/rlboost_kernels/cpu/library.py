@@ -1,7 +1,7 @@
 """The compiled library of the `cpu` implementation: loading it, or saying why it is missing.
 
-The environment variable RLBOOST_KERNELS_CPU_ISA (portable, avx2 or avx512) forces an instruction
-set; one that this machine does not have is an error. Without it the best one is used.
+The environment variable RLBOOST_KERNELS_CPU_ISA (portable, avx2, avx512 or avx512_bf16) forces an
+instruction set; one that this machine does not have is an error. Without it the best one is used.
 """
 
 import ctypes
@@ -21,7 +21,8 @@ from rlboost_kernels.cpu.build import (
 
 BUILD_COMMAND = "python -m rlboost_kernels.cpu"
 ISA_VARIABLE = "RLBOOST_KERNELS_CPU_ISA"
-ISAS = ("portable", "avx2", "avx512")
+ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
+PAIRS_ISA = "avx512_bf16"
 TARGETS = (
     "rlboost_ragged_paged_attention",
     "rlboost_update_kv_pages",
@@ -45,6 +46,11 @@ def isa() -> str:
     name, reason = _load()
     assert name is not None, reason
     return name
+
+
+def multiplies_pairs() -> bool:
+    """Whether products of bfloat16 take two entries at a time here; no without the library."""
+    return _load()[0] == PAIRS_ISA
 
 
 @lru_cache(maxsize=1)

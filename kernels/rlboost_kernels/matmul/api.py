@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from rlboost_kernels.cpu import calls as cpu
+from rlboost_kernels.cpu import library
 from rlboost_kernels.implementations import BY_PLATFORM, choose_late
-from rlboost_kernels.matmul.panels import PANEL, pack_panels, unpack_panels
+from rlboost_kernels.matmul.panels import PANEL, are_pairs, packed, unpack_panels
 from rlboost_kernels.precision import product_precision
 
 _FLOATS = ("float32", "bfloat16", "float16")
@@ -17,7 +18,7 @@ _FLOATS = ("float32", "bfloat16", "float16")
 
 def matmul(
     x: Array,  # [M, K]
-    w: Array,  # [K, N], [N, K] if transposed, or panels [N / 32, K, 32] of `pack_panels`
+    w: Array,  # [K, N], [N, K] if transposed, or panels of `pack_panels`
     *,
     transposed: bool = False,
     out_dtype: Any = None,
@@ -26,8 +27,10 @@ def matmul(
     """Product of rows with a matrix; the bits of a row depend on the row and the matrix alone.
 
     With "cpu" that holds for any number of rows M. Each element is a sum over K in chains of 512
-    fused multiply-adds at absolute positions, added up in order, in float32. "xla" is the
-    library's product, which on CPU keeps the promise among all M that are multiples of 16 and at
+    fused multiply-adds at absolute positions, added up in order, in float32. On processors with
+    AVX512_BF16 bfloat16 is multiplied two entries at a time, in the same order and with the same
+    roundings, but what is smaller than 2^-126 in a chain counts as zero. "xla" is the library's
+    product, which on CPU keeps the promise among all M that are multiples of 16 and at
     least 64, and elsewhere for one M. Where N is a multiple of 64, both have been seen to give
     equal bits. How the matrix lies changes no bit; "cpu" reads panels fastest.
 
@@ -51,10 +54,16 @@ def matmul(
 @partial(jax.jit, static_argnums=(2, 3, 4))
 def _multiply(x: Array, w: Array, transposed: bool, out_dtype: Any, name: str) -> Array:
     plain = partial(_plain, transposed=transposed, out_dtype=out_dtype)
-    compiled = partial(cpu.matmul, transposed=transposed, out_dtype=out_dtype)
+    compiled = partial(_compiled, transposed=transposed, out_dtype=out_dtype)
     if name == BY_PLATFORM:
         return lax.platform_dependent(x, w, cpu=compiled, default=plain)
     return compiled(x, w) if name == "cpu" else plain(x, w)
+
+
+def _compiled(x: Array, w: Array, *, transposed: bool, out_dtype: Any) -> Array:
+    if are_pairs(w) and not (w.dtype == jnp.bfloat16 and library.multiplies_pairs()):
+        w = unpack_panels(w)  # of another processor, or for products in another type
+    return cpu.matmul(x, w, transposed=transposed, out_dtype=out_dtype)
 
 
 def _plain(x: Array, w: Array, *, transposed: bool, out_dtype: Any) -> Array:
@@ -80,28 +89,29 @@ def _backward(
 ) -> tuple[Array, Array]:
     x, w = kept
     g = g.astype(x.dtype)
-    packed = w.ndim == 3
-    dx = _plain(g, unpack_panels(w) if packed else w, transposed=not transposed, out_dtype=x.dtype)
+    panels = w.ndim == 3
+    dx = _plain(g, unpack_panels(w) if panels else w, transposed=not transposed, out_dtype=x.dtype)
     left, right = (g, x) if transposed else (x, g)
     over = (((0,), (0,)), ((), ()))
     dw = _wide(left, right, over).astype(w.dtype)
-    return dx, pack_panels(dw) if packed else dw
+    return dx, packed(dw, in_pairs=are_pairs(w)) if panels else dw
 
 
 _multiply.defvjp(_forward, _backward)
 
 
 def _check(x: Array, w: Array, transposed: bool, out_dtype: Any) -> None:
-    packed = w.ndim == 3 and w.shape[2] == PANEL and not transposed
-    if x.ndim != 2 or not (w.ndim == 2 or packed):
+    panels = w.ndim == 3 and (w.shape[2] == PANEL or are_pairs(w)) and not transposed
+    if x.ndim != 2 or not (w.ndim == 2 or panels):
         raise ValueError(
             f"x has shape {x.shape} and w {w.shape}; both must have two axes, or w be the panels "
             "of one that is not transposed"
         )
-    axis = 1 if transposed or packed else 0
-    if x.shape[1] != w.shape[axis]:
+    axis = 1 if transposed or panels else 0
+    K = w.shape[axis] * (2 if are_pairs(w) else 1)
+    if x.shape[1] != K:
         raise ValueError(
-            f"rows of x have {x.shape[1]} entries and axis {axis} of w has {w.shape[axis]}; "
+            f"rows of x have {x.shape[1]} entries and axis {axis} of w has {K}; "
             "they are summed over and must be equal"
         )
     if str(x.dtype) not in _FLOATS or w.dtype != x.dtype:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlboost_kernels.implementations import available_implementations
 from rlboost_kernels.matmul.api import matmul
+from rlboost_kernels.matmul.panels import pack_panels
 
 SHAPES = ((640, 1920, "float32"), (640, 1920, "bfloat16"))  # K, N
 ROWS = (1, 8, 16, 64, 1024)  # M
@@ -21,7 +22,7 @@ def matmul_rows(
     median_seconds: Callable[[Mapping[str, Callable[[], object]], int], dict[str, float]],
     rounds: int,
 ) -> list[str]:
-    """A heading, and a line for each shape, number of rows and implementation.
+    """A heading, and a line for each shape, number of rows and implementation; "cpu" twice.
 
     Args:
         median_seconds: of calls that take turns, as in `rlboost_kernels.bench`.
@@ -34,8 +35,11 @@ def matmul_rows(
             rng = np.random.default_rng(0)
             x = jnp.asarray(rng.standard_normal((M, K)), dtype)
             w = [jnp.asarray(rng.standard_normal((K, N)), dtype) for _ in range(count)]
-            seconds = median_seconds({name: partial(_all(name), x, w) for name in names}, rounds)
-            for name in names:
+            calls = {name: partial(_all(name), x, w) for name in names}
+            if "cpu" in names:
+                calls["cpu, panels"] = partial(_all("cpu"), x, [pack_panels(each) for each in w])
+            seconds = median_seconds(calls, rounds)
+            for name in calls:
                 each = seconds[name] / count
                 lines.append(
                     _COLUMNS.format(

@@ -96,12 +96,14 @@ struct Isa {
   uint64_t (*read)(const char* data, size_t bytes);
   // See matmul.h; `scratch` has multiply_floats.
   void (*multiply)(const Product&, const Patch&, float* scratch);
+  bool pairs;  // whether products of bfloat16 take two entries at a time
 };
 
 extern const Isa kPortable;
 #if defined(__x86_64__)
 extern const Isa kAvx2;
 extern const Isa kAvx512;
+extern const Isa* const kAvx512Bf16;  // null where the compiler does not know it
 #endif
 
 const Isa& active_isa();

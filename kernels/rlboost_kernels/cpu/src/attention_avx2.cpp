@@ -7,5 +7,5 @@
 #include "attention_kernel.h"
 #include "matmul_kernel.h"
 
-const rlboost::Isa rlboost::kAvx2{"avx2", attend_split, merge, write, read, multiply};
+const rlboost::Isa rlboost::kAvx2{"avx2", attend_split, merge, write, read, multiply, false};
 #endif

@@ -6,4 +6,4 @@
 #include "attention_kernel.h"
 #include "matmul_kernel.h"
 
-const rlboost::Isa rlboost::kPortable{"portable", attend_split, merge, write, read, multiply};
+const rlboost::Isa rlboost::kPortable{"portable", attend_split, merge, write, read, multiply, false};

@@ -5,6 +5,10 @@
 #include <cstring>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "attention.h"
 #include "calls.h"
 
@@ -12,6 +16,15 @@ namespace ffi = xla::ffi;
 
 namespace rlboost {
 namespace {
+
+#if defined(__x86_64__)
+// Bit 5 of EAX of leaf 7, subleaf 1, which older compilers have no name for.
+bool has_avx512_bf16() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 &&
+         __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+#endif
 
 const Isa* supported_isa(const char* name) {
 #if defined(__x86_64__)
@@ -21,6 +34,8 @@ const Isa* supported_isa(const char* name) {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
   const bool best = std::strcmp(name, "") == 0;
+  const bool bf16 = avx512 && kAvx512Bf16 != nullptr && has_avx512_bf16();
+  if (bf16 && (best || std::strcmp(name, kAvx512Bf16->name) == 0)) return kAvx512Bf16;
   if (avx512 && (best || std::strcmp(name, kAvx512.name) == 0)) return &kAvx512;
   if (avx2 && (best || std::strcmp(name, kAvx2.name) == 0)) return &kAvx2;
   if (best) return &kPortable;

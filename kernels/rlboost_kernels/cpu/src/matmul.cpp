@@ -42,15 +42,17 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
   const auto rows = x.dimensions(), matrix = w.dimensions(), result = out->dimensions();
   Product p{};
   p.panels = matrix.size() == 3;
+  p.pairs = p.panels && matrix[2] == 2 * kPanel;
   if (rows.size() != 2 || result.size() != 2 || matrix.size() < 2 || matrix.size() > 3 ||
-      (p.panels && (transposed || matrix[2] != kPanel)))
+      (p.panels && (transposed || (matrix[2] != kPanel && !p.pairs))))
     return ffi::Error::InvalidArgument("matmul: wrong number of axes");
-  const int64_t K = matrix[transposed || p.panels ? 1 : 0];
+  const int64_t K = p.pairs ? 2 * matrix[1] : matrix[transposed || p.panels ? 1 : 0];
   const int64_t N = p.panels ? matrix[0] * kPanel : matrix[transposed ? 0 : 1];
   if (rows[1] != K || result[0] != rows[0] || result[1] != N || w.element_type() != x.element_type() ||
       !type_of(x.element_type(), p.type) || bytes_of(p.type) < 2 ||
       !type_of(out->element_type(), p.out_type) ||
-      (p.out_type != p.type && p.out_type != Type::kFloat32)) {
+      (p.out_type != p.type && p.out_type != Type::kFloat32) ||
+      (p.pairs && (p.type != Type::kBfloat16 || !active_isa().pairs))) {
     return ffi::Error::InvalidArgument("matmul: arguments do not fit together");
   }
   p.x = x.untyped_data();

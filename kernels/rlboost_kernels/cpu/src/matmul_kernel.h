@@ -4,6 +4,8 @@
 #include <xmmintrin.h>
 #endif
 
+#include <type_traits>
+
 #include "matmul.h"
 
 namespace {
@@ -14,6 +16,7 @@ using rlboost::kPanel;
 using rlboost::kRegion;
 using rlboost::Patch;
 using rlboost::Product;
+using rlboost::Type;
 
 constexpr int64_t kColumns = 16 * kProductVectors;  // of a panel
 constexpr int64_t kLine = 64;  // bytes
@@ -42,10 +45,21 @@ struct Matrix {
   }
 };
 
+// Chains go from unit to unit: an entry as float32, or a Pair where the vectors have them.
+template <class Unit>
+constexpr int64_t kEntries = 1;
+template <>
+constexpr int64_t kEntries<Pair> = 2;
+
+template <class Unit>
+int64_t units(int64_t entries) {
+  return (entries + kEntries<Unit> - 1) / kEntries<Unit>;
+}
+
 // Goes on with one chain for each element of R rows and 16 * C columns, or begins it. Meanwhile
-// fetches kFetched lines for each entry, from number `line` on.
-template <int R, int C, int kFetched, class W>
-void chains(const float* x, int64_t x_stride, const Matrix<W>& w, int64_t count, bool begin,
+// fetches kFetched lines for each unit, from number `line` on.
+template <int R, int C, int kFetched, class Unit, class W>
+void chains(const Unit* x, int64_t x_stride, const Matrix<W>& w, int64_t count, bool begin,
             float* out, const Fetch& fetch, int64_t line) {
   Floats sums[R][C];
   for (int r = 0; r < R; ++r)
@@ -53,11 +67,11 @@ void chains(const float* x, int64_t x_stride, const Matrix<W>& w, int64_t count,
       sums[r][c] = begin ? broadcast(0.0f) : load(out + r * kRegion + 16 * c);
   for (int64_t k = 0; k < count; ++k) {
     for (int i = 0; i < kFetched; ++i) fetch_line(fetch, line + k * kFetched + i);
-    Floats row[C];
+    decltype(load16(w.first)) row[C];
     for (int c = 0; c < C; ++c)
       row[c] = load16(w.first + k * w.stride + 16 * c / kPanel * w.panel + 16 * c % kPanel);
     for (int r = 0; r < R; ++r) {
-      const Floats factor = broadcast(x[r * x_stride + k]);
+      const auto factor = broadcast(x[r * x_stride + k]);
       for (int c = 0; c < C; ++c) sums[r][c] = fma(factor, row[c], sums[r][c]);
     }
   }
@@ -65,8 +79,8 @@ void chains(const float* x, int64_t x_stride, const Matrix<W>& w, int64_t count,
     for (int c = 0; c < C; ++c) store(out + r * kRegion + 16 * c, sums[r][c]);
 }
 
-template <int R, int kFetched, class W>
-void chains_of(int64_t rows, const float* x, int64_t x_stride, const Matrix<W>& w, int64_t count,
+template <int R, int kFetched, class Unit, class W>
+void chains_of(int64_t rows, const Unit* x, int64_t x_stride, const Matrix<W>& w, int64_t count,
                bool begin, float* out, const Fetch& fetch, int64_t line) {
   if (rows == R)
     return chains<R, kProductVectors, kFetched>(x, x_stride, w, count, begin, out, fetch, line);
@@ -76,18 +90,18 @@ void chains_of(int64_t rows, const float* x, int64_t x_stride, const Matrix<W>& 
 
 // The rows of a patch times 16 * kProductVectors columns, in blocks of rows that are as equal as
 // possible: a block of one row costs as much as one of several. The first fetches.
-template <int kFetched, class W>
-void panel_of(const Product& p, int64_t num_rows, const float* x, const Matrix<W>& w, int64_t count,
+template <int kFetched, class Unit, class W>
+void panel_of(int64_t num_rows, const Unit* x, int64_t x_stride, const Matrix<W>& w, int64_t count,
               bool begin, float* out, const Fetch& fetch, int64_t line) {
   const int64_t blocks = (num_rows + kProductRows - 1) / kProductRows;
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t row = num_rows * b / blocks, end = num_rows * (b + 1) / blocks;
-    const float* const from = x + row * p.K;
+    const Unit* const from = x + row * x_stride;
     float* const to = out + row * kRegion;
     if (b == 0)
-      chains_of<kProductRows, kFetched>(end - row, from, p.K, w, count, begin, to, fetch, line);
+      chains_of<kProductRows, kFetched>(end - row, from, x_stride, w, count, begin, to, fetch, line);
     else
-      chains_of<kProductRows, 0>(end - row, from, p.K, w, count, begin, to, fetch, 0);
+      chains_of<kProductRows, 0>(end - row, from, x_stride, w, count, begin, to, fetch, 0);
   }
 }
 
@@ -185,51 +199,66 @@ Fetch fetch_of(const Product& p, int64_t k, int64_t count, int64_t column, int64
           p.transposed ? columns : count, shift};
 }
 
-template <class X, class Out>
-void multiply_as(const Product& p, const Patch& part, float* scratch) {
-  float* const packed = scratch;
-  float* const chain = packed + kBlock * kRegion;             // [num_rows, kRegion]
-  float* const total = chain + part.num_rows * kRegion;       // the same, of chains that are done
-  const float* x = reinterpret_cast<const float*>(p.x) + part.row * p.K;
-  if constexpr (sizeof(X) != sizeof(float)) {
-    float* const wide = total + part.num_rows * kRegion;
-    const X* const from = static_cast<const X*>(p.x) + part.row * p.K;
-    for (int64_t i = 0; i < part.num_rows * p.K; ++i) wide[i] = to_float(from[i]);
-    x = wide;
+// The rows of a patch as float32, one after another: where they are, or in `memory`.
+template <class Stored>
+const float* rows_of(const Product& p, const Patch& part, float* memory) {
+  const Stored* const from = static_cast<const Stored*>(p.x) + part.row * p.K;
+  if constexpr (sizeof(Stored) == sizeof(float)) return from;
+  else {
+    for (int64_t i = 0; i < part.num_rows * p.K; ++i) memory[i] = to_float(from[i]);
+    return memory;
   }
-  constexpr int kFetched = kColumns * sizeof(X) < kLine ? 1 : kColumns * sizeof(X) / kLine;
-  // Panels are read where they are. So are rows that are read once or twice: packing would take
-  // longer than it gains.
-  const bool in_place = p.panels || (!p.transposed && part.num_rows <= 2 * kProductRows);
-  const int64_t stride = p.panels ? kPanel : p.N, panel = p.panels ? p.K * kPanel : kPanel;
-  const Matrix<X> w = Matrix<X>{static_cast<const X*>(p.w), stride, panel}.at(0, part.column);
+}
+
+template <class Unit, class Stored, class Out>
+void multiply_as(const Product& p, const Patch& part, float* scratch) {
+  // Of a matrix that is read where it is.
+  using Lying = std::conditional_t<kEntries<Unit> == 1, Stored, Unit>;
+  static_assert(sizeof(Unit) == sizeof(float));
+  Unit* const packed = reinterpret_cast<Unit*>(scratch);
+  float* const chain = scratch + kBlock * kRegion;       // [num_rows, kRegion]
+  float* const total = chain + part.num_rows * kRegion;  // the same, of chains that are done
+  const Unit* const x =
+      rows_of<Stored>(p, part, reinterpret_cast<Unit*>(total + part.num_rows * kRegion));
+  constexpr int kFetched = kColumns * sizeof(Lying) < kLine ? 1 : kColumns * sizeof(Lying) / kLine;
+  constexpr int64_t kMost = kChain / kEntries<Unit>;
+  const int64_t K = units<Unit>(p.K);
+  // What was packed is read where it is. So are rows that are read once or twice: packing would
+  // take longer than it gains.
+  bool in_place = p.pairs;
+  if constexpr (kEntries<Unit> == 1)
+    in_place = p.panels || (!p.transposed && part.num_rows <= 2 * kProductRows);
+  const int64_t stride = p.panels ? kPanel : p.N, panel = p.panels ? K * kPanel : kPanel;
+  const Matrix<Lying> w =
+      Matrix<Lying>{static_cast<const Lying*>(p.w), stride, panel}.at(0, part.column);
   const int64_t unpacked = in_place ? part.num_columns / kColumns * kColumns : 0;
-  for (int64_t k = 0; k < p.K; k += kBlock) {
-    const int64_t count = p.K - k < kBlock ? p.K - k : kBlock;
-    const bool begin = k % kChain == 0;
+  for (int64_t k = 0; k < K; k += kBlock) {
+    const int64_t count = K - k < kBlock ? K - k : kBlock;
+    const bool begin = k % kMost == 0;
     if (begin && k > 0)
       for (int64_t i = 0; i < part.num_rows * kRegion; i += 16)
-        store(total + i, k == kChain ? load(chain + i) : add(load(total + i), load(chain + i)));
+        store(total + i, k == kMost ? load(chain + i) : add(load(total + i), load(chain + i)));
     const int64_t next = k + kBlock;
     const Fetch fetch =
-        next < p.K ? fetch_of<X>(p, next, p.K - next < kBlock ? p.K - next : kBlock, part.column,
-                                 part.num_columns)
-                   : fetch_of<X>(p, 0, p.K < kBlock ? p.K : kBlock, part.next_column,
-                                 part.num_columns);
+        next < K ? fetch_of<Stored>(p, next * kEntries<Unit>,
+                                    (K - next < kBlock ? K - next : kBlock) * kEntries<Unit>,
+                                    part.column, part.num_columns)
+                 : fetch_of<Stored>(p, 0, (K < kBlock ? K : kBlock) * kEntries<Unit>,
+                                    part.next_column, part.num_columns);
     if (unpacked < part.num_columns)
-      pack<X>(p, k, count, part.column + unpacked, part.num_columns - unpacked, packed);
-    const float* const rows = x + k;
+      pack<Stored>(p, k, count, part.column + unpacked, part.num_columns - unpacked, packed);
+    const Unit* const rows = x + k;
     int64_t n = 0;
     for (; part.num_rows == 1 && n + kWide * kColumns <= unpacked; n += kWide * kColumns)
-      chains<1, kWide * kProductVectors, kWide * kFetched>(rows, p.K, w.at(k, n), count, begin,
+      chains<1, kWide * kProductVectors, kWide * kFetched>(rows, K, w.at(k, n), count, begin,
                                                            chain + n, fetch,
                                                            n / kColumns * count * kFetched);
     for (; n < unpacked; n += kColumns)
-      panel_of<kFetched>(p, part.num_rows, rows, w.at(k, n), count, begin, chain + n, fetch,
+      panel_of<kFetched>(part.num_rows, rows, K, w.at(k, n), count, begin, chain + n, fetch,
                          n / kColumns * count * kFetched);
     for (; n < part.num_columns; n += kColumns)
-      panel_of<kFetched>(p, part.num_rows, rows,
-                         Matrix<float>{packed + (n - unpacked) * count, kColumns, kPanel}, count,
+      panel_of<kFetched>(part.num_rows, rows, K,
+                         Matrix<Unit>{packed + (n - unpacked) * count, kColumns, kPanel}, count,
                          begin, chain + n, fetch, n / kColumns * count * kFetched);
   }
   const bool several = p.K > kChain;
@@ -242,17 +271,17 @@ void multiply_as(const Product& p, const Patch& part, float* scratch) {
   }
 }
 
-template <class X>
+template <class Unit, class Stored>
 void multiply_from(const Product& p, const Patch& part, float* scratch) {
-  if (p.out_type == Type::kFloat32) return multiply_as<X, float>(p, part, scratch);
-  multiply_as<X, X>(p, part, scratch);
+  if (p.out_type == Type::kFloat32) return multiply_as<Unit, Stored, float>(p, part, scratch);
+  multiply_as<Unit, Stored, Stored>(p, part, scratch);
 }
 
-void multiply(const Product& p, const Patch& part, float* scratch) {
+[[maybe_unused]] void multiply(const Product& p, const Patch& part, float* scratch) {
   switch (p.type) {
-    case Type::kFloat32: return multiply_from<float>(p, part, scratch);
-    case Type::kBfloat16: return multiply_from<Bfloat16>(p, part, scratch);
-    case Type::kFloat16: return multiply_from<Float16>(p, part, scratch);
+    case Type::kFloat32: return multiply_from<float, float>(p, part, scratch);
+    case Type::kBfloat16: return multiply_from<float, Bfloat16>(p, part, scratch);
+    case Type::kFloat16: return multiply_from<float, Float16>(p, part, scratch);
     default: return;  // the planner lets no other through
   }
 }

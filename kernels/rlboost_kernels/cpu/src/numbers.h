@@ -12,6 +12,10 @@ namespace {
 struct Bfloat16 {
   uint16_t bits;
 };
+// Two neighbours of a sum as an instruction takes them: the upper half is added first.
+struct Pair {
+  Bfloat16 second, first;
+};
 struct Float16 {
   uint16_t bits;
 };
