@@ -69,3 +69,12 @@ def _known(setting: str, record: type) -> bool:
     except ConfigError:
         return False
     return True
+
+
+PAGE = re.compile(r"(?<![\w/.-])docs/[\w-]+\.md")
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.endswith(".py")])
+def test_pages_that_code_names_exist(file: str) -> None:
+    missing = [page for page in PAGE.findall((ROOT / file).read_text()) if page not in FILES]
+    assert not missing

@@ -12,7 +12,7 @@ ATTENTION_FOR_GPU: Final = ("mosaic_gpu", "triton")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """One engine, of a rollout server or of the trainer's own; see docs/engine.md."""
+    """One engine, of a rollout server or of the trainer's own."""
 
     slots: int = setting(64, "rollouts that are decoded together", at_least=1)
     page_size: int = setting(16, "of a page", unit="tokens", at_least=1)

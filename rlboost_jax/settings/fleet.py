@@ -25,7 +25,7 @@ class ChaosConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
-    """The preemptible instances; see docs/fleet.md."""
+    """The preemptible instances; see docs/failure-modes.md and docs/policies.md."""
 
     provider: Provider = setting(
         "local", "who starts servers: the run as child processes, or none but you, by hand"

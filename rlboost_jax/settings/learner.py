@@ -111,7 +111,7 @@ class LearnerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsConfig:
-    """Snapshots that the learner publishes and servers pull; see docs/weights.md."""
+    """Snapshots that the learner publishes and servers pull."""
 
     rollout_dtype: Dtype = setting("float32", "of snapshots and engines")
     keep_versions: int = setting(2, "snapshots kept besides those in use", at_least=1)
