@@ -180,7 +180,7 @@ def training(*, dry_run: bool) -> list[dict[str, Any]]:
     rows, row_tokens = (1, 32) if dry_run else (4, 2048)
     learner = replace(run.learner, remat="none" if dry_run else "full", attention="dense")
     step = LearnerStep(
-        model, learner, run.algorithm, run.sampling, num_steps=10, mesh=make_mesh((1, 1, 1))
+        model, learner, run.algorithm, run.sampling, num_updates=10, mesh=make_mesh((1, 1, 1))
     )
     params = init_params(model, 0)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))

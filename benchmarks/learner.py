@@ -155,7 +155,7 @@ def programs(way: Way, run: RunConfig) -> LearnerStep:
         replace(run.learner, remat=way.remat),
         run.algorithm,
         run.sampling,
-        num_steps=10,
+        num_updates=10,
         mesh=make_mesh((1, 1, 1)),
     )
 

@@ -56,14 +56,14 @@ class CriticStep:
         learner: LearnerConfig,
         algorithm: AlgorithmConfig,
         *,
-        num_steps: int,
+        num_updates: int,
         mesh: Mesh,
     ) -> None:
         # No matrix of logits; trained whole, whatever the policy's adapters are.
         self._model = replace(base_model(model), tie_embeddings=True)
         self._routing = routing_of(model, algorithm)  # batches bring it; the critic has routers
         learner = replace(learner, learning_rate=algorithm.critic_learning_rate)
-        self.optimizer = make_optimizer(learner, num_steps)
+        self.optimizer = make_optimizer(learner, num_updates)
         self.shardings = shardings_of(
             self._shapes(),
             {**param_shardings(self._model, mesh), "value": {"kernel": replicated(mesh)}},
@@ -81,7 +81,7 @@ class CriticStep:
             out_shardings=(params, whole),
         )
         self.combine, self.apply = update_programs(
-            learner, self.optimizer, self.shardings, mesh, num_steps=num_steps
+            learner, self.optimizer, self.shardings, mesh, num_updates=num_updates
         )
 
     def init(self, policy: Params) -> TrainState:

@@ -49,7 +49,7 @@ def update_programs(
     shardings: TrainState,
     mesh: Mesh,
     *,
-    num_steps: int,
+    num_updates: int,
 ) -> tuple[Any, Any]:
     """The compiled `combine`, which consumes its first argument, and `apply`.
 
@@ -60,7 +60,7 @@ def update_programs(
     program = partial(program_on, mesh, donate_argnums=0)
     moments = on_device(shardings.opt_state) if learner.moment_memory == "host" else None
     return program(combine, out_shardings=(params, whole)), program(
-        _apply(optimizer, learning_rate_schedule(learner, num_steps), moments),
+        _apply(optimizer, learning_rate_schedule(learner, num_updates), moments),
         in_shardings=(shardings, params, whole),
         out_shardings=(shardings, whole),
     )

@@ -34,13 +34,13 @@ class Shows(Protocol):
 
 def programs(run: RunConfig, mesh: Mesh) -> tuple[LearnerStep, CriticStep | None]:
     """Those of the policy, and of the critic in a run that has one. Nothing is compiled yet."""
-    num_updates = run.num_steps * run.algorithm.updates_per_batch
+    num_updates = run.num_updates
     learner = LearnerStep(
-        run.model, run.learner, run.algorithm, run.sampling, num_steps=num_updates, mesh=mesh
+        run.model, run.learner, run.algorithm, run.sampling, num_updates=num_updates, mesh=mesh
     )
     if not run.algorithm.has_critic:
         return learner, None
-    critic = CriticStep(run.model, run.learner, run.algorithm, num_steps=num_updates, mesh=mesh)
+    critic = CriticStep(run.model, run.learner, run.algorithm, num_updates=num_updates, mesh=mesh)
     return learner, critic
 
 

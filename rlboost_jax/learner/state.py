@@ -34,12 +34,12 @@ class NoHostMemory(Mistake, ValueError):
 
 
 def learning_rate_schedule(
-    config: LearnerConfig, num_steps: int
+    config: LearnerConfig, num_updates: int
 ) -> Callable[[Int[Array, ""]], Float[Array, ""]]:
     """Learning rate of update 0, 1, …
 
     Rises over `schedule_warmup_steps` updates, the first of which already moves, to
-    `learning_rate`; then stays, or falls to 0 at `num_steps`.
+    `learning_rate`; then stays, or falls to 0 at `num_updates`.
     """
     warmup = config.schedule_warmup_steps
     shapes: dict[str, Callable[[Array], Array]] = {
@@ -55,13 +55,13 @@ def learning_rate_schedule(
     def rate(step: Int[Array, ""]) -> Float[Array, ""]:
         step = jnp.asarray(step, jnp.float32)
         rise = jnp.minimum(1.0, (step + 1) / max(1, warmup))
-        done = jnp.clip((step - warmup) / max(1, num_steps - warmup), 0.0, 1.0)
+        done = jnp.clip((step - warmup) / max(1, num_updates - warmup), 0.0, 1.0)
         return config.learning_rate * rise * shapes[config.schedule](done)
 
     return rate
 
 
-def make_optimizer(config: LearnerConfig, num_steps: int) -> optax.GradientTransformation:
+def make_optimizer(config: LearnerConfig, num_updates: int) -> optax.GradientTransformation:
     """AdamW after clipping by the global norm; norms' scales and biases do not decay.
 
     Source: Loshchilov and Hutter 2017, arXiv:1711.05101, algorithm 2.
@@ -69,7 +69,7 @@ def make_optimizer(config: LearnerConfig, num_steps: int) -> optax.GradientTrans
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.max_gradient_norm),
         optax.adamw(
-            learning_rate_schedule(config, num_steps),
+            learning_rate_schedule(config, num_updates),
             b1=config.beta1,
             b2=config.beta2,
             weight_decay=config.weight_decay,

@@ -46,12 +46,12 @@ class LearnerStep:
         algorithm: AlgorithmConfig,
         sampling: SamplingConfig,
         *,
-        num_steps: int,
+        num_updates: int,
         mesh: Mesh,
     ) -> None:
         self._algorithm, self.routing = algorithm, routing_of(model, algorithm)
         self.base: Params | None = None
-        self.optimizer = make_optimizer(learner, num_steps)
+        self.optimizer = make_optimizer(learner, num_updates)
         self.shardings = state_shardings(
             model, self.optimizer, mesh, moment_memory=learner.moment_memory
         )
@@ -74,7 +74,7 @@ class LearnerStep:
             out_shardings=whole,
         )
         self.combine, self.apply = update_programs(
-            learner, self.optimizer, self.shardings, mesh, num_steps=num_steps
+            learner, self.optimizer, self.shardings, mesh, num_updates=num_updates
         )
 
     def _on_base(

@@ -49,7 +49,9 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
     if workdir:
         yield "workdir", workdir
     bits = "same bits whatever the fleet does" if config.deterministic else "not deterministic"
-    yield "run", f"{config.num_steps} updates, seed {config.seed}, {bits}"
+    updates = config.algorithm.updates_per_batch
+    steps = f"{config.num_steps} steps" + (f" of {updates} updates" if updates > 1 else "")
+    yield "run", f"{steps}, seed {config.seed}, {bits}"
     yield (
         "step",
         f"{learner.prompts_per_step} prompts x {config.algorithm.group_size} responses of up to "

@@ -25,7 +25,7 @@ class RunConfig:
 
     seed: int = setting(0, "names every random choice of the run", at_least=0, at_most=MAX_SEED)
     deterministic: bool = setting(True, "same bits whatever the fleet does")
-    num_steps: int = setting(100, "of the run, each of one batch", unit="steps", at_least=1)
+    num_steps: int = setting(100, "of the run, each with one batch", unit="steps", at_least=1)
     compile_cache_dir: str = setting("", 'compiled programs; "": ~/.cache/rlboost_jax')
     model: ModelConfig
     task: TaskConfig
@@ -42,6 +42,11 @@ class RunConfig:
     fleet: FleetConfig
     evaluation: EvaluationConfig
     observe: ObserveConfig
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps of the whole run; schedules count in these."""
+        return self.num_steps * self.algorithm.updates_per_batch
 
     @property
     def slot_tokens(self) -> int:

@@ -66,8 +66,9 @@ def learner_mistakes(config: RunConfig) -> Iterator[str]:
                     f"{learner.moment_dtype!r}; changes smaller than its last digit would be lost "
                     f"to rounding: choose at most {MAX_BETA_ROUNDED}, or float32"
                 )
-    if learner.schedule_warmup_steps > config.num_steps:
+    if learner.schedule_warmup_steps > config.num_updates:
         yield (
-            f"learner.schedule_warmup_steps is {learner.schedule_warmup_steps}; choose 0 to "
-            f"num_steps ({config.num_steps})"
+            f"learner.schedule_warmup_steps is {learner.schedule_warmup_steps}; the run makes "
+            f"{config.num_updates} updates (num_steps x algorithm.mini_batches x "
+            "algorithm.epochs), choose no more"
         )

@@ -46,7 +46,7 @@ def learner_step(config: RunConfig) -> Callable[..., LearnerStep]:
             config.learner,
             replace(config.algorithm, **algorithm),
             replace(config.sampling, temperature=0.8),
-            num_steps=config.num_steps,
+            num_updates=config.num_steps,
             mesh=make_mesh((1, 1, 1)),
         )
 

@@ -71,7 +71,7 @@ class Trainer:
             self.run.learner,
             self.run.algorithm,
             self.run.sampling,
-            num_steps=10,
+            num_updates=10,
             mesh=make_mesh(shape),
         )
         params = init_params(self.run.model, 0)

@@ -52,7 +52,7 @@ def step(run, base):
         run.learner,
         replace(run.algorithm, kl_coefficient=0.3),
         replace(run.sampling, temperature=0.8),
-        num_steps=run.num_steps,
+        num_updates=run.num_steps,
         mesh=make_mesh((1, 1, 1)),
     )
     step.base = base
@@ -200,7 +200,7 @@ def test_a_digest_of_adapters_tells_their_base(adapters):
 
 def test_a_critic_begins_as_the_base_and_is_trained_whole(run, base):
     critic = CriticStep(
-        run.model, run.learner, run.algorithm, num_steps=10, mesh=make_mesh((1, 1, 1))
+        run.model, run.learner, run.algorithm, num_updates=10, mesh=make_mesh((1, 1, 1))
     )
     rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), base)
     state = critic.init(rounded)

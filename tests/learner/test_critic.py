@@ -21,7 +21,7 @@ ALGORITHM = replace(PRESETS["ppo"], critic_learning_rate=1e-2, value_clip=0.0)
 @pytest.fixture(scope="module")
 def critic(config):
     return CriticStep(
-        config.model, config.learner, ALGORITHM, num_steps=10, mesh=make_mesh((1, 1, 1))
+        config.model, config.learner, ALGORITHM, num_updates=10, mesh=make_mesh((1, 1, 1))
     )
 
 
@@ -129,7 +129,7 @@ def test_its_moments_may_lie_on_the_host(config, critic, trajectories):
     """The same bits."""
     learner = replace(config.learner, moment_memory="host")
     mesh = make_mesh((1, 1, 1))
-    away = CriticStep(config.model, learner, ALGORITHM, num_steps=10, mesh=mesh)
+    away = CriticStep(config.model, learner, ALGORITHM, num_updates=10, mesh=mesh)
     batches, digests = batches_of(trajectories), []
     for step in (critic, away):
         state = step.init(init_params(config.model, 0))

@@ -32,13 +32,20 @@ def run_with(experts: str) -> RunConfig:
 
 def policy(run: RunConfig) -> Any:
     step = LearnerStep(
-        run.model, run.learner, run.algorithm, run.sampling, num_steps=1, mesh=make_mesh((1, 1, 1))
+        run.model,
+        run.learner,
+        run.algorithm,
+        run.sampling,
+        num_updates=1,
+        mesh=make_mesh((1, 1, 1)),
     )
     return step.evaluate(init_params(run.model, 0), None, empty(ROWS, ROW_TOKENS))
 
 
 def critic(run: RunConfig) -> Any:
-    step = CriticStep(run.model, run.learner, run.algorithm, num_steps=1, mesh=make_mesh((1, 1, 1)))
+    step = CriticStep(
+        run.model, run.learner, run.algorithm, num_updates=1, mesh=make_mesh((1, 1, 1))
+    )
     state = step.init(init_params(run.model, 0))
     params = {**state.params, "value": {"kernel": np.linspace(-1, 1, 16, dtype=np.float32)}}
     return step.values(params, empty(ROWS, ROW_TOKENS))

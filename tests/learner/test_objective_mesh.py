@@ -41,7 +41,7 @@ critics = replace(PRESETS["ppo"], value_clip=0.2)
 
 def gradients(shape):
     mesh = make_mesh(shape)
-    options = dict(num_steps=10, mesh=mesh)
+    options = dict(num_updates=10, mesh=mesh)
     policy = LearnerStep(config.model, config.learner, algorithm, config.sampling, **options)
     params = init_params(config.model, 0, shardings=policy.shardings.params)
     found, sums = policy.micro_batch(params, None, batches)

@@ -42,7 +42,7 @@ def step_of(model, config):
             config.learner,
             replace(config.algorithm, routing_replay=replayed, kl_coefficient=0.1),
             config.sampling,
-            num_steps=10,
+            num_updates=10,
             mesh=make_mesh((1, 1, 1)),
         )
         for replayed in (True, False)

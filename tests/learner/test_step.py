@@ -184,7 +184,7 @@ def test_any_arrival_order_gives_the_same_bits(config, learner_step, groups):
 def test_an_update_compiles_nothing_after_the_first(config, groups, count_compiles):
     mesh = make_mesh((1, 1, 1))
     step = LearnerStep(
-        config.model, config.learner, config.algorithm, config.sampling, num_steps=3, mesh=mesh
+        config.model, config.learner, config.algorithm, config.sampling, num_updates=3, mesh=mesh
     )
     state, made = fresh(config, step), []
     for _ in range(3):
@@ -285,7 +285,7 @@ def test_no_logits_of_all_tokens_are_made(config, top_p):
         config.learner,
         config.algorithm,
         sampling,
-        num_steps=3,
+        num_updates=3,
         mesh=make_mesh((1, 1, 1)),
     )
     batch, _ = fill([], rows=64, row_tokens=64, loss_aggregation="token_mean")
@@ -315,7 +315,7 @@ def test_bfloat16_activations_leave_float32_gradients_that_add_up(config, groups
             config.learner,
             config.algorithm,
             config.sampling,
-            num_steps=3,
+            num_updates=3,
             mesh=make_mesh((1, 1, 1)),
         )
         for dtype in ("float32", "bfloat16")

@@ -14,6 +14,7 @@ from rlboost_jax.settings.engine import EngineAttention
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config, run_config_from_dict, to_dict
 from rlboost_jax.settings.model import LoraConfig
+from rlboost_jax.settings.plan import plan_text
 from rlboost_jax.settings.validate import MAX_GROUP, MAX_TRAINED
 
 
@@ -405,6 +406,17 @@ def test_a_guard_of_the_kl_needs_the_model_it_is_taken_to():
         run_config(values)
     values.algorithm.kl_coefficient = 0.01
     run_config(values)
+
+
+def test_schedules_count_updates_of_which_a_step_may_make_several() -> None:
+    values = base.get_config()
+    values.num_steps, values.algorithm.mini_batches, values.algorithm.epochs = 100, 2, 2
+    values.learner.schedule_warmup_steps = 400
+    assert run_config(values).num_updates == 400
+    assert "100 steps of 4 updates" in plan_text(run_config(values))
+    values.learner.schedule_warmup_steps = 401
+    with pytest.raises(ConfigError, match="is 401; the run makes 400 updates"):
+        run_config(values)
 
 
 def test_a_budget_of_tokens_gives_each_device_whole_rows() -> None:
