@@ -45,7 +45,7 @@ def build(config):
             ),
         )
         mesh = make_mesh((1, 1, 1))
-        options = {"num_steps": 40, "mesh": mesh}
+        options = {"num_updates": 40, "mesh": mesh}
         policy = LearnerStep(run.model, run.learner, algorithm, run.sampling, **options)
         critic = None
         if algorithm.has_critic:
