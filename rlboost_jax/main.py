@@ -23,6 +23,7 @@ from rlboost_jax.config.command_line import parse
 from rlboost_jax.config.errors import ConfigError
 from rlboost_jax.config.load import run_config
 from rlboost_jax.config.plan import plan_text
+from rlboost_jax.huge_pages import start_with_huge_pages
 from rlboost_jax.observe.summary import Summary, headline
 
 if TYPE_CHECKING:
@@ -153,4 +154,5 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    start_with_huge_pages()
     app.run(main, flags_parser=parse)
