@@ -19,6 +19,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from rlboost_jax import exits
+from rlboost_jax.huge_pages import start_with_huge_pages
 from rlboost_jax.observe.summary import Summary, headline
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
@@ -170,4 +171,5 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    start_with_huge_pages()
     app.run(main, flags_parser=parse)
