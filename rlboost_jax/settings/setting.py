@@ -6,6 +6,7 @@ it: the configuration that a run begins with (`configs/base.py`), checks of rang
 """
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterator
 from typing import Any, Final, Literal
@@ -87,17 +88,17 @@ def setting(
     return dataclasses.field(default=default, metadata={_KEY: values})
 
 
-def settings_of(record: Any, section: str = "") -> Iterator[Setting]:
-    """All settings of a record and of the records inside it, in their order.
+@functools.cache
+def settings_of(record: type) -> tuple[Setting, ...]:
+    """All settings of a record's class and of the records inside it, in their order."""
+    return tuple(_settings(record, ""))
 
-    Args:
-        record: a class, or one of its objects.
-        section: dotted name of the record itself, "" for the outermost.
-    """
+
+def _settings(record: Any, section: str) -> Iterator[Setting]:
     for field in dataclasses.fields(record):
         name = f"{section}.{field.name}" if section else field.name
         if is_section(field.type):
-            yield from settings_of(field.type, name)
+            yield from _settings(field.type, name)
             continue
         values = dict(field.metadata[_KEY])
         values["unit"] = values["unit"] or next(
