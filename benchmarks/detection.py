@@ -34,7 +34,7 @@ from benchmarks.streams import Connection, Wire, serving
 from configs import tiny
 from rlboost_jax import messages as m
 from rlboost_jax.credentials import Credentials, Endpoint, read_credentials
-from rlboost_jax.manager.files import join_folder, trainer_folder
+from rlboost_jax.manager.service.run_files import join_folder, trainer_folder
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.settings.load import run_config, write_run_config
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Action, FromServer, FromTrainer, Send, Tick
-from rlboost_jax.manager.state import Manager
+from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.world import settings
 

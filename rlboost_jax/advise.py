@@ -15,7 +15,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from rlboost_jax import exits
-from rlboost_jax.manager.advice import report
+from rlboost_jax.manager.policies.advice import report
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.simulator.advice import of_run, of_simulation

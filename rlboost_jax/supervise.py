@@ -22,7 +22,7 @@ from typing import Final
 from rlboost_jax import exits
 from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess
-from rlboost_jax.manager.files import read_record
+from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.workdir import is_held
 

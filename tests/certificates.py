@@ -7,7 +7,7 @@ from pathlib import Path
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from rlboost_jax.credentials import CLIENT_CERTIFICATE, CLIENT_KEY, SERVER
-from rlboost_jax.manager import authority
+from rlboost_jax.manager.service import authority
 
 LONG_AGO = datetime.timedelta(days=740)  # when what has expired by now was made
 

@@ -47,7 +47,7 @@ DEFECTS = (
     Defect(
         "journal",
         "a manager that was started again does not know what the one before had taken in",
-        "rlboost_jax/manager/memory.py",
+        "rlboost_jax/manager/reducer/recovery.py",
         "case StepExtended() | Collected() | Redone():",
         "case StepExtended() | Redone():",
         "tests/system/test_durability.py::"
@@ -73,7 +73,7 @@ DEFECTS = (
     Defect(
         "lease",
         "a server may be silent for twice its lease",
-        "rlboost_jax/manager/roster.py",
+        "rlboost_jax/manager/state/roster.py",
         'silent = instance.heard_at + lease, f"silent',
         'silent = instance.heard_at + 2 * lease, f"silent',
         "tests/simulate/test_schedules.py::test_every_sample_once_and_right[0]",

@@ -120,6 +120,54 @@ def test_imports_point_one_way(name: str) -> None:
         assert layer(target) <= layer(name), f"{name} reaches up to {target}"
 
 
+# Rooms of the manager: each imports from its own floor and from those below. What lies in
+# no room are the words that all of them use.
+FLOORS = ("", "policies", "state", "reducer", "service", "__main__")
+INPUT_OUTPUT = {
+    "aiohttp",
+    "asyncio",
+    "os",
+    "pathlib",
+    "random",
+    "shutil",
+    "signal",
+    "socket",
+    "ssl",
+}
+INPUT_OUTPUT |= {"subprocess", "tempfile", "threading", "time", "urllib"}
+OF_MANAGER = [name for name in MODULES if unit(name) == "manager"]
+
+
+def floor(name: str) -> int:
+    room = (*name.split("."), "")[2]
+    return FLOORS.index(room) if room in FLOORS else 0
+
+
+@pytest.mark.parametrize("name", OF_MANAGER)
+def test_a_room_of_the_manager_imports_from_lower_floors(name: str) -> None:
+    for target in own_imports(name) & set(OF_MANAGER):
+        assert floor(target) <= floor(name), f"{name} reaches up to {target}"
+
+
+@pytest.mark.parametrize("name", OF_MANAGER)
+def test_only_the_service_has_to_do_with_the_world(name: str) -> None:
+    """No clock, file, socket, process or chance where decisions are made."""
+    if floor(name) < FLOORS.index("service"):
+        assert not foreign_imports(name) & INPUT_OUTPUT
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Not even for types."""
+    names = {name for name in MODULES if unit(name) != "simulator"}
+    imports = {name: own_imports(name) & names - {name} for name in names}
+    for name, targets in imports.items():  # a module imports its packages, which import nothing
+        imports[name] = {t for t in targets if MODULES[t].name != "__init__.py"}
+    while leaves := [name for name, targets in imports.items() if not targets & set(imports)]:
+        for name in leaves:
+            del imports[name]
+    assert not sorted(imports)
+
+
 WITHOUT_JAX = [
     name
     for name in MODULES

@@ -14,7 +14,7 @@ import pytest
 from configs import tiny
 from rlboost_jax import exits
 from rlboost_jax.learner.manager_process import ManagerProcess
-from rlboost_jax.manager.files import read_record
+from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.supervise import (
     FIRST_PAUSE_SECONDS,

@@ -3,9 +3,9 @@ the same simulation, and to the order in which rollouts are begun."""
 
 import numpy as np
 
-from rlboost_jax.manager.lengths import Floats, Lengths, Responses
-from rlboost_jax.manager.rollouts import Rollout, Step
-from rlboost_jax.manager.step_model import StepModel
+from rlboost_jax.manager.policies.lengths import Floats, Lengths, Responses
+from rlboost_jax.manager.reducer.step_model import StepModel
+from rlboost_jax.manager.state.rollouts import Rollout, Step
 from rlboost_jax.simulator.world import World
 
 DECODING = 0.02  # seconds of a token of one rollout; 20 % more or less makes no difference
@@ -73,7 +73,7 @@ def _order(world: World, *, means: bool) -> None:
 
 
 def _model(world: World) -> StepModel:
-    model = world.manager.work.model
+    model = world.manager.dispatch.model
     assert model is not None, "these policies foresee nothing"
     return model
 

@@ -18,7 +18,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from rlboost_jax.credentials import CredentialsUnusable, Endpoint, explain, read_credentials
-from rlboost_jax.manager.files import (
+from rlboost_jax.manager.service.run_files import (
     ALREADY_MANAGED,
     ManagerRecord,
     join_folder,

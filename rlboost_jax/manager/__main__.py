@@ -26,10 +26,6 @@ from aiohttp import web
 from rlboost_jax import processes
 from rlboost_jax.fleet.local import LocalProvider
 from rlboost_jax.fleet.market import MarketEvent, initial_capacity, market_events
-from rlboost_jax.manager import authority
-from rlboost_jax.manager.addresses import for_other_hosts, for_this_host, names
-from rlboost_jax.manager.app import make_app
-from rlboost_jax.manager.driver import Driver
 from rlboost_jax.manager.events import (
     InstanceExited,
     MachineAdded,
@@ -38,7 +34,16 @@ from rlboost_jax.manager.events import (
     ServerFound,
     Shutdown,
 )
-from rlboost_jax.manager.files import (
+from rlboost_jax.manager.limits import server_frame_bytes
+from rlboost_jax.manager.reducer.manager import Manager
+from rlboost_jax.manager.service import authority
+from rlboost_jax.manager.service.addresses import for_other_hosts, for_this_host, names
+from rlboost_jax.manager.service.app import make_app
+from rlboost_jax.manager.service.driver import Driver
+from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
+from rlboost_jax.manager.service.heap import keep_small
+from rlboost_jax.manager.service.journal_files import Journal
+from rlboost_jax.manager.service.run_files import (
     ALREADY_MANAGED,
     AlreadyManaged,
     ManagerRecord,
@@ -50,13 +55,8 @@ from rlboost_jax.manager.files import (
     recorded,
     trainer_folder,
 )
-from rlboost_jax.manager.gate import RUNNER_OPTIONS, Gate, max_connections
-from rlboost_jax.manager.heap import keep_small
-from rlboost_jax.manager.journal_files import Journal
-from rlboost_jax.manager.limits import server_frame_bytes
+from rlboost_jax.manager.service.tracing import StepTracer
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state import Manager
-from rlboost_jax.manager.watch import StepWatch
 from rlboost_jax.messages import SICK_EXIT_CODE
 from rlboost_jax.observe.events import EventsWriter
 from rlboost_jax.settings.errors import ConfigError
@@ -113,7 +113,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         manager = Manager(settings, loop.time())
         watch = None
         if run.observe.profile_step:
-            watch = StepWatch(workdir, run.observe.profile_step)
+            watch = StepTracer(workdir, run.observe.profile_step)
             stack.callback(watch.close)
         route_bytes = settings.routing.route_bytes if settings.routing else 0
         driver = Driver(manager, record, journal.append, watch, route_bytes)

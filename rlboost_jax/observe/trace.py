@@ -62,7 +62,10 @@ def trace_path(workdir: str | Path, step: int) -> Path:
 
 
 def read_spans(path: Path) -> tuple[list[Placed], dict[str, Doubtful]]:
-    """What `manager/span_file.py` wrote, and by process what is doubtful, without broken lines."""
+    """What `span_file.py` of the manager wrote, and by process what is doubtful.
+
+    Broken lines are left out.
+    """
     spans: list[Placed] = []
     doubts: dict[str, Doubtful] = {}
     for line in read_lines(path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.manager.advice import Advice, advise
+from rlboost_jax.manager.policies.advice import Advice, advise
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.simulator.markets import markets, static
 from rlboost_jax.simulator.records import SimConfig

@@ -13,7 +13,7 @@ from rlboost_jax.simulator.markets import Change
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One engine in one step: see `rlboost_jax.manager.usage.Usage`."""
+    """One engine in one step: see `rlboost_jax.manager.state.usage.Usage`."""
 
     reserved: bool
     seconds: float

@@ -18,14 +18,14 @@ system here; other are only these decisions:
 
 from collections.abc import Iterable, Mapping
 
-from rlboost_jax.manager.instances import Instance
-from rlboost_jax.manager.memory import Memory
-from rlboost_jax.manager.rollouts import Rollout, Step
-from rlboost_jax.manager.servers import Servers
+from rlboost_jax.manager.reducer.dispatch import Dispatch
+from rlboost_jax.manager.reducer.manager import Manager
+from rlboost_jax.manager.reducer.recovery import Recovery
+from rlboost_jax.manager.reducer.servers import Servers
+from rlboost_jax.manager.reducer.trainer import Trainer
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state import Manager
-from rlboost_jax.manager.trainer import Trainer
-from rlboost_jax.manager.work import Work
+from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.rollouts import Rollout, Step
 from rlboost_jax.messages import StepTrained, WindowClosed, WindowState
 
 QUOTA = 4  # groups between two polls
@@ -78,7 +78,7 @@ class Controller:
         return self.seconds
 
 
-class GroupWork(Work):
+class GroupWork(Dispatch):
     """Groups as they are dispatched, moved and cut."""
 
     poll_at = 0.0
@@ -179,14 +179,14 @@ class PublicCode(Manager):
     ) -> None:
         super().__init__(settings, now)
         parts = settings, self.ledger, self.roster
-        self.work = self._groups = GroupWork(*parts, self._outbox)
-        self.servers = Servers(*parts, self.fleet, self.work, self._outbox)
-        trainer = ControlledTrainer(*parts, self.work, self.servers, self._outbox, now)
+        self.dispatch = self._groups = GroupWork(*parts, self._outbox)
+        self.servers = Servers(*parts, self.fleet, self.dispatch, self._outbox)
+        trainer = ControlledTrainer(*parts, self.dispatch, self.servers, self._outbox, now)
         initial = round(settings.manager.window_initial_seconds)
         trainer.controller = Controller(initial, table)
         trainer.accelerators = accelerators
         self.trainer = trainer
-        self.memory = Memory(
+        self.recovery = Recovery(
             self.ledger, self.roster, self.fleet, self.servers, self.trainer, self._outbox
         )
 

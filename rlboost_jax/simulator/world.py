@@ -26,8 +26,8 @@ from rlboost_jax.manager.events import (
     Start,
     Tick,
 )
+from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state import Manager
 from rlboost_jax.messages import ToServer, ToTrainer
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.manager import ManagerConfig

@@ -25,7 +25,6 @@ from typing import Any, Final
 import msgspec
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager.app import NotAllowed, decode_from_server, decode_from_trainer
 from rlboost_jax.manager.events import (
     Action,
     Close,
@@ -39,7 +38,8 @@ from rlboost_jax.manager.events import (
     Tick,
     TrainerGone,
 )
-from rlboost_jax.manager.state import Manager
+from rlboost_jax.manager.reducer.manager import Manager
+from rlboost_jax.manager.service.app import NotAllowed, decode_from_server, decode_from_trainer
 from tests.fuzz import corpus
 from tests.fuzz.mutators import Mutator
 from tests.manager.fakes import (
@@ -326,7 +326,7 @@ class Scene:
             step.num_waiting,
             step.num_finished,
             step.books.generated - step.books.lost,
-            manager.work.seeding.open,
+            manager.dispatch.seeding.open,
             manager.trainer.window,
             manager.ledger.kept,
             tuple(manager.servers.versions.manifests),

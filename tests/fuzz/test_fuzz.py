@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager.ledger import Ledger
+from rlboost_jax.manager.state.ledger import Ledger
 from tests.fuzz import corpus, in_process, over_sockets
 from tests.fuzz.mutators import Mutator
 

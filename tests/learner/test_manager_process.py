@@ -14,7 +14,7 @@ import pytest
 from configs import tiny
 from rlboost_jax.learner import manager_process as module
 from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess
-from rlboost_jax.manager.files import ManagerRecord, only_manager, read_record
+from rlboost_jax.manager.service.run_files import ManagerRecord, only_manager, read_record
 from rlboost_jax.processes import start_time
 from rlboost_jax.settings.load import run_config, write_run_config
 from tests.patience import PATIENCE_SECONDS

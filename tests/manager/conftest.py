@@ -11,12 +11,12 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager import app
-from rlboost_jax.manager.driver import Driver
 from rlboost_jax.manager.events import Record
-from rlboost_jax.manager.files import Tokens
+from rlboost_jax.manager.reducer.manager import Manager
+from rlboost_jax.manager.service import app
+from rlboost_jax.manager.service.driver import Driver
+from rlboost_jax.manager.service.run_files import Tokens
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state import Manager
 from rlboost_jax.weights.serve import add_routes
 from tests.manager.fakes import RUN, SNAPSHOTS, hello, settings
 from tests.patience import PATIENCE_SECONDS

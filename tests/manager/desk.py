@@ -15,8 +15,8 @@ from rlboost_jax.manager.events import (
     Tick,
 )
 from rlboost_jax.manager.journal import Entry
+from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state import Manager
 from tests.manager.fakes import (
     RUN,
     batch,

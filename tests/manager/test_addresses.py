@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from rlboost_jax.manager import addresses
+from rlboost_jax.manager.service import addresses
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from rlboost_jax.manager.advice import advise, report
+from rlboost_jax.manager.policies.advice import advise, report
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.simulator.advice import of_run, of_simulation
 from tests.simulator.conftest import make_config

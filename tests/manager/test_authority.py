@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.x509 import verification
 
 from rlboost_jax.credentials import CERTIFICATES, MANAGER_NAME
-from rlboost_jax.manager import authority
+from rlboost_jax.manager.service import authority
 
 NOW = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
 DAY = datetime.timedelta(days=1)

@@ -4,7 +4,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import ServerGone
-from rlboost_jax.manager.rollouts import Rollout
+from rlboost_jax.manager.state.rollouts import Rollout
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded
 from tests.manager.fakes import hello, settings
 from tests.manager.test_extending import GREEDY, extension

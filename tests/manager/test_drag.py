@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.manager.drag import LEAST, LEAST_WEIGHT, MOST, Drag
+from rlboost_jax.manager.policies.drag import LEAST, LEAST_WEIGHT, MOST, Drag
 
 
 def shown(drag: Drag, value: float, planned: float = 1.0) -> None:

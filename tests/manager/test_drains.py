@@ -5,7 +5,6 @@ import math
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager.drains import LEAVE_SECONDS, MARGIN_SECONDS, MAX_NOTICES
 from rlboost_jax.manager.events import (
     MachineAdded,
     MachineRemoved,
@@ -13,6 +12,7 @@ from rlboost_jax.manager.events import (
     ServerStarted,
     Stalled,
 )
+from rlboost_jax.manager.reducer.drains import LEAVE_SECONDS, MARGIN_SECONDS, MAX_NOTICES
 from tests.manager.desk import RESERVED, Desk
 from tests.manager.fakes import ready, settings
 

@@ -8,11 +8,11 @@ import aiohttp
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager import driver as driver_module
 from rlboost_jax.manager import limits
 from rlboost_jax.manager.events import (
     Shutdown,
 )
+from rlboost_jax.manager.service import driver as driver_module
 from tests.manager.conftest import HEADERS, SERVER_HEADERS, Open, join, open_trainer, read
 from tests.manager.fakes import (
     SNAPSHOTS,
@@ -293,7 +293,7 @@ def test_a_refused_server_hears_why(loopback: Open, run: Run) -> None:
 def test_the_first_frame_has_a_time_limit(
     loopback: Open, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlboost_jax.manager.app.FIRST_FRAME_SECONDS", 0.01)
+    monkeypatch.setattr("rlboost_jax.manager.service.app.FIRST_FRAME_SECONDS", 0.01)
 
     async def story() -> None:
         async with loopback() as loop:

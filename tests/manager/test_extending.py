@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager import step_checks
 from rlboost_jax.manager.events import TrainerGone
+from rlboost_jax.manager.reducer import step_checks
 from tests.manager.desk import TRAINER, Desk, at_work, trained
 from tests.manager.fakes import RUN, begin_step, ready
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.manager.events import MachineRemoved
-from rlboost_jax.manager.fleet import ABSENT_SECONDS, Fleet, victim, wanted
+from rlboost_jax.manager.state.fleet import ABSENT_SECONDS, Fleet, victim, wanted
 
 
 @pytest.mark.parametrize(

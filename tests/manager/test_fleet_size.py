@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.manager.fleet_size import (
+from rlboost_jax.manager.policies.fleet_size import (
     PRIOR_LOSSES,
     PRIOR_SECONDS,
     SURELY,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlboost_jax.manager.forecast import (
+from rlboost_jax.manager.policies.forecast import (
     RESOLUTION,
     WAITS,
     Engines,
@@ -17,7 +17,7 @@ from rlboost_jax.manager.forecast import (
     best_window,
     forecast,
 )
-from rlboost_jax.manager.speeds import Rates
+from rlboost_jax.manager.policies.speeds import Rates
 from tests.simulate.faults import limited
 
 STEADY = Rates(step=0.01, row=0.0, context=0.0, prefill=0.0)  # 100 steps per second

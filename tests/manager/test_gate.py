@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from rlboost_jax.credentials import read_credentials
-from rlboost_jax.manager import authority
-from rlboost_jax.manager import gate as gate_module
-from rlboost_jax.manager.gate import RUNNER_OPTIONS, Gate
+from rlboost_jax.manager.service import authority
+from rlboost_jax.manager.service import gate as gate_module
+from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate
 from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS
 

@@ -1,8 +1,8 @@
 """The roster's index by hand; `tests/simulate/invariants.py` compares it after every event."""
 
-from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.roster import Roster
+from rlboost_jax.manager.state.ledger import Ledger
+from rlboost_jax.manager.state.roster import Roster
 from tests.manager.fakes import begin_step, hello, manifest, settings
 
 

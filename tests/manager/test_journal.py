@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.manager import journal_files
 from rlboost_jax.manager.journal import (
     Collected,
     Entry,
@@ -22,7 +21,8 @@ from rlboost_jax.manager.journal import (
     frames,
     read_segment,
 )
-from rlboost_jax.manager.journal_files import Journal
+from rlboost_jax.manager.service import journal_files
+from rlboost_jax.manager.service.journal_files import Journal
 from rlboost_jax.messages import WindowState
 from tests.manager.fakes import RUN, begin_step, manifest
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rlboost_jax.manager.lengths import Lengths, kaplan_meier, responses
+from rlboost_jax.manager.policies.lengths import Lengths, kaplan_meier, responses
 
 
 def log_normal(groups: int, size: int, *, rho: float, sigma: float, seed: int) -> np.ndarray:

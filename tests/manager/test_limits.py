@@ -9,8 +9,8 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.manager import limits
 from rlboost_jax.manager.limits import Bucket, Callers, Meter, server_frame_bytes
-from rlboost_jax.manager.profile import MAX_KINDS, MIN_SAMPLES, Profile
-from rlboost_jax.manager.roster import Roster
+from rlboost_jax.manager.policies.throughput import MAX_KINDS, MIN_SAMPLES, ThroughputProfile
+from rlboost_jax.manager.state.roster import Roster
 from tests.manager.desk import Desk, seeded
 from tests.manager.fakes import batch, hello, ready, settings
 
@@ -183,7 +183,7 @@ def test_a_fleet_has_a_size() -> None:
 
 
 def test_the_kinds_of_a_profile_are_bounded() -> None:
-    profile = Profile()
+    profile = ThroughputProfile()
     for step in range(20):
         for kind in range(100):
             for size in (1, 2):

@@ -21,7 +21,7 @@ import pytest
 from configs import tiny
 from rlboost_jax import messages as m
 from rlboost_jax.credentials import Endpoint, read_credentials
-from rlboost_jax.manager.files import ALREADY_MANAGED
+from rlboost_jax.manager.service.run_files import ALREADY_MANAGED
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.processes import start_time
 from rlboost_jax.settings.load import run_config, write_run_config
@@ -222,8 +222,9 @@ def test_tls_may_be_given_up_and_taken_up_again(workdir: Path) -> None:
 def test_one_that_dies_of_an_exception_is_followed_on_its_port(workdir: Path) -> None:
     """The next manager listens where the servers of the dead one look for theirs."""
     program = (
-        "import sys; from rlboost_jax.manager import __main__ as m, state;"
-        "state.Manager.handle = lambda *_: 1 / 0; sys.exit(m.main(sys.argv[1:]))"
+        "import sys; from rlboost_jax.manager import __main__ as m;"
+        "from rlboost_jax.manager.reducer.manager import Manager;"
+        "Manager.handle = lambda *_: 1 / 0; sys.exit(m.main(sys.argv[1:]))"
     )
     dying = subprocess.Popen(
         [sys.executable, "-c", program, f"--workdir={workdir}"], stderr=subprocess.PIPE, text=True

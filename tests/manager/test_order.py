@@ -4,7 +4,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.manager.order import PROBE, REST, WHOLE, first_wave, foreseen_order, later_waves
+from rlboost_jax.manager.policies.order import (
+    PROBE,
+    REST,
+    WHOLE,
+    first_wave,
+    foreseen_order,
+    later_waves,
+)
 
 sizes_of_groups = st.lists(st.integers(1, 9), min_size=1, max_size=40)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.manager.placement import (
+from rlboost_jax.manager.policies.placement import (
     MUCH_SLOWER,
     Load,
     Pace,

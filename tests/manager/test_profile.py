@@ -1,6 +1,6 @@
 """The plateau batch of a machine whose throughput curve is known."""
 
-from rlboost_jax.manager.profile import Profile
+from rlboost_jax.manager.policies.throughput import ThroughputProfile
 
 
 def throughput(batch: int) -> float:
@@ -8,8 +8,8 @@ def throughput(batch: int) -> float:
     return 100.0 * min(batch, 16)
 
 
-def measured(batches: list[int], context: float = 50.0) -> Profile:
-    profile = Profile()
+def measured(batches: list[int], context: float = 50.0) -> ThroughputProfile:
+    profile = ThroughputProfile()
     for batch in batches:
         for _ in range(4):
             tokens = batch * 8
@@ -54,7 +54,7 @@ def test_a_step_without_samples_keeps_the_last_profile() -> None:
 
 
 def test_dispatches_that_say_nothing_are_passed_over() -> None:
-    profile = Profile()
+    profile = ThroughputProfile()
     for _ in range(8):
         profile.add("cpu", batch=0, tokens=8, seconds=1.0, context=1.0)
         profile.add("cpu", batch=8, tokens=8, seconds=0.0, context=1.0)

@@ -13,7 +13,7 @@ from rlboost_jax.manager.events import (
     Signal,
     Stalled,
 )
-from rlboost_jax.manager.fleet import ABSENT_SECONDS, FIRST_RETRY_SECONDS
+from rlboost_jax.manager.state.fleet import ABSENT_SECONDS, FIRST_RETRY_SECONDS
 from tests.manager.desk import RESERVED, Desk, at_work
 from tests.manager.fakes import batch, ready, settings
 

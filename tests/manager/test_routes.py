@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager.batches import MalformedBatch, Rows
 from rlboost_jax.manager.events import ServerGone
 from rlboost_jax.manager.limits import Meter, server_frame_bytes, trainer_queue_bytes
+from rlboost_jax.manager.state.token_rows import MalformedBatch, TokenRows
 from rlboost_jax.settings.routing import Routing
 from tests.manager.desk import Desk
 from tests.manager.fakes import (
@@ -149,15 +149,15 @@ def test_a_server_that_lies_about_routes_is_hung_up_on(lie: Any, words: str) -> 
 )
 def test_every_row_has_tokens_of_a_request_of_its_own(rows: list[Any]) -> None:
     with pytest.raises(MalformedBatch, match="a row that is empty or there twice"):
-        Rows(batch(0, 0, rows, leads=[0, 0]), VOCAB, ROUTING)
+        TokenRows(batch(0, 0, rows, leads=[0, 0]), VOCAB, ROUTING)
 
 
 def test_routes_come_with_tokens_where_they_are_replayed_and_nowhere_else() -> None:
     plain, routed = batch(0, 0, [(1, [5])]), batch(0, 0, [(1, [5])], leads=[0])
     for message, routing in ((plain, ROUTING), (routed, None)):
         with pytest.raises(MalformedBatch, match="routes"):
-            Rows(message, VOCAB, routing)
-    Rows(batch(0, 0, []), VOCAB, ROUTING)  # says what is in flight
+            TokenRows(message, VOCAB, routing)
+    TokenRows(batch(0, 0, []), VOCAB, ROUTING)  # says what is in flight
     desk, requests = at_a(routing=None)
     desk.tokens(A, requests)
     results = desk.sent(m.FinishedRollout)

@@ -19,7 +19,7 @@ from rlboost_jax.manager.events import (
     TrainerGone,
 )
 from rlboost_jax.manager.journal import RunOver
-from rlboost_jax.manager.state import ORPHANED
+from rlboost_jax.manager.reducer.manager import ORPHANED
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
 from tests.manager.fakes import RUN, begin_step, settings
 from tests.manager.fakes import hello as server_hello
@@ -224,7 +224,7 @@ def test_a_reconnect_in_mid_step_restarts_no_clock() -> None:
     desk.now = 3.0
     desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=50)
     desk.trainer(begin_step(0, 0, "d"), stream=50)
-    assert desk.manager.work.seeding.total(3.0) == 3.0, "the window opened at 0"
+    assert desk.manager.dispatch.seeding.total(3.0) == 3.0, "the window opened at 0"
     desk.now = 4.0
     desk.trainer(trained(0), stream=50)
     (report,) = desk.sent(m.StepReport)

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager import servers
 from rlboost_jax.manager.events import ServerGone, Stalled
+from rlboost_jax.manager.reducer import servers
 from tests.manager.desk import RESERVED, Desk, at_work
 from tests.manager.fakes import batch, hello, settings
 

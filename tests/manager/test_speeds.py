@@ -6,15 +6,15 @@ import random
 import numpy as np
 import pytest
 
-from rlboost_jax.manager.speeds import SHRINK_SECONDS, Rates, Span, Speeds, fit
+from rlboost_jax.manager.policies.speeds import SHRINK_SECONDS, BusySpan, Rates, Speeds, fit
 
 KIND = "kind", False
 TRUE = Rates(step=0.015, row=2e-5, context=3e-8, prefill=2.5e-5)
 
 
-def work(rng: random.Random, rates: Rates, since: float) -> tuple[Span, float]:
+def work(rng: random.Random, rates: Rates, since: float) -> tuple[BusySpan, float]:
     """What an engine does in some steps with some rollouts, and until when."""
-    span, now = Span(since), since
+    span, now = BusySpan(since), since
     rows = [rng.randrange(100, 9000) for _ in range(rng.randrange(1, 90))]
     new = [rng.random() < 0.3 for _ in rows]
     steps = rng.randrange(20, 200)
@@ -47,7 +47,7 @@ def test_an_engine_is_found_from_what_it_tells() -> None:
 
 
 def test_what_the_messages_look_like_does_not_matter() -> None:
-    whole, parts = Span(0.0), Span(0.0)
+    whole, parts = BusySpan(0.0), BusySpan(0.0)
     whole.add(1, 100, 10, first=True)
     for before in range(100, 110):
         parts.add(1, before, 1, first=before == 100)
@@ -86,10 +86,10 @@ def test_a_decode_step_takes_time() -> None:
 
 
 def test_a_kind_is_believed_after_some_spans() -> None:
-    speeds, span = Speeds(), Span(0.0)
+    speeds, span = Speeds(), BusySpan(0.0)
     span.add(1, 10, 5, first=True)
     speeds.add(KIND, "a", span, 1.0)
-    speeds.add(KIND, "a", Span(1.0), 2.0)  # without a token
+    speeds.add(KIND, "a", BusySpan(1.0), 2.0)  # without a token
     speeds.end_step(["a"])
     assert speeds.rates(KIND) is None
     assert SHRINK_SECONDS > 0 and speeds.factor("unknown") == 1.0

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager.driver import PULSE_SECONDS
 from rlboost_jax.manager.events import Event, FromServer, Tick
+from rlboost_jax.manager.service.driver import PULSE_SECONDS
 from tests.manager.conftest import Loopback, Open, join, open_trainer
 
 Run = Callable[..., Any]

@@ -1,7 +1,6 @@
 """What becomes of servers that are sent home for want of work, whatever they do about it."""
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager.drains import LEAVE_SECONDS, MARGIN_SECONDS
 from rlboost_jax.manager.events import (
     InstanceExited,
     MachineAdded,
@@ -10,7 +9,8 @@ from rlboost_jax.manager.events import (
     Signal,
     Start,
 )
-from rlboost_jax.manager.fleet import ABSENT_SECONDS
+from rlboost_jax.manager.reducer.drains import LEAVE_SECONDS, MARGIN_SECONDS
+from rlboost_jax.manager.state.fleet import ABSENT_SECONDS
 from tests.manager.desk import Desk
 from tests.manager.fakes import begin_step, hello, ready, settings
 

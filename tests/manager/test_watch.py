@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager import span_file
-from rlboost_jax.manager.driver import Driver
 from rlboost_jax.manager.events import Action, Event, FromServer, FromTrainer
-from rlboost_jax.manager.state import Manager
-from rlboost_jax.manager.watch import StepWatch
+from rlboost_jax.manager.reducer.manager import Manager
+from rlboost_jax.manager.service import span_file
+from rlboost_jax.manager.service.driver import Driver
+from rlboost_jax.manager.service.tracing import StepTracer
 from rlboost_jax.observe.trace import Doubtful, read_spans, spans_path
 from tests.manager.desk import RESERVED, Desk, trained
 from tests.manager.fakes import begin_step, ready, settings
@@ -24,7 +24,7 @@ DISPATCH = m.Span(name="dispatch", lane="engine", start=10.75, seconds=0.125, ar
 
 
 class Watched(Desk):
-    def __init__(self, watch: StepWatch) -> None:
+    def __init__(self, watch: StepTracer) -> None:
         super().__init__(settings(manager__lease_seconds=60.0))
         self.watch = watch
 
@@ -43,7 +43,7 @@ def lines(workdir: Path, step: int) -> list[dict[str, Any]]:
 def desk(tmp_path: Path) -> Watched:
     """Step 1, begun at 10 s by the reserved engine; at 10.5 s server A takes over, and gives all
     its tokens at 11 s; the update is applied at 12 s, and step 2 begins."""
-    desk = Watched(StepWatch(tmp_path, 1))
+    desk = Watched(StepTracer(tmp_path, 1))
     desk.open_run()
     desk.publish(1)
     desk.begin(0)  # given up: not of interest
@@ -137,7 +137,7 @@ def test_what_there_is_no_room_for_is_counted(
 ) -> None:
     """With what the server itself had no room for, however often it says so."""
     monkeypatch.setattr(span_file, "MAX_LINES", 10)
-    watch = StepWatch(tmp_path, 1)
+    watch = StepTracer(tmp_path, 1)
     said = FromServer(3, m.Spans(spans=(DISPATCH,) * 4, clock_error=0.0, dropped=2))
     for _ in range(50):
         watch(said, [], 0.0, 0.0)
@@ -152,7 +152,7 @@ def test_the_managers_own_spans_are_counted_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(span_file, "MAX_LINES", 3)
-    watch = StepWatch(tmp_path, 1)
+    watch = StepTracer(tmp_path, 1)
     for event in (FromTrainer(1, begin_step(1, 1, "d")), *[FromServer(3, ready(1))] * 10):
         watch(event, [], 0.0, 0.0)
     watch(FromTrainer(1, trained(1)), [], 1.0, 1.0)
@@ -164,7 +164,7 @@ def test_a_step_that_is_done_again_has_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(span_file, "MAX_LINES", 3)
-    watch = StepWatch(tmp_path, 1)
+    watch = StepTracer(tmp_path, 1)
     for _ in range(2):
         spans_path(tmp_path, 1).unlink(missing_ok=True)  # as a trainer does that begins anew
         for event in (FromTrainer(1, begin_step(1, 1, "d")), *[FromServer(3, ready(1))] * 10):
@@ -174,7 +174,7 @@ def test_a_step_that_is_done_again_has_room_again(
 
 
 def test_once_the_trace_is_made_nothing_is_kept(tmp_path: Path) -> None:
-    watch = StepWatch(tmp_path, 1)
+    watch = StepTracer(tmp_path, 1)
     said = FromServer(3, m.Spans(spans=(DISPATCH,), clock_error=0.0))
     for step in (1, 2, 3):
         watch(FromTrainer(1, begin_step(step, step, "d")), [], 0.0, 0.0)
@@ -185,7 +185,7 @@ def test_once_the_trace_is_made_nothing_is_kept(tmp_path: Path) -> None:
 
 def test_a_full_disk_costs_the_profile_only(tmp_path: Path) -> None:
     (tmp_path / "profile").write_text("not a folder")
-    watch = StepWatch(tmp_path, 1)
+    watch = StepTracer(tmp_path, 1)
     for _ in range(2):
         watch(FromServer(3, m.Spans(spans=(DISPATCH,), clock_error=0.0)), [], 0.0, 0.0)
     assert watch._file.full

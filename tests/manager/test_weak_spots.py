@@ -43,7 +43,7 @@ def test_w01_a_step_without_any_instance_is_generated_all_the_same() -> None:
     for second in range(3000):
         desk.now = float(second)
         desk.server(RESERVED, m.Renew())
-    assert desk.manager.work.seeding.open, "for as long as nobody else is there"
+    assert desk.manager.dispatch.seeding.open, "for as long as nobody else is there"
     work_to_the_end(desk, RESERVED, _held(desk))
     desk.trainer(trained(0))
     (report,) = desk.sent(m.StepReport)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.manager.window import Observation, Seeding, initial, recall, update
+from rlboost_jax.manager.policies.window import Observation, Seeding, initial, recall, update
 from rlboost_jax.messages import WindowState
 
 

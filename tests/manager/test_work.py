@@ -55,10 +55,10 @@ def test_running_rollouts_move_above_the_plateau_and_the_shortest_first() -> Non
     instance = next(iter(desk.manager.roster))
     for batch in (2, 8):  # as many tokens a second with two as with eight
         for _ in range(4):
-            desk.manager.work.profile.add(
+            desk.manager.dispatch.profile.add(
                 instance.kind, batch=batch, tokens=8, seconds=1.0, context=3.0
             )
-    desk.manager.work.profile.end_step()
+    desk.manager.dispatch.profile.end_step()
     desk.tokens(A, [r for r in requests if r.sample not in (2, 5)], 1)
     still = [i for i in instance.held if instance.held[i].num_tokens == 0]
     desk.join(B, version=0, slots=8)

@@ -20,8 +20,8 @@ from rlboost_jax.credentials import (
     explain,
     read_credentials,
 )
-from rlboost_jax.manager import authority
-from rlboost_jax.manager.gate import Gate
+from rlboost_jax.manager.service import authority
+from rlboost_jax.manager.service.gate import Gate
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.server import CannotServe, fetch_config
 from rlboost_jax.rollout.worker import Worker

@@ -2,7 +2,7 @@
 
 import math
 
-from rlboost_jax.manager.instances import Instance
+from rlboost_jax.manager.state.instances import Instance
 from tests.simulate.world import World
 
 ROUNDING = 1e-8
@@ -157,8 +157,8 @@ def _nothing_idle(world: World) -> None:
     step = manager.ledger.active
     if step is None or not step.num_waiting or manager.over:
         return
-    remote = manager.work.remote(step)
-    reserved = manager.work.reserved(step)
-    assert manager.work.seeding.open or remote, "no one is eligible"
-    for instance in remote + (reserved if manager.work.seeding.open else []):
+    remote = manager.dispatch.remote(step)
+    reserved = manager.dispatch.reserved(step)
+    assert manager.dispatch.seeding.open or remote, "no one is eligible"
+    for instance in remote + (reserved if manager.dispatch.seeding.open else []):
         assert len(instance.held) >= instance.slots + world.settings.manager.max_pending

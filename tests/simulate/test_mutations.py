@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager import journal, journal_files, outbox, work
-from rlboost_jax.manager.instances import Instance
-from rlboost_jax.manager.intake import Intake
+from rlboost_jax.manager import journal, outbox
 from rlboost_jax.manager.journal import Collected
-from rlboost_jax.manager.roster import Roster
+from rlboost_jax.manager.reducer import dispatch
+from rlboost_jax.manager.reducer.intake import Intake
+from rlboost_jax.manager.service import journal_files
+from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.roster import Roster
 from tests.simulate.faults import fails, schedule_of
 
 WITHIN = 10_000  # schedules
@@ -51,7 +53,7 @@ def stale_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forgotten_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was being asked back of a server that goes is waited for in vain."""
-    real = work.Work.put_back
+    real = dispatch.Dispatch.put_back
 
     def put_back(self: Any, instance: Instance, request_ids: Any) -> int:
         ids = [i for i in request_ids if i in instance.held and not instance.held[i].releasing]
@@ -59,7 +61,7 @@ def forgotten_request(monkeypatch: pytest.MonkeyPatch) -> None:
             instance.let_go(request_id)
         return real(self, instance, ids)
 
-    monkeypatch.setattr(work.Work, "put_back", put_back)
+    monkeypatch.setattr(dispatch.Dispatch, "put_back", put_back)
 
 
 def lease_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

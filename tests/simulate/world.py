@@ -36,9 +36,9 @@ from rlboost_jax.manager.events import (
     TrainerGone,
 )
 from rlboost_jax.manager.journal import Entry, StepOpened
-from rlboost_jax.manager.journal_files import SUFFIX, Journal
+from rlboost_jax.manager.reducer.manager import Manager
+from rlboost_jax.manager.service.journal_files import SUFFIX, Journal
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state import Manager
 from tests.manager.fakes import RUN
 from tests.simulate.server import Server
 

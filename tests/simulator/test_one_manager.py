@@ -11,10 +11,10 @@ import pytest
 
 import rlboost_jax.manager.__main__ as production
 from configs import tiny
-from rlboost_jax.manager.driver import Driver
 from rlboost_jax.manager.events import Start
+from rlboost_jax.manager.reducer.manager import Manager
+from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state import Manager
 from rlboost_jax.settings.load import run_config_from_dict
 from rlboost_jax.simulator import world as simulation
 from rlboost_jax.simulator.markets import Change, static

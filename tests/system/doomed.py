@@ -25,7 +25,7 @@ from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.updates import BatchUpdates
-from rlboost_jax.manager.files import read_record
+from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.weights import snapshots

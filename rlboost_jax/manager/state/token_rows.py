@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.manager.rollouts import Rollout
+from rlboost_jax.manager.state.rollouts import Rollout
 from rlboost_jax.messages import RoutedTokenBatch, TokenBatch
 from rlboost_jax.settings.routing import Routing
 
@@ -19,7 +19,7 @@ class MalformedBatch(ValueError):
     """A token batch that contradicts itself. What to change: the server that sent it."""
 
 
-class Rows:
+class TokenRows:
     """A token batch taken apart and checked.
 
     Raises `MalformedBatch` if lengths disagree, a token is outside the vocabulary, a

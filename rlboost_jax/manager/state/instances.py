@@ -2,13 +2,21 @@
 
 import math
 from collections import Counter
+from typing import Protocol
 
-from rlboost_jax.manager.index import Index, Pool
 from rlboost_jax.manager.limits import REMARK_BURST, REMARKS_PER_SECOND, Bucket
-from rlboost_jax.manager.rollouts import Rollout, Step
-from rlboost_jax.manager.speeds import Span
-from rlboost_jax.manager.usage import Usage
+from rlboost_jax.manager.policies.speeds import BusySpan
+from rlboost_jax.manager.state.rollouts import Rollout, Step
+from rlboost_jax.manager.state.usage import Usage
 from rlboost_jax.messages import BeginStep, Hello, InstanceStatus, Manifest, TokenBatch
+
+
+class Watcher(Protocol):
+    """Is told when what it keeps up to date about instances has changed."""
+
+    def held_changed(self, instance: "Instance") -> None: ...
+
+    def state_changed(self, instance: "Instance") -> None: ...
 
 
 class Instance:
@@ -50,13 +58,10 @@ class Instance:
         self.slowest = 0.0  # dispatch so far, in seconds
         self.usage = Usage()  # since it was recorded last
         self.progress_at = now  # of the last token or answer, or since when it holds work
-        self.span: Span | None = None  # since all its tokens were known; None: it holds nothing
+        self.span: BusySpan | None = None  # since all its tokens were known; None: it holds nothing
         self.remarks = Bucket(REMARKS_PER_SECOND, REMARK_BURST)  # what is worth a line
-        # What the index knows of it; None: it has left.
-        self.index: Index | None = None
         self.order = 0  # of joining
-        self.pool: Pool | None = None
-        self.noted_releasing, self.noted_working = 0, False
+        self.watcher: Watcher | None = None  # None: it has left
 
     @property
     def state(self) -> str:
@@ -130,7 +135,7 @@ class Instance:
 
     def hold(self, rollout: Rollout, now: float) -> None:
         if not self.held:
-            self.progress_at, self.span = now, Span(now)
+            self.progress_at, self.span = now, BusySpan(now)
         rollout.holder, rollout.asked_at, rollout.yielded = self.name, math.inf, False
         self.held[rollout.request_id] = rollout
         self.groups[rollout.prompt] += 1
@@ -169,9 +174,9 @@ class Instance:
         return self.version == named.version and self.digest == named.params_digest
 
     def _held_changed(self) -> None:
-        if self.index is not None:
-            self.index.held_changed(self)
+        if self.watcher is not None:
+            self.watcher.held_changed(self)
 
     def _state_changed(self) -> None:
-        if self.index is not None:
-            self.index.state_changed(self)
+        if self.watcher is not None:
+            self.watcher.state_changed(self)

@@ -1,16 +1,16 @@
 """What is told of a step once it is trained: its times, instances, tokens and dollars."""
 
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.rollouts import Step
-from rlboost_jax.manager.roster import Roster
-from rlboost_jax.manager.work import Work
+from rlboost_jax.manager.reducer.dispatch import Dispatch
+from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.messages import StepReport, StepTrained, WindowState
 
 
 class StepReports:
-    def __init__(self, roster: Roster, work: Work, outbox: Outbox) -> None:
+    def __init__(self, roster: Roster, dispatch: Dispatch, outbox: Outbox) -> None:
         self._roster = roster
-        self._work = work
+        self._dispatch = dispatch
         self._outbox = outbox
         self._ready_before = 0.0  # instance-seconds when the step began
         self.paid: dict[int, float] = {}  # step → dollars of the run when it was reported
@@ -44,7 +44,7 @@ class StepReports:
             step=step.begin.step,
             rollout_seconds=seconds,
             remote_wait_seconds=now - step.begun_at - seconds,
-            seeding_window_seconds=self._work.seeding.total(now),
+            seeding_window_seconds=self._dispatch.seeding.total(now),
             instances_mean=self.instances(step, now),
             instances_joined=books.joined,
             instances_lost=books.gone,
@@ -66,7 +66,7 @@ class StepReports:
         for rollout in step.delivered(measuring=False):
             lengths.setdefault(rollout.prompt, []).append(rollout.num_tokens)
         for instance in self._roster:
-            self._work.record_usage(instance)
+            self._dispatch.record_usage(instance)
         self._outbox.record(
             "trained",
             lengths=list(lengths.values()),

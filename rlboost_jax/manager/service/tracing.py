@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rlboost_jax.manager.events import Action, Event, FromServer, FromTrainer, Record, Send
-from rlboost_jax.manager.span_file import SpanFile
+from rlboost_jax.manager.service.span_file import SpanFile
 from rlboost_jax.messages import (
     BeginStep,
     Generate,
@@ -20,7 +20,7 @@ from rlboost_jax.messages import (
 from rlboost_jax.observe.trace import Doubtful
 
 
-class StepWatch:
+class StepTracer:
     """To be shown all events with their actions, see `driver.Watch`.
 
     Args:

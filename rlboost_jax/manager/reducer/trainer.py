@@ -9,19 +9,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rlboost_jax.manager.doubts import Doubts
 from rlboost_jax.manager.journal import RunOver
-from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.rollouts import Step
-from rlboost_jax.manager.roster import Roster
-from rlboost_jax.manager.servers import Servers
+from rlboost_jax.manager.policies.window import Observation, initial, recall, update
+from rlboost_jax.manager.reducer.dispatch import Dispatch
+from rlboost_jax.manager.reducer.doubts import Doubts
+from rlboost_jax.manager.reducer.servers import Servers
+from rlboost_jax.manager.reducer.sizing import Sizing
+from rlboost_jax.manager.reducer.step_checks import ProtocolError, check_begin, check_extension
+from rlboost_jax.manager.reducer.step_reports import StepReports, rollout_seconds
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.sizing import Sizing
-from rlboost_jax.manager.step_checks import ProtocolError, check_begin, check_extension
-from rlboost_jax.manager.step_reports import StepReports, rollout_seconds
-from rlboost_jax.manager.window import Observation, initial, recall, update
-from rlboost_jax.manager.work import Work
+from rlboost_jax.manager.state.ledger import Ledger
+from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.messages import (
     BeginStep,
     Doubt,
@@ -46,7 +46,7 @@ class Trainer:
         settings: Settings,
         ledger: Ledger,
         roster: Roster,
-        work: Work,
+        dispatch: Dispatch,
         servers: Servers,
         outbox: Outbox,
         now: float,
@@ -54,7 +54,7 @@ class Trainer:
         self._settings = settings
         self._ledger = ledger
         self._roster = roster
-        self._work = work
+        self._dispatch = dispatch
         self._servers = servers
         self._outbox = outbox
         self.window: WindowState = initial(settings.manager.window_initial_seconds)
@@ -64,8 +64,8 @@ class Trainer:
         self.learnt = False  # this manager has seen a whole step
         self.sizing = Sizing(settings, roster, servers.versions, outbox)
         self._resumed = False  # the active step began with tokens kept
-        self._doubts = Doubts(roster, work, servers, outbox)
-        self.reports = StepReports(roster, work, outbox)
+        self._doubts = Doubts(roster, dispatch, servers, outbox)
+        self.reports = StepReports(roster, dispatch, outbox)
 
     @property
     def instance_cap(self) -> int:
@@ -95,8 +95,8 @@ class Trainer:
                 self._ledger.forget(message.step)
                 self.reports.forget(message.step)
                 if self._ledger.active is None:
-                    self._work.stop(now)
-                self._work.release_cancelled()
+                    self._dispatch.stop(now)
+                self._dispatch.release_cancelled()
             case EndRun():
                 if message.over:
                     self._outbox.keep(RunOver())
@@ -119,7 +119,7 @@ class Trainer:
             self._resumed = True
             self._seed(active.begun_at)
             if active.finished:
-                self._work.stop(now)
+                self._dispatch.stop(now)
         self.patience = self._settings.fleet.orphan_seconds
         self.orphan_at = now + self.patience
 
@@ -151,7 +151,7 @@ class Trainer:
         active = self._ledger.active
         step, self._resumed = self._ledger.begin(begin, now)
         self._outbox.step, self._outbox.wanted = begin.step, set()
-        self._work.release_cancelled()
+        self._dispatch.release_cancelled()
         if self._resumed:
             self._outbox.record(
                 "resumed",
@@ -206,9 +206,9 @@ class Trainer:
         seconds = self.window.seconds if manager.seeding else 0.0
         if manager.seeding and manager.window == "model" and not self.learnt:
             seconds = math.inf
-        self._work.seeding.begin(begun_at, seconds)
+        self._dispatch.seeding.begin(begun_at, seconds)
         if manager.seeding and manager.window == "model":
-            self._work.seeding.until = begun_at  # ask the model as soon as there is an instance
+            self._dispatch.seeding.until = begun_at  # ask the model as soon as there is an instance
 
     def _doubted(self, message: Doubt) -> None:
         step = self._ledger.active
@@ -219,36 +219,36 @@ class Trainer:
         step = self._ledger.active
         if step is None or step.begin.step != message.step:
             raise ProtocolError(f"step {message.step} was trained but is not being worked on")
-        self._work.stop(now)
+        self._dispatch.stop(now)
         measures = step.measures  # before what is unfinished of it is dropped
         self._learn(step, message, now)
         self._ledger.close(step)
-        self._work.release_cancelled()
+        self._dispatch.release_cancelled()
         if not (self._resumed or measures):  # half a step says nothing, more than one too much
             rollout = rollout_seconds(step)
             remote_wait = now - step.begun_at - rollout
             self._observe(message, rollout, remote_wait, self.reports.instances(step, now))
-        self._work.profile.end_step()
+        self._dispatch.profile.end_step()
         report = self.reports.report(step, self.window, now)
         self.reports.record(step, message, report)
         self._outbox.to_trainer(report)
 
     def _learn(self, step: Step, message: StepTrained, now: float) -> None:
         """Tell the model of a step, before what is unfinished of it is dropped."""
-        model = self._work.model
+        model = self._dispatch.model
         if model is None or self._resumed or step.measures:
             return
-        closed, self._work.planned_end = self._work.planned_end, None
+        closed, self._dispatch.planned_end = self._dispatch.planned_end, None
         if closed is not None and not self._roster.changed:
             model.compare(step, closed)
         accounted = message.train_wait_seconds + message.train_seconds
         model.learn(
             step,
             train_seconds=message.train_seconds,
-            other_seconds=now - step.begun_at - self._work.seeding.total(now) - accounted,
+            other_seconds=now - step.begun_at - self._dispatch.seeding.total(now) - accounted,
             present=[instance.name for instance in self._roster],
         )
-        model.choose_order(*self._work.engines)
+        model.choose_order(*self._dispatch.engines)
         self.sizing.foresee(model, self.window.instance_cap if self.learnt else None)
 
     def _observe(
@@ -268,7 +268,7 @@ class Trainer:
         before = self.window
         self.window = update(before, seen, eta=manager.window_eta, memory=manager.window_memory)
         if manager.window == "model":  # to go on with after a restart, until it knows as much
-            seconds = self._work.seeding.total(self._roster.now)
+            seconds = self._dispatch.seeding.total(self._roster.now)
             self.window = msgspec.structs.replace(
                 self.window, seconds=seconds, memory=before.memory
             )

@@ -6,7 +6,6 @@ versions are noted where they change (`Outbox.keep`); here are the counts and to
 
 from collections.abc import Iterable
 
-from rlboost_jax.manager.fleet import Fleet
 from rlboost_jax.manager.journal import (
     Collected,
     Counted,
@@ -20,14 +19,15 @@ from rlboost_jax.manager.journal import (
     StepOpened,
     StepResumed,
 )
-from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.roster import Roster
-from rlboost_jax.manager.servers import Servers
-from rlboost_jax.manager.trainer import Trainer
+from rlboost_jax.manager.reducer.servers import Servers
+from rlboost_jax.manager.reducer.trainer import Trainer
+from rlboost_jax.manager.state.fleet import Fleet
+from rlboost_jax.manager.state.ledger import Ledger
+from rlboost_jax.manager.state.roster import Roster
 
 
-class Memory:
+class Recovery:
     def __init__(
         self,
         ledger: Ledger,

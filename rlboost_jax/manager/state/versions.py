@@ -1,9 +1,9 @@
 """Policy versions: which is the newest, and who holds or fetches which."""
 
-from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.journal import Published
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.roster import Roster
+from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.messages import Announce, Manifest
 
 

@@ -19,7 +19,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.manager.profile import MAX_KINDS
+from rlboost_jax.manager.policies.throughput import MAX_KINDS
 
 Kind = tuple[Hashable, bool]  # what is alike in pace; whether it is the learner's own
 FORGET = 0.5  # weight of a step's measurements in the next step
@@ -55,7 +55,7 @@ class Rates:
         )
 
 
-class Span:
+class BusySpan:
     """What an instance has done since a moment at which all its tokens were known."""
 
     __slots__ = ("contexts", "prefilled", "since", "steps", "tokens")
@@ -97,7 +97,7 @@ class Speeds:
         self._mixed = False
         self._own: dict[str, tuple[float, float]] = {}  # instance → seconds, its kind's for that
 
-    def add(self, kind: Kind, name: str, span: Span, now: float) -> None:
+    def add(self, kind: Kind, name: str, span: BusySpan, now: float) -> None:
         """An instance was busy from the span's beginning until now."""
         seconds, sums = now - span.since, span.sums()
         if seconds <= 0 or not span.tokens:

@@ -1,18 +1,20 @@
 """What the learner doubts: who sampled it is believed no more, and others sample it again."""
 
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.rollouts import Rollout, Step
-from rlboost_jax.manager.roster import Roster
-from rlboost_jax.manager.servers import Servers
-from rlboost_jax.manager.step_checks import ProtocolError
-from rlboost_jax.manager.work import Work
+from rlboost_jax.manager.reducer.dispatch import Dispatch
+from rlboost_jax.manager.reducer.servers import Servers
+from rlboost_jax.manager.reducer.step_checks import ProtocolError
+from rlboost_jax.manager.state.rollouts import Rollout, Step
+from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.messages import Doubt, unpack_ids
 
 
 class Doubts:
-    def __init__(self, roster: Roster, work: Work, servers: Servers, outbox: Outbox) -> None:
+    def __init__(
+        self, roster: Roster, dispatch: Dispatch, servers: Servers, outbox: Outbox
+    ) -> None:
         self._roster = roster
-        self._work = work
+        self._dispatch = dispatch
         self._servers = servers
         self._outbox = outbox
 
@@ -48,7 +50,7 @@ class Doubts:
             reason = f"its log-probabilities are {message.gap:.3g} nats from the learner's"
             self._servers.quarantine(name, reason)
         if others:
-            self._work.redo(step, doubted, others)
+            self._dispatch.redo(step, doubted, others)
         if own:
             raise ProtocolError(
                 f"the trainer's own engine {own[0]!r} and its learner are {message.gap:.3g} nats "

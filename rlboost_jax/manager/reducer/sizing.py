@@ -2,13 +2,13 @@
 
 import math
 
-from rlboost_jax.manager.fleet_size import Hazard, Prices, Size, best_size
-from rlboost_jax.manager.forecast import Forecast
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.roster import Roster
+from rlboost_jax.manager.policies.fleet_size import Hazard, Prices, Size, best_size
+from rlboost_jax.manager.policies.forecast import Forecast
+from rlboost_jax.manager.reducer.step_model import StepModel
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.step_model import StepModel
-from rlboost_jax.manager.versions import Versions
+from rlboost_jax.manager.state.roster import Roster
+from rlboost_jax.manager.state.versions import Versions
 
 
 class Sizing:

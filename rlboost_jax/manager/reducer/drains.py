@@ -8,11 +8,11 @@ leave. One that goes earlier is lost like any other; one that stays is hung up o
 
 import math
 
-from rlboost_jax.manager.instances import Instance
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.roster import Roster
+from rlboost_jax.manager.reducer.dispatch import Dispatch, newest_pending
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.work import Work, newest_pending
+from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.messages import MAX_NOTICE_SECONDS, Hint, Leave, Notice
 
 # Rollouts are asked back so long before the end, and the slowest dispatch of that server: a
@@ -25,10 +25,12 @@ MAX_REASON_LETTERS = 200
 
 
 class Drains:
-    def __init__(self, settings: Settings, roster: Roster, work: Work, outbox: Outbox) -> None:
+    def __init__(
+        self, settings: Settings, roster: Roster, dispatch: Dispatch, outbox: Outbox
+    ) -> None:
         self._early = settings.manager.drain_seconds
         self._roster = roster
-        self._work = work
+        self._dispatch = dispatch
         self._outbox = outbox
 
     def hint(self, instance: Instance, message: Hint) -> None:
@@ -66,13 +68,13 @@ class Drains:
             self._outbox.send(instance.stream, Leave(reason=instance.leave_reason))
         elif now >= _release_at(instance):
             self._roster.retire(instance)
-            self._work.release(instance, instance.held.values())
+            self._dispatch.release(instance, instance.held.values())
         elif not instance.draining:
             instance.draining = True
             self._roster.retire(instance)
             surplus = len(instance.held) - instance.num_releasing - instance.slots
             count = max(surplus, instance.waiting)
-            self._work.release(instance, newest_pending(instance, count))
+            self._dispatch.release(instance, newest_pending(instance, count))
         self._roster.check_at = min(self._roster.check_at, self.next_at(instance, now))
         return False
 

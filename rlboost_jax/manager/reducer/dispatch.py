@@ -6,11 +6,9 @@ is no tick: a waiting rollout goes as soon as an eligible instance has room.
 
 from collections.abc import Collection, Iterable, Sequence
 
-from rlboost_jax.manager.forecast import RESOLUTION
-from rlboost_jax.manager.instances import Instance
-from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.placement import (
+from rlboost_jax.manager.policies.forecast import RESOLUTION
+from rlboost_jax.manager.policies.placement import (
     Load,
     Pace,
     assign,
@@ -19,13 +17,15 @@ from rlboost_jax.manager.placement import (
     running_moves,
     straggler,
 )
-from rlboost_jax.manager.profile import Profile
-from rlboost_jax.manager.rollouts import Rollout, Step
-from rlboost_jax.manager.roster import Roster
+from rlboost_jax.manager.policies.throughput import ThroughputProfile
+from rlboost_jax.manager.policies.window import Seeding
+from rlboost_jax.manager.reducer.step_model import StepModel
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.step_model import StepModel
-from rlboost_jax.manager.usage import Usage
-from rlboost_jax.manager.window import Seeding
+from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.ledger import Ledger
+from rlboost_jax.manager.state.rollouts import Rollout, Step
+from rlboost_jax.manager.state.roster import Roster
+from rlboost_jax.manager.state.usage import Usage
 from rlboost_jax.messages import (
     Generate,
     GenerateRequest,
@@ -39,14 +39,14 @@ RANKINGS = 64  # of the queue in a step, at most
 GENERATE_BYTES = 8 * 2**20  # of tokens in one frame; more is split
 
 
-class Work:
+class Dispatch:
     def __init__(self, settings: Settings, ledger: Ledger, roster: Roster, outbox: Outbox) -> None:
         self._settings = settings.manager
         self._ledger = ledger
         self._roster = roster
         self._outbox = outbox
         self.seeding = Seeding()
-        self.profile = Profile()
+        self.profile = ThroughputProfile()
         self.model = StepModel(settings) if settings.models else None
         self._ranked: tuple[Step, int] | None = None  # and how many had finished then
         self._planned_for = -1  # members of the fleet at the last plan
@@ -68,7 +68,7 @@ class Work:
             self._rank(step)
             self._place(step, [*remote, *seeding], now)
         if self._settings.balance and not step.num_waiting:
-            self._balance(remote, seeding)
+            self._balance(step, remote, seeding)
         idle = reserved and not any(i.held for i in reserved)
         if self.seeding.open and remote and idle and not step.num_waiting:
             self._close(step, "reserved engines have nothing left", now)
@@ -290,19 +290,19 @@ class Work:
         if (slow := straggler(loads)) is not None:
             self.release(eligible[slow], _shortest(eligible[slow], 1))
 
-    def _balance(self, remote: Sequence[Instance], seeding: Sequence[Instance]) -> None:
+    def _balance(self, step: Step, remote: Sequence[Instance], seeding: Sequence[Instance]) -> None:
         """Continuous load balancing: pending rollouts first, then running ones.
 
         Whoever holds no more than its slots has nothing pending, and whoever holds one rollout
         at most has none to spare: only the others are looked at.
         """
         index = self._roster.index
-        pool = remote[0].pool if remote else None
+        pool = self._roster.pool(step) if remote else None
 
         def works(instance: Instance) -> bool:
             if instance.reserved:
                 return instance in seeding
-            return pool is not None and instance.pool is pool
+            return pool is not None and index.works_with(instance, pool)
 
         if any(works(instance) for instance in index.overfull.values()):
             eligible = [*remote, *seeding]

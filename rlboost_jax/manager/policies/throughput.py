@@ -13,7 +13,7 @@ MIN_SAMPLES = 4  # of a batch size before it is believed
 MAX_KINDS = 64  # a kind is what a server says it is: those learnt last are kept
 
 
-class Profile:
+class ThroughputProfile:
     """Two steps of samples: the running one is collected, the last one is asked."""
 
     def __init__(self) -> None:

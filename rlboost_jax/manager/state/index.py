@@ -5,14 +5,11 @@ back: to look through the whole fleet for it would make each token dearer the la
 fleet is.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from rlboost_jax.manager.instances import Instance
+from rlboost_jax.manager.state.instances import Instance
 
 Parameters = tuple[int, str]  # version and digest
 
@@ -43,6 +40,15 @@ class Pool:
         self.working -= working
 
 
+@dataclass(slots=True)
+class _Noted:
+    """What was known of an instance when it changed last."""
+
+    pool: Pool | None = None
+    releasing: int = 0
+    working: bool = False
+
+
 class Index:
     """Of all instances with a living stream."""
 
@@ -57,13 +63,20 @@ class Index:
         self._pools: dict[Parameters, Pool] = {}
         self._empty = Pool()
         self._count = 0
+        self._noted: dict[int, _Noted] = {}  # by stream
 
     def pool(self, version: int, digest: str) -> Pool:
         return self._pools.get((version, digest), self._empty)
 
+    def works_with(self, instance: Instance, pool: Pool) -> bool:
+        """Whether an instance is one of a pool."""
+        noted = self._noted.get(instance.stream)
+        return noted is not None and noted.pool is pool
+
     def join(self, instance: Instance) -> None:
         self._count += 1
-        instance.order, instance.index = self._count, self
+        instance.order, instance.watcher = self._count, self
+        self._noted[instance.stream] = _Noted()
         self.names.add(instance.name)
         self.claims[instance.hello.instance] += 1
         if instance.reserved:
@@ -74,8 +87,8 @@ class Index:
     def leave(self, instance: Instance) -> None:
         """It is no longer counted, whatever it still holds."""
         self._enter(instance, None)
-        instance.index = None
-        self.asked_back -= instance.noted_releasing
+        instance.watcher = None
+        self.asked_back -= self._noted.pop(instance.stream).releasing
         self.crowded.pop(instance.stream, None)
         self.overfull.pop(instance.stream, None)
         self.reserved.pop(instance.stream, None)
@@ -86,18 +99,19 @@ class Index:
 
     def held_changed(self, instance: Instance) -> None:
         """What it holds, or what of that is being asked back, is not what it was."""
+        noted = self._noted[instance.stream]
         releasing, held = instance.num_releasing, len(instance.held)
-        self.asked_back += releasing - instance.noted_releasing
-        instance.noted_releasing = releasing
+        self.asked_back += releasing - noted.releasing
+        noted.releasing = releasing
         for some, limit in ((self.crowded, 1), (self.overfull, instance.slots)):
             if held - releasing > limit:
                 some[instance.stream] = instance
             else:
                 some.pop(instance.stream, None)
-        if (held > 0) != instance.noted_working:
-            instance.noted_working = held > 0
-            if instance.pool is not None:
-                instance.pool.working += 1 if held else -1
+        if (held > 0) != noted.working:
+            noted.working = held > 0
+            if noted.pool is not None:
+                noted.pool.working += 1 if held else -1
 
     def state_changed(self, instance: Instance) -> None:
         """It is ready now, or no longer, or for other parameters."""
@@ -109,14 +123,15 @@ class Index:
         self._enter(instance, self._pools.setdefault((key[0], key[1]), Pool()))
 
     def _enter(self, instance: Instance, pool: Pool | None) -> None:
-        before = instance.pool
+        noted = self._noted[instance.stream]
+        before = noted.pool
         if before is pool:
             return
         if before is not None:
-            before.remove(instance, working=instance.noted_working)
+            before.remove(instance, working=noted.working)
             if not before.instances:
                 self._pools = {key: p for key, p in self._pools.items() if p is not before}
-        instance.pool = pool
+        noted.pool = pool
         if pool is not None:
             pool.add(instance)
 

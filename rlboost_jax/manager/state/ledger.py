@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.manager.accounts import Books
-from rlboost_jax.manager.batches import Rows
 from rlboost_jax.manager.journal import (
     Collected,
     CollectedRouted,
@@ -29,7 +28,8 @@ from rlboost_jax.manager.journal import (
     StepResumed,
 )
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.rollouts import Rollout, Step
+from rlboost_jax.manager.state.rollouts import Rollout, Step
+from rlboost_jax.manager.state.token_rows import TokenRows
 from rlboost_jax.messages import (
     BeginStep,
     ExtendStep,
@@ -181,7 +181,7 @@ class Ledger:
 
     def receive(
         self,
-        rows: Rows,
+        rows: TokenRows,
         version: int,
         held: dict[int, Rollout],
         name: str,
@@ -239,7 +239,7 @@ class Ledger:
         return ended
 
 
-def _collected(step: int, name: str, rows: Rows, pieces: list[Piece], now: float) -> Collected:
+def _collected(step: int, name: str, rows: TokenRows, pieces: list[Piece], now: float) -> Collected:
     samples, starts, parts, leads, routes = zip(*pieces, strict=True)
     fields: dict[str, Any] = {
         "step": step,

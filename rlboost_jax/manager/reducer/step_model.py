@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlboost_jax.manager.drag import Drag
-from rlboost_jax.manager.forecast import (
+from rlboost_jax.manager.policies.drag import Drag
+from rlboost_jax.manager.policies.forecast import (
     WAITS,
     Engines,
     Forecast,
@@ -23,13 +23,13 @@ from rlboost_jax.manager.forecast import (
     micro_batches,
     without_waits,
 )
-from rlboost_jax.manager.instances import Instance
-from rlboost_jax.manager.lengths import Floats, Indices, Lengths, Responses, responses
-from rlboost_jax.manager.order import first_wave, foreseen_order, later_waves
-from rlboost_jax.manager.placement import Pace
-from rlboost_jax.manager.rollouts import Rollout, Step
+from rlboost_jax.manager.policies.lengths import Floats, Indices, Lengths, Responses, responses
+from rlboost_jax.manager.policies.order import first_wave, foreseen_order, later_waves
+from rlboost_jax.manager.policies.placement import Pace
+from rlboost_jax.manager.policies.speeds import BusySpan, Rates, Speeds
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.speeds import Rates, Span, Speeds
+from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.rollouts import Rollout, Step
 
 NEWEST = 0.5  # weight of the last step in the learner's pace
 NO_RATES = Rates(step=1.0, row=0.0, context=0.0, prefill=0.0)  # of no engine at all
@@ -89,7 +89,7 @@ class StepModel:
                 self.speeds.add(_kind(instance), instance.name, span, now)
             if instance.waiting and instance.running < instance.slots:
                 self.speeds.crowded(_kind(instance), context)
-            instance.span = Span(now) if instance.running else None
+            instance.span = BusySpan(now) if instance.running else None
 
     def learn(
         self, step: Step, *, train_seconds: float, other_seconds: float, present: Collection[str]

@@ -13,16 +13,16 @@ Nothing is merged while a rollout waits, and all may return as soon as one does.
 
 import math
 
-from rlboost_jax.manager.fleet import Fleet
-from rlboost_jax.manager.instances import Instance
-from rlboost_jax.manager.ledger import Ledger
-from rlboost_jax.manager.rollouts import Step
-from rlboost_jax.manager.roster import Roster
-from rlboost_jax.manager.servers import Servers
+from rlboost_jax.manager.reducer.dispatch import Dispatch
+from rlboost_jax.manager.reducer.servers import Servers
+from rlboost_jax.manager.reducer.step_model import StepModel
+from rlboost_jax.manager.reducer.trainer import Trainer
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.step_model import StepModel
-from rlboost_jax.manager.trainer import Trainer
-from rlboost_jax.manager.work import Work
+from rlboost_jax.manager.state.fleet import Fleet
+from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.ledger import Ledger
+from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.roster import Roster
 
 LOOKS = 16  # at a step's tail, at most
 LEAD = 1.0  # start-up times before the next step
@@ -35,7 +35,7 @@ class Tail:
         ledger: Ledger,
         roster: Roster,
         fleet: Fleet,
-        work: Work,
+        dispatch: Dispatch,
         servers: Servers,
         trainer: Trainer,
     ) -> None:
@@ -43,7 +43,7 @@ class Tail:
         self._ledger = ledger
         self._roster = roster
         self._fleet = fleet
-        self._work = work
+        self._dispatch = dispatch
         self._servers = servers
         self._trainer = trainer
         self.resting: int | None = None  # the provider's servers to do with until then; None: all
@@ -54,7 +54,7 @@ class Tail:
 
     def settle(self, now: float) -> None:
         """Merge, let go and call back as is best at this moment."""
-        step, model = self._ledger.active, self._work.model
+        step, model = self._ledger.active, self._dispatch.model
         if model is None or not self._settings.fleet.merge_tail:
             return
         if step is not self._step and step is not None:
@@ -65,7 +65,7 @@ class Tail:
             self._wake()
         if step is None or self.returning:
             return
-        if self._work.seeding.open or step.num_waiting or not model.ready:
+        if self._dispatch.seeding.open or step.num_waiting or not model.ready:
             return
         own = self._own(step)
         if own and self._news(step, len(own)) and not self._roster.index.asked_back:
@@ -74,7 +74,7 @@ class Tail:
 
     def _stuck(self, step: Step | None) -> bool:
         """Whether work has come up again that nobody is left for."""
-        return step is not None and step.num_waiting > 0 and not self._work.remote(step)
+        return step is not None and step.num_waiting > 0 and not self._dispatch.remote(step)
 
     def _wake(self) -> None:
         self.resting, self.back_at = None, math.inf
@@ -86,12 +86,12 @@ class Tail:
 
     def _own(self, step: Step) -> list[Instance]:
         """Those of the provider's that work on the step, the fullest first."""
-        ready = (i for i in self._work.remote(step) if self._fleet.server_of(i.hello))
+        ready = (i for i in self._dispatch.remote(step) if self._fleet.server_of(i.hello))
         return sorted(ready, key=lambda i: (-len(i.held), i.order))
 
     def _merge(self, step: Step, model: StepModel, own: list[Instance], now: float) -> None:
-        closed = step.begun_at + self._work.seeding.total(now)
-        others = [i for i in self._work.remote(step) if not self._fleet.server_of(i.hello)]
+        closed = step.begun_at + self._dispatch.seeding.total(now)
+        others = [i for i in self._dispatch.remote(step) if not self._fleet.server_of(i.hello)]
         left = len(step.rollouts) - step.num_finished
         prices = self._trainer.sizing.prices()
         last = 0 < self._settings.num_steps <= step.begin.step + 1

@@ -24,18 +24,18 @@ from rlboost_jax.manager.events import (
     Tick,
     TrainerGone,
 )
-from rlboost_jax.manager.fleet import Fleet, victim
 from rlboost_jax.manager.journal import Entry
-from rlboost_jax.manager.ledger import Ledger
-from rlboost_jax.manager.memory import Memory
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.roster import Roster
-from rlboost_jax.manager.servers import Servers
+from rlboost_jax.manager.reducer.dispatch import Dispatch
+from rlboost_jax.manager.reducer.recovery import Recovery
+from rlboost_jax.manager.reducer.servers import Servers
+from rlboost_jax.manager.reducer.step_checks import ProtocolError
+from rlboost_jax.manager.reducer.tail import Tail
+from rlboost_jax.manager.reducer.trainer import Trainer
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.step_checks import ProtocolError
-from rlboost_jax.manager.tail import Tail
-from rlboost_jax.manager.trainer import Trainer
-from rlboost_jax.manager.work import Work
+from rlboost_jax.manager.state.fleet import Fleet, victim
+from rlboost_jax.manager.state.ledger import Ledger
+from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.messages import FleetStatus, Manifest, Refused
 
 ORPHANED = 3  # exit code: no trainer came, or came back
@@ -50,25 +50,31 @@ class Manager:
         self.ledger = Ledger(self._outbox)
         self.roster = Roster(settings, now)
         self.fleet = Fleet(settings.fleet.max_instances, capped=settings.fleet.sizing != "fixed")
-        self.work = Work(settings, self.ledger, self.roster, self._outbox)
+        self.dispatch = Dispatch(settings, self.ledger, self.roster, self._outbox)
         self.servers = Servers(
-            settings, self.ledger, self.roster, self.fleet, self.work, self._outbox
+            settings, self.ledger, self.roster, self.fleet, self.dispatch, self._outbox
         )
         self.trainer = Trainer(
-            settings, self.ledger, self.roster, self.work, self.servers, self._outbox, now
+            settings, self.ledger, self.roster, self.dispatch, self.servers, self._outbox, now
         )
-        self.memory = Memory(
+        self.recovery = Recovery(
             self.ledger, self.roster, self.fleet, self.servers, self.trainer, self._outbox
         )
         self.tail = Tail(
-            settings, self.ledger, self.roster, self.fleet, self.work, self.servers, self.trainer
+            settings,
+            self.ledger,
+            self.roster,
+            self.fleet,
+            self.dispatch,
+            self.servers,
+            self.trainer,
         )
         self._status_at = now
         self.over = False
 
     def recover(self, entries: Iterable[Entry], now: float) -> list[Action]:
         """Go on where the manager that wrote these left off; before any event."""
-        self.memory.recover(entries, now)
+        self.recovery.recover(entries, now)
         return self._outbox.take()
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -82,7 +88,7 @@ class Manager:
         for name in self.fleet.give_up(now):
             self._outbox.signal(name, notice=False)
         if changed or now >= min(self._window_at(), self._retry_at(), self.tail.back_at):
-            self.work.settle(now)
+            self.dispatch.settle(now)
             self.tail.settle(now)
             self._staff(now)
             self.roster.account(self.ledger.active, self.fleet.starting, now)
@@ -92,7 +98,7 @@ class Manager:
         if now >= self.trainer.orphan_at and not self.over:
             self.trainer.end(f"no trainer for {self.trainer.patience:g} s", ORPHANED)
         self.over = self.trainer.ended
-        self.memory.note(now)
+        self.recovery.note(now)
         return self._outbox.take()
 
     def next_deadline(self) -> float | None:
@@ -111,7 +117,7 @@ class Manager:
             instances=tuple(instance.status(now) for instance in self.roster),
             finished=step.num_finished if step else 0,
             total=len(step.rollouts) if step else 0,
-            window_open=self.work.seeding.open,
+            window_open=self.dispatch.seeding.open,
             window_seconds=self.trainer.window.seconds,
             joined=self.roster.joined,
             lost=self.roster.lost,
@@ -209,9 +215,9 @@ class Manager:
     def _window_at(self) -> float:
         """When the seeding window may close by itself."""
         step = self.ledger.active
-        if step is None or not self.work.seeding.open:
+        if step is None or not self.dispatch.seeding.open:
             return math.inf
-        return self.work.seeding.until if self.work.remote(step) else math.inf
+        return self.dispatch.seeding.until if self.dispatch.remote(step) else math.inf
 
     def _retry_at(self) -> float:
         return self.fleet.retry_at if self._missing() else math.inf

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlboost_jax.manager.lengths import Floats, Indices
+from rlboost_jax.manager.policies.lengths import Floats, Indices
 
 WHOLE, PROBE, REST = 0.0, 1.0, 2.0  # ranks: the lower the sooner
 

@@ -36,8 +36,8 @@ from rlboost_jax.manager.events import (
 )
 from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.limits import trainer_queue_bytes
-from rlboost_jax.manager.peer import Peer
-from rlboost_jax.manager.state import Manager
+from rlboost_jax.manager.reducer.manager import Manager
+from rlboost_jax.manager.service.peer import Peer
 from rlboost_jax.messages import BeginStep, ToServer, ToTrainer, encode
 
 SERVER_QUEUE_BYTES = 64 * 2**20  # unsent frames of one server

@@ -17,11 +17,11 @@ from aiohttp import WSMessage, WSMsgType, web
 from aiohttp.typedefs import Handler
 
 from rlboost_jax.credentials import COPY_AGAIN, SERVER, TRAINER
-from rlboost_jax.manager.driver import Driver
 from rlboost_jax.manager.events import FromServer, FromTrainer, ServerGone, TrainerGone
-from rlboost_jax.manager.files import Tokens
 from rlboost_jax.manager.limits import Callers, Meter
-from rlboost_jax.manager.peer import CLOSE_SECONDS
+from rlboost_jax.manager.service.driver import Driver
+from rlboost_jax.manager.service.peer import CLOSE_SECONDS
+from rlboost_jax.manager.service.run_files import Tokens
 from rlboost_jax.messages import (
     MAX_FRAME_BYTES,
     Hello,

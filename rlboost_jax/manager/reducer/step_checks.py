@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rlboost_jax.manager.rollouts import Step
+from rlboost_jax.manager.state.rollouts import Step
 from rlboost_jax.messages import BeginStep, ExtendStep, PromptRequest, Sampling
 
 MAX_ROLLOUTS = 2**20  # of a step; each costs the manager about a kilobyte

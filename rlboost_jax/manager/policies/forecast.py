@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlboost_jax.manager.speeds import Rates
+from rlboost_jax.manager.policies.speeds import Rates
 
 RESOLUTION = 0.004  # of a step: windows closer than that are the same
 HALVINGS = 9

@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Iterator
 
 from rlboost_jax.manager.accounts import Integral
-from rlboost_jax.manager.index import Index, Pool
-from rlboost_jax.manager.instances import Instance
-from rlboost_jax.manager.rollouts import Step
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state.index import Index, Pool
+from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.rollouts import Step
 from rlboost_jax.messages import Hello
 from rlboost_jax.settings.fingerprints import difference
 

@@ -6,18 +6,18 @@ a malformed frame, a rejection. What it held waits again before that event is ov
 
 import math
 
-from rlboost_jax.manager.batches import MalformedBatch
-from rlboost_jax.manager.drains import Drains
-from rlboost_jax.manager.fleet import Fleet, Server
-from rlboost_jax.manager.instances import Instance
-from rlboost_jax.manager.intake import Intake
-from rlboost_jax.manager.ledger import Ledger
 from rlboost_jax.manager.limits import REMARKS_PER_SECOND
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.roster import Roster
+from rlboost_jax.manager.reducer.dispatch import Dispatch
+from rlboost_jax.manager.reducer.drains import Drains
+from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.versions import Versions
-from rlboost_jax.manager.work import Work
+from rlboost_jax.manager.state.fleet import Fleet, Server
+from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.ledger import Ledger
+from rlboost_jax.manager.state.roster import Roster
+from rlboost_jax.manager.state.token_rows import MalformedBatch
+from rlboost_jax.manager.state.versions import Versions
 from rlboost_jax.messages import (
     Goodbye,
     Hello,
@@ -46,17 +46,17 @@ class Servers:
         ledger: Ledger,
         roster: Roster,
         fleet: Fleet,
-        work: Work,
+        dispatch: Dispatch,
         outbox: Outbox,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._roster = roster
         self._fleet = fleet
-        self._work = work
+        self._dispatch = dispatch
         self._outbox = outbox
-        self._drains = Drains(settings, roster, work, outbox)
-        self._intake = Intake(settings, ledger, roster, fleet, work, outbox)
+        self._drains = Drains(settings, roster, dispatch, outbox)
+        self._intake = Intake(settings, ledger, roster, fleet, dispatch, outbox)
         self.versions = Versions(roster, outbox)
         self._quarantined: set[str] = set()
         self._ended: dict[int, tuple[bool, int]] = {}  # stream → reserved, tokens charged
@@ -166,8 +166,8 @@ class Servers:
         self._ledger.books.wasted(in_flight, reserved=instance.reserved)
         self._remember(instance.stream, reserved=instance.reserved, charged=in_flight)
         self._roster.leave(instance)
-        self._work.record_usage(instance)
-        count = self._work.put_back(instance, list(instance.held))
+        self._dispatch.record_usage(instance)
+        count = self._dispatch.put_back(instance, list(instance.held))
         self._outbox.close(instance.stream, reason)
         self._outbox.record(kind, instance.name, reason=reason, count=count, tokens_lost=in_flight)
         server = self._fleet.server_of(instance.hello)
@@ -295,7 +295,7 @@ class Servers:
             self._learn_start(server)
         instance.loaded(message.version, message.params_digest)
         stale = [r for r in instance.held.values() if not instance.holds(r.step.begin)]
-        self._work.release(instance, stale)
+        self._dispatch.release(instance, stale)
         if not instance.reserved:
             self.versions.fetched(instance, message.version, message.fetched_bytes)
             self._outbox.record(
@@ -313,7 +313,7 @@ class Servers:
             self.lose(instance, "malformed: Released with a broken request id")
             return True
         held = len(instance.held)
-        self._work.put_back(instance, request_ids)
+        self._dispatch.put_back(instance, request_ids)
         if len(instance.held) < held:
             instance.progress_at = now
         return True
