@@ -16,6 +16,7 @@ from rlboost_kernels.grouped.layout import ROWS
 
 from benchmarks.h100.checkpoints import with_moments_on_device
 from benchmarks.h100.cost import Assumptions, Call
+from benchmarks.h100.names import GRADIENTS, gradients_name
 from benchmarks.h100.program import (
     Program,
     Work,
@@ -69,9 +70,8 @@ def programs(run: RunConfig, devices: list[Any], *, all_lengths: bool) -> Iterat
     shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
     for rows, tokens in shapes if all_lengths else shapes[:1]:
         batch = _batch(rows, tokens, policy, mesh)
-        size = f"{rows} x {tokens:,}"
         yield of_device(
-            f"gradients {size}",
+            gradients_name(rows, tokens),
             partial(policy.gradients.lower, state.params, in_loss, batch),
             _passes(run, rows, tokens, trained=True, reference=in_loss is not None),
             row_tokens=tokens,
@@ -134,7 +134,7 @@ def _program(
     moments: bytes that come over from the host for this program.
     """
     trees = learner_bytes_per_device(run)
-    of_gradients = name.startswith("gradients")
+    of_gradients = name.startswith(GRADIENTS)
     working = gradient_bytes_per_device(run) if of_gradients else attention_bytes_per_device(run)
     engine = share_of(run.model, run.engine.tensor_parallel)
     return Program(
