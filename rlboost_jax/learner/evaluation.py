@@ -17,7 +17,7 @@ from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.learner.collector import check_version
 from rlboost_jax.messages import FIRST_HELDOUT
 from rlboost_jax.rewards.verdict import Verdict
-from rlboost_jax.settings.algorithm import EvaluationConfig
+from rlboost_jax.settings.sampling import EvaluationConfig
 
 Part = tuple[tuple[messages.PromptRequest, ...], int]  # prompts, and responses to each
 
