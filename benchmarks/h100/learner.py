@@ -54,9 +54,11 @@ _ATTENTION_LOOP = r"(while/body.*){2}while$"  # over blocks of keys, in blocks o
 
 
 def programs(run: RunConfig, devices: list[Any], *, all_lengths: bool) -> Iterator[Program]:
-    """Args:
-    devices: at least as many as the mesh has.
-    all_lengths: gradients of each length of rows, and not of the longest alone.
+    """A learner's programs: gradients, forward passes, sums and updates.
+
+    Args:
+        devices: at least as many as the mesh has.
+        all_lengths: gradients of each length of rows, and not of the longest alone.
     """
     compiled, mesh = with_moments_on_device(run), _mesh(run, devices)
     policy, critic = programs_of(compiled, mesh)
@@ -130,8 +132,10 @@ def _program(
     row_tokens: int = 0,
     moments: float = 0.0,
 ) -> Program:
-    """Args:
-    moments: bytes that come over from the host for this program.
+    """A program with what the plan says of its memory.
+
+    Args:
+        moments: bytes that come over from the host for this program.
     """
     trees = learner_bytes_per_device(run)
     of_gradients = name.startswith(GRADIENTS)

@@ -50,11 +50,13 @@ class Measurement:
         max_tokens: int,
         group_size: int,
     ) -> None:
-        """Args:
-        step: that the prompts ride on, and the number of the version that is measured.
-        max_tokens: of a response.
-        group_size: most responses that go under one prompt of the step; more are asked for
-            under further indices.
+        """Nothing is asked for yet.
+
+        Args:
+            step: that the prompts ride on, and the number of the version that is measured.
+            max_tokens: of a response.
+            group_size: most responses that go under one prompt of the step; more are asked for
+                under further indices.
         """
         self._exercises, self._prompts, self._samples = exercises, prompts, config.samples
         self._step, self._group_size = step, group_size

@@ -47,9 +47,11 @@ class BatchUpdates:
         step: int,
         checkpoint: Callable[[], int | None],
     ) -> None:
-        """Args:
-        state: whose parameters sample the batch. The updates consume it.
-        checkpoint: tells the last complete one, for messages.
+        """A step that has no micro-batch yet.
+
+        Args:
+            state: whose parameters sample the batch. The updates consume it.
+            checkpoint: tells the last complete one, for messages.
         """
         self._algorithm, learner = learners.run.algorithm, learners.run.learner
         self._learners, self._state = learners, state
