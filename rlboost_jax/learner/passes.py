@@ -196,8 +196,8 @@ def gradients_of(
 
 
 def _attention(learner: LearnerConfig, mesh: Mesh, num_tokens: int) -> str:
-    """ "auto" takes the engine's order of sums where the kernel runs well: one device, rows
-    that are not many."""
+    """As the settings name it. For "auto" it is the engine's order of sums where the kernel runs
+    well: one device, rows that are not many."""
     if learner.attention != "auto":
         return learner.attention
     return "paged" if mesh.size == 1 and num_tokens <= MOST_PAGED_TOKENS else "auto"
