@@ -84,7 +84,7 @@ def programs(run: RunConfig, devices: list[Any], *, all_lengths: bool) -> Iterat
     yield forward(
         "gaps", partial(policy.gaps.lower, state.params, batch), _passes(run, rows, tokens)
     )
-    if run.algorithm.looks_first:
+    if run.algorithm.has_evaluation_pass:
         yield forward(
             "evaluate",
             partial(policy.evaluate.lower, state.params, in_reward, batch),

@@ -110,7 +110,7 @@ class LearnerStep:
         programs = []
         for rows, row_tokens in shapes:
             batch = empty(rows, row_tokens, self.routing)
-            if self._algorithm.looks_first:
+            if self._algorithm.has_evaluation_pass:
                 self.evaluate(state.params, in_reward, batch)
             self.gaps(state.params, batch)
             part = self.gradients(state.params, in_loss, batch)

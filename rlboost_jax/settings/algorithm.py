@@ -129,7 +129,7 @@ class AlgorithmConfig:
         return self.mini_batches * self.epochs
 
     @property
-    def looks_first(self) -> bool:
+    def has_evaluation_pass(self) -> bool:
         """Whether responses are evaluated as they arrive, apart from their gradients: for
         advantages that rewards alone do not give, or because their update comes later."""
         return self.whiten or self.kl_in_reward or self.has_critic or self.updates_per_batch > 1
