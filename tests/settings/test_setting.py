@@ -112,6 +112,8 @@ def test_one_setting_and_a_section_are_explained() -> None:
     assert explain("fleet.chaos").count("\nfleet.chaos.") == 4
     with pytest.raises(ConfigError, match=r"did you mean learner\.remat\?"):
         explain("learner.rematt")
+    with pytest.raises(ConfigError, match=r"no setting 'learner\.rema'"):
+        explain("learner.rema")  # the beginning of a name is no section
 
 
 def test_a_part_of_a_run_can_be_checked_alone() -> None:
