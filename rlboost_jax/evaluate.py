@@ -18,10 +18,10 @@ import numpy as np
 from absl import logging
 
 from rlboost_jax import exits, messages
-from rlboost_jax.settings.algorithm import EvaluationConfig
 from rlboost_jax.settings.errors import ConfigError, Mistake
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.sampling import EvaluationConfig
 from rlboost_jax.settings.validate import check
 
 

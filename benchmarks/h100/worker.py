@@ -17,8 +17,10 @@ from benchmarks.h100.jobs import Job
 
 
 def main(text: str, skipped: set[str]) -> None:
-    """Args:
-    skipped: names of programs that are not to be compiled.
+    """Compile a job's programs, and print a row of each.
+
+    Args:
+        skipped: names of programs that are not to be compiled.
     """
     job = Job(**json.loads(text))
     with contextlib.ExitStack() as stack:

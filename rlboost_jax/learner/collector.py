@@ -38,11 +38,13 @@ class StepCollector:
         estimate: Estimate,
         routing: Routing | None = None,
     ):
-        """Args:
-        ask: (prompt index, response tokens) → what the rewards say, then or later.
-        wake: called, in any thread, when `settle` has something to do.
-        estimate: gives the trajectories of a whole group their advantages.
-        routing: of the routes that come with tokens; None: none do.
+        """A step whose groups are all open.
+
+        Args:
+            ask: (prompt index, response tokens) → what the rewards say, then or later.
+            wake: called, in any thread, when `settle` has something to do.
+            estimate: gives the trajectories of a whole group their advantages.
+            routing: of the routes that come with tokens; None: none do.
         """
         self.step, self._version = step, version
         self._prompts, self._group_size, self._ask = list(prompts), group_size, ask

@@ -17,7 +17,7 @@ from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.learner.collector import check_version
 from rlboost_jax.messages import FIRST_HELDOUT
 from rlboost_jax.rewards.verdict import Verdict
-from rlboost_jax.settings.algorithm import EvaluationConfig
+from rlboost_jax.settings.sampling import EvaluationConfig
 
 Part = tuple[tuple[messages.PromptRequest, ...], int]  # prompts, and responses to each
 
@@ -50,11 +50,13 @@ class Measurement:
         max_tokens: int,
         group_size: int,
     ) -> None:
-        """Args:
-        step: that the prompts ride on, and the number of the version that is measured.
-        max_tokens: of a response.
-        group_size: most responses that go under one prompt of the step; more are asked for
-            under further indices.
+        """Nothing is asked for yet.
+
+        Args:
+            step: that the prompts ride on, and the number of the version that is measured.
+            max_tokens: of a response.
+            group_size: most responses that go under one prompt of the step; more are asked for
+                under further indices.
         """
         self._exercises, self._prompts, self._samples = exercises, prompts, config.samples
         self._step, self._group_size = step, group_size

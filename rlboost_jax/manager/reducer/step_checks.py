@@ -55,8 +55,10 @@ def check_extension(step: Step, extend: ExtendStep, *, slot_tokens: int) -> None
 def _check_prompts(
     step: int, prompts: Sequence[PromptRequest], sampling: Sampling, asked: int, slot_tokens: int
 ) -> None:
-    """Args:
-    asked: responses of the whole step.
+    """Raise ProtocolError for prompts that a step cannot have.
+
+    Args:
+        asked: responses of the whole step.
     """
     if asked > MAX_ROLLOUTS:
         raise ProtocolError(

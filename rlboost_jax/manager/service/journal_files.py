@@ -32,9 +32,11 @@ SUFFIX = ".journal"
 
 
 class Journal:
-    """Args:
-    folder: made where missing.
-    run_id: a segment of another run, or of another format, is removed.
+    """A run's journal: reads the segments that there are, and writes the newest.
+
+    Args:
+        folder: made where missing.
+        run_id: a segment of another run, or of another format, is removed.
     """
 
     def __init__(self, folder: Path, run_id: str) -> None:

@@ -45,9 +45,11 @@ class Rollout:
     def __init__(
         self, step: "Step", prompt: PromptRequest, sample: int, measured_by: Sampling | None
     ) -> None:
-        """Args:
-        measured_by: how to sample what is there to see how good the policy is, and is not
-            trained on; None: it is trained on, and sampled as the step says.
+        """A rollout that has no token yet.
+
+        Args:
+            measured_by: how to sample what is there to see how good the policy is, and is not
+                trained on; None: it is trained on, and sampled as the step says.
         """
         self.step = step
         self.prompt = prompt.prompt
