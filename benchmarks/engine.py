@@ -37,6 +37,7 @@ from configs import base
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.params import Params, init_params
+from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.engine import EngineConfig
 from rlboost_jax.settings.load import run_config_from_dict
 from rlboost_jax.settings.memory import num_parameters
@@ -161,12 +162,9 @@ def requests(prompts: NDArray[np.int32], new: int) -> list[GenerateRequest]:
     sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=new, stop_ids=())
     return [
         GenerateRequest(
+            work=Work(seed=0, batch=0, prompt=int(groups[i]), sample=i),
             request_id=i,
-            step=0,
-            prompt=int(groups[i]),
-            sample=i,
             version=0,
-            seed=0,
             prompt_tokens=pack_tokens(prompt),
             response_tokens=b"",
             sampling=sampling,

@@ -52,6 +52,7 @@ def engine(*, dry_run: bool) -> list[dict[str, Any]]:
     from rlboost_jax.engine.engine import Engine
     from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
     from rlboost_jax.models.params import init_params
+    from rlboost_jax.sequences.identities import Work
 
     model, settings = _model(dry_run), _settings(dry_run).engine
     batch, new = (2, 4) if dry_run else (BATCH, NEW)
@@ -61,12 +62,9 @@ def engine(*, dry_run: bool) -> list[dict[str, Any]]:
     sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=new, stop_ids=())
     requests = [
         GenerateRequest(
+            work=Work(seed=0, batch=0, prompt=i, sample=0),
             request_id=i,
-            step=0,
-            prompt=i,
-            sample=0,
             version=0,
-            seed=0,
             prompt_tokens=pack_tokens(prompt),
             response_tokens=b"",
             sampling=sampling,
