@@ -9,6 +9,7 @@ from rlboost_jax.engine import metadata
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.metadata import Chunk
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
+from rlboost_jax.sequences.endings import finish_reason
 from rlboost_jax.sequences.identities import Batch, Purpose, Work
 from rlboost_jax.settings.limits import MAX_STOP_IDS
 
@@ -45,9 +46,13 @@ class Rollout:
 
     @property
     def finished(self) -> bool:
-        if self.known == self.prompt_length:
-            return False
-        return self.known == self.most_tokens or int(self.tokens[self.known - 1]) in self.stop_ids
+        reason = finish_reason(
+            int(self.tokens[self.known - 1]),
+            self.known - self.prompt_length,
+            max_tokens=self.most_tokens - self.prompt_length,
+            stop_ids=self.stop_ids,
+        )
+        return reason is not None
 
     def take_pages(self, pages: list[int]) -> None:
         """Append to the page table."""

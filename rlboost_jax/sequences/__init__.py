@@ -1,1 +1,1 @@
-"""What all other packages speak of: the names of things (`identities`)."""
+"""What all other packages speak of: `identities` (names of things), `endings` (of responses)."""
