@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from rlboost_jax.rollout.notices import gcp
-from rlboost_jax.rollout.notices.metadata import NoAnswer, Told
+from rlboost_jax.rollout.notices.metadata import CloudNotice, NoAnswer
 
 PREEMPTED = f"{gcp.ROOT}/preempted"
 MAINTENANCE = f"{gcp.ROOT}/maintenance-event"
@@ -45,18 +45,18 @@ class Server:
 @pytest.mark.parametrize(
     ("make", "path", "value", "notice"),
     [
-        (gcp.preempted, PREEMPTED, "TRUE", Told(seconds=30.0, reason="gcp: preempted")),
+        (gcp.preempted, PREEMPTED, "TRUE", CloudNotice(seconds=30.0, reason="gcp: preempted")),
         (
             gcp.maintenance,
             MAINTENANCE,
             "TERMINATE_ON_HOST_MAINTENANCE",
-            Told(seconds=3600.0, reason="gcp: TERMINATE_ON_HOST_MAINTENANCE"),
+            CloudNotice(seconds=3600.0, reason="gcp: TERMINATE_ON_HOST_MAINTENANCE"),
         ),
         (
             gcp.maintenance,
             MAINTENANCE,
             "MIGRATE_ON_HOST_MAINTENANCE",
-            Told(seconds=None, reason="gcp: MIGRATE_ON_HOST_MAINTENANCE"),
+            CloudNotice(seconds=None, reason="gcp: MIGRATE_ON_HOST_MAINTENANCE"),
         ),
     ],
 )
