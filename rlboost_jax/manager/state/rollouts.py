@@ -109,8 +109,25 @@ class Rollout:
             sampling=self.sampling,
         )
 
-    def extend(self, tokens: bytes, logprobs: bytes, name: str, routes: bytes = b"") -> None:
-        """Append what instance `name` sampled."""
+    def place(self, request_id: int, name: str) -> None:
+        """It goes to instance `name`."""
+        self.request_id, self.holder = request_id, name
+        self.asked_at, self.yielded = math.inf, False
+
+    def ask_back(self, at: float) -> None:
+        """Its holder was asked for it then."""
+        self.asked_at = at
+
+    def take_back(self) -> None:
+        """Its holder has it no longer."""
+        self.holder, self.previous, self.asked_at = "", self.holder, math.inf
+
+    def set_aside(self, step: "Step") -> None:
+        """It belongs to another step from now on."""
+        self.step = step
+
+    def append(self, tokens: bytes, logprobs: bytes, name: str, routes: bytes = b"") -> None:
+        """Take in what instance `name` sampled."""
         count = len(tokens) // 4
         self.tokens += tokens
         self.logprobs += logprobs
@@ -120,8 +137,10 @@ class Rollout:
             self.parts[-1] = name, self.parts[-1][1] + count
         else:
             self.parts.append((name, count))
+        self.yielded = True
 
     def finish(self) -> None:
+        """Make the result; to be called by its step."""
         begin = self.step.begin
         fields: dict[str, Any] = {
             "step": begin.step,
@@ -138,10 +157,9 @@ class Rollout:
         else:
             self.result = FinishedRollout(**fields)
         self._forget()  # the result has them
-        self.step.num_finished += 1
 
     def cut(self, length: int) -> None:
-        """Keep the first `length` tokens; the response is no longer finished."""
+        """Keep the first `length` tokens, no longer finished; to be called by its step."""
         self.attempt += 1
         if self.result is not None:
             self.tokens, self.logprobs = (
@@ -151,7 +169,6 @@ class Rollout:
             if isinstance(self.result, RoutedRollout):
                 self.routes = bytearray(self.result.routes)
             self.result = None
-            self.step.num_finished -= 1
         if length == 0:
             self._forget()
         elif length < self.num_tokens:
@@ -202,11 +219,16 @@ class Step:
         self._queue: list[tuple[bool, float, int, Rollout]] = []
         self._ranks: dict[int, float] = {}  # by sample, where their own order is not to count
         self.num_waiting = 0
-        self.add(begin.prompts)
+        self.extend(begin.prompts)
 
     @property
     def finished(self) -> bool:
         return self.num_finished == len(self.rollouts)
+
+    @property
+    def rollout_seconds(self) -> float:
+        """From its beginning to its last token."""
+        return max(0.0, self.last_token_at - self.begun_at)
 
     @property
     def measures(self) -> bool:
@@ -217,7 +239,40 @@ class Step:
         """Finished responses that are trained on, or those that measure the policy."""
         return [r for r in self.rollouts if r.result is not None and r.measures == measuring]
 
-    def add(
+    def begin_at(self, at: float) -> None:
+        """Start the clock."""
+        self.begun_at = at
+
+    def token_at(self, at: float) -> None:
+        """Tokens that count came then."""
+        self.last_token_at = max(self.last_token_at, at)
+
+    def finish(self, rollout: Rollout) -> None:
+        """A response of this step is complete."""
+        rollout.finish()
+        self.num_finished += 1
+
+    def cut(self, rollout: Rollout, length: int) -> None:
+        """Keep the first `length` tokens of a response of this step."""
+        self.num_finished -= rollout.result is not None
+        rollout.cut(length)
+
+    def cancel(self) -> Books:
+        """It is given up. Returns its counts; all that was sampled is lost."""
+        self.cancelled = True
+        books, self.books = self.books, Books()
+        books.write_off()
+        return books
+
+    def recount(self, books: Books) -> None:
+        """These are its counts so far."""
+        self.books = books
+
+    def settle(self) -> None:
+        """Make the counts agree with the tokens that are there."""
+        self.books.settle(sum(rollout.num_tokens for rollout in self.rollouts))
+
+    def extend(
         self,
         prompts: Iterable[PromptRequest],
         samples: int = 0,
@@ -244,18 +299,18 @@ class Step:
         first = prompt.prompt * self.begin.group_size
         return range(first, first + (count or self.begin.group_size))
 
-    def drop_unfinished(self) -> list[Rollout]:
+    def drop_unfinished(self) -> None:
         """Give up what is not finished; it belongs to a cancelled step from now on."""
         dropped = [rollout for rollout in self.rollouts if rollout.result is None]
         if dropped:
             aside = Step(msgspec.structs.replace(self.begin, prompts=()), self.begun_at)
-            aside.cancelled = True
+            aside.cancel()
             for rollout in dropped:
-                rollout.step = aside
+                self.books.lose(rollout.num_tokens)
+                rollout.set_aside(aside)
                 del self._by_sample[rollout.sample]
             self.rollouts = [rollout for rollout in self.rollouts if rollout.result is not None]
             self.requeue()
-        return dropped
 
     def wait(self, rollout: Rollout) -> None:
         """Queue a rollout: those with tokens first, as they are nearest to the tail."""
