@@ -146,8 +146,8 @@ class Manager:
             case MachineRemoved():
                 parts.staffing.removed(event)
             case Stalled(seconds):
-                owners.roster.extend(seconds, now)
-                parts.trainer.extend(seconds)
+                owners.roster.forgive(seconds, now)
+                parts.trainer.forgive(seconds)
             case Shutdown(reason):
                 parts.trainer.end(reason, 0)
             case Tick():

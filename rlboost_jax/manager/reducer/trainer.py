@@ -114,7 +114,7 @@ class Trainer:
                 self._seeding.stop(now)
         self._await(now)
 
-    def extend(self, seconds: float) -> None:
+    def forgive(self, seconds: float) -> None:
         """Nobody could be heard for so long, by our own fault."""
         self.orphan_at += seconds
 

@@ -72,10 +72,8 @@ class View:
     @property
     def versions_in_use(self) -> tuple[int, ...]:
         """Whose snapshots must not be deleted; the active step's is among them."""
-        versions = self._owners.versions.in_use()
-        if self.step is not None:
-            versions.add(self.step.begin.version)
-        return tuple(sorted(versions))
+        begun = set() if self.step is None else {self.step.begin.version}
+        return tuple(sorted(self._owners.versions.in_use() | begun))
 
     def status(self, now: float) -> FleetStatus:
         step, roster = self.step, self._owners.roster

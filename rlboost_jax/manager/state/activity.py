@@ -127,7 +127,7 @@ class Activity:
         usage, self._usage = self._usage, Usage()
         return usage
 
-    def extend(self, seconds: float, now: float) -> None:
+    def forgive(self, seconds: float, now: float) -> None:
         """Nothing could be heard of it for so long, by our own fault."""
         self.progress_at = min(now, self.progress_at + seconds)
         if self.batch_at < math.inf:

@@ -53,6 +53,6 @@ class Departure:
         self._remarks += 1
         return True
 
-    def extend(self, seconds: float) -> None:
+    def forgive(self, seconds: float) -> None:
         """It may stay for longer. Its machine goes when it goes, though."""
         self.leave_by += seconds

@@ -62,7 +62,7 @@ class Holding:
         held = [r for r in self.rollouts.values() if not r.releasing]
         return sorted(held, key=lambda r: (r.length, r.sample))[:count]
 
-    def extend(self, seconds: float, now: float) -> None:
+    def forgive(self, seconds: float, now: float) -> None:
         """No answer could be heard for so long, by our own fault."""
         for rollout in self.rollouts.values():
             if rollout.releasing:

@@ -183,12 +183,12 @@ class Instance:
             self._held_changed()
         return rollout
 
-    def extend(self, seconds: float, now: float) -> None:
+    def forgive(self, seconds: float, now: float) -> None:
         """It could not be heard for so long, by our own fault."""
-        self.lease.extend(seconds, now)
-        self._holding.extend(seconds, now)
-        self.activity.extend(seconds, now)
-        self.departure.extend(seconds)
+        self.lease.forgive(seconds, now)
+        self._holding.forgive(seconds, now)
+        self.activity.forgive(seconds, now)
+        self.departure.forgive(seconds)
 
     def newest_pending(self, count: int) -> list[Rollout]:
         """The last placed that have shown no token here: a server begins with the oldest."""

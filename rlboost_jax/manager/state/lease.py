@@ -26,7 +26,7 @@ class Lease:
             known = self.hears_at if self.hears_at < math.inf else stamp
             self.hears_at = max(known, stamp)
 
-    def extend(self, seconds: float, now: float) -> None:
+    def forgive(self, seconds: float, now: float) -> None:
         """Nobody could be heard for so long, by our own fault."""
         self.heard_at = min(now, self.heard_at + seconds)
         if self.hears_at < math.inf:

@@ -84,7 +84,7 @@ class Ledger:
         self.steps[begin.step] = self.active = step
         step.books.merge(self.gap)
         self.gap = Books()
-        step.extend(begin.prompts)  # of a closed step, those that were dropped
+        step.ask_for(begin.prompts)  # of a closed step, those that were dropped
         if resumed:
             self._outbox.keep(StepResumed(step=begin.step, at=now))
         else:
@@ -93,7 +93,7 @@ class Ledger:
 
     def extend(self, step: Step, extend: ExtendStep) -> None:
         """Add what is not there yet."""
-        if step.extend(extend.prompts, extend.samples, extend.sampling):
+        if step.ask_for(extend.prompts, extend.samples, extend.sampling):
             self._outbox.keep(StepExtended(extend=extend))
 
     def cancel(self, numbers: Iterable[int]) -> list[Step]:
@@ -213,7 +213,7 @@ class Ledger:
             rollout = step.rollout_of(sample)
             if rollout is None or rollout.result is not None or rollout.num_tokens != start:
                 continue
-            rollout.append(entry.tokens[part], entry.logprobs[part], entry.instance, routes)
+            rollout.take_in(entry.tokens[part], entry.logprobs[part], entry.instance, routes)
             if rollout.complete:
                 step.finish(rollout)
 
@@ -271,7 +271,7 @@ class Ledger:
                 if not step.cancelled:
                     piece = (rollout.sample, rollout.num_tokens, part, rollout.lead, routes)
                     taken.setdefault(number, []).append(piece)
-                rollout.append(rows.raw[part], rows.logprobs[part], name, routes)
+                rollout.take_in(rows.raw[part], rows.logprobs[part], name, routes)
             if rollout.complete:
                 step.finish(rollout)
                 step.token_at(now)

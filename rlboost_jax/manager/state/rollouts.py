@@ -126,8 +126,8 @@ class Rollout:
         """It belongs to another step from now on."""
         self.step = step
 
-    def append(self, tokens: bytes, logprobs: bytes, name: str, routes: bytes = b"") -> None:
-        """Take in what instance `name` sampled."""
+    def take_in(self, tokens: bytes, logprobs: bytes, name: str, routes: bytes = b"") -> None:
+        """Append what instance `name` sampled."""
         count = len(tokens) // 4
         self.tokens += tokens
         self.logprobs += logprobs
@@ -219,7 +219,7 @@ class Step:
         self._queue: list[tuple[bool, float, int, Rollout]] = []
         self._ranks: dict[int, float] = {}  # by sample, where their own order is not to count
         self.num_waiting = 0
-        self.extend(begin.prompts)
+        self.ask_for(begin.prompts)
 
     @property
     def finished(self) -> bool:
@@ -272,7 +272,7 @@ class Step:
         """Make the counts agree with the tokens that are there."""
         self.books.settle(sum(rollout.num_tokens for rollout in self.rollouts))
 
-    def extend(
+    def ask_for(
         self,
         prompts: Iterable[PromptRequest],
         samples: int = 0,

@@ -220,10 +220,10 @@ class Roster:
         silence = now - instance.lease.hears_at
         return f"deaf for {silence:.2g} s: it hears nothing of us" if silence >= patience else ""
 
-    def extend(self, seconds: float, now: float) -> None:
+    def forgive(self, seconds: float, now: float) -> None:
         """We heard nobody for so long, by our own fault. Machines go when they go, though."""
         for instance in self:
-            instance.extend(seconds, now)
+            instance.forgive(seconds, now)
 
     def mark(self) -> tuple[object, ...]:
         """Another whenever `snapshot` has changed by more than time going by."""

@@ -54,9 +54,7 @@ class Versions:
         """Held, being fetched, or the newest: their snapshots must not be deleted."""
         held = (i.parameters.version for i in self._roster)
         versions = self._fetched().union(version for version in held if version is not None)
-        if self.newest is not None:
-            versions.add(self.newest.version)
-        return versions
+        return versions | ({self.newest.version} if self.newest is not None else set())
 
     def _fetched(self) -> set[int]:
         announced = (i.parameters.announced for i in self._roster)
