@@ -1,6 +1,5 @@
 """Responses in the making, and the steps that they belong to."""
 
-import heapq
 import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import msgspec
 
 from rlboost_jax.manager.accounts import Books
+from rlboost_jax.manager.state.waiting import Waiting
 from rlboost_jax.messages import (
     BeginStep,
     FinishedRollout,
@@ -21,26 +21,9 @@ from rlboost_jax.messages import (
 class Rollout:
     """A response in the making."""
 
-    __slots__ = (
-        "asked_at",
-        "attempt",
-        "holder",
-        "logprobs",
-        "measures",
-        "num_tokens",
-        "parts",
-        "previous",
-        "prompt",
-        "prompt_tokens",
-        "request_id",
-        "result",
-        "routes",
-        "sample",
-        "sampling",
-        "step",
-        "tokens",
-        "yielded",
-    )
+    __slots__ = ("asked_at", "attempt", "holder", "logprobs", "measures", "num_tokens", "parts",
+                 "previous", "prompt", "prompt_tokens", "request_id", "result", "routes",
+                 "sample", "sampling", "step", "tokens", "yielded")  # fmt: skip
 
     def __init__(
         self, step: "Step", prompt: PromptRequest, sample: int, measured_by: Sampling | None
@@ -216,9 +199,7 @@ class Step:
         self.books = Books()
         self.rollouts: list[Rollout] = []
         self._by_sample: dict[int, Rollout] = {}
-        self._queue: list[tuple[bool, float, int, Rollout]] = []
-        self._ranks: dict[int, float] = {}  # by sample, where their own order is not to count
-        self.num_waiting = 0
+        self._waiting: Waiting[Rollout] = Waiting()
         self.ask_for(begin.prompts)
 
     @property
@@ -312,39 +293,35 @@ class Step:
             self.rollouts = [rollout for rollout in self.rollouts if rollout.result is not None]
             self.requeue()
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
     def wait(self, rollout: Rollout) -> None:
-        """Queue a rollout: those with tokens first, as they are nearest to the tail."""
-        entry = (rollout.num_tokens == 0, self.rank_of(rollout), rollout.sample, rollout)
-        heapq.heappush(self._queue, entry)
-        self.num_waiting += 1
+        """Queue a rollout."""
+        self._waiting.put(rollout, rollout.sample, fresh=rollout.num_tokens == 0)
 
     def take(self, count: int) -> list[Rollout]:
         """The next `count` of the queue, no longer in it."""
-        self.num_waiting -= count
-        return [heapq.heappop(self._queue)[-1] for _ in range(count)]
+        return self._waiting.take(count)
 
     def waiting(self) -> Iterator[Rollout]:
         """In queue order, without taking them."""
-        return (entry[-1] for entry in sorted(self._queue, key=lambda entry: entry[:-1]))
+        return iter(self._waiting)
 
     def rank(self, ranks: dict[int, float]) -> None:
-        """Queue by these from now on, lowest first; without one a sample counts as 0."""
-        self._ranks = ranks
-        self._queue = [
-            (fresh, ranks.get(sample, 0.0), sample, r) for fresh, _, sample, r in self._queue
-        ]
-        heapq.heapify(self._queue)
+        """Queue samples by these from now on; see `Waiting.rank`."""
+        self._waiting.rank(ranks)
 
     def rank_of(self, rollout: Rollout) -> float:
-        """Among those with tokens and among those without; the lower the sooner."""
-        return self._ranks.get(rollout.sample, 0.0)
+        return self._waiting.rank_of(rollout.sample)
 
     def rollout_of(self, sample: int) -> Rollout | None:
         return self._by_sample.get(sample)
 
     def requeue(self) -> None:
         """Let all that is not finished wait, for nobody holds anything."""
-        self._queue, self.num_waiting = [], 0
+        self._waiting.clear()
         for rollout in self.rollouts:
             if rollout.result is None:
                 self.wait(rollout)
