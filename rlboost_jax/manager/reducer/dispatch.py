@@ -48,20 +48,19 @@ class Dispatch:
 
     def settle(self, step: Step, now: float) -> None:
         """Do all that can be done for the active step at this moment."""
-        reserved = self.reserved(step)
-        remote = self.remote(step)
+        clock, reserved, remote = self._seeding.clock, self.reserved(step), self.remote(step)
         self._seeding.turn(step, reserved, remote, now)
         if step.finished:
             return
         # Reserved engines come last: among equals, work goes where it may stay.
-        seeding = reserved if self._seeding.open else []
+        seeding = reserved if clock.open else []
         if step.num_waiting:
             self._rank(step)
             self._place(step, [*remote, *seeding], now)
         if self._settings.balance and not step.num_waiting:
             self._balance(step, remote, seeding, now)
         idle = reserved and not any(i.held for i in reserved)
-        if self._seeding.open and remote and idle and not step.num_waiting:
+        if clock.open and remote and idle and not step.num_waiting:
             self._seeding.close(step, "reserved engines have nothing left", now)
 
     def wake_at(self, step: Step) -> float:

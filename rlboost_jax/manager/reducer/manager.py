@@ -77,25 +77,25 @@ class Manager:
         """Take in an event and all deadlines that have come by `now`."""
         if self.over:
             return []
-        parts, owners = self.parts, self.owners
+        parts, owners, trainer = self.parts, self.owners, self.parts.trainer
         changed = self._take(event, now)
         changed |= parts.servers.expire(now)
         changed |= parts.staffing.carry_out_removal()
         parts.staffing.give_up_absent(now)
         if changed or now >= self._wake_at():
-            if owners.ledger.active is not None:
-                parts.dispatch.settle(owners.ledger.active, now)
-            parts.tail.settle(owners.ledger.active, now)
-            if not parts.trainer.ended:
-                anew = parts.tail.returning
-                parts.staffing.start(*self._worth_having(), now, anew=anew)
-            owners.roster.account(owners.ledger.active, owners.fleet.starting, now)
+            step = owners.ledger.active
+            if step is not None:
+                parts.dispatch.settle(step, now)
+            parts.tail.settle(step, now)
+            if not trainer.ended:
+                parts.staffing.start(parts.tail.resting, now, anew=parts.tail.returning)
+            owners.roster.account(step, owners.fleet.starting, now)
         if owners.outbox.trainer is not None and now >= self._status_at:
             self._status_at = now + self._status_seconds
             owners.outbox.to_trainer(self.status(now))
-        if now >= parts.trainer.orphan_at:
-            parts.trainer.end(f"no trainer for {parts.trainer.patience:g} s", ORPHANED)
-        self.over = parts.trainer.ended
+        if now >= trainer.orphan_at and not self.over:
+            trainer.end(f"no trainer for {trainer.patience:g} s", ORPHANED)
+        self.over = trainer.ended
         parts.recovery.note(now)
         return self._outbox.take()
 
@@ -168,9 +168,4 @@ class Manager:
         """When work or the fleet is to be settled again though nothing has happened."""
         parts, step = self.parts, self.owners.ledger.active
         window = math.inf if step is None else parts.dispatch.wake_at(step)
-        return min(window, parts.staffing.wake_at(*self._worth_having()), parts.tail.back_at)
-
-    def _worth_having(self) -> tuple[int, int | None]:
-        """Preemptible instances worth having, and how many of the provider's until the next
-        step; None: all."""
-        return self.parts.control.instance_cap, self.parts.tail.resting
+        return min(window, parts.staffing.wake_at(parts.tail.resting), parts.tail.back_at)

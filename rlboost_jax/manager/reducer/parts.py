@@ -46,12 +46,12 @@ class Parts:
         )
         self.intake = Intake(settings, owners, self.profile, model)
         self.servers = Servers(settings, owners, self.placements, self.seeding, self.intake)
-        self.staffing = Staffing(owners)
         self.sizing = Sizing(settings, owners)
         self.lessons = Lessons(
             owners.roster, self.seeding, self.dispatch, self.profile, plans, self.sizing
         )
         self.control = choices.control(settings, owners.roster)
+        self.staffing = Staffing(owners, self.control)
         self.reports = StepReports(owners, self.placements)
         self.trainer = Trainer(
             settings,

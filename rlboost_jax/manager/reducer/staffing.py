@@ -3,6 +3,7 @@
 import math
 
 from rlboost_jax.manager.events import InstanceExited, MachineRemoved, ServerStarted
+from rlboost_jax.manager.reducer.control import WindowControl
 from rlboost_jax.manager.state.fleet import victim
 from rlboost_jax.manager.state.owners import Owners
 
@@ -10,10 +11,11 @@ from rlboost_jax.manager.state.owners import Owners
 class Staffing:
     """The provider's servers: as many as there are machines and as are worth having."""
 
-    def __init__(self, owners: Owners) -> None:
+    def __init__(self, owners: Owners, control: WindowControl) -> None:
         self._outbox = owners.outbox
         self._roster = owners.roster
         self._fleet = owners.fleet
+        self._control = control
 
     def started(self, event: ServerStarted) -> None:
         name, pid = event.instance, event.pid
@@ -55,29 +57,28 @@ class Staffing:
         for name in self._fleet.give_up(now):
             self._outbox.signal(name, notice=False)
 
-    def start(self, instance_cap: int, resting: int | None, now: float, *, anew: bool) -> None:
+    def start(self, resting: int | None, now: float, *, anew: bool) -> None:
         """Start what is missing, unless the last one failed just now.
 
         Args:
-            instance_cap: preemptible instances worth having.
             resting: as many as there is work for until the next step; None: for all.
             anew: these take the place of others that were let go.
         """
-        missing = self._missing(instance_cap, resting)
+        missing = self._missing(resting)
         if not missing or now < self._fleet.retry_at:
             return
         for name in self._fleet.start(missing, now, anew=anew):
             self._outbox.record("ordered", name)
             self._outbox.start(name)
 
-    def wake_at(self, instance_cap: int, resting: int | None) -> float:
+    def wake_at(self, resting: int | None) -> float:
         """When `start` has something to do though nothing has happened; inf: never."""
-        return self._fleet.retry_at if self._missing(instance_cap, resting) else math.inf
+        return self._fleet.retry_at if self._missing(resting) else math.inf
 
-    def _missing(self, instance_cap: int, resting: int | None) -> int:
+    def _missing(self, resting: int | None) -> int:
         if self._fleet.full:  # nearly always, and asked three times at every event
             return 0
-        return self._fleet.missing(instance_cap, resting)
+        return self._fleet.missing(self._control.instance_cap, resting)
 
     def _signal(self, name: str, notice: bool) -> None:
         """End a server. Under notice it gets no more work."""

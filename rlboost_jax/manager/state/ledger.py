@@ -262,7 +262,10 @@ class Ledger:
                     break
             books = self.books if step.cancelled else step.books
             books.sampled(count, reserved=reserved)
-            books.lose(count if step.cancelled else count - kept)
+            if step.cancelled:
+                books.lose(count)
+            elif kept < count:
+                books.lose(count - kept)
             if kept:
                 part, routes = slice(4 * start, 4 * (start + kept)), b""
                 if rows.routes:

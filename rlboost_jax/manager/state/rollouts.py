@@ -200,6 +200,7 @@ class Step:
         self.rollouts: list[Rollout] = []
         self._by_sample: dict[int, Rollout] = {}
         self._waiting: Waiting[Rollout] = Waiting()
+        self.num_waiting = 0
         self.ask_for(begin.prompts)
 
     @property
@@ -293,16 +294,14 @@ class Step:
             self.rollouts = [rollout for rollout in self.rollouts if rollout.result is not None]
             self.requeue()
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
     def wait(self, rollout: Rollout) -> None:
         """Queue a rollout."""
         self._waiting.put(rollout, rollout.sample, fresh=rollout.num_tokens == 0)
+        self.num_waiting += 1
 
     def take(self, count: int) -> list[Rollout]:
         """The next `count` of the queue, no longer in it."""
+        self.num_waiting -= count
         return self._waiting.take(count)
 
     def waiting(self) -> Iterator[Rollout]:
@@ -322,6 +321,7 @@ class Step:
     def requeue(self) -> None:
         """Let all that is not finished wait, for nobody holds anything."""
         self._waiting.clear()
+        self.num_waiting = 0
         for rollout in self.rollouts:
             if rollout.result is None:
                 self.wait(rollout)

@@ -14,9 +14,6 @@ class Waiting(Generic[T]):
         self._queue: list[tuple[bool, float, int, T]] = []
         self._ranks: dict[int, float] = {}  # by sample, where their own order is not to count
 
-    def __len__(self) -> int:
-        return len(self._queue)
-
     def __iter__(self) -> Iterator[T]:
         """In queue order, without taking them."""
         return (entry[-1] for entry in sorted(self._queue, key=lambda entry: entry[:-1]))
