@@ -63,9 +63,12 @@ def _command(pid: int) -> bytes:
 
 
 def _ps(pid: int, field: str) -> str:
-    """For systems without /proc. In words and hours that are the same for whoever asks."""
+    """For systems without /proc. In words and hours that are the same for whoever asks.
+
+    Whole lines (`-ww`): else they end where a terminal would, before what names a process.
+    """
     shown = subprocess.run(
-        ["ps", "-o", f"{field}=", "-p", str(pid)],
+        ["ps", "-ww", "-o", f"{field}=", "-p", str(pid)],
         capture_output=True,
         text=True,
         check=False,

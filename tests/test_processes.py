@@ -36,6 +36,7 @@ def system(request, monkeypatch):
         if not any(os.access(f"{folder}/ps", os.X_OK) for folder in os.get_exec_path()):
             pytest.skip("no ps here")
         monkeypatch.setattr(processes, "HAS_PROC", False)
+        monkeypatch.setenv("COLUMNS", "20")  # of a terminal, which is no matter
     elif not processes.HAS_PROC:
         pytest.skip("no /proc here")
 

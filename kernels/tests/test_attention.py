@@ -113,6 +113,20 @@ def test_pools_of_eight_bits_match_float64_loops(dtype, kv_dtype, implementation
 
 
 @pytest.mark.usefixtures("unoptimized")
+@pytest.mark.parametrize("what", ["key", "value"])
+def test_a_token_that_is_no_number_is_seen_by_all_that_see_it(what, implementation):
+    """A sum that is NaN is not the sum of a row that sees nothing."""
+    arguments = random_arguments(CHECKED[2])
+    kv_pages, first = np.array(arguments.kv_pages), int(arguments.page_indices[0, 0])
+    kv_pages[first, 0, int(what == "value") :: 2] = np.nan  # the first token of a sequence
+    damaged = arguments._replace(kv_pages=jnp.asarray(kv_pages))
+    out, lse = ragged_paged_attention(*damaged, return_lse=True, implementation=implementation)
+    end, rows = int(arguments.cu_q_lens[1]), int(arguments.cu_q_lens[arguments.num_seqs[0]])
+    assert np.isnan(out[:end]).all() and np.isfinite(out[end:rows]).all()
+    assert np.isnan(lse[:end]).all() == (what == "key") and np.isfinite(lse[end:rows]).all()
+
+
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
 def test_every_number_of_eight_bits_is_read_as_it_is(kv_dtype, implementation):
     """With one token, attention is its value; and a score with a unit vector is a key's element."""

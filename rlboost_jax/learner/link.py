@@ -80,9 +80,11 @@ class ManagerLink:
     """What the training loop knows of the manager."""
 
     def __init__(self, thread: EventLoopThread, *, locate: Callable[[], Endpoint]):
-        """Args:
-        locate: finds a living manager, starting one if there is none; called from a
-            worker thread each time the manager is dialled.
+        """Nothing is dialled before `connect`.
+
+        Args:
+            locate: finds a living manager, starting one if there is none; called from a
+                worker thread each time the manager is dialled.
         """
         self._thread, self._locate = thread, locate
         self._inbox: queue.SimpleQueue[messages.ToTrainer | Exception | None] = queue.SimpleQueue()

@@ -76,13 +76,15 @@ class TrainingLoop:
         show: Callable[[Sequence[SampleRow]], None] = lambda rows: None,
         spans: Recorder | None = None,
     ):
-        """Args:
-        base: of the adapters, where these are what is trained.
-        best: is offered every checkpoint that is evaluated.
-        prompts_used: of the prompt stream, by the steps before.
-        note: shows a line to whoever watches.
-        show: is given the samples of every step that has any to show.
-        spans: of this process.
+        """A run that goes on from `state`.
+
+        Args:
+            base: of the adapters, where these are what is trained.
+            best: is offered every checkpoint that is evaluated.
+            prompts_used: of the prompt stream, by the steps before.
+            note: shows a line to whoever watches.
+            show: is given the samples of every step that has any to show.
+            spans: of this process.
         """
         self._spans = spans or Recorder()
         self._run, self._exercises, self._note = run, exercises, note
@@ -275,8 +277,10 @@ class TrainingLoop:
     def _selection(
         self, sampling: DynamicSampling | None, collector: StepCollector, prompts: list[Prompt]
     ) -> Everything | Informative:
-        """Args:
-        prompts: of the step so far; more are added as they are asked for.
+        """Which prompts make up the batch of a step that has begun.
+
+        Args:
+            prompts: of the step so far; more are added as they are asked for.
         """
         if sampling is None:
             return Everything(collector)

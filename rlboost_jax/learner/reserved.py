@@ -42,10 +42,12 @@ class ReservedEngine:
         spans: Recorder | None = None,
         clock: Clock | None = None,
     ):
-        """Args:
-        on_failure: called in the thread of `thread` with what ended the engine.
-        spans: of this process.
-        clock: of `InstanceClient`.
+        """An engine whose window is closed.
+
+        Args:
+            on_failure: called in the thread of `thread` with what ended the engine.
+            spans: of this process.
+            clock: of `InstanceClient`.
         """
         self._run, self._engine, self._thread = run, engine, thread
         self._on_failure, self._name = on_failure, name

@@ -39,9 +39,11 @@ class Informative:
         check: Callable[[tuple[Group, ...]], Sequence[Doubt]],
         request: Callable[[range], None],
     ) -> None:
-        """Args:
-        check: what the learner doubts of groups.
-        request: has more prompts generated, named by their places from the step's cursor.
+        """No group counts yet.
+
+        Args:
+            check: what the learner doubts of groups.
+            request: has more prompts generated, named by their places from the step's cursor.
         """
         self._sampling, self._check, self._request = sampling, check, request
         self._groups: dict[int, Group] = {}  # by prompt, of those that count

@@ -13,10 +13,11 @@ from rlboost_jax.learner.passes import evaluate_of, gaps_of, gradients_of
 from rlboost_jax.learner.state import TrainState, make_optimizer, state_shardings
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
-from rlboost_jax.settings.algorithm import AlgorithmConfig, SamplingConfig
+from rlboost_jax.settings.algorithm import AlgorithmConfig
 from rlboost_jax.settings.learner import LearnerConfig
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.routing import routing_of
+from rlboost_jax.settings.sampling import SamplingConfig
 
 
 class LearnerStep:
@@ -109,7 +110,7 @@ class LearnerStep:
         programs = []
         for rows, row_tokens in shapes:
             batch = empty(rows, row_tokens, self.routing)
-            if self._algorithm.looks_first:
+            if self._algorithm.has_evaluation_pass:
                 self.evaluate(state.params, in_reward, batch)
             self.gaps(state.params, batch)
             part = self.gradients(state.params, in_loss, batch)

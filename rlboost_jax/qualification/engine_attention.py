@@ -166,9 +166,11 @@ def _case(
     num_rows: int,
     weight: float,
 ) -> Case:
-    """Args:
-    rows: of `num_rows`, of each sequence.
-    lens: tokens of each sequence.
+    """Attention of one step, with inputs made on demand.
+
+    Args:
+        rows: of `num_rows`, of each sequence.
+        lens: tokens of each sequence.
     """
     places = num_rows if name == "decode" else shape.slots  # as `engine/metadata.py` has them
     return Case(

@@ -142,9 +142,9 @@ class Server:
         done = len(request.response_tokens) // 4
         return Row(
             request_id=request.request_id,
-            group=(request.step, request.prompt),
+            group=(request.work.batch, request.work.prompt),
             prompt_tokens=len(request.prompt_tokens) // 4,
-            length=self._world.length(request.step, request.sample),
+            length=self._world.length(request.work.batch, request.work.sample),
             done=done,
             told=done,
         )

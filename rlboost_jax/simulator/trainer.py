@@ -88,11 +88,11 @@ class Trainer:
         )
 
     def _finished(self, rollout: m.FinishedRollout) -> None:
-        lengths = self._lengths[rollout.prompt]
+        lengths = self._lengths[rollout.work.prompt]
         lengths.append(len(rollout.tokens) // 4)
         if len(lengths) == self._config.workload.group_size:
             self._finished_groups += 1
-            group = Group(prompt=rollout.prompt, trajectories=())
+            group = Group(prompt=rollout.work.prompt, trajectories=())
             self._ready.extend(self._micro_batches.add(group))
         self._go_on()
 

@@ -71,6 +71,7 @@ def test_mixed_requests_keep_their_own_settings(
         request_of(2, PROMPTS[2], group=1, temperature=0.5, top_k=4, stop_ids=(1, 2, 3, 4)),
         request_of(3, PROMPTS[2], group=1, temperature=2.0, top_p=0.5, max_tokens=1),
         request_of(4, PROMPTS[3], group=2, seed=12, step=4, max_tokens=7),
+        request_of(5, PROMPTS[3], group=2, sequence=3, max_tokens=7),
     ]
     engine.submit(requests)
     rollouts = drain(engine)

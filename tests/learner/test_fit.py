@@ -116,8 +116,8 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
     def checked(run: RunConfig, *limits: int | None) -> list[str]:
         devices = [Mock(jax.Device, platform=GPU, process_index=0) for _ in limits]
-        told = dict(zip(map(id, devices), limits, strict=True))
-        monkeypatch.setattr(fit, "device_memory", lambda d: DeviceMemory(limit=told[id(d)]))
+        memory = dict(zip(map(id, devices), limits, strict=True))
+        monkeypatch.setattr(fit, "device_memory", lambda d: DeviceMemory(limit=memory[id(d)]))
         lines: list[str] = []
         fit.check_devices(run, devices, lines.append)
         return lines

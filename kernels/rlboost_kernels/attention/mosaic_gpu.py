@@ -426,10 +426,10 @@ def _merge_splits(plan: _Plan) -> Any:
 
             nothing = (jnp.float32(0), _full(0.0, layout, columns))
             total, weighted_D = lax.fori_loop(first, stop, add_split, nothing)
-            divisor = jnp.where(total > 0, total, jnp.float32(1))
+            divisor = jnp.where(total == 0, jnp.float32(1), total)
             merged[g] = (weighted_D * (plan.value_factor / divisor)).astype(plan.dtype)
             logarithm = (maximum + jnp.log2(divisor)) / _LOG2_E
-            lse[t, head, g] = jnp.where(total > 0, logarithm, -jnp.inf)
+            lse[t, head, g] = jnp.where(total == 0, -jnp.inf, logarithm)
 
         def write(g: Array, _: None) -> None:
             plgpu.copy_smem_to_gmem(merged.at[g, pl.ds(0, D)], out.at[t, head, g])

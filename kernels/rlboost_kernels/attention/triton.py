@@ -259,7 +259,7 @@ def _merge_splits(
 
     nothing = (jnp.float32(0), jnp.zeros(out.shape[3:], jnp.float32))
     total, weighted_D = lax.fori_loop(first, stop, add_split, nothing)
-    divisor = jnp.where(total > 0, total, 1.0)
+    divisor = jnp.where(total == 0, 1.0, total)
     out[t, head, g] = (weighted_D * (v_scale / divisor)).astype(out.dtype)
     logarithm = (maximum + jnp.log2(divisor)) / _LOG2_E
-    lse[t, head, g] = jnp.where(total > 0, logarithm, -jnp.inf)
+    lse[t, head, g] = jnp.where(total == 0, -jnp.inf, logarithm)

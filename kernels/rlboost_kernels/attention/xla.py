@@ -102,10 +102,10 @@ def attend(
         empty = _Softmax(*map(differing, _empty(TILE_ROWS, K, H // K, D)))
         softmax = lax.fori_loop(start, stop, attend_block, empty)
         total = softmax.total[..., None]
-        mean = jnp.where(total > 0, softmax.weighted / total, 0.0).reshape(-1, H, D)
+        mean = jnp.where(total == 0, 0.0, softmax.weighted / total).reshape(-1, H, D)
         of_tile = [mean if v_scale == 1 else mean * v_scale]
         if return_lse:
-            lse = jnp.where(softmax.total > 0, softmax.maximum + jnp.log(softmax.total), -jnp.inf)
+            lse = jnp.where(softmax.total == 0, -jnp.inf, softmax.maximum + jnp.log(softmax.total))
             of_tile.append(lse.reshape(-1, H))
         return tuple(
             result.at[row_R].set(part, mode="drop", unique_indices=True)

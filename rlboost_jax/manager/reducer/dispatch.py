@@ -106,7 +106,7 @@ class Dispatch:
         limit = self._settings.max_pending
         rollouts = step.take(min(step.num_waiting, room(loads, limit)))
         chosen = assign(
-            [r.prompt for r in rollouts],
+            [r.group for r in rollouts],
             loads,
             max_pending=limit,
             group_size=step.begin.group_size,

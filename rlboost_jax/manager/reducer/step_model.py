@@ -91,7 +91,7 @@ class StepModel:
         """A response is finished."""
         if rollout.step is not self._step:
             self._step, self._complete = rollout.step, {}
-        self._complete[rollout.prompt] = now
+        self._complete[rollout.group] = now
 
     def complete(self, step: Step) -> dict[int, float]:
         """By prompt, when the last response of a step's ended, so far."""
@@ -109,7 +109,7 @@ class StepModel:
             return
         groups = groups_of(r for r in step.rollouts if r.result is not None and not r.measures)
         tokens = [float(sum(r.length for r in group)) for group in groups]
-        complete = [(self._complete.get(g[0].prompt, closed), n) for n, g in enumerate(groups)]
+        complete = [(self._complete.get(g[0].group, closed), n) for n, g in enumerate(groups)]
         should, critical = without_waits(micro_batches(self.learner, tokens, complete))
         self.drag.learn(planned_drag, closed=closed, should=should, critical=critical)
 
@@ -169,5 +169,5 @@ def groups_of(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
     """By prompt, in their order."""
     groups: dict[int, list[Rollout]] = {}
     for rollout in rollouts:
-        groups.setdefault(rollout.prompt, []).append(rollout)
+        groups.setdefault(rollout.group, []).append(rollout)
     return [groups[prompt] for prompt in sorted(groups)]

@@ -50,6 +50,8 @@ class StepPlans:
             return None
         unheard = self._unheard([*reserved, *remote], now)
         groups = groups_of(r for r in step.rollouts if not r.measures)
+        if not groups:  # all of the batch measures the policy
+            return None
         rollouts = [rollout for group in groups for rollout in group]
         prompts = [r.length - r.num_tokens for r in rollouts]
         so_far = [
@@ -99,6 +101,8 @@ class StepPlans:
             return None
         unheard = self._unheard(instances, now)
         groups = groups_of(r for r in step.rollouts if not r.measures)
+        if not groups:
+            return None
         rollouts = [rollout for group in groups for rollout in group]
         state = responses([[(r.num_tokens, r.result is not None) for r in g] for g in groups])
         lengths = np.minimum(self.model.lengths.scenario(state), self.model.most_tokens)
@@ -120,7 +124,7 @@ class StepPlans:
         slower = self.model.drag.value * (1.0 + self.model.drag.deviation)
         engines = [replace(e, rates=e.rates.times(slower)) for e in engines]
         plan = self._plan(engines, jobs, totals.tolist(), self.model.drag.value)
-        complete = {n: ended.get(g[0].prompt, closed) - now for n, g in enumerate(groups)}
+        complete = {n: ended.get(g[0].group, closed) - now for n, g in enumerate(groups)}
         return forecast(replace(plan, handed_over=closed - now, complete=complete), 0.0)
 
     def choose_order(self, reserved: Sequence[Instance], remote: Sequence[Instance]) -> None:
@@ -138,6 +142,8 @@ class StepPlans:
             slots: of all engines that work on it.
         """
         groups = groups_of(r for r in step.rollouts if not r.measures)
+        if not groups:
+            return {}
         rollouts = [rollout for group in groups for rollout in group]
         if not self.model.ready or not step.num_finished:
             ranks = first_wave([len(group) for group in groups], slots)

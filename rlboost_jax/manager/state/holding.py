@@ -11,7 +11,7 @@ class Holding:
     """
     Attributes:
         rollouts: by request id, oldest placement first.
-        groups: rollouts held per prompt.
+        groups: rollouts held, per group.
         num_releasing: of the rollouts, those that are being asked back.
     """
 
@@ -32,7 +32,7 @@ class Holding:
     def hold(self, rollout: Rollout) -> None:
         """One more, that was placed here."""
         self.rollouts[rollout.request_id] = rollout
-        self.groups[rollout.prompt] += 1
+        self.groups[rollout.group] += 1
 
     def ask_back(self, rollouts: Iterable[Rollout], now: float) -> None:
         """These are asked back now; none of them was before."""
@@ -46,9 +46,9 @@ class Holding:
         if rollout is None:
             return None
         self.num_releasing -= rollout.releasing
-        self.groups[rollout.prompt] -= 1
-        if not self.groups[rollout.prompt]:
-            del self.groups[rollout.prompt]
+        self.groups[rollout.group] -= 1
+        if not self.groups[rollout.group]:
+            del self.groups[rollout.group]
         rollout.take_back()
         return rollout
 

@@ -83,7 +83,7 @@ class Instance:
 
     @property
     def groups(self) -> Mapping[int, int]:
-        """Rollouts held per prompt."""
+        """Rollouts held, per group."""
         return self._holding.groups
 
     @property
@@ -164,7 +164,7 @@ class Instance:
         if not self.held:
             self.activity.begin(now)
         for rollout in rollouts:
-            if rollout.num_tokens or rollout.prompt not in self.groups:
+            if rollout.num_tokens or rollout.group not in self.groups:
                 self.activity.prefill(rollout.length)
             self._holding.hold(rollout)
         self._held_changed()

@@ -12,6 +12,12 @@ from rlboost_jax.manager.state.rollouts import Rollout
 from rlboost_jax.messages import RoutedTokenBatch, TokenBatch
 from rlboost_jax.settings.routing import Routing
 
+# Reductions by their names: for a few tokens, methods take as long as the work. (Types of NumPy 2.5
+# do not know that they may be called without `out`.)
+_LEAST: Any = np.minimum.reduce
+_MOST: Any = np.maximum.reduce
+_ANY: Any = np.logical_or.reduce
+
 MAX_LOGPROB = 1e-3  # nats; above 0 by more than rounding is no logarithm of a probability
 
 
@@ -43,12 +49,11 @@ class TokenRows:
         if min(batch.in_flight, batch.running, batch.waiting, batch.prefilled_again) < 0:
             raise MalformedBatch("a negative count")
         if self.num_tokens:
-            # Reductions by their names: for a few tokens, methods take as long as the work.
-            low, high = int(np.minimum.reduce(self.tokens)), int(np.maximum.reduce(self.tokens))
+            low, high = int(_LEAST(self.tokens)), int(_MOST(self.tokens))
             if low < 0 or high >= vocab_size:
                 raise MalformedBatch(f"token {low if low < 0 else high} of 0..{vocab_size - 1}")
             # Not a number is neither above the least nor below the most.
-            least, most = np.minimum.reduce(logprobs), np.maximum.reduce(logprobs)
+            least, most = _LEAST(logprobs), _MOST(logprobs)
             if not (least > -math.inf and float(most) <= MAX_LOGPROB):
                 raise MalformedBatch("a log-probability that is above 0 or not finite")
         self.raw, self.logprobs = batch.tokens, batch.logprobs
@@ -95,7 +100,7 @@ def _check_experts(ids: NDArray[Any], routing: Routing) -> None:
         raise MalformedBatch(f"expert {ids.max()} of 0..{routing.num_experts - 1}")
     columns = np.ascontiguousarray(ids.reshape(-1, routing.experts_per_token).T)
     pairs = itertools.combinations(columns, 2)
-    if any(np.logical_or.reduce(one == other) for one, other in pairs):
+    if any(_ANY(one == other) for one, other in pairs):
         raise MalformedBatch("an expert that is chosen twice")
 
 

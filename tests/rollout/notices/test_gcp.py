@@ -43,7 +43,7 @@ class Server:
 
 
 @pytest.mark.parametrize(
-    ("make", "path", "value", "told"),
+    ("make", "path", "value", "notice"),
     [
         (gcp.preempted, PREEMPTED, "TRUE", Told(seconds=30.0, reason="gcp: preempted")),
         (
@@ -60,7 +60,7 @@ class Server:
         ),
     ],
 )
-def test_waits_for_a_change_and_tells_it_once(cloud, run, make, path, value, told):
+def test_waits_for_a_change_and_tells_it_once(cloud, run, make, path, value, notice):
     async def story():
         async with cloud() as stand_in:
             server = Server(stand_in)
@@ -69,7 +69,7 @@ def test_waits_for_a_change_and_tells_it_once(cloud, run, make, path, value, tol
             looking = asyncio.create_task(source.look())
             await server.waiting.wait()
             server.set(path, value)
-            assert await looking == [told]
+            assert await looking == [notice]
             server.waiting.clear()
             looking = asyncio.create_task(source.look())
             await server.waiting.wait()

@@ -25,7 +25,7 @@ constexpr float kNothing = -FLT_MAX;  // the largest of no scores; finite, so a 
 // 2^x for x <= 127 to about one unit in the last place; 0 below 2^-126.
 INLINE Floats exp2(Floats x) {
   const Floats magic = broadcast(0x1.8p23f);  // adding it rounds to an integer
-  x = max(x, broadcast(-127.0f));
+  x = max(broadcast(-127.0f), x);  // in this order, so that NaN stays NaN
   const Floats shifted = add(x, magic);
   const Floats r = sub(x, sub(shifted, magic));
   Floats p = broadcast(0x1.41fbbap-13f);  // least relative error on [-1/2, 1/2], with p(0) = 1

@@ -1,0 +1,1 @@
+"""What all other packages speak of: the names of things (`identities`)."""
