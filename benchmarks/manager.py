@@ -150,7 +150,7 @@ def seconds_per_end(instances: int) -> float:
             core.now += 0.05
             core.server(stream, batch)
         seconds = time.process_time() - since
-        step = core.manager.ledger.active
+        step = core.manager.view.step
         assert step is not None and step.finished
         return seconds / len(batches)
 

@@ -4,7 +4,7 @@ the same simulation, and to the order in which rollouts are begun."""
 import numpy as np
 
 from rlboost_jax.manager.policies.lengths import Floats, Lengths, Responses
-from rlboost_jax.manager.reducer.step_model import StepModel
+from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.state.rollouts import Rollout, Step
 from rlboost_jax.simulator.world import World
 
@@ -34,8 +34,7 @@ class Known(Lengths):
 
 def tell_lengths(world: World) -> None:
     """Before it runs: plans know every length, and rollouts are begun in the best order for it."""
-    model = _model(world)
-    model.lengths = Known(world)
+    _plans(world).model.lengths = Known(world)
     _order(world, means=False)
 
 
@@ -49,8 +48,8 @@ def _order(world: World, *, means: bool) -> None:
     """The longest path to the step's end first (largest delivery time first: Jackson 1955): the
     longer it takes to generate a rollout and then to train its group and all that are complete
     later, the sooner is it begun."""
-    model = _model(world)
-    unknowing = model.ranks
+    plans = _plans(world)
+    model, unknowing = plans.model, plans.ranks
 
     def ranks(step: Step, slots: int) -> dict[int, float]:
         if not model.ready:
@@ -68,14 +67,14 @@ def _order(world: World, *, means: bool) -> None:
         paths = (DECODING * tokens + since[:, None]).ravel()
         return {r.sample: -float(path) for r, path in zip(rollouts, paths, strict=True)}
 
-    model.ranks = ranks  # type: ignore[method-assign]
-    model.choose_order = lambda reserved, remote: None  # type: ignore[method-assign]
+    plans.ranks = ranks  # type: ignore[method-assign]
+    plans.choose_order = lambda reserved, remote: None  # type: ignore[method-assign]
 
 
-def _model(world: World) -> StepModel:
-    model = world.manager.dispatch.model
-    assert model is not None, "these policies foresee nothing"
-    return model
+def _plans(world: World) -> StepPlans:
+    plans = world.manager.parts.plans
+    assert plans is not None, "these policies foresee nothing"
+    return plans
 
 
 def _lengths(world: World, step: int, count: int) -> Floats:

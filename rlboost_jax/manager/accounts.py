@@ -63,6 +63,22 @@ class Books:
         self.sampled(tokens, reserved=reserved)
         self.lost += tokens
 
+    def lose(self, tokens: int) -> None:
+        """Sampled before, and lost now."""
+        self.lost += tokens
+
+    def prefill_again(self, tokens: int) -> None:
+        self.prefilled_again += tokens
+
+    def migrate(self, rollouts: int) -> None:
+        self.migrated += rollouts
+
+    def instance_joined(self) -> None:
+        self.joined += 1
+
+    def instance_gone(self) -> None:
+        self.gone += 1
+
     def copy(self) -> "Books":
         reserved, preemptible, lost, prefilled_again, migrated, joined, gone = self.values()
         return Books(
@@ -94,6 +110,11 @@ class Books:
         else:
             self.preemptible -= missing
 
-    def add(self, other: "Books") -> None:
+    def write_off(self) -> None:
+        """All is lost that was sampled."""
+        self.lost = self.generated
+
+    def merge(self, other: "Books") -> None:
+        """What another has is counted here too."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))

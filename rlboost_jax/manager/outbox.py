@@ -1,5 +1,6 @@
 """Where the parts of the manager leave what they want done."""
 
+from collections.abc import Set
 from typing import Any
 
 from rlboost_jax.manager.events import (
@@ -25,6 +26,29 @@ class Outbox:
         self.trainer: int | None = None  # its stream
         self.wanted: set[int] | None = None  # samples of the active step that it has asked for
         self.step = -1  # that records are filed under
+
+    def attach(self, stream: int) -> None:
+        """A trainer is there, and has asked for nothing yet."""
+        self.trainer, self.wanted = stream, None
+
+    def detach(self) -> None:
+        """The trainer is gone."""
+        self.trainer, self.wanted = None, None
+
+    def file_under(self, step: int) -> None:
+        """Records are of that step from now on."""
+        self.step = step
+
+    def begin(self, step: int) -> None:
+        """The trainer is about to say what it wants of that step."""
+        self.step, self.wanted = step, set()
+
+    def want(self, samples: Set[int]) -> Set[int]:
+        """The trainer asks for these of the active step. Returns those that are new."""
+        assert self.wanted is not None
+        new = samples - self.wanted
+        self.wanted |= new
+        return new
 
     def take(self) -> list[Action]:
         actions, self._actions = self._actions, []

@@ -17,16 +17,18 @@ system here; other are only these decisions:
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
 
+from rlboost_jax.manager.reducer.control import WindowControl
 from rlboost_jax.manager.reducer.dispatch import Dispatch
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.manager.reducer.recovery import Recovery
-from rlboost_jax.manager.reducer.servers import Servers
-from rlboost_jax.manager.reducer.trainer import Trainer
+from rlboost_jax.manager.reducer.parts import Choices
+from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import Rollout, Step
-from rlboost_jax.messages import StepTrained, WindowClosed, WindowState
+from rlboost_jax.messages import StepTrained, WindowState
 
 QUOTA = 4  # groups between two polls
 POLL_SECONDS = 1.0
@@ -78,37 +80,41 @@ class Controller:
         return self.seconds
 
 
-class GroupWork(Dispatch):
-    """Groups as they are dispatched, moved and cut."""
+class GroupDispatch(Dispatch):
+    """Groups as they are dispatched."""
 
-    poll_at = 0.0
-    answers_at: float | None = None  # of a window that is over
-    _quota = 0
-    _turn_of = 0  # of the next candidate
-    _seen: frozenset[str] = frozenset()  # by the last poll, without a queue
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._poll_at = 0.0
+        self._answers_at: float | None = None  # of a window that is over
+        self._quota = 0
+        self._turn_of = 0  # of the next candidate
+        self._seen: frozenset[str] = frozenset()  # by the last poll, without a queue
 
-    def settle(self, now: float) -> None:
-        step = self._ledger.active
-        if step is None:
-            return
-        reserved = self.reserved(step) if self.seeding.open else []
+    def settle(self, step: Step, now: float) -> None:
+        window = self._seeding
+        reserved = self.reserved(step) if window.open else []
         eligible = [*self.remote(step), *reserved]
-        if now >= self.poll_at:
-            self.poll_at = now + POLL_SECONDS
+        if now >= self._poll_at:
+            self._poll_at = now + POLL_SECONDS
             self._quota = QUOTA
             self._seen = frozenset(i.name for i in eligible if len(i.held) <= i.slots)
-        if self.seeding.open and now >= self.seeding.until:
-            self.seeding.close(now)
-            self.answers_at = now + ANSWER_SECONDS
-            for instance in self._roster.index.reserved.values():
-                self.release(instance, instance.held.values())
-        elif self.answers_at is not None and now >= self.answers_at:
-            self.answers_at = None
-            seconds = self.seeding.total(now)
-            reason = "the window is over"
-            self._outbox.of_step(WindowClosed(step=step.begin.step, seconds=seconds, reason=reason))
+        if window.open and now >= window.clock.until:
+            window.hand_over(now)
+            self._answers_at = now + ANSWER_SECONDS
+        elif self._answers_at is not None and now >= self._answers_at:
+            self._answers_at = None
+            window.announce_end(step, "the window is over", now)
         if self._quota and step.num_waiting:
             self._dispatch(step, [i for i in eligible if i.name in self._seen], now)
+
+    def wake_at(self, step: Step) -> float:
+        """When the window ends, answers are read, or a poll may let more groups go."""
+        clock = self._seeding.clock
+        moments = [clock.until] if clock.open else []
+        moments += [self._poll_at] if step.num_waiting else []
+        moments += [self._answers_at] if self._answers_at is not None else []
+        return min(moments, default=float("inf"))
 
     def _dispatch(self, step: Step, candidates: list[Instance], now: float) -> None:
         groups: dict[int, list[Rollout]] = {}
@@ -121,8 +127,13 @@ class GroupWork(Dispatch):
                 for rollout in members:
                     step.wait(rollout)
                 continue
-            self._generate(step, candidates[self._turn_of % len(candidates)], members, now)
+            candidate = candidates[self._turn_of % len(candidates)]
+            self._placements.generate(step, candidate, members, now)
             self._turn_of += 1
+
+
+class GroupPlacements(Placements):
+    """Groups as they are cut."""
 
     def put_back(self, instance: Instance, request_ids: Iterable[int]) -> int:
         back = [instance.let_go(request_id) for request_id in request_ids]
@@ -142,27 +153,37 @@ class GroupWork(Dispatch):
         return len(wait)
 
 
-class ControlledTrainer(Trainer):
-    controller: Controller
-    accelerators = 1.0
-    _tokens = 0
+class PublicControl(WindowControl):
+    """
+    Args:
+        controller: says how long the next window is.
+        accelerators: reserved ones, which throughput is told by.
+    """
 
-    def _trained(self, message: StepTrained, now: float) -> None:
-        step = self._ledger.active
-        if step is not None:
-            self._tokens = sum(r.num_tokens for r in step.delivered(measuring=False))
-        super()._trained(message, now)
+    def __init__(self, *parts: Any, controller: Controller, accelerators: float) -> None:
+        super().__init__(*parts)
+        self._controller = controller
+        self._accelerators = accelerators
 
-    def _observe(
-        self, message: StepTrained, rollout: float, remote_wait: float, instances: float
+    def observe(
+        self,
+        step: Step,
+        message: StepTrained,
+        now: float,
+        *,
+        instances: float,
+        seeding: float,
+        wanted: int | None,
     ) -> None:
-        seconds = rollout + remote_wait
-        window = self.controller.update(
+        rollout = step.rollout_seconds
+        seconds = rollout + (now - step.begun_at - rollout)
+        tokens = sum(r.num_tokens for r in step.delivered(measuring=False))
+        window = self._controller.update(
             count=self._roster.members,
             generation=rollout,
             step=seconds,
             bubble=message.train_wait_seconds,
-            throughput=int(self._tokens / max(seconds, 1e-9) / self.accelerators),
+            throughput=int(tokens / max(seconds, 1e-9) / self._accelerators),
         )
         self.window = WindowState(seconds=window, memory={}, instance_cap=self.window.instance_cap)
 
@@ -177,25 +198,10 @@ class PublicCode(Manager):
     def __init__(
         self, settings: Settings, now: float, *, table: Mapping[int, int], accelerators: float
     ) -> None:
-        super().__init__(settings, now)
-        parts = settings, self.ledger, self.roster
-        self.dispatch = self._groups = GroupWork(*parts, self._outbox)
-        self.servers = Servers(*parts, self.fleet, self.dispatch, self._outbox)
-        trainer = ControlledTrainer(*parts, self.dispatch, self.servers, self._outbox, now)
-        initial = round(settings.manager.window_initial_seconds)
-        trainer.controller = Controller(initial, table)
-        trainer.accelerators = accelerators
-        self.trainer = trainer
-        self.recovery = Recovery(
-            self.ledger, self.roster, self.fleet, self.servers, self.trainer, self._outbox
+        controller = Controller(round(settings.manager.window_initial_seconds), table)
+        choices = Choices(
+            placements=GroupPlacements,
+            dispatch=GroupDispatch,
+            control=partial(PublicControl, controller=controller, accelerators=accelerators),
         )
-
-    def _window_at(self) -> float:
-        """When the window ends, answers are read, or a poll may let more groups go."""
-        step, work = self.ledger.active, self._groups
-        if step is None:
-            return float("inf")
-        moments = [work.seeding.until] if work.seeding.open else []
-        moments += [work.poll_at] if step.num_waiting else []
-        moments += [work.answers_at] if work.answers_at is not None else []
-        return min(moments, default=float("inf"))
+        super().__init__(settings, now, choices)

@@ -5,7 +5,6 @@ done is done, in virtual time. Messages between living peers take no time: what 
 milliseconds where everything else counts in seconds.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -75,7 +74,7 @@ class World:
         self.slot_tokens = config.workload.prompt_tokens + config.workload.max_response_tokens
         self.manager = manager(settings(config), 0.0)
         # Instances that are there from the first moment on were started before it.
-        self.manager.roster.started(config.instance.start_seconds)
+        self.manager.knows_start(config.instance.start_seconds)
         self.sleeps = sleeps
         self.published_at = 0.0  # the newest weights
         self._streams = STREAM
@@ -201,7 +200,8 @@ class World:
         self.deliver(ServerStarted(name, server.pid))
         seconds = self.config.instance.start_seconds
         if self.clock.now == 0:
-            seconds, self.manager.fleet.servers[name].started_at = 0.0, math.inf
+            seconds = 0.0
+            self.manager.was_there(name)
         self.clock.after(seconds, server.connect)
 
     def _signal(self, name: str, notice: bool) -> None:

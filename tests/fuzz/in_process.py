@@ -40,6 +40,7 @@ from rlboost_jax.manager.events import (
 )
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.app import NotAllowed, decode_from_server, decode_from_trainer
+from rlboost_jax.manager.state.instances import Instance
 from tests.fuzz import corpus
 from tests.fuzz.mutators import Mutator
 from tests.manager.fakes import (
@@ -245,7 +246,7 @@ class Scene:
             return self._do(ServerGone(stream, f"malformed: {error}")), True
         self.tally.taken += 1
         actions = self._do(FromServer(stream, message))
-        if over := stream not in self.manager.roster.streams:
+        if over := stream not in self.manager.view.instances:
             self.tally.closed += 1
             reasons = [a.reason for a in actions if isinstance(a, Close) and a.stream == stream]
             self.tally.reasons.update(reason.partition("=")[0][:40] for reason in reasons)
@@ -270,7 +271,7 @@ class Scene:
 
     def _tempt(self, stream: int, requests: tuple[m.GenerateRequest, ...]) -> None:
         """Have the mutants know what an insider could answer now."""
-        sequence = self.manager.roster.streams[stream].next_sequence
+        sequence = self.manager.view.instances[stream].activity.next_sequence
         rows = [(r.request_id, [1, 2, 3]) for r in requests]
         leads = [lead(r) for r in requests]
         for frame in (
@@ -314,7 +315,7 @@ class Scene:
     def _state(self) -> tuple[Any, ...]:
         """All that is not a mutant's own account."""
         manager = self.manager
-        step = manager.ledger.active
+        step = manager.view.step
         assert step is not None
         return (
             tuple((r.holder, r.request_id, r.num_tokens, r.releasing) for r in step.rollouts),
@@ -326,15 +327,11 @@ class Scene:
             step.num_waiting,
             step.num_finished,
             step.books.generated - step.books.lost,
-            manager.dispatch.seeding.open,
-            manager.trainer.window,
-            manager.ledger.kept,
-            tuple(manager.servers.versions.manifests),
-            *(
-                (i.version, i.digest, i.in_flight, i.next_sequence, tuple(i.held))
-                for i in manager.roster
-                if i.stream in (RESERVED, GOOD)
-            ),
+            manager.view.window_open,
+            manager.view.window,
+            manager.view.kept,
+            tuple(manager.view.manifests),
+            *(_of(i) for i in manager.view.roster if i.stream in (RESERVED, GOOD)),
         )
 
     def _assert_own_affair(self, stream: int, actions: list[Action]) -> None:
@@ -355,12 +352,12 @@ class Scene:
     def _assert_accounts(self) -> None:
         manager, limit = self.manager, settings().manager.max_pending
         holders: Counter[int] = Counter()
-        for instance in manager.roster:
+        for instance in manager.view.roster:
             assert len(instance.held) <= instance.slots + limit
             assert instance.num_releasing == sum(r.releasing for r in instance.held.values())
             assert instance.groups == Counter(r.group for r in instance.held.values())
             holders.update(map(id, instance.held.values()))
-        step = manager.ledger.active
+        step = manager.view.step
         assert step is not None
         held = sum(holders[id(r)] for r in step.rollouts)
         assert all(holders[id(r)] <= 1 for r in step.rollouts)
@@ -368,6 +365,18 @@ class Scene:
         assert all(r.num_tokens <= step.begin.sampling.max_tokens for r in step.rollouts)
         kept = sum(r.num_tokens for r in step.rollouts)
         assert step.books.generated - step.books.lost == kept
+
+
+def _of(instance: Instance) -> tuple[Any, ...]:
+    """What decides what a server gets and what is taken from it."""
+    parameters, activity = instance.parameters, instance.activity
+    return (
+        parameters.version,
+        parameters.digest,
+        activity.in_flight,
+        activity.next_sequence,
+        tuple(instance.held),
+    )
 
 
 def fuzz(
@@ -386,6 +395,6 @@ def fuzz(
         scene.impostors(min(ROUND // 10, num_frames - tally.frames))
         tally.seconds = time.perf_counter() - started
         watch(tally)
-    sizes = scene.manager.roster.streams, scene.manager.servers.versions.manifests
+    sizes = scene.manager.view.instances, scene.manager.view.manifests
     assert len(sizes[0]) == 2 and len(sizes[1]) <= 2, "something is kept of those who left"
     return tally

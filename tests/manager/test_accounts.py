@@ -9,5 +9,5 @@ def test_a_copy_has_all_counts_and_goes_its_own_way() -> None:
     books = Books(**COUNTS)
     copy = books.copy()
     assert copy == books and copy.values() == tuple(range(1, len(COUNTS) + 1))
-    books.add(books)
+    books.merge(books)
     assert copy == Books(**COUNTS) != books

@@ -37,7 +37,7 @@ def two_servers() -> tuple[Desk, dict[int, list[m.GenerateRequest]]]:
 
 
 def rollouts(desk: Desk) -> dict[int, Rollout]:
-    step = desk.manager.ledger.active
+    step = desk.manager.view.step
     assert step is not None
     return {rollout.sample: rollout for rollout in step.rollouts}
 
@@ -54,7 +54,7 @@ def test_a_liar_leaves_and_all_its_unproved_tokens_with_it() -> None:
     lie = held[A][0]
     finish(desk, A, lie)
     honest = {r.work.sample: rollouts(desk)[r.work.sample].num_tokens for r in held[B]}
-    kept = desk.manager.ledger.books.generated - desk.manager.ledger.books.lost
+    kept = desk.manager.view.books.generated - desk.manager.view.books.lost
     desk.trainer(doubt((lie.work.sample, 1)))
     assert "nats" in desk.closed()[A]
     assert [leave.reason[:11] for leave in desk.sent(m.Leave, A)] == ["quarantined"]
@@ -65,7 +65,7 @@ def test_a_liar_leaves_and_all_its_unproved_tokens_with_it() -> None:
         after[r.work.sample].num_tokens == 0 for r in held[A] if not after[r.work.sample].result
     )
     assert {sample: after[sample].num_tokens for sample in honest} == honest
-    books = desk.manager.ledger.books
+    books = desk.manager.view.books
     gone = kept - (books.generated - books.lost)
     assert gone > 0 and books.generated - books.lost == sum(r.num_tokens for r in after.values())
     assert lie.work.sample in {r.work.sample for r in desk.requests(B)} | {
@@ -113,7 +113,7 @@ def test_what_others_go_on_with_from_a_lie_is_stopped() -> None:
     desk.trainer(doubt((lie.work.sample, 0)))
     assert taken.request_id in m.unpack_ids(desk.sent(m.Release, B)[0].request_ids)
     assert rollouts(desk)[moved.work.sample].num_tokens == 0
-    books = desk.manager.ledger.books
+    books = desk.manager.view.books
     lost = books.lost
     desk.tokens(B, [taken], 2)
     assert books.lost > lost and rollouts(desk)[moved.work.sample].num_tokens == 0, "too late"
@@ -225,7 +225,7 @@ def test_a_liar_that_has_dialled_again_is_known_by_its_process() -> None:
 def test_nobody_takes_the_name_of_the_trainers_own_engine() -> None:
     desk = seeded()
     desk(ServerGone(RESERVED, "the trainer is away"))
-    own = next(iter(desk.manager.roster.own))
+    own = next(iter(desk.manager.view.roster.own))
     desk.server(12, hello(instance=own))
     assert "own engine" in desk.closed()[12]
 

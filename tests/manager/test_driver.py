@@ -97,7 +97,7 @@ def test_a_server_cannot_pass_for_the_reserved_engine(loopback: Open, run: Run) 
             await liar.send_bytes(m.encode(hello(reserved=True)))
             leave = await read(liar, m.Leave, m.decode_to_server)
             assert "needs the trainer's token" in leave.reason
-            assert not list(loop.driver.manager.roster)
+            assert not list(loop.driver.manager.view.roster)
             server = await loop.dial("/instance", SERVER_HEADERS)
             await server.send_bytes(m.encode(hello()))
             await read(server, m.Welcome, m.decode_to_server)
@@ -186,7 +186,7 @@ def test_a_malformed_frame_ends_its_stream_only(loopback: Open, run: Run, frame:
             await (bad.send_str(frame) if isinstance(frame, str) else bad.send_bytes(frame))
             assert (await bad.receive()).type is aiohttp.WSMsgType.CLOSE
             await good.send_bytes(m.encode(m.Renew()))
-            assert [i.name for i in loop.driver.manager.roster] == ["good"]
+            assert [i.name for i in loop.driver.manager.view.roster] == ["good"]
             (lost,) = [r for r in loop.records if r.kind == "lost"]
             assert lost.instance == "bad" and lost.detail["reason"].startswith("malformed")
             await good.close()
@@ -201,7 +201,7 @@ def test_an_oversized_frame_ends_its_stream_only(loopback: Open, run: Run) -> No
             await bad.send_bytes(bytes(1001))
             frame = await bad.receive()
             assert frame.type is aiohttp.WSMsgType.CLOSE and frame.data == 1009
-            assert [i.name for i in loop.driver.manager.roster] == ["good"]
+            assert [i.name for i in loop.driver.manager.view.roster] == ["good"]
             await good.close()
 
     run(story())
@@ -231,7 +231,7 @@ def test_who_sends_too_much_is_hung_up_on(
                 pass
             (lost,) = [r for r in loop.records if r.kind == "lost"]
             assert lost.instance == "bad" and "sends too much" in lost.detail["reason"]
-            assert [i.name for i in loop.driver.manager.roster] == ["good"]
+            assert [i.name for i in loop.driver.manager.view.roster] == ["good"]
             await good.close()
 
     run(story())

@@ -85,7 +85,7 @@ def test_measuring_does_not_move_the_window(sampling: m.Sampling | None, ends: b
     """Nor is it trained on, though it may be sampled as what is; whether or not all of it has
     ended when the step has."""
     desk, requests = roomy()
-    before = desk.manager.trainer.window.seconds
+    before = desk.manager.view.window.seconds
     purpose: Purpose = "train" if sampling is None else "evaluate"
     desk.trainer(extension(5, purpose=purpose, samples=1, sampling=sampling))
     (extra,) = desk.requests(A)
@@ -94,7 +94,7 @@ def test_measuring_does_not_move_the_window(sampling: m.Sampling | None, ends: b
     desk.tokens(A, [extra], 99 if ends else 1)
     desk.now = 3.0
     desk.trainer(trained(0))
-    assert (desk.manager.trainer.window.seconds == before) is (sampling is not None)
+    assert (desk.manager.view.window.seconds == before) is (sampling is not None)
     (report,) = desk.sent(m.StepReport)
     assert (report.tokens_measured > 0) is (ends and sampling is not None)
 
@@ -134,7 +134,7 @@ def test_what_is_not_finished_when_the_step_is_trained_is_given_up() -> None:
     assert report.tokens_lost == len(left)
     assert report.tokens_generated == report.tokens_delivered + report.tokens_lost
     desk.server(A, m.Released(request_ids=release.request_ids))
-    assert desk.manager.ledger.steps[0].finished, "the rest is kept until it is committed"
+    assert desk.manager.view.steps[0].finished, "the rest is kept until it is committed"
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -156,9 +156,9 @@ def test_a_trainer_that_returns_gets_what_it_asks_for_again_and_nothing_else(cra
     sent = {r.work.sample for r in desk.requests(A)}
     desk.trainer(extension(2, 3), stream=3)
     assert finished(desk) == []
-    waiting = {r.sample for r in desk.manager.ledger.steps[0].waiting()}
+    waiting = {r.sample for r in desk.manager.view.steps[0].waiting()}
     assert (sent, waiting) == ((set(), {6, 7}) if crash else ({6, 7}, set()))
-    assert not desk.manager.ledger.steps[0].finished
+    assert not desk.manager.view.steps[0].finished
 
 
 def test_what_an_earlier_trainer_asked_for_is_not_said_unasked() -> None:
@@ -227,7 +227,7 @@ def test_an_impossible_extension_is_refused(message: m.ExtendStep, reason: str) 
     desk.trainer(message)
     (refused,) = desk.sent(m.Refused)
     assert reason in refused.reason
-    assert len(desk.manager.ledger.steps[0].rollouts) == 4
+    assert len(desk.manager.view.steps[0].rollouts) == 4
 
 
 def test_a_trainer_extends_what_it_has_begun() -> None:

@@ -93,7 +93,7 @@ def test_servers_that_fail_to_start_are_tried_ever_more_rarely() -> None:
         pauses.append(fleet.retry_at - 100.0)
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     (name,) = fleet.start(1)
-    fleet.servers[name].proved = True
+    fleet.prove(fleet.servers[name])
     fleet.exited(name, 100.0)
     (name,) = fleet.start(1)
     fleet.exited(name, 200.0)

@@ -36,13 +36,12 @@ def test_who_holds_what() -> None:
     step, _ = Ledger(Outbox()).begin(begin_step(0, 0, "d"), 0.0)
     rollouts = step.take(3)
     for number, rollout in enumerate(rollouts):
-        rollout.request_id = number
-        busy.hold(rollout, 0.0)
+        rollout.place(number, busy.name)
+    busy.hold(rollouts, 0.0)
     pool = whole.index.pool(0, "d")
     assert (pool.idle, pool.working) == (1, 1)
     assert list(whole.index.crowded) == [busy.stream]
-    rollouts[0].asked_at = rollouts[1].asked_at = 1.0
-    busy.asking(2)
+    busy.ask_back(rollouts[:2], 1.0)
     assert whole.index.asked_back == 2 and not whole.index.crowded
     whole.leave(busy)  # with what it holds
     assert whole.index.asked_back == 0

@@ -138,10 +138,10 @@ def test_a_batch_of_what_cannot_be_charges_nobody(changes: dict[str, int], words
     desk.publish(0)
     desk.begin(0)
     desk.join(A, version=0)
-    before = dataclasses.replace(desk.manager.ledger.books)
+    before = dataclasses.replace(desk.manager.view.books)
     desk.server(A, batch(0, 0, [], **changes))
     assert words in desk.closed()[A]
-    after = desk.manager.ledger.books
+    after = desk.manager.view.books
     assert (after.generated, after.lost) == (before.generated, before.lost)
 
 
@@ -154,12 +154,12 @@ def test_chatter_ends_its_own_stream_and_fills_no_log() -> None:
         lines = 0
         for _ in range(1000):
             desk.server(A, chatter)
-            if A not in desk.manager.roster.streams:
+            if A not in desk.manager.view.instances:
                 break
             lines += sum(len(desk.records(kind)) for kind in ("rejected", "pulled", "ready"))
         assert A in desk.closed() and "per second" in desk.closed()[A]
         assert lines <= 3 * limits.REMARK_BURST
-        assert [i.stream for i in desk.manager.roster if not i.reserved] == [B]
+        assert [i.stream for i in desk.manager.view.roster if not i.reserved] == [B]
 
 
 def test_an_honest_pace_of_failures_goes_on_for_ever() -> None:

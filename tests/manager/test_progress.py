@@ -46,7 +46,7 @@ def test_a_dispatch_that_never_ends_is_lost_with_all_that_it_announced() -> None
     assert not desk.closed()
     desk.tick(20.0 + PATIENCE + 10 * 19.0)  # the first one took 19 s
     assert A in desk.closed()
-    assert desk.manager.ledger.books.lost == 6
+    assert desk.manager.view.books.lost == 6
 
 
 def test_renewals_and_empty_batches_are_no_progress() -> None:
@@ -214,7 +214,7 @@ def test_a_sick_server_is_lost_with_the_dispatch_that_failed() -> None:
     desk.server(A, m.Goodbye(reason="sick: NonFiniteLogits: version 0", sick=True))
     (lost,) = desk.records("lost")
     assert lost.detail["reason"].startswith("sick: ") and lost.detail["tokens_lost"] == 8
-    assert desk.manager.ledger.books.lost == 8 and desk.requests(RESERVED)
+    assert desk.manager.view.books.lost == 8 and desk.requests(RESERVED)
 
 
 @pytest.mark.parametrize("by", ["goodbye", "exit code"])
@@ -231,15 +231,15 @@ def test_the_machine_of_a_sick_server_rests_longer_each_time(by: str) -> None:
         desk(ServerStarted(name, number))
         desk.join(stream, version=0, instance=name, pid=number)
         desk.tokens(stream, desk.requests(stream)[:1], 1)
-        assert desk.manager.fleet.servers[name].proved
+        assert desk.manager.view.fleet.servers[name].proved
         if by == "goodbye":
             desk.server(stream, m.Goodbye(reason="sick: x", sick=True))
         else:
             desk(ServerGone(stream, "stream closed"))
         desk(InstanceExited(name, "exit code 5", sick=by == "exit code"))
-        assert not desk.manager.fleet.servers
-        pauses.append(desk.manager.fleet.retry_at - desk.now)
-        desk.tick(desk.manager.fleet.retry_at)
+        assert not desk.manager.view.fleet.servers
+        pauses.append(desk.manager.view.fleet.retry_at - desk.now)
+        desk.tick(desk.manager.view.fleet.retry_at)
         desk.server(RESERVED, m.Renew())
     assert pauses == [FIRST_RETRY_SECONDS * 2**i for i in range(3)]
 

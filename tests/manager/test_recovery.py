@@ -32,7 +32,7 @@ def heavy(version: int) -> m.Manifest:
 
 
 def kept(desk: Desk) -> dict[int, list[int]]:
-    step = desk.manager.ledger.active
+    step = desk.manager.view.step
     assert step is not None
     return {
         r.sample: m.unpack_tokens(r.result.tokens if r.result else bytes(r.tokens)).tolist()
@@ -62,7 +62,7 @@ def test_the_fleet_works_on_before_the_trainer_is_back() -> None:
     assert desk.requests(B)
     assert desk.manager.next_deadline() is not None
     desk.trainer(m.TrainerHello(run_id="run", window=None))
-    done = {r.sample for r in desk.manager.ledger.active.rollouts if r.result}  # type: ignore[union-attr]
+    done = {r.sample for r in desk.manager.view.step.rollouts if r.result}  # type: ignore[union-attr]
     desk.begin(0)
     assert {r.work.sample for r in desk.sent(m.FinishedRollout)} == done
     assert desk.records("resumed")
@@ -80,40 +80,40 @@ def test_a_trainer_that_does_not_come_back_is_waited_for_as_long_as_ever() -> No
 
 def test_tokens_under_way_are_lost_with_the_manager_and_all_counts_agree() -> None:
     desk = half_done()
-    books = desk.manager.ledger.books
+    books = desk.manager.view.books
     before = (books.generated, books.lost)
     desk.crash(at=1.0)
-    books = desk.manager.ledger.books
+    books = desk.manager.view.books
     assert (books.generated, books.lost) == (before[0] + 8, before[1] + 8)
 
 
 def test_money_goes_on_being_spent_while_there_is_no_manager() -> None:
     desk = half_done()
     desk.tick(1.0)
-    rate = desk.manager.roster.cost.level
+    rate = desk.manager.view.roster.cost.level
     assert rate == pytest.approx((3600 + 7200) / 3600)
     desk.crash(at=3.0)
-    assert desk.manager.roster.cost.total(3.0) == pytest.approx(3.0 * rate)
-    assert (desk.manager.roster.joined, desk.manager.roster.lost) == (1, 0)
+    assert desk.manager.view.roster.cost.total(3.0) == pytest.approx(3.0 * rate)
+    assert (desk.manager.view.roster.joined, desk.manager.view.roster.lost) == (1, 0)
 
 
 def test_a_clock_that_begins_anew_costs_nothing() -> None:
     desk = half_done()
     desk.tick(1000.0)
     desk.crash(at=5.0)
-    dollars = desk.manager.roster.cost.total(5.0)
+    dollars = desk.manager.view.roster.cost.total(5.0)
     assert 0 <= dollars < math.inf
-    step = desk.manager.ledger.active
+    step = desk.manager.view.step
     assert step is not None and step.begun_at <= 5.0
 
 
 def test_the_window_that_was_learnt_is_known() -> None:
     desk = seeded()
-    while not desk.manager.ledger.active.finished:  # type: ignore[union-attr]
+    while not desk.manager.view.step.finished:  # type: ignore[union-attr]
         desk.tokens(RESERVED, desk.requests(RESERVED))
     desk.now = 2.0
     desk.trainer(trained(0))
-    window = desk.manager.trainer.window
+    window = desk.manager.view.window
     desk.crash(at=3.0)
     stale = m.WindowState(seconds=99.0, memory={}, instance_cap=9)
     desk.trainer(m.TrainerHello(run_id="run", window=stale))
@@ -123,7 +123,7 @@ def test_the_window_that_was_learnt_is_known() -> None:
 
 def test_a_step_is_reported_once_more_if_its_report_was_lost() -> None:
     desk = seeded()
-    while not desk.manager.ledger.active.finished:  # type: ignore[union-attr]
+    while not desk.manager.view.step.finished:  # type: ignore[union-attr]
         desk.tokens(RESERVED, desk.requests(RESERVED))
     desk.trainer(trained(0))
     (report,) = desk.sent(m.StepReport)
@@ -164,14 +164,14 @@ def test_what_was_torn_off_leaves_no_account_open(left_out: type) -> None:
     desk = half_done()
     desk.entries = [e for e in desk.entries if not isinstance(e, left_out)]
     desk.crash(at=1.0)
-    for step in desk.manager.ledger.steps.values():
+    for step in desk.manager.view.steps.values():
         total = sum(rollout.num_tokens for rollout in step.rollouts)
         assert step.books.generated - step.books.lost == total
 
 
 def test_tokens_behind_lost_ones_are_left_out() -> None:
     desk = half_done()
-    request = next(r for r in desk.manager.ledger.active.rollouts if r.holder)  # type: ignore[union-attr]
+    request = next(r for r in desk.manager.view.step.rollouts if r.holder)  # type: ignore[union-attr]
     place = next(i for i, e in enumerate(desk.entries) if type(e).__name__ == "Collected")
     desk.tokens(A, [request.request()], 2)
     del desk.entries[place]
@@ -198,9 +198,9 @@ def test_what_a_pull_costs_is_known_again() -> None:
     desk = Desk(settings(fleet__egress_dollars_per_gb=2.0))
     desk.open_run()
     desk.trainer(m.Publish(manifest=heavy(0)))
-    assert desk.manager.trainer.sizing.prices().pull == pytest.approx(60.0)
+    assert desk.manager.parts.sizing.prices(desk.now).pull == pytest.approx(60.0)
     desk.crash(1.0)
-    assert desk.manager.trainer.sizing.prices().pull == pytest.approx(60.0)
+    assert desk.manager.parts.sizing.prices(desk.now).pull == pytest.approx(60.0)
 
 
 def test_pulls_are_paid_for_once_and_stay_so() -> None:

@@ -47,7 +47,7 @@ def whole(request: m.GenerateRequest) -> bytes:
 
 
 def finished(desk: Desk, requests: list[m.GenerateRequest]) -> None:
-    step = desk.manager.ledger.active
+    step = desk.manager.view.step
     assert step is not None and step.finished
     for request in requests:
         rollout = step.rollout_of(request.work.sample)
@@ -92,12 +92,12 @@ def test_a_killed_manager_loses_no_route() -> None:
 def test_what_is_given_up_loses_its_routes_too(kept: int) -> None:
     desk, requests = at_a()
     desk.tokens(A, requests)
-    step = desk.manager.ledger.active
+    step = desk.manager.view.step
     assert step is not None
     request = next(r for r in requests if length("d", r.work.batch, r.work.sample) > 2)
     rollout = step.rollout_of(request.work.sample)
     assert rollout is not None
-    desk.manager.ledger.redo(step, {rollout: kept})
+    desk.manager.owners.ledger.redo(step, {rollout: kept})
     count = len(whole(request)) // ROUTING.route_bytes
     left = 2 + kept if kept else 0
     assert bytes(rollout.routes) == whole(request)[: left * ROUTING.route_bytes]
@@ -139,7 +139,7 @@ def test_a_server_that_lies_about_routes_is_hung_up_on(lie: Any, words: str) -> 
     good = batch(0, 0, [(request.request_id, [5, 6])], leads=[2])
     desk.server(A, lie(good))
     assert "malformed" in desk.closed()[A] and words in desk.closed()[A]
-    step = desk.manager.ledger.active
+    step = desk.manager.view.step
     assert step is not None and not any(r.num_tokens or r.routes for r in step.rollouts)
     desk.join(B, 0, slots=8)
     desk.tokens(B, desk.requests(B))

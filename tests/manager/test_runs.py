@@ -49,7 +49,7 @@ def test_impossible_wishes_of_the_trainer(message: m.TrainerMessage, words: str)
     assert words in desk.closed()[TRAINER]
     (refused,) = desk.sent(m.Refused, TRAINER)
     assert refused.reason == desk.closed()[TRAINER]
-    assert desk.manager.ledger.active is None
+    assert desk.manager.view.step is None
 
 
 def test_a_trainer_must_say_hello() -> None:
@@ -62,7 +62,7 @@ def test_the_checkpoint_brings_the_window_back() -> None:
     desk = Desk()
     window = m.WindowState(seconds=7.0, memory={2: 3.0}, instance_cap=4)
     desk.open_run(window=window)
-    assert desk.sent(m.Welcome) and desk.manager.trainer.window == window
+    assert desk.sent(m.Welcome) and desk.manager.view.window == window
 
 
 def test_a_server_under_notice_is_churn() -> None:
@@ -224,7 +224,7 @@ def test_a_reconnect_in_mid_step_restarts_no_clock() -> None:
     desk.now = 3.0
     desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=50)
     desk.trainer(begin_step(0, 0, "d"), stream=50)
-    assert desk.manager.dispatch.seeding.total(3.0) == 3.0, "the window opened at 0"
+    assert desk.manager.parts.seeding.clock.total(3.0) == 3.0, "the window opened at 0"
     desk.now = 4.0
     desk.trainer(trained(0), stream=50)
     (report,) = desk.sent(m.StepReport)
@@ -243,8 +243,8 @@ def test_servers_that_crash_once_they_are_ready_are_replaced_ever_more_rarely() 
         desk.join(stream, version=0, instance=name, pid=number)
         desk(ServerGone(stream, "killed"))
         desk(InstanceExited(name, "exit code -11"))
-        pauses.append(desk.manager.fleet.retry_at - desk.now)
-        desk.tick(desk.manager.fleet.retry_at)
+        pauses.append(desk.manager.view.fleet.retry_at - desk.now)
+        desk.tick(desk.manager.view.fleet.retry_at)
         assert Start(f"local-{number + 1}") in desk.actions
     assert pauses == [0.5, 1.0, 2.0]
     desk(ServerStarted("local-4", 4))
@@ -261,14 +261,14 @@ def test_a_server_started_by_hand_is_not_the_fleets_whatever_its_name() -> None:
     desk.join(A, version=0, instance="local-1", pid=77)
     desk.tokens(A, [], in_flight=8)
     desk(ServerStarted("local-1", 5))
-    assert desk.manager.fleet.starting == 1, "it has not joined"
+    assert desk.manager.view.fleet.starting == 1, "it has not joined"
     desk(MachineRemoved("", notice=True))
     assert not [a for a in desk.actions if isinstance(a, Signal)]
     desk.join(B, version=0, instance="local-1", pid=5)
-    assert desk.manager.fleet.starting == 0
+    assert desk.manager.view.fleet.starting == 0
     desk.tokens(B, [], in_flight=8)
     assert Signal("local-1", notice=True) in desk.actions
-    states = {i.hello.pid: i.state for i in desk.manager.roster if not i.reserved}
+    states = {i.hello.pid: i.state for i in desk.manager.view.roster if not i.reserved}
     assert states == {77: "ready", 5: "leaving"}
 
 
@@ -276,9 +276,9 @@ def test_a_server_may_say_hello_before_it_is_known_to_have_started() -> None:
     desk = seeded()
     desk(MachineAdded("m1"))
     desk.join(A, instance="local-1", pid=5)
-    assert desk.manager.fleet.starting == 1
+    assert desk.manager.view.fleet.starting == 1
     desk(ServerStarted("local-1", 5))
-    assert desk.manager.fleet.starting == 0
+    assert desk.manager.view.fleet.starting == 0
 
 
 def test_status_comes_about_once_a_second() -> None:

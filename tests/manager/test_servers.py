@@ -74,7 +74,7 @@ def test_what_a_lost_server_held_goes_on_elsewhere_with_its_tokens() -> None:
     assert {r.request_id for r in moved.values()}.isdisjoint(r.request_id for r in requests)
     (lost,) = desk.records("lost")
     assert lost.detail["tokens_lost"] == 6
-    books = desk.manager.ledger.books
+    books = desk.manager.view.books
     assert books.generated == 4 + 6 and books.lost == 6 and books.gone == 1
 
 
@@ -82,7 +82,7 @@ def test_a_goodbye_loses_nothing() -> None:
     desk, requests = ready_pair()
     desk.tokens(A, requests, 1, in_flight=6, running=2)
     desk.server(A, m.Goodbye(reason="SIGTERM"))
-    assert desk.records("drained") and desk.manager.ledger.books.lost == 0
+    assert desk.records("drained") and desk.manager.view.books.lost == 0
 
 
 def test_a_batch_that_comes_twice_counts_once() -> None:
@@ -90,7 +90,7 @@ def test_a_batch_that_comes_twice_counts_once() -> None:
     rows = [(requests[0].request_id, [5])]
     for _ in range(2):
         desk.server(A, batch(0, 0, rows))
-    books = desk.manager.ledger.books
+    books = desk.manager.view.books
     assert (books.generated, books.lost) == (2, 1)
     assert not desk.closed()
 
@@ -106,19 +106,19 @@ def test_late_tokens_of_a_lost_server_change_nothing() -> None:
     desk, requests = ready_pair()
     desk.tokens(A, requests, 0, in_flight=8, running=2)
     desk(ServerGone(A, "frozen"))
-    before = [r.num_tokens for r in desk.manager.ledger.steps[0].rollouts]
-    books = desk.manager.ledger.books
+    before = [r.num_tokens for r in desk.manager.view.steps[0].rollouts]
+    books = desk.manager.view.books
     for number, (count, total) in enumerate([(6, 8), (5, 11), (1, 12)], 1):
         desk.server(A, batch(number, 0, [(requests[0].request_id, [5] * count)]))
         assert books.generated == books.lost == total  # what was charged is not counted again
-    assert before == [r.num_tokens for r in desk.manager.ledger.steps[0].rollouts]
+    assert before == [r.num_tokens for r in desk.manager.view.steps[0].rollouts]
 
 
 def test_foreign_tokens_are_lost_and_harm_nobody() -> None:
     desk, requests = ready_pair()
     desk.server(A, batch(0, 0, [(777, [5, 6])]))
     desk.server(A, batch(1, 9, [(requests[0].request_id, [5])]))  # of another version
-    books = desk.manager.ledger.books
+    books = desk.manager.view.books
     assert (books.generated, books.lost) == (3, 3) and not desk.closed()
 
 
@@ -127,7 +127,7 @@ def test_tokens_past_the_end_are_lost() -> None:
     desk.server(A, batch(0, 0, [(requests[0].request_id, [5, 0, 6, 7])]))
     (result,) = desk.sent(m.FinishedRollout)
     assert m.unpack_tokens(result.tokens).tolist() == [5, 0]
-    assert desk.manager.ledger.books.lost == 2
+    assert desk.manager.view.books.lost == 2
 
 
 def test_a_response_ends_at_its_limit() -> None:
@@ -135,7 +135,7 @@ def test_a_response_ends_at_its_limit() -> None:
     desk.server(A, batch(0, 0, [(requests[0].request_id, [5] * 14)]))
     (result,) = desk.sent(m.FinishedRollout)
     assert len(result.tokens) == 4 * 12
-    assert desk.manager.ledger.books.lost == 2
+    assert desk.manager.view.books.lost == 2
 
 
 BREAKS = {
@@ -158,7 +158,7 @@ def test_a_batch_that_contradicts_itself_ends_its_stream_only(name: str) -> None
     desk.server(A, msgspec.structs.replace(good, **BREAKS[name]))
     assert list(desk.closed()) == [A]
     assert desk.closed()[A].startswith("malformed: ")
-    assert all(r.num_tokens == 0 for r in desk.manager.ledger.steps[0].rollouts)
+    assert all(r.num_tokens == 0 for r in desk.manager.view.steps[0].rollouts)
 
 
 def test_frames_out_of_turn() -> None:
@@ -189,7 +189,7 @@ def test_impossible_numbers_are_refused(changes: dict[str, object], words: str) 
     desk.server(A, hello(**changes))
     (leave,) = desk.sent(m.Leave, A)
     assert words in leave.reason and A in desk.closed()
-    assert desk.records("rejected") and not list(desk.manager.roster)
+    assert desk.records("rejected") and not list(desk.manager.view.roster)
     assert not desk.server(A, m.Renew()), "what a refused server still says is not heard"
 
 
@@ -200,7 +200,7 @@ def test_only_so_many_ended_streams_are_remembered(monkeypatch: pytest.MonkeyPat
         desk.server(stream, hello(slots=0))  # refused
         desk.join(stream + 1)
         desk(ServerGone(stream + 1, "killed"))
-    assert list(desk.manager.servers._ended) == [117, 118, 119]
+    assert list(desk.manager.parts.servers._ended) == [117, 118, 119]
 
 
 def test_other_programs_are_refused_in_deterministic_runs() -> None:
@@ -247,7 +247,7 @@ def test_names_are_unique_among_the_living() -> None:
     desk = Desk()
     for stream in (A, B, C):
         desk.server(stream, hello(instance="spot"))
-    names = [instance.name for instance in desk.manager.roster]
+    names = [instance.name for instance in desk.manager.view.roster]
     assert names[0] == "spot" and len(set(names)) == 3
     desk(ServerGone(A, "killed"))
     desk.server(20, hello(instance="spot"))

@@ -19,8 +19,8 @@ def work(rng: random.Random, rates: Rates, since: float) -> tuple[BusySpan, floa
     new = [rng.random() < 0.3 for _ in rows]
     steps = rng.randrange(20, 200)
     for number, (length, first) in enumerate(zip(rows, new, strict=True)):
-        span.add(number, length, steps // 2, first=first)
-        span.add(number, length + steps // 2, steps - steps // 2, first=False)
+        span.sampled(number, length, steps // 2, first=first)
+        span.sampled(number, length + steps // 2, steps - steps // 2, first=False)
         now += rates.prefill * length * first
     for step in range(steps):
         now += rates.step_seconds(len(rows), sum(rows) + step * len(rows))
@@ -48,9 +48,9 @@ def test_an_engine_is_found_from_what_it_tells() -> None:
 
 def test_what_the_messages_look_like_does_not_matter() -> None:
     whole, parts = BusySpan(0.0), BusySpan(0.0)
-    whole.add(1, 100, 10, first=True)
+    whole.sampled(1, 100, 10, first=True)
     for before in range(100, 110):
-        parts.add(1, before, 1, first=before == 100)
+        parts.sampled(1, before, 1, first=before == 100)
     assert whole.sums() == parts.sums() == (10.0, 10.0, sum(range(100, 110)), 100.0)
 
 
@@ -87,7 +87,7 @@ def test_a_decode_step_takes_time() -> None:
 
 def test_a_kind_is_believed_after_some_spans() -> None:
     speeds, span = Speeds(), BusySpan(0.0)
-    span.add(1, 10, 5, first=True)
+    span.sampled(1, 10, 5, first=True)
     speeds.add(KIND, "a", span, 1.0)
     speeds.add(KIND, "a", BusySpan(1.0), 2.0)  # without a token
     speeds.end_step(["a"])

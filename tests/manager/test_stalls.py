@@ -31,7 +31,7 @@ class Clock:
 
 
 def names(loop: Loopback) -> list[str]:
-    return [i.name for i in loop.driver.manager.roster]
+    return [i.name for i in loop.driver.manager.view.roster]
 
 
 @pytest.mark.parametrize("first", [Tick(), FromServer(2, m.Renew())], ids=["timer", "frame"])

@@ -18,7 +18,7 @@ A, B = 10, 11
 def test_reserved_engines_work_alone_where_there_are_no_others() -> None:
     desk = seeded()
     done = 0
-    while (step := desk.manager.ledger.active) and not step.finished:
+    while (step := desk.manager.view.step) and not step.finished:
         requests = desk.requests(RESERVED)
         assert requests
         desk.tokens(RESERVED, requests)
@@ -179,11 +179,11 @@ def test_a_new_step_cancels_the_work_of_the_old_one_everywhere() -> None:
     (release,) = desk.sent(m.Release, RESERVED)
     assert m.unpack_ids(release.request_ids).tolist() == [r.request_id for r in old]
     desk.tokens(RESERVED, old, 1)
-    books = desk.manager.ledger.books
+    books = desk.manager.view.books
     assert books.lost == books.generated > 0
     desk.server(RESERVED, m.Released(request_ids=release.request_ids))
-    assert desk.manager.ledger.kept == (1,)
-    assert not any(r.held for r in desk.manager.roster)
+    assert desk.manager.view.kept == (1,)
+    assert not any(r.held for r in desk.manager.view.roster)
 
 
 def finish(desk: Desk, stream: int) -> list[m.FinishedRollout]:
@@ -203,7 +203,7 @@ def test_a_returning_trainer_finds_its_tokens() -> None:
     desk(TrainerGone(TRAINER, "killed"))
     desk(ServerGone(RESERVED, "killed"))
     desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=50)
-    assert desk.manager.ledger.kept == (0,)
+    assert desk.manager.view.kept == (0,)
     desk(FromTrainer(50, begin_step(0, 0, "d")))
     assert desk.sent(m.FinishedRollout) == [before]
     assert desk.records("resumed")
@@ -216,7 +216,7 @@ def test_a_returning_trainer_finds_its_tokens() -> None:
 def test_a_trainer_that_wants_something_else_gets_it(change: str) -> None:
     desk = seeded()
     desk.tokens(RESERVED, desk.requests(RESERVED), 1)
-    sampled = desk.manager.ledger.books.generated
+    sampled = desk.manager.view.books.generated
     begin = begin_step(0, 0, "e" if change == "digest" else "d")
     if change == "prompts":
         begin = begin_step(0, 0, "d", prompts=2)
@@ -224,7 +224,7 @@ def test_a_trainer_that_wants_something_else_gets_it(change: str) -> None:
         begin = msgspec.structs.replace(begin, seed=8)
     desk.trainer(begin)
     assert not desk.sent(m.FinishedRollout) and not desk.records("resumed")
-    assert desk.manager.ledger.books.lost == sampled > 0
+    assert desk.manager.view.books.lost == sampled > 0
 
 
 def test_a_finished_step_is_kept_until_it_is_durable() -> None:
@@ -234,13 +234,13 @@ def test_a_finished_step_is_kept_until_it_is_durable() -> None:
     (report,) = desk.sent(m.StepReport)
     assert report.tokens_generated == report.tokens_delivered == report.tokens_reserved
     desk.begin(1)
-    assert desk.manager.ledger.kept == (0, 1)
+    assert desk.manager.view.kept == (0, 1)
     desk.begin(0)
     assert len(desk.sent(m.FinishedRollout)) == 6
     desk.trainer(trained(0))
     assert desk.sent(m.StepReport)[0].tokens_generated == report.tokens_generated
     desk.trainer(m.StepCommitted(step=0))
-    assert desk.manager.ledger.kept == (1,)
+    assert desk.manager.view.kept == (1,)
 
 
 def test_a_trainer_that_has_not_begun_gets_no_results() -> None:

@@ -37,25 +37,25 @@ def at_work() -> Desk:
 def dismiss(desk: Desk, stream: int) -> None:
     """As `Tail` does."""
     manager = desk.manager
-    manager.servers.dismiss(manager.roster.streams[stream], desk.now)
-    manager.tail.resting = len(manager.fleet.standing)
+    manager.parts.servers.dismiss(manager.view.instances[stream], desk.now)
+    manager.parts.tail.resting = len(manager.view.fleet.standing)
     desk.tick(desk.now + 1e-3)
 
 
 def test_it_gives_its_work_back_and_goes() -> None:
     desk = at_work()
-    held = list(desk.manager.roster.streams[A].held)
+    held = list(desk.manager.view.instances[A].held)
     assert held
     dismiss(desk, A)
     released = [m.unpack_ids(r.request_ids).tolist() for r in desk.sent(m.Release, A)]
     assert released == [held] and desk.records("dismissed")[0].detail == {"count": len(held)}
     desk.server(A, m.Released(request_ids=m.pack_ids(held)))
-    assert desk.sent(m.Leave, A) and not desk.manager.roster.streams[A].held
-    assert {r.holder for r in desk.manager.ledger.steps[0].rollouts} <= {"local-2", ""}
+    assert desk.sent(m.Leave, A) and not desk.manager.view.instances[A].held
+    assert {r.holder for r in desk.manager.view.steps[0].rollouts} <= {"local-2", ""}
     desk.server(A, m.Goodbye(reason="told to"))
     desk(InstanceExited("local-1", "0"))
     assert desk.records("drained") == [] and not any(isinstance(a, Start) for a in desk.actions)
-    assert desk.manager.roster.losses == 0 and desk.manager.roster.lost == 0
+    assert desk.manager.view.roster.losses == 0 and desk.manager.view.roster.lost == 0
 
 
 def test_all_come_back_when_there_is_work_again() -> None:
@@ -63,7 +63,7 @@ def test_all_come_back_when_there_is_work_again() -> None:
     dismiss(desk, A)
     desk.server(A, m.Goodbye(reason="told to"))
     desk(InstanceExited("local-1", "0"))
-    desk.manager.tail.resting = None
+    desk.manager.parts.tail.resting = None
     assert Start("local-3") in desk.tick(desk.now + 1.0) + desk(ServerStarted("local-2", 102))
 
 
@@ -73,18 +73,18 @@ def test_one_that_dials_again_is_sent_away_again() -> None:
     desk(ServerGone(A, "cut"))
     desk.server(AGAIN, hello(instance="local-1", pid=101))
     assert desk.sent(m.Leave, AGAIN) and AGAIN in desk.closed()
-    assert AGAIN not in desk.manager.roster.streams
+    assert AGAIN not in desk.manager.view.instances
 
 
 def test_one_that_stays_is_hung_up_on_and_killed() -> None:
     desk = at_work()
     dismiss(desk, A)
-    slowest = desk.manager.roster.streams[A].slowest
+    slowest = desk.manager.view.instances[A].activity.slowest
     desk.tick(desk.now + MARGIN_SECONDS + slowest)
     assert desk.sent(m.Leave, A)
     desk.tick(desk.now + LEAVE_SECONDS)
     assert A in desk.closed() and desk.records("lost")
-    assert desk.manager.fleet.absent_at == desk.now + ABSENT_SECONDS
+    assert desk.manager.view.fleet.absent_at == desk.now + ABSENT_SECONDS
     desk.tick(desk.now + ABSENT_SECONDS)
     assert Signal("local-1", notice=False) in desk.actions
 
@@ -92,5 +92,5 @@ def test_one_that_stays_is_hung_up_on_and_killed() -> None:
 def test_a_server_started_by_hand_is_never_sent_home() -> None:
     desk = at_work()
     desk.join(AGAIN, version=0)
-    desk.manager.servers.dismiss(desk.manager.roster.streams[AGAIN], desk.now)
-    assert not desk.manager.roster.streams[AGAIN].dismissed
+    desk.manager.parts.servers.dismiss(desk.manager.view.instances[AGAIN], desk.now)
+    assert not desk.manager.view.instances[AGAIN].departure.dismissed

@@ -30,7 +30,7 @@ def remote_only(**changes: Any) -> Desk:
 
 def work_to_the_end(desk: Desk, stream: int, requests: list[m.GenerateRequest]) -> None:
     """Whoever has that stream finishes all that it is given."""
-    step = desk.manager.ledger.active
+    step = desk.manager.view.step
     assert step is not None
     while requests:
         desk.tokens(stream, requests)
@@ -43,7 +43,7 @@ def test_w01_a_step_without_any_instance_is_generated_all_the_same() -> None:
     for second in range(3000):
         desk.now = float(second)
         desk.server(RESERVED, m.Renew())
-    assert desk.manager.dispatch.seeding.open, "for as long as nobody else is there"
+    assert desk.manager.view.window_open, "for as long as nobody else is there"
     work_to_the_end(desk, RESERVED, _held(desk))
     desk.trainer(trained(0))
     (report,) = desk.sent(m.StepReport)
@@ -54,7 +54,7 @@ def test_w02_a_truncated_stream_finishes_nothing() -> None:
     desk = remote_only()
     desk.tokens(A, desk.requests(A), 1)
     desk(ServerGone(A, "connection reset"))
-    step = desk.manager.ledger.active
+    step = desk.manager.view.step
     assert step is not None and not step.finished
     unfinished = [r for r in step.rollouts if r.result is None]
     assert unfinished and all(r.waiting for r in unfinished)
@@ -156,7 +156,7 @@ def test_w09_a_manager_that_is_ahead_of_its_trainer_follows_it() -> None:
     assert announce.manifest.version == 3
     desk.server(A, m.Ready(version=3, params_digest="d"))
     desk.trainer(begin_step(3, 3, "d"), stream=5)
-    (instance,) = desk.manager.roster
+    (instance,) = desk.manager.view.roster
     desk.server(A, m.Released(request_ids=m.pack_ids(list(instance.held))))
     assert {r.version for r in desk.requests(A)} == {3}
 
@@ -164,11 +164,11 @@ def test_w09_a_manager_that_is_ahead_of_its_trainer_follows_it() -> None:
 def test_w09_a_manager_that_is_killed_loses_no_token() -> None:
     desk = remote_only()
     desk.tokens(A, desk.requests(A), 2)
-    step = desk.manager.ledger.active
+    step = desk.manager.view.step
     assert step is not None
     before = [r.num_tokens for r in step.rollouts]
     desk.crash(at=1.0)
-    again = desk.manager.ledger.active
+    again = desk.manager.view.step
     assert again is not None and [r.num_tokens for r in again.rollouts] == before
 
 
@@ -209,7 +209,7 @@ def test_w19_what_a_server_says_is_checked(
     request = desk.requests(A)[0]
     desk.server(A, lie(request))
     assert "malformed" in desk.closed()[A]
-    step = desk.manager.ledger.active
+    step = desk.manager.view.step
     assert step is not None and not any(r.num_tokens for r in step.rollouts)
 
 
@@ -217,7 +217,7 @@ def test_w19_tokens_of_another_version_and_past_the_end_are_not_taken() -> None:
     desk = remote_only()
     request = desk.requests(A)[0]
     desk.server(A, batch(0, 9, [(request.request_id, [4, 5])]))
-    step = desk.manager.ledger.active
+    step = desk.manager.view.step
     assert step is not None and not any(r.num_tokens for r in step.rollouts)
     limit = request.sampling.max_tokens
     desk.server(A, batch(1, 0, [(request.request_id, [4] * (limit + 5))]))
@@ -227,7 +227,7 @@ def test_w19_tokens_of_another_version_and_past_the_end_are_not_taken() -> None:
 
 
 def _held(desk: Desk) -> list[m.GenerateRequest]:
-    (reserved,) = [i for i in desk.manager.roster if i.reserved]
+    (reserved,) = [i for i in desk.manager.view.roster if i.reserved]
     return [r.request() for r in reserved.held.values()]
 
 

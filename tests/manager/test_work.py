@@ -52,13 +52,13 @@ def test_nothing_moves_where_balance_is_off() -> None:
 
 def test_running_rollouts_move_above_the_plateau_and_the_shortest_first() -> None:
     desk, requests = busy_server(8, slots=8)
-    instance = next(iter(desk.manager.roster))
+    instance = next(iter(desk.manager.view.roster))
     for batch in (2, 8):  # as many tokens a second with two as with eight
         for _ in range(4):
-            desk.manager.dispatch.profile.add(
+            desk.manager.parts.profile.add(
                 instance.kind, batch=batch, tokens=8, seconds=1.0, context=3.0
             )
-    desk.manager.dispatch.profile.end_step()
+    desk.manager.parts.profile.end_step()
     desk.tokens(A, [r for r in requests if r.work.sample not in (2, 5)], 1)
     still = [i for i in instance.held if instance.held[i].num_tokens == 0]
     desk.join(B, version=0, slots=8)
@@ -72,4 +72,4 @@ def test_an_engine_with_other_weights_is_asked_to_stop_the_old_work() -> None:
     desk.server(A, ready(1))
     assert asked_back(desk) == [r.request_id for r in requests]
     desk(ServerGone(A, "killed"))
-    assert desk.manager.ledger.steps[0].num_waiting == 2
+    assert desk.manager.view.steps[0].num_waiting == 2

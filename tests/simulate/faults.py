@@ -307,11 +307,12 @@ class Run:
         manager = self.world.manager
         if manager is None or self.world.exit is not None:
             return False
-        instances = [i for i in manager.roster if manager.fleet.server_of(i.hello) is not None]
+        fleet = manager.view.fleet
+        instances = [i for i in manager.view.roster if fleet.server_of(i.hello) is not None]
         if not instances:
             return False
         instance = instances[fault.target % len(instances)]
-        manager.servers.dismiss(instance, self.world.clock())
+        manager.parts.servers.dismiss(instance, self.world.clock())
         self.world.deliver(Stalled(0.0))  # of all events the one that changes least
         return True
 

@@ -15,9 +15,9 @@ def check(world: World) -> None:
     limit = world.settings.manager.max_pending
     holders: set[int] = set()
     in_flight = {False: 0, True: 0}
-    for instance in manager.roster:
+    for instance in manager.view.roster:
         held, name = instance.held, instance.name
-        in_flight[instance.reserved] += instance.in_flight
+        in_flight[instance.reserved] += instance.activity.in_flight
         assert len(held) <= instance.slots + limit
         releasing = 0
         groups: dict[int, int] = {}
@@ -31,8 +31,8 @@ def check(world: World) -> None:
             groups[rollout.group] = groups.get(rollout.group, 0) + 1
         assert instance.num_releasing == releasing
         assert dict.__eq__(instance.groups, groups)  # a counter's own is slow
-    assert manager.roster.in_flight == in_flight
-    for step in manager.ledger.steps.values():
+    assert manager.view.roster.in_flight == in_flight
+    for step in manager.view.steps.values():
         waiting = {id(rollout) for rollout in step.waiting()}
         assert len(waiting) == step.num_waiting
         finished = kept = 0
@@ -58,7 +58,7 @@ def _index(world: World) -> None:
     """What is kept up to date is what looking through the whole roster would give."""
     manager = world.manager
     assert manager is not None
-    roster, index = manager.roster, manager.roster.index
+    roster, index = manager.view.roster, manager.view.roster.index
     pools: dict[tuple[int | None, str], list[Instance]] = {}
     reserved: list[Instance] = []
     names: set[str] = set()
@@ -68,7 +68,7 @@ def _index(world: World) -> None:
     overfull: set[int] = set()
     asked_back = 0
     for i in roster:
-        pool = pools.setdefault((i.version, i.digest), [])
+        pool = pools.setdefault((i.parameters.version, i.parameters.digest), [])
         hello = i.hello
         names.add(i.name)
         claims[hello.instance] = claims.get(hello.instance, 0) + 1
@@ -106,7 +106,7 @@ def _servers(world: World) -> None:
     """The fleet's counts are what looking through all its servers would give."""
     manager = world.manager
     assert manager is not None
-    fleet = manager.fleet
+    fleet = manager.view.fleet
     standing: list[str] = []
     starting = 0
     absent = False
@@ -116,7 +116,7 @@ def _servers(world: World) -> None:
             starting += not server.joined
         if server.joined and (server.dismissed or not server.doomed):
             name, pid = server.name, server.pid
-            hellos = [i.hello for i in manager.roster]
+            hellos = [i.hello for i in manager.view.roster]
             absent |= not [h for h in hellos if h.instance == name and h.pid == pid]
     assert standing == fleet.standing
     assert fleet.starting == starting
@@ -136,7 +136,7 @@ def _leases(world: World) -> None:
     assert manager is not None
     lease = world.settings.manager.lease_seconds
     heard, least = world.heard, world.now - lease - ROUNDING
-    for stream in manager.roster.streams:
+    for stream in manager.view.instances:
         assert heard[stream] > least, "a lease is over"
     for record in world.records[world.checked :]:
         if record.kind == "quarantined":
@@ -147,18 +147,17 @@ def _leases(world: World) -> None:
             silent = world.now - heard[world.named[record.instance]]
             assert silent >= lease - ROUNDING, "lost within its lease"
     world.checked = len(world.records)
-    world.named = {instance.name: instance.stream for instance in manager.roster}
+    world.named = {instance.name: instance.stream for instance in manager.view.roster}
 
 
 def _nothing_idle(world: World) -> None:
     """A rollout waits only while no eligible instance has room."""
     manager = world.manager
     assert manager is not None
-    step = manager.ledger.active
+    step = manager.view.step
     if step is None or not step.num_waiting or manager.over:
         return
-    remote = manager.dispatch.remote(step)
-    reserved = manager.dispatch.reserved(step)
-    assert manager.dispatch.seeding.open or remote, "no one is eligible"
-    for instance in remote + (reserved if manager.dispatch.seeding.open else []):
+    reserved, remote = map(list, manager.view.eligible(step))
+    assert manager.view.window_open or remote, "no one is eligible"
+    for instance in remote + (reserved if manager.view.window_open else []):
         assert len(instance.held) >= instance.slots + world.settings.manager.max_pending

@@ -8,11 +8,13 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.manager import journal, outbox
 from rlboost_jax.manager.journal import Collected
-from rlboost_jax.manager.reducer import dispatch
 from rlboost_jax.manager.reducer.intake import Intake
+from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.service import journal_files
 from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.parameters import Parameters
 from rlboost_jax.manager.state.roster import Roster
+from rlboost_jax.manager.state.token_rows import TokenRows
 from tests.simulate.faults import fails, schedule_of
 
 WITHIN = 10_000  # schedules
@@ -32,28 +34,28 @@ def lost_ack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def double_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame that comes twice is taken twice."""
-    real = Intake.take
+    real = Intake.check
 
-    def take(self: Intake, instance: Instance, batch: m.TokenBatch, now: float) -> bool:
-        if batch.sequence == instance.next_sequence - 1:
-            instance.next_sequence -= 1
-        return real(self, instance, batch, now)
+    def check(self: Intake, instance: Instance, batch: m.TokenBatch) -> TokenRows | None:
+        if batch.sequence == instance.activity.next_sequence - 1:
+            instance.activity.next_sequence -= 1
+        return real(self, instance, batch)
 
-    monkeypatch.setattr(Intake, "take", take)
+    monkeypatch.setattr(Intake, "check", check)
 
 
 def stale_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of a version is enough to get work of it."""
 
-    def holds(self: Instance, named: Any) -> bool:
+    def are(self: Parameters, named: Any) -> bool:
         return self.version == named.version
 
-    monkeypatch.setattr(Instance, "holds", holds)
+    monkeypatch.setattr(Parameters, "are", are)
 
 
 def forgotten_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was being asked back of a server that goes is waited for in vain."""
-    real = dispatch.Dispatch.put_back
+    real = Placements.put_back
 
     def put_back(self: Any, instance: Instance, request_ids: Any) -> int:
         ids = [i for i in request_ids if i in instance.held and not instance.held[i].releasing]
@@ -61,7 +63,7 @@ def forgotten_request(monkeypatch: pytest.MonkeyPatch) -> None:
             instance.let_go(request_id)
         return real(self, instance, ids)
 
-    monkeypatch.setattr(dispatch.Dispatch, "put_back", put_back)
+    monkeypatch.setattr(Placements, "put_back", put_back)
 
 
 def lease_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,7 +289,7 @@ class World:
         self._gap = failed or (self._gap and not opened)
         self.forgetful |= failed
         if self._gap and self.manager is not None:
-            self._gapped |= self.manager.ledger.steps.keys()
+            self._gapped |= self.manager.view.steps.keys()
         elif opened:
             self._gapped -= opened
 
@@ -326,7 +326,7 @@ def tokens_of(manager: Manager | None) -> dict[tuple[int, int], bytes]:
     assert manager is not None
     return {
         (number, rollout.sample): bytes(rollout.result.tokens if rollout.result else rollout.tokens)
-        for number, step in manager.ledger.steps.items()
+        for number, step in manager.view.steps.items()
         for rollout in step.rollouts
     }
 

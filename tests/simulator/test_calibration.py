@@ -94,12 +94,12 @@ def simulated_run(folder, changes=TWO, **others):
 
         world._perform = performed
         for engine in world.reserved:  # they joined as the world was made
-            config_of = world.manager.roster.streams[engine.stream].hello
+            config_of = world.manager.view.instances[engine.stream].hello
             writer.write(
                 time=1e9,
                 step=-1,
                 kind="joined",
-                instance=world.manager.roster.streams[engine.stream].name,
+                instance=world.manager.view.instances[engine.stream].name,
                 detail={
                     "reserved": True,
                     "slots": config_of.slots,

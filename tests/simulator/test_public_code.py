@@ -71,7 +71,7 @@ def test_the_window_is_slept_out_and_answers_are_read_a_second_later():
 def test_a_break_cuts_a_group_to_its_shortest_member():
     simulated = world(config_of(num_steps=1, settling_steps=0), static(2).changes)
     lengths = {}
-    redo = simulated.manager.ledger.redo
+    redo = simulated.manager.owners.ledger.redo
 
     def watched(step, cuts):
         for rollout, length in cuts.items():
@@ -82,7 +82,7 @@ def test_a_break_cuts_a_group_to_its_shortest_member():
             lengths[rollout.sample] = rollout.num_tokens - length
         redo(step, cuts)
 
-    simulated.manager.ledger.redo = watched
+    simulated.manager.owners.ledger.redo = watched
     (row,) = simulated.run()
     assert lengths and row["tokens_lost"] == sum(lengths.values())
     assert row["tokens_generated"] == row["tokens_delivered"] + row["tokens_lost"]

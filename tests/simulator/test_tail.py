@@ -79,7 +79,7 @@ def test_rests_are_no_losses(merged):
     """Neither in the books nor for the rate of losses that is learnt."""
     world, rows = merged
     assert [row["instances_lost"] for row in rows] == [0] * len(rows)
-    assert world.manager.roster.losses == 0.0
+    assert world.manager.view.roster.losses == 0.0
     for row in rows:
         assert row["tokens_delivered"] == row["response_tokens"]
         assert row["tokens_generated"] - row["tokens_lost"] == row["tokens_delivered"]
@@ -107,4 +107,4 @@ def test_what_the_market_takes_meanwhile_is_not_there_again():
     assert len(rows) == 5
     for row in rows:
         assert row["tokens_delivered"] == row["response_tokens"]
-    assert len(world.manager.fleet.machines) == 2
+    assert len(world.manager.view.fleet.machines) == 2

@@ -187,7 +187,7 @@ def test_the_cap_holds_the_fleet_to_what_the_manager_wants():
     config = make_config(policy__sizing="paper")
     world, rows = run(config, 40)
     assert rows[-1]["instances_mean"] < 40
-    assert len(world.manager.fleet.standing) <= max(row["instance_cap"] for row in rows)
+    assert len(world.manager.view.fleet.standing) <= max(row["instance_cap"] for row in rows)
 
 
 def test_without_reserved_engines_the_instances_do_it_all():

@@ -16,6 +16,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rlboost_jax.manager.policies.forecast import Forecast
+
 PRIOR_LOSSES, PRIOR_SECONDS = 0.5, 3600.0  # a machine goes every two hours, so far as we know
 WORTH = 0.002  # share of a token's price that a larger fleet must save
 LOOK_AHEAD = 2  # sizes without a gain after which no further one is tried
@@ -79,6 +81,33 @@ class Size:
     window_seconds: float
     tokens: float  # trained in a step
     dollars: float  # of a step
+
+
+def size_of(
+    step: Callable[[int], tuple[Forecast, float]],
+    instances: int,
+    *,
+    prices: Prices,
+    overhead: float,
+) -> Size:
+    """What a fleet of that size would bring, of which some are starting.
+
+    Args:
+        step: a step with so many at work, and the tokens of its responses.
+        overhead: seconds of a step besides window, waits and training.
+    """
+    forecast, tokens = step(instances)
+    seconds, missing = forecast.end, instances - prices.at_work(instances)
+    if instances and missing > 0:
+        seconds += missing * max(0.0, step(instances - 1)[0].end - seconds)
+    seconds += overhead
+    return Size(
+        instances=instances,
+        step_seconds=seconds,
+        window_seconds=forecast.window,
+        tokens=tokens,
+        dollars=prices.step(instances, seconds, max(0.0, seconds - forecast.rollout)),
+    )
 
 
 def best_size(foresee: Callable[[int], Size], *, time: float, start: int, most: int) -> Size:

@@ -65,7 +65,7 @@ class BusySpan:
         self.steps: dict[int, int] = {}  # request → tokens
         self.tokens = self.contexts = self.prefilled = 0
 
-    def add(self, request: int, before: int, count: int, *, first: bool) -> None:
+    def sampled(self, request: int, before: int, count: int, *, first: bool) -> None:
         """`count` tokens of a rollout that was `before` tokens long, its prompt included.
 
         Args:

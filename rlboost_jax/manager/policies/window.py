@@ -70,6 +70,10 @@ class Seeding:
         self.open, self._opened_at, self._before = True, now, 0.0
         self.until = self.limit = now + seconds
 
+    def ask_at(self, moment: float) -> None:
+        """Whether to end it is to be asked then."""
+        self.until = moment
+
     def reopen(self, now: float) -> None:
         self.open, self._opened_at = True, now
 

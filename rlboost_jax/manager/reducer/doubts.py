@@ -1,24 +1,21 @@
 """What the learner doubts: who sampled it is believed no more, and others sample it again."""
 
-from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.reducer.dispatch import Dispatch
+from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.servers import Servers
 from rlboost_jax.manager.reducer.step_checks import ProtocolError
+from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import Rollout, Step
-from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.messages import Doubt, unpack_ids
 
 
 class Doubts:
-    def __init__(
-        self, roster: Roster, dispatch: Dispatch, servers: Servers, outbox: Outbox
-    ) -> None:
-        self._roster = roster
-        self._dispatch = dispatch
+    def __init__(self, owners: Owners, placements: Placements, servers: Servers) -> None:
+        self._roster = owners.roster
+        self._placements = placements
         self._servers = servers
-        self._outbox = outbox
+        self._outbox = owners.outbox
 
-    def hear(self, step: Step, message: Doubt) -> None:
+    def hear(self, step: Step, message: Doubt, now: float) -> None:
         """Blame whoever sampled the tokens, and have all unproved work of theirs done again.
 
         Raises:
@@ -48,9 +45,9 @@ class Doubts:
         others = [name for name in blamed if name not in own]
         for name in others:
             reason = f"its log-probabilities are {message.gap:.3g} nats from the learner's"
-            self._servers.quarantine(name, reason)
+            self._servers.quarantine(name, reason, now)
         if others:
-            self._dispatch.redo(step, doubted, others)
+            self._placements.redo(step, doubted, others, now)
         if own:
             raise ProtocolError(
                 f"the trainer's own engine {own[0]!r} and its learner are {message.gap:.3g} nats "

@@ -8,11 +8,10 @@ leave. One that goes earlier is lost like any other; one that stays is hung up o
 
 import math
 
-from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.reducer.dispatch import Dispatch, newest_pending
+from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
-from rlboost_jax.manager.state.roster import Roster
+from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.messages import MAX_NOTICE_SECONDS, Hint, Leave, Notice
 
 # Rollouts are asked back so long before the end, and the slowest dispatch of that server: a
@@ -25,13 +24,11 @@ MAX_REASON_LETTERS = 200
 
 
 class Drains:
-    def __init__(
-        self, settings: Settings, roster: Roster, dispatch: Dispatch, outbox: Outbox
-    ) -> None:
+    def __init__(self, settings: Settings, owners: Owners, placements: Placements) -> None:
         self._early = settings.manager.drain_seconds
-        self._roster = roster
-        self._dispatch = dispatch
-        self._outbox = outbox
+        self._roster = owners.roster
+        self._placements = placements
+        self._outbox = owners.outbox
 
     def hint(self, instance: Instance, message: Hint) -> None:
         """For whoever reads the events: a machine that only may go is as good as any."""
@@ -42,60 +39,59 @@ class Drains:
         if not 0 <= message.seconds <= MAX_NOTICE_SECONDS:
             return f"notice of {message.seconds} s; 0 to {MAX_NOTICE_SECONDS:g} is possible"
         goes_at = now + message.seconds
-        if goes_at < instance.goes_at:  # else it is known, or a reprieve: not believed
+        if goes_at < instance.departure.goes_at:  # else it is known, or a reprieve: not believed
             self._record(instance, message.reason, hint=False, seconds=message.seconds)
             if not instance.reserved:  # the trainer's own engine goes with its trainer
-                instance.goes_at = goes_at
-                instance.leave_reason = message.reason[:MAX_REASON_LETTERS]
+                instance.departure.announced(goes_at, message.reason[:MAX_REASON_LETTERS])
         return ""
 
     def dismiss(self, instance: Instance, now: float) -> None:
         """Have it give back what it holds and go, as if its machine were to go then."""
-        instance.dismissed = True
-        instance.goes_at = now + MARGIN_SECONDS + instance.slowest
-        instance.leave_reason = "no work until the next step"
+        goes_at = now + MARGIN_SECONDS + instance.activity.slowest
+        instance.departure.dismiss(goes_at, "no work until the next step")
         self.advance(instance, now)
 
     def advance(self, instance: Instance, now: float) -> bool:
         """Take the step of a drain whose time has come. True: its stream has to be ended."""
+        departure = instance.departure
         if now < self.begins_at(instance):
             pass  # it works on as if nothing had been said
-        elif instance.leave_by < math.inf:
-            return now >= instance.leave_by
-        elif not instance.held or now >= instance.goes_at:
+        elif departure.leave_by < math.inf:
+            return now >= departure.leave_by
+        elif not instance.held or now >= departure.goes_at:
             self._roster.retire(instance)
-            instance.leave_by = now + LEAVE_SECONDS
-            self._outbox.send(instance.stream, Leave(reason=instance.leave_reason))
+            departure.told(now + LEAVE_SECONDS)
+            self._outbox.send(instance.stream, Leave(reason=departure.reason))
         elif now >= _release_at(instance):
             self._roster.retire(instance)
-            self._dispatch.release(instance, instance.held.values())
-        elif not instance.draining:
-            instance.draining = True
+            self._placements.release(instance, instance.held.values(), now)
+        elif not departure.draining:
+            departure.drain()
             self._roster.retire(instance)
             surplus = len(instance.held) - instance.num_releasing - instance.slots
-            count = max(surplus, instance.waiting)
-            self._dispatch.release(instance, newest_pending(instance, count))
-        self._roster.check_at = min(self._roster.check_at, self.next_at(instance, now))
+            count = max(surplus, instance.activity.waiting)
+            self._placements.release(instance, instance.newest_pending(count), now)
+        self._roster.look_at(self.next_at(instance, now))
         return False
 
     def next_at(self, instance: Instance, now: float) -> float:
         """When `advance` has something to do, if nothing happens before; inf: never."""
-        if instance.leave_by < math.inf or math.isinf(instance.goes_at):
-            return instance.leave_by
+        departure = instance.departure
+        if departure.leave_by < math.inf or math.isinf(departure.goes_at):
+            return departure.leave_by
         moments = self.begins_at(instance), _release_at(instance)
-        return min((moment for moment in moments if moment > now), default=instance.goes_at)
+        return min((moment for moment in moments if moment > now), default=departure.goes_at)
 
     def begins_at(self, instance: Instance) -> float:
         """From when on a server gets no new work; inf: it gave no notice."""
-        return min(instance.goes_at - self._early, _release_at(instance))
+        return min(instance.departure.goes_at - self._early, _release_at(instance))
 
     def _record(self, instance: Instance, reason: str, **detail: float) -> None:
-        if instance.notices < MAX_NOTICES:
-            instance.notices += 1
+        if instance.departure.remark(MAX_NOTICES):
             short = reason[:MAX_REASON_LETTERS]
             self._outbox.record("notice", instance.name, reason=short, **detail)
 
 
 def _release_at(instance: Instance) -> float:
     """When asking back what a server still holds must begin."""
-    return instance.goes_at - MARGIN_SECONDS - instance.slowest
+    return instance.departure.goes_at - MARGIN_SECONDS - instance.activity.slowest

@@ -1,4 +1,4 @@
-"""What of a manager outlives it: noted in its journal as it changes, and read back.
+"""What of a manager outlives it: noted in its journal as it changes, and given back to its owners.
 
 Who is connected is not part of it: servers and the trainer dial again. Tokens, steps and
 versions are noted where they change (`Outbox.keep`); here are the counts and totals.
@@ -19,75 +19,44 @@ from rlboost_jax.manager.journal import (
     StepOpened,
     StepResumed,
 )
-from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.reducer.servers import Servers
-from rlboost_jax.manager.reducer.trainer import Trainer
-from rlboost_jax.manager.state.fleet import Fleet
-from rlboost_jax.manager.state.ledger import Ledger
-from rlboost_jax.manager.state.roster import Roster
+from rlboost_jax.manager.reducer.control import WindowControl
+from rlboost_jax.manager.reducer.step_reports import StepReports
+from rlboost_jax.manager.state.owners import Owners
 
 
 class Recovery:
-    def __init__(
-        self,
-        ledger: Ledger,
-        roster: Roster,
-        fleet: Fleet,
-        servers: Servers,
-        trainer: Trainer,
-        outbox: Outbox,
-    ) -> None:
-        self._ledger = ledger
-        self._roster = roster
-        self._fleet = fleet
-        self._servers = servers
-        self._trainer = trainer
-        self._outbox = outbox
+    def __init__(self, owners: Owners, control: WindowControl, reports: StepReports) -> None:
+        self._outbox = owners.outbox
+        self._ledger = owners.ledger
+        self._roster = owners.roster
+        self._fleet = owners.fleet
+        self._versions = owners.versions
+        self._control = control
+        self._reports = reports
         self._counted: dict[int, tuple[int, ...]] = {}  # what was noted last, by step
-        self._state: object = None
+        self._marks: object = None
 
     def note(self, now: float) -> None:
         """Note what the event just handled has changed."""
-        roster, trainer = self._roster, self._trainer
-        state = (
-            trainer.window,
-            trainer.learnt,
-            tuple(trainer.reports.paid.items()),
-            roster.joined,
-            roster.lost,
-            roster.numbers,
-            self._fleet.numbers,
-            len(roster.banished),
-            roster.cost.level,
-            roster.cost.lumps,
-        )
-        if state != self._state:
-            self._state = state
+        control, reports, roster, fleet = self._control, self._reports, self._roster, self._fleet
+        marks = control.mark(), reports.mark(), roster.mark(), fleet.mark()
+        if marks != self._marks:
+            self._marks = marks
             self._outbox.keep(
                 RunState(
-                    window=trainer.window,
-                    learnt=trainer.learnt,
-                    paid=dict(trainer.reports.paid),
-                    banished=dict(roster.banished),
-                    joined=roster.joined,
-                    lost=roster.lost,
-                    numbers=roster.numbers,
-                    fleet_numbers=self._fleet.numbers,
-                    dollars=roster.cost.total(now),
-                    dollars_per_second=roster.cost.level,
+                    **control.snapshot(),
+                    **reports.snapshot(),
+                    **roster.snapshot(now),
+                    **fleet.snapshot(),
                     at=now,
                 )
             )
-        in_flight = roster.in_flight[True], roster.in_flight[False]
-        active = self._ledger.active
-        current = active.begin.step if active else -1
-        counts = {number: step.books for number, step in self._ledger.steps.items()}
-        counts[-1] = self._ledger.gap
+        in_flight = roster.under_way()
         counted: dict[int, tuple[int, ...]] = {}
-        for number, books in counts.items():
+        for number, (active, books) in self._ledger.snapshot().items():
             counted[number] = values = in_flight + books.values()
-            aside, known = number != current, self._counted.get(number)
-            if known == values or (aside and known is not None and known[2:] == values[2:]):
+            known = self._counted.get(number)
+            if known == values or (not active and known is not None and known[2:] == values[2:]):
                 continue
             self._outbox.keep(
                 Counted(
@@ -99,62 +68,30 @@ class Recovery:
             )
         self._counted = counted
 
-    def recover(self, entries: Iterable[Entry], now: float) -> None:
-        """Take in a journal. Nobody is connected yet."""
+    def recover(self, entries: Iterable[Entry], now: float) -> bool:
+        """Take in a journal. Nobody is connected yet. Whether there was anything in it."""
         last: Counted | None = None
-        found = 0
+        found = False
         for entry in entries:
-            found += 1
+            found = True
             if isinstance(entry, Counted):
                 last = entry
-            self._replay(entry, now)
+            self._restore(entry, now)
         self._outbox.take()  # what was noted again by that
-        if not found:
-            return
-        for step in self._ledger.steps.values():
-            step.requeue()
-            step.books.settle(sum(rollout.num_tokens for rollout in step.rollouts))
-        if last is not None:
-            self._ledger.books.wasted(last.in_flight_reserved, reserved=True)
-            self._ledger.books.wasted(last.in_flight_preemptible, reserved=False)
-        self._trainer.recover(now)
-        self._outbox.record(
-            "recovered",
-            steps=len(self._ledger.steps),
-            finished=sum(step.num_finished for step in self._ledger.steps.values()),
-            tokens=sum(r.num_tokens for s in self._ledger.steps.values() for r in s.rollouts),
-        )
+        if found:
+            self._ledger.restored(last)
+        return found
 
-    def _replay(self, entry: Entry, now: float) -> None:
-        ledger = self._ledger
+    def _restore(self, entry: Entry, now: float) -> None:
         match entry:
             case RunState():
-                self._trainer.window, self._trainer.learnt = entry.window, entry.learnt
-                self._trainer.reports.paid = dict(entry.paid)
-                self._roster.joined, self._roster.lost = entry.joined, entry.lost
-                self._roster.numbers = entry.numbers
-                self._fleet.numbers = entry.fleet_numbers
-                self._roster.banished = dict(entry.banished)
-                since = max(0.0, now - entry.at)  # a clock that was set back says nothing
-                self._roster.cost.resume(entry.dollars + since * entry.dollars_per_second, now)
-            case Published(manifest=manifest):
-                self._servers.versions.restore(manifest)
-            case StepOpened(begin=begin, at=at):
-                ledger.begin(begin, min(at, now))
-            case StepResumed(step=number, at=at) if number in ledger.steps:
-                before, step = ledger.active, ledger.steps[number]
-                ledger.begin(step.begin, now)
-                if step is not before:
-                    step.begun_at = min(at, now)
-            case StepExtended() | Collected() | Redone():
-                ledger.replay(entry, now)
-            case Counted(step=number, books=books):
-                if number == -1:
-                    ledger.gap = books.copy()
-                elif number in ledger.steps:
-                    ledger.steps[number].books = books.copy()
-            case StepClosed(step=number):
-                if ledger.active is not None and ledger.active.begin.step == number:
-                    ledger.close(ledger.active)
-            case Forgotten(committed=committed):
-                ledger.forget(committed)
+                self._control.restore(entry)
+                self._reports.restore(entry)
+                self._roster.restore(entry, now)
+                self._fleet.restore(entry)
+            case Published():
+                self._versions.restore(entry)
+            case StepOpened() | StepResumed() | StepExtended() | StepClosed() | Forgotten():
+                self._ledger.restore(entry, now)
+            case Collected() | Redone() | Counted():
+                self._ledger.restore(entry, now)

@@ -7,17 +7,15 @@ a malformed frame, a rejection. What it held waits again before that event is ov
 import math
 
 from rlboost_jax.manager.limits import REMARKS_PER_SECOND
-from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.reducer.dispatch import Dispatch
 from rlboost_jax.manager.reducer.drains import Drains
 from rlboost_jax.manager.reducer.intake import Intake
+from rlboost_jax.manager.reducer.placements import Placements
+from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state.fleet import Fleet, Server
+from rlboost_jax.manager.state.fleet import Server
 from rlboost_jax.manager.state.instances import Instance
-from rlboost_jax.manager.state.ledger import Ledger
-from rlboost_jax.manager.state.roster import Roster
+from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.token_rows import MalformedBatch
-from rlboost_jax.manager.state.versions import Versions
 from rlboost_jax.messages import (
     Goodbye,
     Hello,
@@ -43,21 +41,21 @@ class Servers:
     def __init__(
         self,
         settings: Settings,
-        ledger: Ledger,
-        roster: Roster,
-        fleet: Fleet,
-        dispatch: Dispatch,
-        outbox: Outbox,
+        owners: Owners,
+        placements: Placements,
+        seeding: SeedingWindow,
+        intake: Intake,
     ) -> None:
         self._settings = settings
-        self._ledger = ledger
-        self._roster = roster
-        self._fleet = fleet
-        self._dispatch = dispatch
-        self._outbox = outbox
-        self._drains = Drains(settings, roster, dispatch, outbox)
-        self._intake = Intake(settings, ledger, roster, fleet, dispatch, outbox)
-        self.versions = Versions(roster, outbox)
+        self._outbox = owners.outbox
+        self._ledger = owners.ledger
+        self._roster = owners.roster
+        self._fleet = owners.fleet
+        self._versions = owners.versions
+        self._placements = placements
+        self._seeding = seeding
+        self._intake = intake
+        self._drains = Drains(settings, owners, placements)
         self._quarantined: set[str] = set()
         self._ended: dict[int, tuple[bool, int]] = {}  # stream → reserved, tokens charged
 
@@ -66,37 +64,35 @@ class Servers:
         instance = self._roster.streams.get(stream)
         if instance is None:
             return self._unknown(stream, message, now)
-        instance.heard_at = now
+        instance.lease.heard(now)
         changed = self._hear(instance, message, now)
-        if instance.goes_at < math.inf and stream in self._roster.streams:
-            stayed = not instance.leaving
+        departure = instance.departure
+        if departure.goes_at < math.inf and stream in self._roster.streams:
+            stayed = not departure.leaving
             self._drains.advance(instance, now)
-            changed |= stayed and instance.leaving  # its work may be another's from now on
+            changed |= stayed and departure.leaving  # its work may be another's from now on
         return changed
 
     def _hear(self, instance: Instance, message: ServerMessage, now: float) -> bool:
-        if isinstance(message, Ready | WeightsRejected) and not instance.remarks.take(1, now):
+        if isinstance(message, Ready | WeightsRejected) and not instance.may_remark(now):
             kind = type(message).__name__
-            self.lose(instance, f"over {REMARKS_PER_SECOND:g} {kind} per second")
+            self.lose(instance, f"over {REMARKS_PER_SECOND:g} {kind} per second", now)
             return True
         match message:
             case TokenBatch():
-                try:
-                    return self._intake.take(instance, message, now)
-                except MalformedBatch as error:
-                    self.lose(instance, f"malformed: {error}")
+                return self._tokens(instance, message, now)
             case Renew():
                 return self._renew(instance, message, now)
             case Released():
                 return self._released(instance, message, now)
             case Notice():
                 if mistake := self._drains.notice(instance, message, now):
-                    self.lose(instance, f"malformed: {mistake}")
+                    self.lose(instance, f"malformed: {mistake}", now)
             case Hint():
                 self._drains.hint(instance, message)
                 return False
             case Ready():
-                self._ready(instance, message)
+                self._ready(instance, message, now)
             case Spans():
                 return False  # of interest to whoever watches the driver
             case WeightsRejected():
@@ -106,22 +102,22 @@ class Servers:
                 return False
             case Goodbye(sick=True):
                 if (server := self._fleet.server_of(instance.hello)) is not None:
-                    server.sick = True
-                self.lose(instance, message.reason)
+                    self._fleet.fail(server)
+                self.lose(instance, message.reason, now)
             case Goodbye():
-                self._roster.charge(instance, 0)  # everything was sent before
-                self.lose(instance, message.reason, kind="drained")
+                self._roster.idle(instance)  # everything was sent before
+                self.lose(instance, message.reason, now, kind="drained")
             case Hello():
-                self.lose(instance, "malformed: a second Hello")
+                self.lose(instance, "malformed: a second Hello", now)
         return True
 
-    def gone(self, stream: int, reason: str) -> bool:
+    def gone(self, stream: int, reason: str, now: float) -> bool:
         instance = self._roster.streams.get(stream)
         if instance is None:
             return False
         # Without a goodbye, what it held at the end was cut off, notice or not.
-        polite = instance.leaving and not instance.held
-        self.lose(instance, reason, kind="drained" if polite else "lost")
+        polite = instance.departure.leaving and not instance.held
+        self.lose(instance, reason, now, kind="drained" if polite else "lost")
         return True
 
     def expire(self, now: float) -> bool:
@@ -135,17 +131,17 @@ class Servers:
             if now >= due:
                 if stuck and not instance.reserved:
                     roster.banish(instance.name, reason)
-                self.lose(instance, reason)
+                self.lose(instance, reason, now)
                 if stuck:
                     self._end(instance)
             elif now >= self._drains.begins_at(instance):
                 if self._drains.advance(instance, now):
-                    self.lose(instance, "it was told to leave and is still here")
+                    self.lose(instance, "it was told to leave and is still here", now)
             else:
                 continue
             changed = True
         moments = (min(roster.deadline(i)[0], self._drains.next_at(i, now)) for i in roster)
-        roster.check_at = min(moments, default=math.inf)
+        roster.looked(min(moments, default=math.inf))
         return changed
 
     def dismiss(self, instance: Instance, now: float) -> None:
@@ -160,26 +156,26 @@ class Servers:
             self._roster.retire(instance)
             self._outbox.send(instance.stream, Leave(reason=reason))
 
-    def lose(self, instance: Instance, reason: str, kind: str = "lost") -> None:
+    def lose(self, instance: Instance, reason: str, now: float, kind: str = "lost") -> None:
         """The stream is over; the dispatch that was under way is charged as lost."""
-        in_flight = instance.in_flight
+        in_flight = instance.activity.in_flight
         self._ledger.books.wasted(in_flight, reserved=instance.reserved)
         self._remember(instance.stream, reserved=instance.reserved, charged=in_flight)
         self._roster.leave(instance)
-        self._dispatch.record_usage(instance)
-        count = self._dispatch.put_back(instance, list(instance.held))
+        self._placements.record_usage(instance)
+        count = self._placements.put_back(instance, list(instance.held))
         self._outbox.close(instance.stream, reason)
         self._outbox.record(kind, instance.name, reason=reason, count=count, tokens_lost=in_flight)
         server = self._fleet.server_of(instance.hello)
         if server is not None and not self._roster.speaks(server.name, self._fleet.is_(server)):
             # else it has dialled again before this stream was given up
-            self._fleet.lost_sight_of(server, self._roster.now)
-        if not instance.reserved and kind != "rejected":
-            self._roster.lost += not instance.dismissed
-            self._roster.losses += kind != "quarantined" and not instance.dismissed
-            self._ledger.books.gone += not instance.dismissed
+            self._fleet.lost_sight_of(server, now)
+        excused = instance.reserved or kind == "rejected" or instance.departure.dismissed
+        if not excused:
+            self._roster.count_loss(by_market=kind != "quarantined")
+            self._ledger.books.instance_gone()
 
-    def quarantine(self, name: str, reason: str) -> None:
+    def quarantine(self, name: str, reason: str, now: float) -> None:
         """Believe nothing more that a server says, whatever it is called by now."""
         self._roster.banish(name, reason)
         living = self._roster.same_process(name)
@@ -188,14 +184,14 @@ class Servers:
         self._quarantined.add(name)
         for instance in living:
             self._outbox.send(instance.stream, Leave(reason=f"quarantined: {reason}"))
-            self.lose(instance, reason, kind="quarantined")
+            self.lose(instance, reason, now, kind="quarantined")
             self._end(instance)
 
     def _end(self, instance: Instance) -> None:
         """Have the provider kill a server of its that may not heed what it is told; the next one
         on that machine begins after a pause."""
         if (server := self._fleet.server_of(instance.hello)) is not None:
-            server.sick = True
+            self._fleet.fail(server)
             self._outbox.signal(server.name, notice=False)
 
     def _unknown(self, stream: int, message: ServerMessage, now: float) -> bool:
@@ -238,7 +234,7 @@ class Servers:
         if (server := self._fleet.server_of(hello)) is not None:
             self._fleet.came(server)
             if server.anew:  # it is to be here when the next version is published, and no sooner
-                self._learn_start(server)
+                self._learn_start(server, now)
         self._outbox.send(
             stream,
             Welcome(
@@ -260,44 +256,56 @@ class Servers:
             price_per_hour=hello.price_per_hour,
         )
         if not hello.reserved:
-            self._roster.joined += 1
-            self._ledger.books.joined += 1
+            self._ledger.books.instance_joined()
         else:
             for other in [i for i in self._roster if self._roster.mismatch(i.hello)]:
                 reason = self._roster.mismatch(other.hello)
                 self._outbox.send(other.stream, Leave(reason=reason))
-                self.lose(other, reason, kind="rejected")
-        self.versions.announce(instance)
+                self.lose(other, reason, now, kind="rejected")
+        self._versions.announce(instance)
 
-    def _learn_start(self, server: Server) -> None:
-        if server.started_at < math.inf:
-            self._roster.started(self._roster.now - server.started_at)
-            server.started_at = math.inf
+    def _learn_start(self, server: Server, now: float) -> None:
+        if (seconds := self._fleet.start_seconds(server, now)) < math.inf:
+            self._roster.started(seconds)
+
+    def _tokens(self, instance: Instance, batch: TokenBatch, now: float) -> bool:
+        try:
+            rows = self._intake.check(instance, batch)
+        except MalformedBatch as error:
+            self.lose(instance, f"malformed: {error}", now)
+            return True
+        if rows is None:
+            return False
+        if rows.num_tokens and (server := self._fleet.server_of(instance.hello)) is not None:
+            self._fleet.prove(server)
+        alone = self._seeding.undisturbed(instance)
+        return self._intake.take(instance, batch, rows, now, alone=alone)
 
     def _renew(self, instance: Instance, message: Renew, now: float) -> bool:
         compiled = message.programs_compiled
-        if compiled > instance.programs_compiled and instance.remarks.take(1, now):
-            instance.programs_compiled = compiled
+        if compiled > instance.activity.programs_compiled and instance.may_remark(now):
+            instance.activity.compiled(compiled)
             self._outbox.record("compiled", instance.name, programs=compiled)
         if reason := self._roster.deaf(instance, message.echo, now):
-            self.lose(instance, reason)
+            self.lose(instance, reason, now)
             return True
         self._outbox.send(instance.stream, Renewed(stamp=now))
         return False
 
-    def _ready(self, instance: Instance, message: Ready) -> None:
+    def _ready(self, instance: Instance, message: Ready, now: float) -> None:
         """An engine loads only when it holds nothing, so what it held before is free."""
         server = self._fleet.server_of(instance.hello)
-        if not instance.member and not instance.leaving and not instance.reserved:
-            self._roster.changed |= server is None or not server.anew
+        if not instance.member and not instance.departure.leaving and not instance.reserved:
+            if server is None or not server.anew:
+                self._roster.came()
             self._outbox.record("ready", instance.name, version=message.version)
         if server is not None:
-            self._learn_start(server)
+            self._learn_start(server, now)
         instance.loaded(message.version, message.params_digest)
-        stale = [r for r in instance.held.values() if not instance.holds(r.step.begin)]
-        self._dispatch.release(instance, stale)
+        stale = [r for r in instance.held.values() if not instance.parameters.are(r.step.begin)]
+        self._placements.release(instance, stale, now)
         if not instance.reserved:
-            self.versions.fetched(instance, message.version, message.fetched_bytes)
+            self._versions.fetched(instance, message.version, message.fetched_bytes)
             self._outbox.record(
                 "pulled",
                 instance.name,
@@ -310,10 +318,10 @@ class Servers:
         try:
             request_ids = unpack_ids(message.request_ids).tolist()
         except ValueError:
-            self.lose(instance, "malformed: Released with a broken request id")
+            self.lose(instance, "malformed: Released with a broken request id", now)
             return True
         held = len(instance.held)
-        self._dispatch.put_back(instance, request_ids)
+        self._placements.put_back(instance, request_ids)
         if len(instance.held) < held:
-            instance.progress_at = now
+            instance.activity.progressed(now)
         return True

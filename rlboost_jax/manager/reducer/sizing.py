@@ -1,27 +1,29 @@
-"""The next step foreseen for fleets of several sizes, and which of them is wanted."""
+"""The next step foreseen for fleets of several sizes: what is known of them, asked and recorded."""
 
+import functools
 import math
 
-from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.policies.fleet_size import Hazard, Prices, Size, best_size
+from rlboost_jax.manager.policies.fleet_size import Hazard, Prices, Size, best_size, size_of
 from rlboost_jax.manager.policies.forecast import Forecast
-from rlboost_jax.manager.reducer.step_model import StepModel
+from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state.roster import Roster
-from rlboost_jax.manager.state.versions import Versions
+from rlboost_jax.manager.state.owners import Owners
 
 
 class Sizing:
-    def __init__(
-        self, settings: Settings, roster: Roster, versions: Versions, outbox: Outbox
-    ) -> None:
-        self._fleet = settings.fleet
-        self._roster = roster
-        self._versions = versions
-        self._outbox = outbox
-        self.wanted: int | None = None  # preemptible instances; None: nothing was foreseen yet
+    """
+    Attributes:
+        wanted: preemptible instances; None: nothing was foreseen yet.
+    """
 
-    def foresee(self, model: StepModel, known: int | None) -> None:
+    def __init__(self, settings: Settings, owners: Owners) -> None:
+        self._fleet = settings.fleet
+        self._outbox = owners.outbox
+        self._roster = owners.roster
+        self._versions = owners.versions
+        self.wanted: int | None = None
+
+    def foresee(self, plans: StepPlans, known: int | None, now: float) -> None:
         """After a step that the model has learnt of.
 
         Args:
@@ -30,33 +32,21 @@ class Sizing:
         reserved = list(self._roster.index.reserved.values())
         remote = [instance for instance in self._roster if instance.member]
         like = next(iter(remote or reserved), None)
-        if like is None or not reserved or model.whole_step(reserved, like, 0) is None:
+        if like is None or not reserved or plans.whole_step(reserved, like, 0) is None:
             return
-        prices = self.prices()
-        steps: dict[int, tuple[Forecast, float]] = {}
-        sizes: dict[int, Size] = {}
+        prices, overhead = self.prices(now), plans.model.overhead
 
+        @functools.cache
         def step(instances: int) -> tuple[Forecast, float]:
-            if instances not in steps:
-                found = model.whole_step(reserved, like, instances)
-                assert found is not None
-                steps[instances] = found
-            return steps[instances]
+            found = plans.whole_step(reserved, like, instances)
+            assert found is not None
+            return found
+
+        sizes: dict[int, Size] = {}
 
         def foreseen(instances: int) -> Size:
             if instances not in sizes:
-                forecast, tokens = step(instances)
-                seconds, missing = forecast.end, instances - prices.at_work(instances)
-                if instances and missing > 0:
-                    seconds += missing * max(0.0, step(instances - 1)[0].end - seconds)
-                seconds += model.overhead
-                sizes[instances] = Size(
-                    instances=instances,
-                    step_seconds=seconds,
-                    window_seconds=forecast.window,
-                    tokens=tokens,
-                    dollars=prices.step(instances, seconds, max(0.0, seconds - forecast.rollout)),
-                )
+                sizes[instances] = size_of(step, instances, prices=prices, overhead=overhead)
             return sizes[instances]
 
         most = self._fleet.max_instances
@@ -78,7 +68,7 @@ class Sizing:
             start_seconds=prices.start_seconds,
         )
 
-    def prices(self) -> Prices:
+    def prices(self, now: float) -> Prices:
         """With the mean of what instances there are cost; the configured price without any."""
         asked = self._roster.index.prices
         count = sum(asked.values())
@@ -92,6 +82,6 @@ class Sizing:
             pull=fleet.egress_dollars_per_gb * snapshot / 1e9,
             time=fleet.worth_per_hour / 3600,
             start_seconds=start if known else 0.0,
-            hazard=Hazard(self._roster.losses, self._roster.alive.total(self._roster.now)),
+            hazard=Hazard(self._roster.losses, self._roster.alive.total(now)),
             releases=fleet.merge_tail and known,
         )

@@ -1,19 +1,32 @@
 """What is told of a step once it is trained: its times, instances, tokens and dollars."""
 
-from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.reducer.dispatch import Dispatch
+from typing import Any
+
+from rlboost_jax.manager.journal import RunState
+from rlboost_jax.manager.reducer.placements import Placements
+from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import Step
-from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.messages import StepReport, StepTrained, WindowState
 
 
 class StepReports:
-    def __init__(self, roster: Roster, dispatch: Dispatch, outbox: Outbox) -> None:
-        self._roster = roster
-        self._dispatch = dispatch
-        self._outbox = outbox
+    def __init__(self, owners: Owners, placements: Placements) -> None:
+        self._roster = owners.roster
+        self._placements = placements
+        self._outbox = owners.outbox
         self._ready_before = 0.0  # instance-seconds when the step began
-        self.paid: dict[int, float] = {}  # step → dollars of the run when it was reported
+        self._paid: dict[int, float] = {}  # step → dollars of the run when it was reported
+
+    def mark(self) -> tuple[object, ...]:
+        """Another whenever `snapshot` has changed."""
+        return tuple(self._paid.items())
+
+    def snapshot(self) -> dict[str, Any]:
+        """What of a `RunState` is known here."""
+        return {"paid": dict(self._paid)}
+
+    def restore(self, entry: RunState) -> None:
+        self._paid = dict(entry.paid)
 
     def begin(self, now: float) -> None:
         """A step begins: what comes from now on is its own."""
@@ -21,7 +34,7 @@ class StepReports:
 
     def forget(self, step: int) -> None:
         """No step before this one will be reported again."""
-        self.paid = {s: paid for s, paid in self.paid.items() if s >= step}
+        self._paid = {s: paid for s, paid in self._paid.items() if s >= step}
 
     def instances(self, step: Step, now: float) -> float:
         """Preemptible instances that were ready, averaged over the step."""
@@ -29,22 +42,25 @@ class StepReports:
         ready_seconds = self._roster.ready.total(now) - self._ready_before
         return ready_seconds / elapsed if elapsed > 0 else 0.0
 
-    def report(self, step: Step, window: WindowState, now: float) -> StepReport:
+    def report(
+        self, step: Step, seeding_seconds: float, window: WindowState, now: float
+    ) -> StepReport:
         """What the trainer is told of a step that was closed.
 
         Args:
+            seeding_seconds: that its window was open.
             window: of the next step.
         """
         books, delivered = step.books, step.delivered(measuring=False)
         measured = [part for r in step.delivered(measuring=True) for part in r.parts]
         own = sum(count for name, count in measured if name in self._roster.own)
         others = sum(count for _, count in measured) - own
-        seconds = rollout_seconds(step)
+        seconds = step.rollout_seconds
         return StepReport(
             step=step.begin.step,
             rollout_seconds=seconds,
             remote_wait_seconds=now - step.begun_at - seconds,
-            seeding_window_seconds=self._dispatch.seeding.total(now),
+            seeding_window_seconds=seeding_seconds,
             instances_mean=self.instances(step, now),
             instances_joined=books.joined,
             instances_lost=books.gone,
@@ -66,7 +82,7 @@ class StepReports:
         for rollout in step.delivered(measuring=False):
             lengths.setdefault(rollout.group, []).append(rollout.num_tokens)
         for instance in self._roster:
-            self._dispatch.record_usage(instance)
+            self._placements.record_usage(instance)
         self._outbox.record(
             "trained",
             lengths=list(lengths.values()),
@@ -82,12 +98,7 @@ class StepReports:
         So the rows that a run keeps add up to all that was paid: what went on between two
         steps is in the second, and what a returned trainer does again replaces what it did.
         """
-        self.paid = {s: paid for s, paid in self.paid.items() if s < step}
-        before = max(self.paid.values(), default=0.0)
-        self.paid[step] = self._roster.cost.total(now)
-        return self.paid[step] - before
-
-
-def rollout_seconds(step: Step) -> float:
-    """From a step's beginning to its last token."""
-    return max(0.0, step.last_token_at - step.begun_at)
+        self._paid = {s: paid for s, paid in self._paid.items() if s < step}
+        before = max(self._paid.values(), default=0.0)
+        self._paid[step] = self._roster.cost.total(now)
+        return self._paid[step] - before

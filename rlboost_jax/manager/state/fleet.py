@@ -8,9 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.manager.events import MachineRemoved
+from rlboost_jax.manager.journal import RunState
 from rlboost_jax.messages import Hello
 
 FIRST_RETRY_SECONDS = 0.5  # after a server ended that gave no token; doubles each time
@@ -115,6 +117,39 @@ class Fleet:
             del self._absent[name]
         return late
 
+    def mark(self) -> tuple[object, ...]:
+        """Another whenever `snapshot` has changed."""
+        return (self.numbers,)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What of a `RunState` is known here."""
+        return {"fleet_numbers": self.numbers}
+
+    def restore(self, entry: RunState) -> None:
+        """No server has been found yet."""
+        self.numbers = entry.fleet_numbers
+
+    def owe(self, removal: MachineRemoved) -> None:
+        """The market takes a machine namelessly: that of some server at work, once one is."""
+        self.removal = self.removal or removal
+
+    def prove(self, server: Server) -> None:
+        """It has given tokens."""
+        server.proved = True
+
+    def fail(self, server: Server) -> None:
+        """It is sick: whatever it proved, its machine is to rest."""
+        server.sick = True
+
+    def start_seconds(self, server: Server, now: float) -> float:
+        """How long its start has taken, once; inf: it was found, or this was asked before."""
+        seconds, server.started_at = now - server.started_at, math.inf
+        return seconds if seconds > -math.inf else math.inf
+
+    def was_there(self, name: str) -> None:
+        """How long that server's start takes says nothing: it was started before the run."""
+        self.servers[name].started_at = math.inf
+
     def dismiss(self, server: Server) -> None:
         """It is to go for want of work; its machine stays on loan."""
         server.dismissed = True
@@ -216,8 +251,12 @@ class Fleet:
         target = wanted(machines=machines, max_instances=self._max_instances, cap=cap)
         return max(0, min(target - self._num_standing, len(self._free)))
 
-    def start(self, count: int) -> list[str]:
-        """Names for `count` new servers, on free machines in the order of their loan."""
+    def start(self, count: int, now: float = math.inf, *, anew: bool = False) -> list[str]:
+        """Names for `count` new servers, on free machines in the order of their loan.
+
+        Args:
+            anew: they take the place of others.
+        """
         free = self._free
         first = islice((machine for machine in self.machines if machine in free), count)
         started = []
@@ -226,12 +265,16 @@ class Fleet:
             name = f"local-{self.numbers}"
             self.machines[machine] = name
             del self._free[machine]
-            self._add(Server(name, machine))
+            self._add(Server(name, machine, started_at=now, anew=anew))
             started.append(name)
         return started
 
-    def exited(self, name: str, now: float) -> Server | None:
-        """Forget a server. One that ended by itself, sick or without a token, delays the next."""
+    def exited(self, name: str, now: float, *, sick: bool = False) -> Server | None:
+        """Forget a server. One that ended by itself, sick or without a token, delays the next.
+
+        Args:
+            sick: it said so as it ended; it may have said so before.
+        """
         server = self.servers.pop(name, None)
         if server is None:
             return None
@@ -240,7 +283,7 @@ class Fleet:
         if self.machines.get(server.machine) == name:
             self.machines[server.machine] = ""
             self._free[server.machine] = None
-        if server.proved and not server.sick:
+        if server.proved and not (server.sick or sick):
             self._failures = 0
         elif not doomed:
             self._failures += 1

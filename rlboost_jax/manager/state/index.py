@@ -7,11 +7,26 @@ fleet is.
 
 import bisect
 from collections import Counter
-from dataclasses import dataclass
+from typing import TypeVar
 
 from rlboost_jax.manager.state.instances import Instance
 
-Parameters = tuple[int, str]  # version and digest
+Key = tuple[int, str]  # of parameters: version and digest
+
+
+T = TypeVar("T", str, float)
+
+
+class Tally(Counter[T]):
+    """How many there are of each; without what there is none of."""
+
+    def more(self, key: T) -> None:
+        self[key] += 1
+
+    def less(self, key: T) -> None:
+        self[key] -= 1
+        if not self[key]:
+            del self[key]
 
 
 class Pool:
@@ -28,25 +43,24 @@ class Pool:
     def idle(self) -> int:
         return len(self.instances) - self.working
 
-    def add(self, instance: Instance) -> None:
+    def enter(self, instance: Instance) -> None:
         place = bisect.bisect(self._orders, instance.order)
         self._orders.insert(place, instance.order)
         self.instances.insert(place, instance)
         self.working += bool(instance.held)
 
-    def remove(self, instance: Instance, *, working: bool) -> None:
+    def leave(self, instance: Instance, *, working: bool) -> None:
         place = bisect.bisect_left(self._orders, instance.order)
         del self._orders[place], self.instances[place]
         self.working -= working
 
+    def began(self) -> None:
+        """One of them held nothing and holds something now."""
+        self.working += 1
 
-@dataclass(slots=True)
-class _Noted:
-    """What was known of an instance when it changed last."""
-
-    pool: Pool | None = None
-    releasing: int = 0
-    working: bool = False
+    def ended(self) -> None:
+        """One of them holds nothing any more."""
+        self.working -= 1
 
 
 class Index:
@@ -55,88 +69,91 @@ class Index:
     def __init__(self) -> None:
         self.reserved: dict[int, Instance] = {}  # by stream, in the order in which they joined
         self.names: set[str] = set()
-        self.claims: Counter[str] = Counter()  # streams of those that gave themselves that name
-        self.prices: Counter[float] = Counter()  # of preemptible ones, dollars per hour
+        self.claims: Tally[str] = Tally()  # streams of those that gave themselves that name
+        self.prices: Tally[float] = Tally()  # of preemptible ones, dollars per hour
         self.crowded: dict[int, Instance] = {}  # with more than one rollout that is to stay
         self.overfull: dict[int, Instance] = {}  # with more of them than slots
         self.asked_back = 0  # rollouts that are being asked back
-        self._pools: dict[Parameters, Pool] = {}
+        self._pools: dict[Key, Pool] = {}
         self._empty = Pool()
         self._count = 0
-        self._noted: dict[int, _Noted] = {}  # by stream
+        # What was known of each when it changed last, by stream:
+        self._pool_of: dict[int, Pool | None] = {}
+        self._releasing: dict[int, int] = {}
+        self._working: dict[int, bool] = {}
 
     def pool(self, version: int, digest: str) -> Pool:
         return self._pools.get((version, digest), self._empty)
 
     def works_with(self, instance: Instance, pool: Pool) -> bool:
         """Whether an instance is one of a pool."""
-        noted = self._noted.get(instance.stream)
-        return noted is not None and noted.pool is pool
+        return self._pool_of.get(instance.stream) is pool
 
     def join(self, instance: Instance) -> None:
         self._count += 1
-        instance.order, instance.watcher = self._count, self
-        self._noted[instance.stream] = _Noted()
+        instance.enter(self._count, self)
+        stream = instance.stream
+        self._pool_of[stream], self._releasing[stream], self._working[stream] = None, 0, False
         self.names.add(instance.name)
-        self.claims[instance.hello.instance] += 1
+        self.claims.more(instance.hello.instance)
         if instance.reserved:
             self.reserved[instance.stream] = instance
         else:
-            self.prices[instance.hello.price_per_hour] += 1
+            self.prices.more(instance.hello.price_per_hour)
 
     def leave(self, instance: Instance) -> None:
         """It is no longer counted, whatever it still holds."""
         self._enter(instance, None)
-        instance.watcher = None
-        self.asked_back -= self._noted.pop(instance.stream).releasing
+        instance.quit()
+        del self._pool_of[instance.stream], self._working[instance.stream]
+        self.asked_back -= self._releasing.pop(instance.stream)
         self.crowded.pop(instance.stream, None)
         self.overfull.pop(instance.stream, None)
         self.reserved.pop(instance.stream, None)
         self.names.discard(instance.name)
-        _less(self.claims, instance.hello.instance)
+        self.claims.less(instance.hello.instance)
         if not instance.reserved:
-            _less(self.prices, instance.hello.price_per_hour)
+            self.prices.less(instance.hello.price_per_hour)
 
     def held_changed(self, instance: Instance) -> None:
         """What it holds, or what of that is being asked back, is not what it was."""
-        noted = self._noted[instance.stream]
+        stream = instance.stream
         releasing, held = instance.num_releasing, len(instance.held)
-        self.asked_back += releasing - noted.releasing
-        noted.releasing = releasing
-        for some, limit in ((self.crowded, 1), (self.overfull, instance.slots)):
-            if held - releasing > limit:
-                some[instance.stream] = instance
-            else:
-                some.pop(instance.stream, None)
-        if (held > 0) != noted.working:
-            noted.working = held > 0
-            if noted.pool is not None:
-                noted.pool.working += 1 if held else -1
+        self.asked_back += releasing - self._releasing[stream]
+        self._releasing[stream] = releasing
+        if held - releasing > 1:
+            self.crowded[stream] = instance
+        else:
+            self.crowded.pop(stream, None)
+        if held - releasing > instance.slots:
+            self.overfull[stream] = instance
+        else:
+            self.overfull.pop(stream, None)
+        if (held > 0) != self._working[stream]:
+            self._working[stream] = held > 0
+            pool = self._pool_of[stream]
+            if pool is not None and held:
+                pool.began()
+            elif pool is not None:
+                pool.ended()
 
     def state_changed(self, instance: Instance) -> None:
         """It is ready now, or no longer, or for other parameters."""
         ready = not instance.reserved and instance.state == "ready"
-        key = (instance.version, instance.digest)
+        key = (instance.parameters.version, instance.parameters.digest)
         if not ready or key[0] is None:
             self._enter(instance, None)
             return
         self._enter(instance, self._pools.setdefault((key[0], key[1]), Pool()))
 
     def _enter(self, instance: Instance, pool: Pool | None) -> None:
-        noted = self._noted[instance.stream]
-        before = noted.pool
+        before = self._pool_of[instance.stream]
         if before is pool:
             return
         if before is not None:
-            before.remove(instance, working=noted.working)
+            before.leave(instance, working=self._working[instance.stream])
             if not before.instances:
                 self._pools = {key: p for key, p in self._pools.items() if p is not before}
-        noted.pool = pool
+        self._pool_of[instance.stream] = pool
         if pool is not None:
-            pool.add(instance)
-
-
-def _less(counter: Counter[str] | Counter[float], key: str | float) -> None:
-    counter[key] -= 1  # type: ignore[index]
-    if not counter[key]:  # type: ignore[index]
-        del counter[key]  # type: ignore[arg-type]
+            pool.enter(instance)

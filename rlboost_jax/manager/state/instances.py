@@ -1,18 +1,24 @@
-"""A rollout server as the manager knows it: its state, its version, and what it holds."""
+"""A rollout server as the manager knows it: one stream, and what is known of who is there.
 
-import math
-from collections import Counter
+Each subject is a record with its own verbs; what concerns two of them, or what the roster's index
+has to hear of, goes through the instance.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rlboost_jax.manager.limits import REMARK_BURST, REMARKS_PER_SECOND, Bucket
-from rlboost_jax.manager.policies.speeds import BusySpan
+from rlboost_jax.manager.state.activity import Activity
+from rlboost_jax.manager.state.departure import Departure
+from rlboost_jax.manager.state.holding import Holding
+from rlboost_jax.manager.state.lease import Lease
+from rlboost_jax.manager.state.parameters import Parameters
 from rlboost_jax.manager.state.rollouts import Rollout, Step
-from rlboost_jax.manager.state.usage import Usage
-from rlboost_jax.messages import BeginStep, Hello, InstanceStatus, Manifest, TokenBatch
+from rlboost_jax.messages import Hello, InstanceStatus, Manifest, TokenBatch
 
 
 class Watcher(Protocol):
-    """Is told when what it keeps up to date about instances has changed."""
+    """Hears when what it keeps up to date about instances has changed."""
 
     def held_changed(self, instance: "Instance") -> None: ...
 
@@ -23,7 +29,29 @@ class Instance:
     """One stream of one rollout server.
 
     joining → pulling (a version was announced) → ready (it holds it) → leaving.
+
+    Attributes:
+        held: rollouts by request id, oldest placement first; to be read.
+        order: of joining.
     """
+
+    __slots__ = (
+        "_holding",
+        "_remarks",
+        "_watcher",
+        "activity",
+        "departure",
+        "held",
+        "hello",
+        "joined_at",
+        "lease",
+        "name",
+        "order",
+        "parameters",
+        "reserved",
+        "slots",
+        "stream",
+    )  # fmt: skip
 
     def __init__(self, stream: int, name: str, hello: Hello, now: float) -> None:
         self.stream = stream
@@ -31,54 +59,42 @@ class Instance:
         self.hello = hello
         self.reserved = hello.reserved
         self.slots = hello.slots
-        self.joined_at = self.heard_at = now
-        self.hears_at = math.inf  # the newest stamp it echoed; inf: none
-        self.leaving = False
-        self.goes_at = math.inf  # with its machine, by its own notice
-        self.draining = False  # what waited there was asked back
-        self.leave_by = math.inf  # it was told to
-        self.dismissed = False  # sent away for want of work
-        self.leave_reason = ""
-        self.notices = 0
-        self.announced: Manifest | None = None
-        self.version: int | None = None
-        self.paid_version = -1  # the newest that it was charged for pulling
-        self.digest = ""  # of the parameters it holds; "" once others were announced
-        self.worked = False
-        self.held: dict[int, Rollout] = {}  # by request id, oldest placement first
-        self.groups: Counter[int] = Counter()  # rollouts held per prompt
-        self.num_releasing = 0
-        self.next_sequence = 0
-        self.in_flight = 0
-        self.running = 0
-        self.waiting = 0
-        self.tokens = 0  # taken into the ledger
-        self.programs_compiled = 0
-        self.batch_at = math.inf  # when the dispatch now running began
-        self.slowest = 0.0  # dispatch so far, in seconds
-        self.usage = Usage()  # since it was recorded last
-        self.progress_at = now  # of the last token or answer, or since when it holds work
-        self.span: BusySpan | None = None  # since all its tokens were known; None: it holds nothing
-        self.remarks = Bucket(REMARKS_PER_SECOND, REMARK_BURST)  # what is worth a line
-        self.order = 0  # of joining
-        self.watcher: Watcher | None = None  # None: it has left
+        self.joined_at = now
+        self.lease = Lease(now)
+        self.parameters = Parameters()
+        self.activity = Activity(now)
+        self.departure = Departure()
+        self._holding = Holding()
+        self.held: Mapping[int, Rollout] = self._holding.rollouts
+        self.order = 0
+        self._remarks = Bucket(REMARKS_PER_SECOND, REMARK_BURST)  # what is worth a line
+        self._watcher: Watcher | None = None  # None: not in the roster
 
     @property
     def state(self) -> str:
-        if self.leaving:
+        if self.departure.leaving:
             return "leaving"
+        parameters = self.parameters
         if self.reserved:
-            return "joining" if self.version is None else "ready"
-        if self.announced is None:
+            return "joining" if parameters.version is None else "ready"
+        if parameters.announced is None:
             return "joining"
-        return "ready" if self.holds(self.announced) else "pulling"
+        return "ready" if parameters.are(parameters.announced) else "pulling"
+
+    @property
+    def groups(self) -> Mapping[int, int]:
+        """Rollouts held, per group."""
+        return self._holding.groups
+
+    @property
+    def num_releasing(self) -> int:
+        """Rollouts that are being asked back."""
+        return self._holding.num_releasing
 
     @property
     def asked_at(self) -> float:
         """Since when it owes an answer to a release; inf: it owes none."""
-        if not self.num_releasing:
-            return math.inf
-        return min(rollout.asked_at for rollout in self.held.values())
+        return self._holding.asked_at
 
     @property
     def kind(self) -> tuple[str, str, int]:
@@ -88,7 +104,14 @@ class Instance:
     @property
     def member(self) -> bool:
         """Whether Algorithm 1 counts it: a new version's pull is no absence."""
-        return not self.reserved and not self.leaving and self.version is not None
+        present = not self.reserved and not self.departure.leaving
+        return present and self.parameters.version is not None
+
+    @property
+    def context(self) -> float:
+        """Mean length of the rollouts held, in tokens."""
+        held = self.held.values()
+        return sum([r.length for r in held]) / len(held) if held else 0.0
 
     def contradiction(self, batch: TokenBatch, slot_tokens: int) -> str:
         """What a batch says that no engine with these slots can mean; "" if nothing.
@@ -104,79 +127,95 @@ class Instance:
 
     def ready_for(self, step: Step) -> bool:
         """Whether it holds exactly the parameters of that step."""
-        return self.state == "ready" and self.holds(step.begin)
+        return self.state == "ready" and self.parameters.are(step.begin)
+
+    def may_remark(self, now: float) -> bool:
+        """Whether what it says is worth a line, as long as it does not say too much."""
+        return self._remarks.take(1, now)
+
+    def enter(self, order: int, watcher: Watcher) -> None:
+        """It is in the roster, and `watcher` hears of it."""
+        self.order, self._watcher = order, watcher
+
+    def quit(self) -> None:
+        """It is in the roster no longer."""
+        self._watcher = None
 
     def announce(self, manifest: Manifest) -> bool:
-        """Note a new version; False if it holds just that already.
-
-        Whatever was announced is taken for on its way into the engine: what the server holds
-        is known again when it says so.
-        """
-        if self.state == "ready" and self.holds(manifest):
-            self.announced = manifest
-            return False
-        self.announced, self.digest = manifest, ""
-        self._state_changed()
-        return True
+        """Note a new version; False if it holds just that already."""
+        held = self.state == "ready" and self.parameters.are(manifest)
+        self.parameters.announce(manifest, held=held)
+        if not held:
+            self._state_changed()
+        return not held
 
     def loaded(self, version: int, digest: str) -> None:
-        self.version, self.digest = version, digest
+        """Its engine has these parameters now."""
+        self.parameters.loaded(version, digest)
         self._state_changed()
 
-    def leave_soon(self) -> None:
+    def retire(self) -> None:
         """No more work for it."""
-        self.leaving = True
+        self.departure.begin()
         self._state_changed()
 
-    def asking(self, count: int) -> None:
-        """So many more rollouts are asked back."""
-        self.num_releasing += count
+    def hold(self, rollouts: Sequence[Rollout], now: float) -> None:
+        """These were placed here."""
+        if not self.held:
+            self.activity.begin(now)
+        for rollout in rollouts:
+            if rollout.num_tokens or rollout.group not in self.groups:
+                self.activity.prefill(rollout.length)
+            self._holding.hold(rollout)
         self._held_changed()
 
-    def hold(self, rollout: Rollout, now: float) -> None:
-        if not self.held:
-            self.progress_at, self.span = now, BusySpan(now)
-        rollout.holder, rollout.asked_at, rollout.yielded = self.name, math.inf, False
-        self.held[rollout.request_id] = rollout
-        self.groups[rollout.group] += 1
+    def ask_back(self, rollouts: Sequence[Rollout], now: float) -> None:
+        """These of its rollouts are asked back; none of them was before."""
+        self._holding.ask_back(rollouts, now)
         self._held_changed()
 
     def let_go(self, request_id: int) -> Rollout | None:
         """No longer held here, whatever the reason; None if it never was."""
-        rollout = self.held.pop(request_id, None)
-        if rollout is None:
-            return None
-        self.num_releasing -= rollout.releasing
-        self.groups[rollout.group] -= 1
-        if not self.groups[rollout.group]:
-            del self.groups[rollout.group]
-        rollout.holder, rollout.previous, rollout.asked_at = "", self.name, math.inf
-        if not self.held:
-            self.span = None
-        self._held_changed()
+        rollout = self._holding.let_go(request_id)
+        if rollout is not None:
+            if not self.held:
+                self.activity.end()
+            self._held_changed()
         return rollout
 
+    def forgive(self, seconds: float, now: float) -> None:
+        """It could not be heard for so long, by our own fault."""
+        self.lease.forgive(seconds, now)
+        self._holding.forgive(seconds, now)
+        self.activity.forgive(seconds, now)
+        self.departure.forgive(seconds)
+
+    def newest_pending(self, count: int) -> list[Rollout]:
+        """The last placed that have shown no token here: a server begins with the oldest."""
+        return self._holding.newest_pending(count)
+
+    def shortest(self, count: int) -> list[Rollout]:
+        """Those that cost the least prefill elsewhere."""
+        return self._holding.shortest(count)
+
     def status(self, now: float) -> InstanceStatus:
+        version, activity = self.parameters.version, self.activity
         return InstanceStatus(
             instance=self.name,
             reserved=self.reserved,
             state=self.state,
-            version=-1 if self.version is None else self.version,
-            running=self.running,
-            waiting=self.waiting,
-            tokens=self.tokens,
+            version=-1 if version is None else version,
+            running=activity.running,
+            waiting=activity.waiting,
+            tokens=activity.tokens,
             price_per_hour=self.hello.price_per_hour,
             seconds=now - self.joined_at,
         )
 
-    def holds(self, named: Manifest | BeginStep) -> bool:
-        """Whether the parameters it has are just those."""
-        return self.version == named.version and self.digest == named.params_digest
-
     def _held_changed(self) -> None:
-        if self.watcher is not None:
-            self.watcher.held_changed(self)
+        if self._watcher is not None:
+            self._watcher.held_changed(self)
 
     def _state_changed(self) -> None:
-        if self.watcher is not None:
-            self.watcher.state_changed(self)
+        if self._watcher is not None:
+            self._watcher.state_changed(self)

@@ -10,7 +10,7 @@ Invariants:
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from rlboost_jax.manager.accounts import Books
 from rlboost_jax.manager.journal import (
     Collected,
     CollectedRouted,
+    Counted,
     Forgotten,
     Redone,
     StepClosed,
@@ -42,6 +43,10 @@ from rlboost_jax.messages import (
 # Of a rollout in a batch: its sample, tokens it had before, where the bytes of its new ones are,
 # the number of routes before theirs, and all of these routes.
 Piece = tuple[int, int, slice, int, bytes]
+LedgerEntry = (
+    StepOpened | StepResumed | StepExtended | Collected | Redone | Counted | StepClosed | Forgotten
+)
+GAP = -1  # in a journal, the step that counts between two steps are filed under
 
 
 class Ledger:
@@ -77,9 +82,9 @@ class Ledger:
             step = Step(begin, now)
         self.cancel(s for s in self.kept if s < begin.step and not self.steps[s].finished)
         self.steps[begin.step] = self.active = step
-        step.books.add(self.gap)
+        step.books.merge(self.gap)
         self.gap = Books()
-        step.add(begin.prompts)  # of a closed step, those that were dropped
+        step.ask_for(begin.prompts)  # of a closed step, those that were dropped
         if resumed:
             self._outbox.keep(StepResumed(step=begin.step, at=now))
         else:
@@ -88,7 +93,7 @@ class Ledger:
 
     def extend(self, step: Step, extend: ExtendStep) -> None:
         """Add what is not there yet."""
-        if step.add(extend.prompts, extend.samples, extend.sampling):
+        if step.ask_for(extend.prompts, extend.samples, extend.sampling):
             self._outbox.keep(StepExtended(extend=extend))
 
     def cancel(self, numbers: Iterable[int]) -> list[Step]:
@@ -96,17 +101,14 @@ class Ledger:
         whose answers to `Release` are still to come."""
         cancelled = [self.steps.pop(number) for number in tuple(numbers)]
         for step in cancelled:
-            step.cancelled = True
             if step is self.active:
                 self.active = None
-            books, step.books = step.books, Books()
-            books.lost = books.generated
-            self.books.add(books)
+            self.books.merge(step.cancel())
         return cancelled
 
     def close(self, step: Step) -> None:
         """The update of a step was applied: what is unfinished is lost, the rest is kept."""
-        step.books.lost += sum(rollout.num_tokens for rollout in step.drop_unfinished())
+        step.drop_unfinished()
         self.active = None
         self._outbox.keep(StepClosed(step=step.begin.step))
 
@@ -126,9 +128,9 @@ class Ledger:
         if not cuts:
             return
         for rollout, length in cuts.items():
-            step.books.lost += rollout.num_tokens - length
+            step.books.lose(rollout.num_tokens - length)
             finished = rollout.result is not None
-            rollout.cut(length)
+            step.cut(rollout, length)
             if finished:
                 step.wait(rollout)
         self._outbox.keep(
@@ -139,24 +141,64 @@ class Ledger:
             )
         )
 
-    def replay(self, entry: StepExtended | Collected | Redone, now: float) -> None:
+    def snapshot(self) -> dict[int, tuple[bool, Books]]:
+        """By step, its counts and whether it is the active one; those of the gap as step -1."""
+        active, steps = self.active, self.steps.items()
+        counts = {number: (step is active, step.books) for number, step in steps}
+        counts[GAP] = active is None, self.gap
+        return counts
+
+    def restore(self, entry: LedgerEntry, now: float) -> None:
         """Do again what a journal tells. Nothing is held yet; what does not fit is left out:
         the tokens before it were lost with a part of the journal."""
-        if isinstance(entry, StepExtended):
-            if (step := self.steps.get(entry.extend.step)) is not None:
-                self.extend(step, entry.extend)
-            return
-        step = self.steps.get(entry.step)
-        if step is None:
-            return
-        if isinstance(entry, Redone):
-            ids, lengths = unpack_ids(entry.samples).tolist(), unpack_ids(entry.lengths).tolist()
-            for sample, length in zip(ids, lengths, strict=True):
-                rollout = step.rollout_of(sample)
-                if rollout is not None and length < rollout.num_tokens:
-                    rollout.cut(length)
-            return
-        step.last_token_at = max(step.last_token_at, min(entry.at, now))
+        match entry:
+            case StepOpened(begin=begin, at=at):
+                self.begin(begin, min(at, now))
+            case StepResumed(step=number, at=at) if number in self.steps:
+                before, step = self.active, self.steps[number]
+                self.begin(step.begin, now)
+                if step is not before:
+                    step.begin_at(min(at, now))
+            case StepExtended(extend=extend) if extend.step in self.steps:
+                self.extend(self.steps[extend.step], extend)
+            case Collected(step=number) if number in self.steps:
+                self._restore_tokens(self.steps[number], entry, now)
+            case Redone(step=number) if number in self.steps:
+                self._restore_cuts(self.steps[number], entry)
+            case Counted(step=number, books=books):
+                if number == GAP:
+                    self.gap = books.copy()
+                elif number in self.steps:
+                    self.steps[number].recount(books.copy())
+            case StepClosed(step=number):
+                if self.active is not None and self.active.begin.step == number:
+                    self.close(self.active)
+            case Forgotten(committed=committed):
+                self.forget(committed)
+
+    def restored(self, in_flight: Counted | None) -> None:
+        """All that a journal tells has been restored: nobody holds anything, and what was under
+        way is lost.
+
+        Args:
+            in_flight: says how much that was; None: nothing is known of it.
+        """
+        for step in self.steps.values():
+            step.requeue()
+            step.settle()
+        if in_flight is not None:
+            self.books.wasted(in_flight.in_flight_reserved, reserved=True)
+            self.books.wasted(in_flight.in_flight_preemptible, reserved=False)
+
+    def _restore_cuts(self, step: Step, entry: Redone) -> None:
+        ids, lengths = unpack_ids(entry.samples).tolist(), unpack_ids(entry.lengths).tolist()
+        for sample, length in zip(ids, lengths, strict=True):
+            rollout = step.rollout_of(sample)
+            if rollout is not None and length < rollout.num_tokens:
+                step.cut(rollout, length)
+
+    def _restore_tokens(self, step: Step, entry: Collected, now: float) -> None:
+        step.token_at(min(entry.at, now))
         end = 0
         counts = unpack_counts(entry.counts).tolist()
         for sample, start, count, routes in zip(
@@ -171,9 +213,9 @@ class Ledger:
             rollout = step.rollout_of(sample)
             if rollout is None or rollout.result is not None or rollout.num_tokens != start:
                 continue
-            rollout.extend(entry.tokens[part], entry.logprobs[part], entry.instance, routes)
+            rollout.take_in(entry.tokens[part], entry.logprobs[part], entry.instance, routes)
             if rollout.complete:
-                rollout.finish()
+                step.finish(rollout)
 
     def next_request(self) -> int:
         self._requests = self._requests % 0xFFFFFFFF + 1
@@ -183,7 +225,7 @@ class Ledger:
         self,
         rows: TokenRows,
         version: int,
-        held: dict[int, Rollout],
+        held: Mapping[int, Rollout],
         name: str,
         now: float,
         *,
@@ -220,7 +262,10 @@ class Ledger:
                     break
             books = self.books if step.cancelled else step.books
             books.sampled(count, reserved=reserved)
-            books.lost += count if step.cancelled else count - kept
+            if step.cancelled:
+                books.lose(count)
+            elif kept < count:
+                books.lose(count - kept)
             if kept:
                 part, routes = slice(4 * start, 4 * (start + kept)), b""
                 if rows.routes:
@@ -229,10 +274,10 @@ class Ledger:
                 if not step.cancelled:
                     piece = (rollout.sample, rollout.num_tokens, part, rollout.lead, routes)
                     taken.setdefault(number, []).append(piece)
-                rollout.extend(rows.raw[part], rows.logprobs[part], name, routes)
-                rollout.yielded = True
+                rollout.take_in(rows.raw[part], rows.logprobs[part], name, routes)
             if rollout.complete:
-                rollout.finish()
+                step.finish(rollout)
+                step.token_at(now)
                 ended.append(rollout)
         for number, pieces in taken.items():
             self._outbox.keep(_collected(number, name, rows, pieces, now))

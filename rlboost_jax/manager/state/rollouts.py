@@ -1,6 +1,5 @@
 """Responses in the making, and the steps that they belong to."""
 
-import heapq
 import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import msgspec
 
 from rlboost_jax.manager.accounts import Books
+from rlboost_jax.manager.state.waiting import Waiting
 from rlboost_jax.messages import (
     BeginStep,
     FinishedRollout,
@@ -22,27 +22,9 @@ from rlboost_jax.sequences.identities import Batch, Work, sample_number
 class Rollout:
     """A response in the making."""
 
-    __slots__ = (
-        "asked_at",
-        "attempt",
-        "group",
-        "holder",
-        "logprobs",
-        "measures",
-        "num_tokens",
-        "parts",
-        "previous",
-        "prompt_tokens",
-        "request_id",
-        "result",
-        "routes",
-        "sample",
-        "sampling",
-        "step",
-        "tokens",
-        "work",
-        "yielded",
-    )
+    __slots__ = ("asked_at", "attempt", "group", "holder", "logprobs", "measures", "num_tokens",
+                 "parts", "previous", "prompt_tokens", "request_id", "result", "routes", "sample",
+                 "sampling", "step", "tokens", "work", "yielded")  # fmt: skip
 
     def __init__(
         self, step: "Step", prompt: PromptRequest, sample: int, sampling: Sampling | None
@@ -118,7 +100,24 @@ class Rollout:
             sampling=self.sampling,
         )
 
-    def extend(self, tokens: bytes, logprobs: bytes, name: str, routes: bytes = b"") -> None:
+    def place(self, request_id: int, name: str) -> None:
+        """It goes to instance `name`."""
+        self.request_id, self.holder = request_id, name
+        self.asked_at, self.yielded = math.inf, False
+
+    def ask_back(self, at: float) -> None:
+        """Its holder was asked for it then."""
+        self.asked_at = at
+
+    def take_back(self) -> None:
+        """Its holder has it no longer."""
+        self.holder, self.previous, self.asked_at = "", self.holder, math.inf
+
+    def set_aside(self, step: "Step") -> None:
+        """It belongs to another step from now on."""
+        self.step = step
+
+    def take_in(self, tokens: bytes, logprobs: bytes, name: str, routes: bytes = b"") -> None:
         """Append what instance `name` sampled."""
         count = len(tokens) // 4
         self.tokens += tokens
@@ -129,8 +128,10 @@ class Rollout:
             self.parts[-1] = name, self.parts[-1][1] + count
         else:
             self.parts.append((name, count))
+        self.yielded = True
 
     def finish(self) -> None:
+        """Make the result; to be called by its step."""
         begin = self.step.begin
         fields: dict[str, Any] = {
             "work": self.work,
@@ -145,10 +146,9 @@ class Rollout:
         else:
             self.result = FinishedRollout(**fields)
         self._forget()  # the result has them
-        self.step.num_finished += 1
 
     def cut(self, length: int) -> None:
-        """Keep the first `length` tokens; the response is no longer finished."""
+        """Keep the first `length` tokens, no longer finished; to be called by its step."""
         self.attempt += 1
         if self.result is not None:
             self.tokens, self.logprobs = (
@@ -158,7 +158,6 @@ class Rollout:
             if isinstance(self.result, RoutedRollout):
                 self.routes = bytearray(self.result.routes)
             self.result = None
-            self.step.num_finished -= 1
         if length == 0:
             self._forget()
         elif length < self.num_tokens:
@@ -206,14 +205,18 @@ class Step:
         self.books = Books()
         self.rollouts: list[Rollout] = []
         self._by_sample: dict[int, Rollout] = {}
-        self._queue: list[tuple[bool, float, int, Rollout]] = []
-        self._ranks: dict[int, float] = {}  # by sample, where their own order is not to count
+        self._waiting: Waiting[Rollout] = Waiting()
         self.num_waiting = 0
-        self.add(begin.prompts)
+        self.ask_for(begin.prompts)
 
     @property
     def finished(self) -> bool:
         return self.num_finished == len(self.rollouts)
+
+    @property
+    def rollout_seconds(self) -> float:
+        """From its beginning to its last token."""
+        return max(0.0, self.last_token_at - self.begun_at)
 
     @property
     def measures(self) -> bool:
@@ -224,7 +227,40 @@ class Step:
         """Finished responses that are trained on, or those that measure the policy."""
         return [r for r in self.rollouts if r.result is not None and r.measures == measuring]
 
-    def add(
+    def begin_at(self, at: float) -> None:
+        """Start the clock."""
+        self.begun_at = at
+
+    def token_at(self, at: float) -> None:
+        """Tokens that count came then."""
+        self.last_token_at = max(self.last_token_at, at)
+
+    def finish(self, rollout: Rollout) -> None:
+        """A response of this step is complete."""
+        rollout.finish()
+        self.num_finished += 1
+
+    def cut(self, rollout: Rollout, length: int) -> None:
+        """Keep the first `length` tokens of a response of this step."""
+        self.num_finished -= rollout.result is not None
+        rollout.cut(length)
+
+    def cancel(self) -> Books:
+        """It is given up. Returns its counts; all that was sampled is lost."""
+        self.cancelled = True
+        books, self.books = self.books, Books()
+        books.write_off()
+        return books
+
+    def recount(self, books: Books) -> None:
+        """These are its counts so far."""
+        self.books = books
+
+    def settle(self) -> None:
+        """Make the counts agree with the tokens that are there."""
+        self.books.settle(sum(rollout.num_tokens for rollout in self.rollouts))
+
+    def ask_for(
         self,
         prompts: Iterable[PromptRequest],
         samples: int = 0,
@@ -252,52 +288,47 @@ class Step:
         first = sample_number(prompt.prompt, 0, group_size=size, purpose=prompt.purpose)
         return range(first, first + (count or size))
 
-    def drop_unfinished(self) -> list[Rollout]:
+    def drop_unfinished(self) -> None:
         """Give up what is not finished; it belongs to a cancelled step from now on."""
         dropped = [rollout for rollout in self.rollouts if rollout.result is None]
         if dropped:
             aside = Step(msgspec.structs.replace(self.begin, prompts=()), self.begun_at)
-            aside.cancelled = True
+            aside.cancel()
             for rollout in dropped:
-                rollout.step = aside
+                self.books.lose(rollout.num_tokens)
+                rollout.set_aside(aside)
                 del self._by_sample[rollout.sample]
             self.rollouts = [rollout for rollout in self.rollouts if rollout.result is not None]
             self.requeue()
-        return dropped
 
     def wait(self, rollout: Rollout) -> None:
-        """Queue a rollout: those with tokens first, as they are nearest to the tail."""
-        entry = (rollout.num_tokens == 0, self.rank_of(rollout), rollout.sample, rollout)
-        heapq.heappush(self._queue, entry)
+        """Queue a rollout."""
+        self._waiting.put(rollout, rollout.sample, fresh=rollout.num_tokens == 0)
         self.num_waiting += 1
 
     def take(self, count: int) -> list[Rollout]:
         """The next `count` of the queue, no longer in it."""
         self.num_waiting -= count
-        return [heapq.heappop(self._queue)[-1] for _ in range(count)]
+        return self._waiting.take(count)
 
     def waiting(self) -> Iterator[Rollout]:
         """In queue order, without taking them."""
-        return (entry[-1] for entry in sorted(self._queue, key=lambda entry: entry[:-1]))
+        return iter(self._waiting)
 
     def rank(self, ranks: dict[int, float]) -> None:
-        """Queue by these from now on, lowest first; without one a sample counts as 0."""
-        self._ranks = ranks
-        self._queue = [
-            (fresh, ranks.get(sample, 0.0), sample, r) for fresh, _, sample, r in self._queue
-        ]
-        heapq.heapify(self._queue)
+        """Queue samples by these from now on; see `Waiting.rank`."""
+        self._waiting.rank(ranks)
 
     def rank_of(self, rollout: Rollout) -> float:
-        """Among those with tokens and among those without; the lower the sooner."""
-        return self._ranks.get(rollout.sample, 0.0)
+        return self._waiting.rank_of(rollout.sample)
 
     def rollout_of(self, sample: int) -> Rollout | None:
         return self._by_sample.get(sample)
 
     def requeue(self) -> None:
         """Let all that is not finished wait, for nobody holds anything."""
-        self._queue, self.num_waiting = [], 0
+        self._waiting.clear()
+        self.num_waiting = 0
         for rollout in self.rollouts:
             if rollout.result is None:
                 self.wait(rollout)

@@ -6,13 +6,15 @@ and gets on with the work it holds (its progress).
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from rlboost_jax.manager.accounts import Integral
+from rlboost_jax.manager.journal import RunState
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.index import Index, Pool
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import Step
-from rlboost_jax.messages import Hello
+from rlboost_jax.messages import Hello, TokenBatch
 from rlboost_jax.settings.fingerprints import difference
 
 MAX_PRICE = 100_000.0  # dollars per hour; more is a mistake, or meant to spoil the accounts
@@ -43,7 +45,6 @@ class Roster:
         self.banished: dict[str, str] = {}  # who may not join again (`_identity`), and why
         self._identities: dict[str, str] = {}  # name → who that was
         self.check_at = math.inf  # no server is due for anything before
-        self.now = now  # of the event being handled
         self.numbers = 0  # in names given out
 
     def __iter__(self) -> Iterator[Instance]:
@@ -105,7 +106,8 @@ class Roster:
         instance = Instance(stream, self._name(hello), hello, now)
         self.streams[stream] = instance
         self.index.join(instance)
-        self.check_at = min(self.check_at, now + self._settings.manager.lease_seconds)
+        self.look_at(now + self._settings.manager.lease_seconds)
+        self.joined += not hello.reserved
         if hello.reserved:
             self.fingerprint = self.fingerprint or hello.fingerprint
             self.own.add(instance.name)
@@ -133,13 +135,38 @@ class Roster:
 
     def retire(self, instance: Instance) -> None:
         """It goes soon: no more work for it."""
-        self.changed |= instance.member and not instance.dismissed
-        instance.leave_soon()
+        self.changed |= instance.member and not instance.departure.dismissed
+        instance.retire()
 
-    def charge(self, instance: Instance, tokens: int) -> None:
-        """Note the most that the dispatch which an instance has begun can yield."""
-        self.in_flight[instance.reserved] += tokens - instance.in_flight
-        instance.in_flight = tokens
+    def received(self, instance: Instance, batch: TokenBatch, num_tokens: int, now: float) -> None:
+        """An instance's batch was taken in, and it has begun its next dispatch."""
+        more = instance.activity.received(batch, num_tokens, now)
+        self.in_flight[instance.reserved] += more
+
+    def idle(self, instance: Instance) -> None:
+        """Nothing more comes of the dispatch that an instance had begun."""
+        self.in_flight[instance.reserved] += instance.activity.charge(0)
+
+    def under_way(self) -> tuple[int, int]:
+        """Most tokens that may still come: of reserved instances, of preemptible ones."""
+        return self.in_flight[True], self.in_flight[False]
+
+    def begin_step(self) -> None:
+        """Whether the fleet changes is asked anew."""
+        self.changed = False
+
+    def came(self) -> None:
+        """A member is there that was not when the step began."""
+        self.changed = True
+
+    def count_loss(self, *, by_market: bool) -> None:
+        """A preemptible instance was lost.
+
+        Args:
+            by_market: and by no fault of its own.
+        """
+        self.lost += 1
+        self.losses += by_market
 
     def started(self, seconds: float) -> None:
         """An instance was ready so long after it was ordered."""
@@ -147,7 +174,7 @@ class Roster:
         self.start_seconds = known + NEWEST_START * (seconds - known)
 
     def leave(self, instance: Instance) -> None:
-        self.charge(instance, 0)
+        self.idle(instance)
         del self.streams[instance.stream]
         self.index.leave(instance)
         self.changed |= instance.member
@@ -160,17 +187,26 @@ class Roster:
         """
         settings = self._settings.manager
         lease, least = settings.lease_seconds, settings.progress_seconds
-        silent = instance.heard_at + lease, f"silent for {lease:g} s", False
+        silent = instance.lease.heard_at + lease, f"silent for {lease:g} s", False
         if not instance.held:
             return silent
-        patience = max(least, SLOWER * min(instance.slowest, least))
-        stuck = instance.progress_at + patience, f"no progress for {patience:g} s", True
+        activity = instance.activity
+        patience = max(least, SLOWER * min(activity.slowest, least))
+        stuck = activity.progress_at + patience, f"no progress for {patience:g} s", True
         owing = instance.asked_at + patience, f"gave nothing back for {patience:g} s", True
         return min(silent, stuck, owing)
 
     def watch(self, instance: Instance) -> None:
         """It holds work from now on: look at it in time."""
-        self.check_at = min(self.check_at, self.deadline(instance)[0])
+        self.look_at(self.deadline(instance)[0])
+
+    def look_at(self, moment: float) -> None:
+        """Some server may be due for something then."""
+        self.check_at = min(self.check_at, moment)
+
+    def looked(self, again: float) -> None:
+        """All were looked at; no server is due for anything before `again`."""
+        self.check_at = again
 
     def deaf(self, instance: Instance, echo: float, now: float) -> str:
         """Take in what a renewal echoes. Returns why its server counts as lost, or "".
@@ -179,26 +215,38 @@ class Roster:
         the next renewal it would be too late.
         """
         settings = self._settings.manager
-        if 0 < echo <= now:
-            known = instance.hears_at if instance.hears_at < math.inf else echo
-            instance.hears_at = max(known, echo)
+        instance.lease.echoed(echo, now)
         patience = settings.lease_seconds - settings.renew_seconds
-        silence = now - instance.hears_at
+        silence = now - instance.lease.hears_at
         return f"deaf for {silence:.2g} s: it hears nothing of us" if silence >= patience else ""
 
-    def extend(self, seconds: float, now: float) -> None:
+    def forgive(self, seconds: float, now: float) -> None:
         """We heard nobody for so long, by our own fault. Machines go when they go, though."""
         for instance in self:
-            instance.heard_at = min(now, instance.heard_at + seconds)
-            instance.progress_at = min(now, instance.progress_at + seconds)
-            for rollout in instance.held.values():
-                if rollout.releasing:
-                    rollout.asked_at = min(now, rollout.asked_at + seconds)
-            if instance.hears_at < math.inf:
-                instance.hears_at = min(now, instance.hears_at + seconds)
-            if instance.batch_at < math.inf:
-                instance.batch_at = min(now, instance.batch_at + seconds)
-            instance.leave_by += seconds
+            instance.forgive(seconds, now)
+
+    def mark(self) -> tuple[object, ...]:
+        """Another whenever `snapshot` has changed by more than time going by."""
+        cost, banished = self.cost, len(self.banished)
+        return self.joined, self.lost, self.numbers, banished, cost.level, cost.lumps
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """What of a `RunState` is known here."""
+        return {
+            "banished": dict(self.banished),
+            "joined": self.joined,
+            "lost": self.lost,
+            "numbers": self.numbers,
+            "dollars": self.cost.total(now),
+            "dollars_per_second": self.cost.level,
+        }
+
+    def restore(self, entry: RunState, now: float) -> None:
+        """Nobody is connected yet."""
+        self.joined, self.lost, self.numbers = entry.joined, entry.lost, entry.numbers
+        self.banished = dict(entry.banished)
+        since = max(0.0, now - entry.at)  # a clock that was set back says nothing
+        self.cost.resume(entry.dollars + since * entry.dollars_per_second, now)
 
     @property
     def members(self) -> int:

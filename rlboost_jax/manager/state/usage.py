@@ -16,13 +16,17 @@ class Usage:
     context: float = 0.0  # Σ tokens · mean length of the rollouts held
     prefilled: int = 0  # of what was placed here; a prompt once for a group that shares it
 
-    def add(self, counts: Sequence[int], *, seconds: float, context: float) -> None:
+    def dispatched(self, counts: Sequence[int], *, seconds: float, context: float) -> None:
         """One dispatch, with the tokens that each rollout got."""
         tokens = sum(counts)
         self.seconds += seconds
         self.steps += max(counts, default=0)
         self.tokens += tokens
         self.context += tokens * context
+
+    def prefill(self, tokens: int) -> None:
+        """A rollout was placed here that comes with so many."""
+        self.prefilled += tokens
 
     def values(self) -> dict[str, Any]:
         return asdict(self)

@@ -20,15 +20,15 @@ class Versions:
         self.newest: Manifest | None = None
         self.manifests: dict[int, Manifest] = {}
 
-    def restore(self, manifest: Manifest) -> None:
-        """A journal tells that it was published."""
-        self.newest = manifest
-        self.manifests[manifest.version] = manifest
+    def restore(self, entry: Published) -> None:
+        """A journal tells of it."""
+        self.newest = entry.manifest
+        self.manifests[entry.manifest.version] = entry.manifest
 
     def publish(self, manifest: Manifest) -> None:
         """Announce a version to all that do not hold it."""
         self.newest = manifest
-        fetched = {i.announced.version for i in self._roster if i.announced is not None}
+        fetched = self._fetched()
         self.manifests = {v: m for v, m in self.manifests.items() if v in fetched}
         self.manifests[manifest.version] = manifest
         self._outbox.keep(Published(manifest=manifest))
@@ -38,7 +38,7 @@ class Versions:
 
     def announce(self, instance: Instance) -> None:
         """Reserved engines are handed their weights by the trainer; who leaves needs none."""
-        if self.newest is None or instance.reserved or instance.leaving:
+        if self.newest is None or instance.reserved or instance.departure.leaving:
             return
         if instance.announce(self.newest):
             self._outbox.send(instance.stream, Announce(manifest=self.newest))
@@ -47,14 +47,15 @@ class Versions:
         """Pay for what an instance says it pulled of a version: once, and at most for all of it.
         Of pulls that were given up nothing is known here."""
         manifest = self.manifests.get(version)
-        if manifest is not None and version > instance.paid_version:
-            instance.paid_version = version
+        if manifest is not None and instance.parameters.pay(version):
             self._roster.pay_egress(min(num_bytes, manifest.num_bytes))
 
     def in_use(self) -> set[int]:
         """Held, being fetched, or the newest: their snapshots must not be deleted."""
-        versions = {i.version for i in self._roster if i.version is not None}
-        versions |= {i.announced.version for i in self._roster if i.announced is not None}
-        if self.newest is not None:
-            versions.add(self.newest.version)
-        return versions
+        held = (i.parameters.version for i in self._roster)
+        versions = self._fetched().union(version for version in held if version is not None)
+        return versions | ({self.newest.version} if self.newest is not None else set())
+
+    def _fetched(self) -> set[int]:
+        announced = (i.parameters.announced for i in self._roster)
+        return {manifest.version for manifest in announced if manifest is not None}

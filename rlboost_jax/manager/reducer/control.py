@@ -1,0 +1,96 @@
+"""How long the next window is to be, and how many instances are worth having: Algorithm 1's state.
+
+A run goes on with what its last step has shown, whichever of trainer and manager was restarted.
+"""
+
+from typing import Any
+
+import msgspec
+
+from rlboost_jax.manager.journal import RunState
+from rlboost_jax.manager.policies.window import Observation, initial, recall, update
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.roster import Roster
+from rlboost_jax.messages import StepTrained, WindowState
+
+
+class WindowControl:
+    """
+    Attributes:
+        window: of the next step.
+        learnt: this manager has seen a whole step.
+    """
+
+    def __init__(self, settings: Settings, roster: Roster) -> None:
+        self._settings = settings
+        self._roster = roster
+        self.window: WindowState = initial(settings.manager.window_initial_seconds)
+        self.learnt = False
+
+    @property
+    def instance_cap(self) -> int:
+        """Preemptible instances worth having: N_resv until a step has shown how many."""
+        cap = self.window.instance_cap
+        return cap if self.learnt else max(cap, self._roster.num_reserved)
+
+    def offer(self, window: WindowState | None) -> None:
+        """A trainer comes with this; what was learnt here is newer."""
+        if window is not None and not self.learnt:
+            self.window = window
+
+    def begin_step(self) -> None:
+        """Begin with what is remembered for a fleet of this size."""
+        manager = self._settings.manager
+        if manager.window_memory and manager.window == "paper":
+            self.window = recall(self.window, self._roster.members)
+
+    def observe(
+        self,
+        step: Step,
+        message: StepTrained,
+        now: float,
+        *,
+        instances: float,
+        seeding: float,
+        wanted: int | None,
+    ) -> None:
+        """Take in a whole step.
+
+        Args:
+            instances: preemptible ones, averaged over the step.
+            seeding: seconds that the window was open.
+            wanted: preemptible instances, if a model says how many.
+        """
+        rollout = step.rollout_seconds
+        seen = Observation(
+            train_wait=message.train_wait_seconds,
+            remote_wait=now - step.begun_at - rollout,
+            train=message.train_seconds,
+            rollout=rollout,
+            instances=instances,
+            instances_next=self._roster.members,
+            churn=self._roster.changed,
+            num_reserved=self._roster.num_reserved,
+        )
+        manager = self._settings.manager
+        before = self.window
+        self.window = update(before, seen, eta=manager.window_eta, memory=manager.window_memory)
+        if manager.window == "model":  # to go on with after a restart, until it knows as much
+            self.window = msgspec.structs.replace(
+                self.window, seconds=seeding, memory=before.memory
+            )
+        if self._settings.fleet.sizing == "marginal" and wanted is not None:
+            self.window = msgspec.structs.replace(self.window, instance_cap=wanted)
+        self.learnt = True
+
+    def mark(self) -> tuple[object, ...]:
+        """Another whenever `snapshot` has changed."""
+        return self.window, self.learnt
+
+    def snapshot(self) -> dict[str, Any]:
+        """What of a `RunState` is known here."""
+        return {"window": self.window, "learnt": self.learnt}
+
+    def restore(self, entry: RunState) -> None:
+        self.window, self.learnt = entry.window, entry.learnt

@@ -1,0 +1,59 @@
+"""What a step teaches: paces of engines, lengths of responses, and what the next one will take."""
+
+from rlboost_jax.manager.policies.throughput import ThroughputProfile
+from rlboost_jax.manager.reducer.dispatch import Dispatch
+from rlboost_jax.manager.reducer.seeding import SeedingWindow
+from rlboost_jax.manager.reducer.sizing import Sizing
+from rlboost_jax.manager.reducer.step_plans import StepPlans
+from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.roster import Roster
+from rlboost_jax.messages import StepTrained
+
+
+class Lessons:
+    def __init__(
+        self,
+        roster: Roster,
+        seeding: SeedingWindow,
+        dispatch: Dispatch,
+        profile: ThroughputProfile,
+        plans: StepPlans | None,
+        sizing: Sizing,
+    ) -> None:
+        self._roster = roster
+        self._seeding = seeding
+        self._dispatch = dispatch
+        self._profile = profile
+        self._plans = plans
+        self._sizing = sizing
+
+    @property
+    def wanted(self) -> int | None:
+        """Preemptible instances; None: nothing was foreseen yet."""
+        return self._sizing.wanted
+
+    def learn(self, step: Step, message: StepTrained, cap: int | None, now: float) -> None:
+        """Take in a step, before what is unfinished of it is dropped.
+
+        Args:
+            cap: the number of instances wanted so far; None: not known.
+        """
+        plans = self._plans
+        if plans is None:
+            return
+        model, closed = plans.model, self._seeding.take_planned_end()
+        if closed is not None and not self._roster.changed:
+            model.compare(step, closed, plans.planned_drag)
+        accounted = message.train_wait_seconds + message.train_seconds
+        model.learn(
+            step,
+            train_seconds=message.train_seconds,
+            other_seconds=now - step.begun_at - self._seeding.clock.total(now) - accounted,
+            present=[instance.name for instance in self._roster],
+        )
+        plans.choose_order(*self._dispatch.engines)
+        self._sizing.foresee(plans, cap, now)
+
+    def end_step(self) -> None:
+        """Of any step, half or whole."""
+        self._profile.end_step()

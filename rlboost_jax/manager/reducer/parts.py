@@ -1,0 +1,77 @@
+"""Who decides and does what in a manager, each made of those that it needs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlboost_jax.manager.policies.throughput import ThroughputProfile
+from rlboost_jax.manager.reducer.control import WindowControl
+from rlboost_jax.manager.reducer.dispatch import Dispatch
+from rlboost_jax.manager.reducer.intake import Intake
+from rlboost_jax.manager.reducer.lessons import Lessons
+from rlboost_jax.manager.reducer.placements import Placements
+from rlboost_jax.manager.reducer.recovery import Recovery
+from rlboost_jax.manager.reducer.seeding import SeedingWindow
+from rlboost_jax.manager.reducer.servers import Servers
+from rlboost_jax.manager.reducer.sizing import Sizing
+from rlboost_jax.manager.reducer.staffing import Staffing
+from rlboost_jax.manager.reducer.step_plans import StepPlans
+from rlboost_jax.manager.reducer.step_reports import StepReports
+from rlboost_jax.manager.reducer.tail import Tail
+from rlboost_jax.manager.reducer.trainer import Trainer
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state.owners import Owners
+from rlboost_jax.manager.state.roster import Roster
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What makes the parts that choose; a baseline puts its own in their place."""
+
+    placements: Callable[[Settings, Owners], Placements] = Placements
+    dispatch: Callable[..., Dispatch] = Dispatch
+    control: Callable[[Settings, Roster], WindowControl] = WindowControl
+
+
+class Parts:
+    """In the order in which one is made of others."""
+
+    def __init__(self, settings: Settings, owners: Owners, choices: Choices, now: float) -> None:
+        self.plans = plans = StepPlans(settings) if settings.models else None
+        model = None if plans is None else plans.model
+        self.profile = ThroughputProfile()
+        self.placements = choices.placements(settings, owners)
+        self.seeding = SeedingWindow(settings, owners, self.placements, plans)
+        self.dispatch = choices.dispatch(
+            settings, owners, self.placements, self.seeding, self.profile, plans
+        )
+        self.intake = Intake(settings, owners, self.profile, model)
+        self.servers = Servers(settings, owners, self.placements, self.seeding, self.intake)
+        self.sizing = Sizing(settings, owners)
+        self.lessons = Lessons(
+            owners.roster, self.seeding, self.dispatch, self.profile, plans, self.sizing
+        )
+        self.control = choices.control(settings, owners.roster)
+        self.staffing = Staffing(owners, self.control)
+        self.reports = StepReports(owners, self.placements)
+        self.trainer = Trainer(
+            settings,
+            owners,
+            self.placements,
+            self.seeding,
+            self.servers,
+            self.control,
+            self.lessons,
+            self.reports,
+            now,
+        )
+        self.tail = Tail(
+            settings,
+            owners,
+            plans,
+            self.dispatch,
+            self.seeding,
+            self.servers,
+            self.sizing,
+            self.control,
+        )
+        self.recovery = Recovery(owners, self.control, self.reports)

@@ -1,0 +1,134 @@
+"""The seeding window of a step: when the reserved engines hand over, and when they are back."""
+
+import math
+from collections.abc import Sequence
+
+from rlboost_jax.manager.policies.forecast import RESOLUTION
+from rlboost_jax.manager.policies.window import Seeding
+from rlboost_jax.manager.reducer.placements import Placements
+from rlboost_jax.manager.reducer.step_plans import StepPlans
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.owners import Owners
+from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.messages import WindowClosed
+
+
+class SeedingWindow:
+    """
+    Attributes:
+        clock: whether it is open, and for how long it was.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        owners: Owners,
+        placements: Placements,
+        plans: StepPlans | None,
+    ) -> None:
+        self._settings = settings.manager
+        self._outbox = owners.outbox
+        self._roster = owners.roster
+        self._placements = placements
+        self._plans = plans
+        self.clock = Seeding()
+        self._planned_for = -1  # members of the fleet at the last plan
+        self._planned_end: float | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.clock.open
+
+    def begin(self, begun_at: float, seconds: float, *, learnt: bool) -> None:
+        """Open the window of a step.
+
+        A model that knows nothing yet lets the reserved engines go on until nothing is left for
+        them, as if there were no instances: that is never slower than to generate alone.
+
+        Args:
+            seconds: that it is to last, where no model says better.
+            learnt: a whole step has been seen.
+        """
+        modelled = self._settings.seeding and self._settings.window == "model"
+        if not self._settings.seeding:
+            seconds = 0.0
+        elif modelled and not learnt:
+            seconds = math.inf
+        self.clock.begin(begun_at, seconds)
+        if modelled:
+            self.clock.ask_at(begun_at)  # ask the model as soon as there is an instance
+
+    def turn(
+        self, step: Step, reserved: Sequence[Instance], remote: Sequence[Instance], now: float
+    ) -> None:
+        """Close it, or open it again, if its time has come.
+
+        Args:
+            reserved: engines that can work on the step.
+            remote: instances that can.
+        """
+        if self.clock.open:
+            if step.finished:
+                self.close(step, "all responses are finished", now)
+            elif remote and self._over(step, reserved, now):
+                self.close(step, "the window is over", now)
+        elif not remote and not step.finished:
+            self.clock.reopen(now)
+
+    def close(self, step: Step, reason: str, now: float) -> None:
+        """The reserved engines hand over, and the trainer hears why."""
+        self.clock.close(now)
+        self._outbox.record("window_closed", seconds=self.clock.total(now), reason=reason)
+        self.announce_end(step, reason, now)
+        self.hand_over(now)
+
+    def announce_end(self, step: Step, reason: str, now: float) -> None:
+        """Tell the trainer that the devices are the learner's."""
+        seconds = self.clock.total(now)
+        self._outbox.of_step(WindowClosed(step=step.begin.step, seconds=seconds, reason=reason))
+
+    def hand_over(self, now: float) -> None:
+        """The reserved engines give back what they hold."""
+        self.stop(now)
+        for instance in self._roster.index.reserved.values():
+            self._placements.release(instance, instance.held.values(), now)
+
+    def stop(self, now: float) -> None:
+        """The step is over."""
+        if self.clock.open:
+            self.clock.close(now)
+
+    def undisturbed(self, instance: Instance) -> bool:
+        """Whether its pace is an engine's own: the learner may need a reserved one's chips."""
+        return not instance.reserved or (self.clock.open and not self.clock.reopened)
+
+    def take_planned_end(self) -> float | None:
+        """When the model has ended it, asked once; None: it has not."""
+        ended, self._planned_end = self._planned_end, None
+        return ended
+
+    def _over(self, step: Step, reserved: Sequence[Instance], now: float) -> bool:
+        """Whether the window has lasted long enough; finds when to ask again.
+
+        By the model, the rest of the step is foreseen again half-way to the end that was
+        foreseen last, and when the fleet has changed.
+        """
+        clock, plans = self.clock, self._plans
+        if plans is None or self._settings.window == "paper" or not self._settings.seeding:
+            return now >= clock.until
+        members = self._roster.members
+        if clock.reopened or (now < clock.until and members == self._planned_for):
+            return clock.reopened
+        self._planned_for = members
+        fleet = [i for i in self._roster if i.member]
+        found = plans.window(step, reserved, fleet, now)
+        if found is None:
+            clock.ask_at(max(now, clock.limit))
+            return now >= clock.limit
+        near = RESOLUTION * (now - step.begun_at + found.end)
+        if found.window <= near:
+            self._planned_end = now
+            return True
+        clock.ask_at(now + (found.window if found.window < 4 * near else found.window / 2))
+        return False

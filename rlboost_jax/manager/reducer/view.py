@@ -1,0 +1,90 @@
+"""What a manager knows, to be read and not to be changed."""
+
+from collections.abc import Iterable, Mapping
+
+from rlboost_jax.manager.accounts import Books
+from rlboost_jax.manager.reducer.parts import Parts
+from rlboost_jax.manager.state.fleet import Fleet
+from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.owners import Owners
+from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.roster import Roster
+from rlboost_jax.messages import FleetStatus, Manifest, WindowState
+
+
+class View:
+    def __init__(self, owners: Owners, parts: Parts) -> None:
+        self._owners = owners
+        self._parts = parts
+
+    @property
+    def step(self) -> Step | None:
+        """The active one."""
+        return self._owners.ledger.active
+
+    @property
+    def steps(self) -> Mapping[int, Step]:
+        """All that are kept, by number."""
+        return self._owners.ledger.steps
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Their numbers."""
+        return self._owners.ledger.kept
+
+    @property
+    def books(self) -> Books:
+        """Counts of the active step, or of the time since the last one."""
+        return self._owners.ledger.books
+
+    @property
+    def instances(self) -> Mapping[int, Instance]:
+        """By stream, in the order in which they joined."""
+        return self._owners.roster.streams
+
+    @property
+    def roster(self) -> Roster:
+        return self._owners.roster
+
+    @property
+    def fleet(self) -> Fleet:
+        return self._owners.fleet
+
+    @property
+    def window(self) -> WindowState:
+        """Of the next step."""
+        return self._parts.control.window
+
+    def eligible(self, step: Step) -> tuple[Iterable[Instance], Iterable[Instance]]:
+        """Reserved and preemptible instances that can work on a step."""
+        return self._parts.dispatch.reserved(step), self._parts.dispatch.remote(step)
+
+    @property
+    def window_open(self) -> bool:
+        """Whether the reserved engines generate."""
+        return self._parts.seeding.open
+
+    @property
+    def manifests(self) -> Mapping[int, Manifest]:
+        """By version, of the newest and of older ones that are being fetched."""
+        return self._owners.versions.manifests
+
+    @property
+    def versions_in_use(self) -> tuple[int, ...]:
+        """Whose snapshots must not be deleted; the active step's is among them."""
+        begun = set() if self.step is None else {self.step.begin.version}
+        return tuple(sorted(self._owners.versions.in_use() | begun))
+
+    def status(self, now: float) -> FleetStatus:
+        step, roster = self.step, self._owners.roster
+        return FleetStatus(
+            instances=tuple(instance.status(now) for instance in roster),
+            finished=step.num_finished if step else 0,
+            total=len(step.rollouts) if step else 0,
+            window_open=self.window_open,
+            window_seconds=self.window.seconds,
+            joined=roster.joined,
+            lost=roster.lost,
+            versions_in_use=self.versions_in_use,
+            cost_dollars=roster.cost.total(now),
+        )

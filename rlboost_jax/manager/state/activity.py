@@ -1,0 +1,134 @@
+"""What a server gives and how fast: the dispatch under way, and those before it."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rlboost_jax.manager.policies.speeds import BusySpan
+from rlboost_jax.manager.state.rollouts import Rollout
+from rlboost_jax.manager.state.usage import Usage
+from rlboost_jax.messages import TokenBatch
+
+Known = tuple[Rollout, int, bool]  # with its length and whether this placement had given tokens
+
+
+class Activity:
+    """
+    Attributes:
+        next_sequence: of the token batch that is due.
+        in_flight: the most tokens that the dispatch under way can yield.
+        running: rollouts in slots, as it said last.
+        waiting: rollouts in none, as it said last.
+        tokens: taken in from it.
+        batch_at: when the dispatch now running began; inf: none has.
+        slowest: dispatch so far, in seconds.
+        progress_at: of the last token or answer, or since when it holds work.
+        span: since all its tokens were known; None: it holds nothing.
+        worked: it has been given work.
+    """
+
+    __slots__ = ("_compiled", "_usage", "batch_at", "in_flight", "next_sequence", "progress_at",
+                 "running", "slowest", "span", "tokens", "waiting", "worked")  # fmt: skip
+
+    def __init__(self, now: float) -> None:
+        self.next_sequence = 0
+        self.in_flight = 0
+        self.running = 0
+        self.waiting = 0
+        self.tokens = 0
+        self.batch_at = math.inf
+        self.slowest = 0.0
+        self.progress_at = now
+        self.span: BusySpan | None = None
+        self.worked = False
+        self._usage = Usage()  # since it was taken last
+        self._compiled = 0  # programs
+
+    def begin(self, now: float) -> None:
+        """It held nothing and holds something now."""
+        self.progress_at, self.span = now, BusySpan(now)
+
+    def end(self) -> None:
+        """It holds nothing any more."""
+        self.span = None
+
+    def given_work(self) -> bool:
+        """Note it; whether this was the first."""
+        first = not self.worked
+        self.worked = True
+        return first
+
+    def prefill(self, tokens: int) -> None:
+        """It is given a rollout of which so many tokens are to be prefilled."""
+        self._usage.prefill(tokens)
+
+    def dispatched(self, counts: Sequence[int], context: float, now: float) -> float:
+        """The dispatch under way has given its tokens. Returns the seconds that it took.
+
+        Args:
+            counts: tokens of each rollout.
+            context: mean length of the rollouts held.
+        """
+        seconds = now - self.batch_at
+        self._usage.dispatched(counts, seconds=seconds, context=context)
+        if any(counts):
+            self.slowest = max(self.slowest, seconds)
+        return seconds
+
+    def received(self, batch: TokenBatch, num_tokens: int, now: float) -> int:
+        """A batch was taken in, and the next dispatch has begun. Returns by how many tokens more
+        can come of this one than of the last."""
+        self.next_sequence += 1
+        self.tokens += num_tokens
+        self.running, self.waiting = batch.running, batch.waiting
+        self.batch_at = now
+        return self.charge(batch.in_flight)
+
+    def charge(self, tokens: int) -> int:
+        """So many can come at most of the dispatch under way. Returns the difference."""
+        more, self.in_flight = tokens - self.in_flight, tokens
+        return more
+
+    def progressed(self, now: float) -> None:
+        """It has given a token of use, or an answer."""
+        self.progress_at = now
+
+    def measured(self, known: Iterable[Known], now: float) -> tuple[BusySpan, int] | None:
+        """Take in what rollouts of a batch got. Where everything is known that it has sampled, a
+        span is over: that and the tokens of context held then; else None.
+
+        Args:
+            known: rollouts of the batch as they were before it.
+        """
+        span = self.span
+        if span is None:
+            return None
+        going_on = context = 0
+        for rollout, length, yielded in known:
+            count = rollout.length - length
+            if rollout.result is None:
+                going_on, context = going_on + 1, context + rollout.length
+            if count > 0:
+                span.sampled(rollout.request_id, length, count, first=not yielded)
+        if going_on < self.running:
+            return None
+        self.span = BusySpan(now) if self.running else None
+        return span, context
+
+    def compiled(self, programs: int) -> None:
+        """So many programs, in all."""
+        self._compiled = programs
+
+    @property
+    def programs_compiled(self) -> int:
+        return self._compiled
+
+    def take_usage(self) -> Usage:
+        """What it did since this was asked last."""
+        usage, self._usage = self._usage, Usage()
+        return usage
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """Nothing could be heard of it for so long, by our own fault."""
+        self.progress_at = min(now, self.progress_at + seconds)
+        if self.batch_at < math.inf:
+            self.batch_at = min(now, self.batch_at + seconds)

@@ -1,0 +1,69 @@
+"""The rollouts that one server holds, and which of them are asked back."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from rlboost_jax.manager.state.rollouts import Rollout
+
+
+class Holding:
+    """
+    Attributes:
+        rollouts: by request id, oldest placement first.
+        groups: rollouts held, per group.
+        num_releasing: of the rollouts, those that are being asked back.
+    """
+
+    __slots__ = ("groups", "num_releasing", "rollouts")
+
+    def __init__(self) -> None:
+        self.rollouts: dict[int, Rollout] = {}
+        self.groups: Counter[int] = Counter()
+        self.num_releasing = 0
+
+    @property
+    def asked_at(self) -> float:
+        """Since when an answer to a release is owed; inf: none is."""
+        if not self.num_releasing:
+            return math.inf
+        return min(rollout.asked_at for rollout in self.rollouts.values())
+
+    def hold(self, rollout: Rollout) -> None:
+        """One more, that was placed here."""
+        self.rollouts[rollout.request_id] = rollout
+        self.groups[rollout.group] += 1
+
+    def ask_back(self, rollouts: Iterable[Rollout], now: float) -> None:
+        """These are asked back now; none of them was before."""
+        for rollout in rollouts:
+            rollout.ask_back(now)
+            self.num_releasing += 1
+
+    def let_go(self, request_id: int) -> Rollout | None:
+        """Held no longer, whatever the reason; None if it never was."""
+        rollout = self.rollouts.pop(request_id, None)
+        if rollout is None:
+            return None
+        self.num_releasing -= rollout.releasing
+        self.groups[rollout.group] -= 1
+        if not self.groups[rollout.group]:
+            del self.groups[rollout.group]
+        rollout.take_back()
+        return rollout
+
+    def newest_pending(self, count: int) -> list[Rollout]:
+        """The last placed that have shown no token here, `count` of them at most."""
+        newest = [r for r in reversed(self.rollouts.values()) if not (r.releasing or r.yielded)]
+        return sorted(newest[: max(0, count)], key=lambda r: r.request_id)
+
+    def shortest(self, count: int) -> list[Rollout]:
+        """Those of the fewest tokens that are to stay, `count` of them at most."""
+        held = [r for r in self.rollouts.values() if not r.releasing]
+        return sorted(held, key=lambda r: (r.length, r.sample))[:count]
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """No answer could be heard for so long, by our own fault."""
+        for rollout in self.rollouts.values():
+            if rollout.releasing:
+                rollout.ask_back(min(now, rollout.asked_at + seconds))

@@ -1,0 +1,32 @@
+"""The owners of all that a manager knows, and where it leaves what it wants done."""
+
+from dataclasses import dataclass
+
+from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state.fleet import Fleet
+from rlboost_jax.manager.state.ledger import Ledger
+from rlboost_jax.manager.state.roster import Roster
+from rlboost_jax.manager.state.versions import Versions
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Whoever has one reads its records, and changes them by its verbs alone."""
+
+    outbox: Outbox
+    ledger: Ledger
+    roster: Roster
+    fleet: Fleet
+    versions: Versions
+
+    @staticmethod
+    def of(settings: Settings, now: float) -> "Owners":
+        outbox, roster, fleet = Outbox(), Roster(settings, now), settings.fleet
+        return Owners(
+            outbox=outbox,
+            ledger=Ledger(outbox),
+            roster=roster,
+            fleet=Fleet(fleet.max_instances, capped=fleet.sizing != "fixed"),
+            versions=Versions(roster, outbox),
+        )

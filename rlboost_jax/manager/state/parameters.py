@@ -1,0 +1,46 @@
+"""Which parameters a server holds, and which were announced to it."""
+
+from rlboost_jax.messages import BeginStep, Manifest
+
+
+class Parameters:
+    """
+    Attributes:
+        announced: the newest version that it was told of; None: of none.
+        version: that it holds; None: none yet.
+        digest: of the parameters it holds; "" once others were announced.
+    """
+
+    __slots__ = ("_paid_version", "announced", "digest", "version")
+
+    def __init__(self) -> None:
+        self.announced: Manifest | None = None
+        self.version: int | None = None
+        self.digest = ""
+        self._paid_version = -1  # the newest that it was charged for pulling
+
+    def are(self, named: Manifest | BeginStep) -> bool:
+        """Whether it holds just those."""
+        return self.version == named.version and self.digest == named.params_digest
+
+    def announce(self, manifest: Manifest, *, held: bool) -> None:
+        """Whatever was announced is taken for on its way into the engine: what the server holds
+        is known again when it says so.
+
+        Args:
+            held: it has just these, and says so already.
+        """
+        self.announced = manifest
+        if not held:
+            self.digest = ""
+
+    def loaded(self, version: int, digest: str) -> None:
+        """The engine has them."""
+        self.version, self.digest = version, digest
+
+    def pay(self, version: int) -> bool:
+        """Whether a version is to be charged for: each once, and none after a newer one."""
+        if version <= self._paid_version:
+            return False
+        self._paid_version = version
+        return True
