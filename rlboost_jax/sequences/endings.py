@@ -49,6 +49,8 @@ def kept(start: int, count: int, *, room: int, stops: Iterable[int]) -> int:
         room: tokens that the response may still get.
         stops: see `stop_positions`.
     """
-    most = min(count, room)
-    first = next((position for position in stops if start <= position < start + most), None)
-    return most if first is None else first - start + 1
+    most = count if count < room else room  # at every row of every message: no calls
+    for position in stops:
+        if start <= position < start + most:
+            return position - start + 1
+    return most

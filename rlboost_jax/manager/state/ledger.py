@@ -39,6 +39,7 @@ from rlboost_jax.messages import (
     unpack_counts,
     unpack_ids,
 )
+from rlboost_jax.sequences.endings import kept, stop_positions
 
 # Of a rollout in a batch: its sample, tokens it had before, where the bytes of its new ones are,
 # the number of routes before theirs, and all of these routes.
@@ -253,24 +254,20 @@ class Ledger:
             step, sampling = rollout.step, rollout.sampling
             number = step.begin.step
             if sampling.stop_ids not in stops:
-                stops[sampling.stop_ids] = _positions(rows.tokens, sampling.stop_ids)
+                stops[sampling.stop_ids] = stop_positions(rows.tokens, sampling.stop_ids)
             room = sampling.max_tokens - rollout.num_tokens
-            kept = count if count < room else room
-            for position in stops[sampling.stop_ids]:
-                if start <= position < start + kept:
-                    kept = position - start + 1
-                    break
+            own = kept(start, count, room=room, stops=stops[sampling.stop_ids])
             books = self.books if step.cancelled else step.books
             books.sampled(count, reserved=reserved)
             if step.cancelled:
                 books.lose(count)
-            elif kept < count:
-                books.lose(count - kept)
-            if kept:
-                part, routes = slice(4 * start, 4 * (start + kept)), b""
+            elif own < count:
+                books.lose(count - own)
+            if own:
+                part, routes = slice(4 * start, 4 * (start + own)), b""
                 if rows.routes:
                     route_bytes = len(rows.routes[row]) // (rows.leads[row] + count)
-                    routes = rows.routes[row][: route_bytes * (rows.leads[row] + kept)]
+                    routes = rows.routes[row][: route_bytes * (rows.leads[row] + own)]
                 if not step.cancelled:
                     piece = (rollout.sample, rollout.num_tokens, part, rollout.lead, routes)
                     taken.setdefault(number, []).append(piece)

@@ -16,6 +16,7 @@ from rlboost_jax.messages import (
     RoutedRollout,
     Sampling,
 )
+from rlboost_jax.sequences.endings import finish_reason
 from rlboost_jax.sequences.identities import Batch, Work, sample_number
 
 
@@ -74,10 +75,14 @@ class Rollout:
     @property
     def complete(self) -> bool:
         """Whether its last token ends it."""
-        if self.num_tokens == self.sampling.max_tokens:
-            return True
-        last = int.from_bytes(self.tokens[-4:], "little", signed=True)
-        return self.num_tokens > 0 and last in self.sampling.stop_ids
+        sampling = self.sampling
+        reason = finish_reason(
+            int.from_bytes(self.tokens[-4:], "little", signed=True),
+            self.num_tokens,
+            max_tokens=sampling.max_tokens,
+            stop_ids=sampling.stop_ids,
+        )
+        return reason is not None
 
     @property
     def length(self) -> int:
