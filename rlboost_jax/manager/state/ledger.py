@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlboost_jax.manager.accounts import Books
 from rlboost_jax.manager.journal import (
@@ -305,11 +304,3 @@ def _routes(entry: Collected, counts: list[int]) -> list[bytes]:
     ends = np.cumsum(unpack_ids(entry.leads).astype(np.int64) + counts)
     ends *= len(entry.routes) // int(ends[-1])
     return [entry.routes[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])]
-
-
-def _positions(tokens: NDArray[np.int32], stop_ids: tuple[int, ...]) -> list[int]:
-    found = np.zeros(len(tokens), bool)
-    for stop_id in stop_ids:
-        found |= tokens == stop_id
-    where: list[int] = found.nonzero()[0].tolist()
-    return where
