@@ -13,7 +13,7 @@ from rlboost_jax.learner.optimization import Part
 from rlboost_jax.learner.packing import PackedBatch, by_sample, pack
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.learner.streaming import Doubt
+from rlboost_jax.learner.stream import Doubt
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.models.params import Params
 from rlboost_jax.settings.run import RunConfig

@@ -22,7 +22,7 @@ import msgspec
 
 from rlboost_jax import messages
 from rlboost_jax.credentials import Endpoint, explain
-from rlboost_jax.learner.streaming import Doubt
+from rlboost_jax.learner.stream import Doubt
 from rlboost_jax.settings.errors import Mistake
 
 T = TypeVar("T")

@@ -27,7 +27,8 @@ from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.critic import CriticStep
-from rlboost_jax.learner.dynamic_sampling import DynamicSampling, dynamic_sampling
+from rlboost_jax.learner.driver import drive
+from rlboost_jax.learner.dynamic_sampling import dynamic_sampling
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.followers import Followers
 from rlboost_jax.learner.learners import learners_of
@@ -37,10 +38,9 @@ from rlboost_jax.learner.reserved import ReservedEngines
 from rlboost_jax.learner.rows import policy_metrics, report_metrics, score_metrics
 from rlboost_jax.learner.samples import sample_rows, samples_due
 from rlboost_jax.learner.scoring import Scoring
-from rlboost_jax.learner.selection import Everything, Informative
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.learner.streaming import stream_step
+from rlboost_jax.learner.stream import StepStream
 from rlboost_jax.learner.trajectory import trajectories_digest
 from rlboost_jax.learner.updates import BatchUpdates
 from rlboost_jax.models.adapters import joined
@@ -117,8 +117,18 @@ class TrainingLoop:
             StepNotWhole, RewardsFailed, NotFinite, GuardTripped: `state` is of no more use; the
                 last checkpoint is.
         """
-        prompts = list(self._prompts.slice(self._used, self._run.learner.prompts_per_step))
         measurement = self._scoring.of_step(step)
+        updates = BatchUpdates(
+            self._learners, self.state, step=step, checkpoint=self._checkpoints.latest
+        )
+        stream = StepStream(
+            step,
+            group_size=self._run.algorithm.group_size,
+            micro_batches=updates.micro_batches,
+            sampling=dynamic_sampling(self._run),
+            awaited=measurement,
+        )
+        prompts = self._prompts_at(stream.begin())
         self._load(step)
         self._begin(step, _requests(prompts, 0), self._run.algorithm.group_size, self._sampling)
         for extension in measurement.extensions() if measurement else ():
@@ -134,27 +144,29 @@ class TrainingLoop:
             estimate=self._learners.estimates.of_group,
             routing=self._learners.policy.routing,
         )
-        sampling = dynamic_sampling(self._run)
-        selection = self._selection(sampling, collector, prompts)
-        updates = BatchUpdates(
-            self._learners,
-            self.state,
-            step=step,
-            checkpoint=self._checkpoints.latest,
-        )
+
+        def extend(places: range) -> None:
+            more = self._prompts_at(places)
+            prompts.extend(more)
+            collector.extend(prompt.tokens for prompt in more)
+            self._link.extend_step(
+                messages.ExtendStep(step=step, prompts=_requests(more, places.start))
+            )
+
         self._followers.begin(step)
         train = self._followers.leading(updates.train)
-        train = self._spans.timed("micro-batch", LANE, train)
+        check = self._followers.checking(partial(self._learners.check, self.state))
         with self._spans.span("stream", LANE):
-            times = stream_step(
+            times = drive(
+                stream,
                 self._link,
                 collector,
-                selection,
-                updates.micro_batches,
-                train,
-                beside=measurement,
+                train=self._spans.timed("micro-batch", LANE, train),
+                check=self._spans.timed("check", LANE, check),
+                extend=extend,
+                measured=measurement,
             )
-        trajectories = selection.trajectories()
+        trajectories = stream.trajectories()
         for line in collector.fault_lines():
             self._note(line)
         applying = time.perf_counter()
@@ -162,10 +174,10 @@ class TrainingLoop:
         with self._spans.span("update", LANE):
             self.state, figures = updates.finish(
                 trajectories,
-                prompts=sampling.members if sampling else range(len(prompts)),
+                prompts=stream.members,
                 host_params=None if self._followers else self._params,
             )
-        self._used += sampling.prompts_used if sampling else len(prompts)
+        self._used += stream.prompts_used
         train_seconds = times.training + time.perf_counter() - applying
         if samples_due(self._run.observe, step):
             self._show(
@@ -272,28 +284,9 @@ class TrainingLoop:
             )
         )
 
-    def _selection(
-        self, sampling: DynamicSampling | None, collector: StepCollector, prompts: list[Prompt]
-    ) -> Everything | Informative:
-        """Args:
-        prompts: of the step so far; more are added as they are asked for.
-        """
-        if sampling is None:
-            return Everything(collector)
-        begun = sampling.ask()
-        assert len(begun) == len(prompts)
-
-        def request(places: range) -> None:
-            more = self._prompts.slice(self._used + places.start, len(places))
-            prompts.extend(more)
-            collector.extend(prompt.tokens for prompt in more)
-            self._link.extend_step(
-                messages.ExtendStep(step=collector.step, prompts=_requests(more, places.start))
-            )
-
-        check = self._followers.checking(partial(self._learners.check, self.state))
-        check = self._spans.timed("check", LANE, check)
-        return Informative(sampling, check=check, request=request)
+    def _prompts_at(self, places: range) -> list[Prompt]:
+        """Of the prompt stream, counted from the step's cursor."""
+        return list(self._prompts.slice(self._used + places.start, len(places)))
 
 
 def _requests(prompts: Sequence[Prompt], first: int) -> tuple[messages.PromptRequest, ...]:

@@ -28,7 +28,7 @@ from rlboost_jax.learner.learners import Learners
 from rlboost_jax.learner.micro_batches import MicroBatches
 from rlboost_jax.learner.optimizer_steps import Figures, OptimizerSteps
 from rlboost_jax.learner.state import TrainState
-from rlboost_jax.learner.streaming import Doubt
+from rlboost_jax.learner.stream import Doubt
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.models.params import Params
 

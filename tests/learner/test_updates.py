@@ -15,7 +15,7 @@ from rlboost_jax.learner.guards import GuardTripped, NotFinite, StepNotWhole
 from rlboost_jax.learner.learners import Learners
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.learner.streaming import Doubt
+from rlboost_jax.learner.stream import Doubt
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.learner.updates import BatchUpdates
 from rlboost_jax.models.params import init_params, params_digest
