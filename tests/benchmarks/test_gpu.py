@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import gpu, gpu_inputs, gpu_kernels, gpu_table
 from benchmarks.h100.jobs import MESHES
-from rlboost_jax.qualification import apart
+from rlboost_jax.qualification.host import Host
 from rlboost_jax.qualification.records import Trial, Verdict
 
 
@@ -132,7 +132,7 @@ def test_attention_that_is_measured_reads_all_pages():
     assert starts.tolist() == list(range(slots + 1)) and count.tolist() == [slots]
 
 
-def test_what_learners_would_choose_is_listed_beside_engines(monkeypatch):
+def test_what_learners_would_choose_is_listed_beside_engines():
     """Of each preset attention, and of the mixture its experts."""
     asked = []
 
@@ -141,8 +141,8 @@ def test_what_learners_would_choose_is_listed_beside_engines(monkeypatch):
         trials = [Trial(candidate=name, outcome="right", seconds=1e-3) for name in spec.candidates]
         return Verdict(platform="gpu", device="H100", trials=tuple(trials))
 
-    monkeypatch.setattr(apart, "verdict_of", verdict_of)
-    figures = {figure["name"]: figure for figure in gpu_table.qualification(dry_run=False)}
+    found = gpu_table.qualification(dry_run=False, host=Host(verdict_of=verdict_of))
+    figures = {figure["name"]: figure for figure in found}
     assert asked.count("engine_attention") == asked.count("learner_attention") == len(MESHES)
     assert asked.count("learner_experts") == 1
     moe = figures["qwen3_30b_a3b_moe learner.experts: chosen"]
