@@ -9,11 +9,11 @@ import numpy as np
 from benchmarks.stand_in import STOP, StandIn, StandInEngine, stand_in_hello
 from rlboost_jax import messages
 from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.driver import drive
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
-from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.stream import StepStream
+from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.micro_batches import MicroBatches
+from rlboost_jax.learner.stream.step_stream import StepStream
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.rollout.client import InstanceClient

@@ -1,4 +1,4 @@
-"""The learner in virtual time: what `learner/driver.py` does, it lets pass.
+"""The learner in virtual time: what `learner/stream/driver.py` does, it lets pass.
 
 What is next is said by the very `StepStream`, and waits are counted by the very `StreamTimes`.
 """
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, assert_never
 
 from rlboost_jax import messages as m
-from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.stream import (
+from rlboost_jax.learner.stream.micro_batches import MicroBatches
+from rlboost_jax.learner.stream.step_stream import (
     Check,
     StepStream,
     StreamTimes,
@@ -22,6 +22,7 @@ from rlboost_jax.learner.stream import (
 )
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.manager.events import FromTrainer
+from rlboost_jax.observe.metrics import REPORTED
 from rlboost_jax.simulator.rates import train_seconds
 from rlboost_jax.simulator.server import STOP
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rlboost_jax.simulator.world import World
 
 STREAM = 1
+UNKNOWN = {"tokens_measured"}  # nothing is evaluated here
 
 
 class Trainer:
@@ -195,7 +197,7 @@ class Trainer:
                 "train_seconds": self._trained_seconds,
                 "publish_seconds": self._publish_seconds,
                 "train_wait_seconds": self._waited,
-                **{name: getattr(report, name) for name in REPORTED},
+                **{name: getattr(report, name) for name in REPORTED if name not in UNKNOWN},
                 "instance_cap": report.window.instance_cap,
                 "window_next_seconds": report.window.seconds,
                 **self._world.lap(),
@@ -208,24 +210,6 @@ class Trainer:
 
     def _say(self, message: m.TrainerMessage) -> None:
         self._world.deliver(FromTrainer(STREAM, message))
-
-
-REPORTED = (
-    "rollout_seconds",
-    "remote_wait_seconds",
-    "seeding_window_seconds",
-    "instances_mean",
-    "instances_joined",
-    "instances_lost",
-    "requests_migrated",
-    "tokens_generated",
-    "tokens_delivered",
-    "tokens_lost",
-    "tokens_prefilled_again",
-    "tokens_reserved",
-    "tokens_preemptible",
-    "cost_dollars",
-)
 
 
 def digest(version: int) -> str:

@@ -8,11 +8,11 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.learner.collector import StepCollector, WrongVersion
-from rlboost_jax.learner.driver import drive
-from rlboost_jax.learner.dynamic_sampling import DynamicSampling
 from rlboost_jax.learner.estimates import Estimates
-from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.stream import Doubt, StepStream, StreamTimes
+from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling
+from rlboost_jax.learner.stream.micro_batches import MicroBatches
+from rlboost_jax.learner.stream.step_stream import Doubt, StepStream, StreamTimes
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.settings.presets import PRESETS
@@ -64,7 +64,7 @@ class ScriptedLink:
         return self.script.popleft()
 
     def doubt(self, step: int, doubts: list[Doubt]) -> None:
-        self.doubts.append((step, doubts))
+        self.doubts.append((step, list(doubts)))
 
 
 def driven(

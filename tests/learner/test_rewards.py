@@ -11,11 +11,11 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.driver import drive
 from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.guards import RewardsFailed, check_judged
-from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.stream import Doubt, StepStream
+from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.micro_batches import MicroBatches
+from rlboost_jax.learner.stream.step_stream import Doubt, StepStream
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.settings.presets import PRESETS
 
@@ -193,7 +193,7 @@ class Link:
             self.desk.asked[asked].set_result(verdict(reward))
 
     def doubt(self, step: int, doubts: list[Doubt]) -> None:
-        self.doubts.append(doubts)
+        self.doubts.append(list(doubts))
 
 
 def driven(link: Link, collector: StepCollector, train, *, deterministic: bool = True) -> None:

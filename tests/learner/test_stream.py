@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.learner.dynamic_sampling import DynamicSampling
-from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.stream import (
+from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling
+from rlboost_jax.learner.stream.micro_batches import MicroBatches
+from rlboost_jax.learner.stream.step_stream import (
     Check,
     Doubt,
     Extend,

@@ -11,9 +11,9 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.driver import drive
-from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.stream import StepStream
+from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.micro_batches import MicroBatches
+from rlboost_jax.learner.stream.step_stream import StepStream
 from rlboost_jax.manager.events import FromTrainer, Send
 from rlboost_jax.manager.state import Manager
 from rlboost_jax.rewards.verdict import Verdict, at_once
@@ -57,6 +57,9 @@ class Link:
             return None
         self.now = max(self.now, time)
         return self.heard.popleft()[1]
+
+    def doubt(self, step, doubts):
+        raise AssertionError("nothing is doubted here")
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

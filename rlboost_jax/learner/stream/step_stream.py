@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from rlboost_jax import messages
-from rlboost_jax.learner.dynamic_sampling import DynamicSampling, informative
-from rlboost_jax.learner.micro_batches import MicroBatch, MicroBatches
+from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling, informative
+from rlboost_jax.learner.stream.micro_batches import MicroBatch, MicroBatches
 from rlboost_jax.learner.trajectory import Group, Trajectory
 
 

@@ -13,7 +13,7 @@ from typing import Protocol, assert_never, runtime_checkable
 
 from rlboost_jax import messages
 from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.stream import (
+from rlboost_jax.learner.stream.step_stream import (
     Asked,
     Check,
     Doubt,
