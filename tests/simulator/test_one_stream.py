@@ -15,7 +15,7 @@ from rlboost_jax.learner.stream.driver import drive
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
 from rlboost_jax.manager.events import FromTrainer, Send
-from rlboost_jax.manager.state import Manager
+from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.simulator.markets import Change, static
 from rlboost_jax.simulator.rates import train_seconds
