@@ -181,5 +181,5 @@ def test_a_gpu_that_jax_does_not_find_is_none(host: Machine, run: Any, tmp_path:
 
 
 def test_servers_try_nothing_of_a_learner(host: Machine, run: Any) -> None:
-    start.server_run(run(deterministic=False), lambda line: None)
+    start.server_run(run(deterministic=False), lambda line: None, host=host.host)
     assert host.problems == ["engine_attention"]
