@@ -29,6 +29,7 @@ def first_token(config_file: str, cache: str, started: float) -> None:
     from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
     from rlboost_jax.models.params import abstract_params
     from rlboost_jax.rollout.server import engine_of
+    from rlboost_jax.sequences.identities import Work
     from rlboost_jax.settings.load import run_config_from_dict
 
     ends.append(time.time())
@@ -40,12 +41,9 @@ def first_token(config_file: str, cache: str, started: float) -> None:
     engine.load(jax.tree.map(lambda leaf: np.full(leaf.shape, 0.01, np.float32), shapes), 0)
     ends.append(time.time())
     request = GenerateRequest(
+        work=Work(seed=0, batch=0, prompt=0, sample=0),
         request_id=0,
-        step=0,
-        prompt=0,
-        sample=0,
         version=0,
-        seed=0,
         prompt_tokens=pack_tokens([1, 2, 3]),
         response_tokens=b"",
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=1, stop_ids=()),

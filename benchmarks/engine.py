@@ -32,10 +32,12 @@ import numpy as np
 import rlboost_kernels
 from numpy.typing import NDArray
 
+from benchmarks.turns import median_seconds
 from configs import base
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.params import Params, init_params
+from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.engine import EngineConfig
 from rlboost_jax.settings.load import run_config_from_dict
 from rlboost_jax.settings.memory import num_parameters
@@ -160,12 +162,9 @@ def requests(prompts: NDArray[np.int32], new: int) -> list[GenerateRequest]:
     sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=new, stop_ids=())
     return [
         GenerateRequest(
+            work=Work(seed=0, batch=0, prompt=int(groups[i]), sample=i),
             request_id=i,
-            step=0,
-            prompt=int(groups[i]),
-            sample=i,
             version=0,
-            seed=0,
             prompt_tokens=pack_tokens(prompt),
             response_tokens=b"",
             sampling=sampling,
@@ -174,22 +173,11 @@ def requests(prompts: NDArray[np.int32], new: int) -> list[GenerateRequest]:
     ]
 
 
-def take_turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each call; the first round is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds + 1):
-        for name, call in calls.items():
-            since = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - since)
-    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
-
-
 def read_rate() -> float:
     """Bytes per second of the fastest linear pass over memory that fits no cache."""
     array = jnp.ones(2**28, jnp.float32)
     total = jax.jit(jnp.sum)
-    seconds = take_turns({"sum": lambda: total(array).block_until_ready()}, rounds=5)["sum"]
+    seconds = median_seconds({"sum": lambda: total(array)}, rounds=5)["sum"]
     return array.nbytes / seconds
 
 
@@ -203,10 +191,8 @@ def product_rate(model: ModelConfig, rows: int) -> float:
         return [rlboost_kernels.matmul(x, w, implementation=name) for w in weights]
 
     ways = {name: jax.jit(partial(products, name)) for name in ("xla", None)}
-    calls = {
-        str(n): partial(lambda w: jax.block_until_ready(w(x, weights)), w) for n, w in ways.items()
-    }
-    seconds = min(take_turns(calls, rounds=9).values())
+    calls = {str(name): partial(way, x, weights) for name, way in ways.items()}
+    seconds = min(median_seconds(calls, rounds=9).values())
     return 2 * rows * shape[0] * shape[1] * len(weights) / seconds
 
 
@@ -246,7 +232,7 @@ def measure(name: str, batch: int, rounds: int, bandwidth: float) -> Result:
         theirs = partial(hugging_face.generate, peer, given.astype(np.int64), NEW)
         calls["transformers"] = theirs
         check_agreement(generate(engine, given)[0], theirs())
-    seconds = take_turns(calls, rounds)
+    seconds = median_seconds(calls, rounds)
     rates = {name: batch * NEW / took for name, took in seconds.items()}
     count = num_parameters(model)
     return Result(

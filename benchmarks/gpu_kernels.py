@@ -1,7 +1,5 @@
 """Parts of gpu.py that need jax and rlboost_kernels alone."""
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,6 +11,8 @@ import numpy as np
 from rlboost_kernels import ragged_paged_attention
 from rlboost_kernels.attention import mosaic_gpu, triton
 from rlboost_kernels.problems import Arguments, Problem, random_arguments
+
+from benchmarks.turns import median_seconds
 
 FOR_GPU = {"mosaic_gpu": mosaic_gpu, "triton": triton}
 SHARE_TARGET, LATENCY_TARGET, PRICE_TARGET = 0.85, 15.0, 1.10
@@ -202,7 +202,7 @@ def attention_seconds(problem: Problem, *, dry_run: bool) -> dict[str, float | s
 
         try:
             call = partial(step, arguments.q, pools)
-            measured[name] = median_seconds(call, rounds=2 if dry_run else 20) / num_pools
+            measured[name] = seconds_of(call, rounds=2 if dry_run else 20) / num_pools
         except Exception as error:
             measured[name] = f"failed: {error}".splitlines()[0][:200]
     return measured
@@ -227,7 +227,7 @@ def products(*, dry_run: bool) -> list[dict[str, Any]]:
             if (y != y[:1]).any():
                 uneven.append(count)
             classes.setdefault(y[0].tobytes(), []).append(count)
-            seconds[count] = median_seconds(partial(multiply, x, w), rounds=3 if dry_run else 30)
+            seconds[count] = seconds_of(partial(multiply, x, w), rounds=3 if dry_run else 30)
         label = f"{K} x {N}, bfloat16"
         sets = " ".join("{" + ",".join(map(str, same)) + "}" for same in classes.values())
         figures.append(figure(f"{label}: row counts of equal bits", sets, ""))
@@ -244,14 +244,9 @@ def read_rate(num_bytes: int) -> float:
     """Bytes per second of the fastest of some linear passes over that much memory."""
     array = jnp.ones(num_bytes // 4, jnp.float32)
     passes = (jnp.sum, jnp.max, lambda x: jnp.sum(x.view(jnp.int32)))
-    return num_bytes / min(median_seconds(partial(jax.jit(f), array), rounds=10) for f in passes)
+    return num_bytes / min(seconds_of(partial(jax.jit(f), array), rounds=10) for f in passes)
 
 
-def median_seconds(call: Callable[[], Any], *, rounds: int) -> float:
+def seconds_of(call: Callable[[], Any], *, rounds: int) -> float:
     """Median of `rounds` calls after two that do not count."""
-    seconds = []
-    for _ in range(rounds + 2):
-        since = time.perf_counter()
-        jax.block_until_ready(call())
-        seconds.append(time.perf_counter() - since)
-    return statistics.median(seconds[2:])
+    return median_seconds({"call": call}, rounds, uncounted=2)["call"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu_kernels import figure, median_seconds
+from benchmarks.gpu_kernels import figure, seconds_of
 
 SPEEDUP_TARGET, PRICE_TARGET = 3.0, 1.10
 BATCH, PROMPT, NEW = 64, 64, 256
@@ -52,6 +52,7 @@ def engine(*, dry_run: bool) -> list[dict[str, Any]]:
     from rlboost_jax.engine.engine import Engine
     from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
     from rlboost_jax.models.params import init_params
+    from rlboost_jax.sequences.identities import Work
 
     model, settings = _model(dry_run), _settings(dry_run).engine
     batch, new = (2, 4) if dry_run else (BATCH, NEW)
@@ -61,12 +62,9 @@ def engine(*, dry_run: bool) -> list[dict[str, Any]]:
     sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=new, stop_ids=())
     requests = [
         GenerateRequest(
+            work=Work(seed=0, batch=0, prompt=i, sample=0),
             request_id=i,
-            step=0,
-            prompt=i,
-            sample=0,
             version=0,
-            seed=0,
             prompt_tokens=pack_tokens(prompt),
             response_tokens=b"",
             sampling=sampling,
@@ -96,7 +94,7 @@ def engine(*, dry_run: bool) -> list[dict[str, Any]]:
                 machine = Engine(model, config, slot_tokens=PROMPT + new, truncated_sampling=False)
                 machine.load(params, 0)
                 machine.warm_up()
-                seconds = median_seconds(partial(generate, machine), rounds=1 if dry_run else 3)
+                seconds = seconds_of(partial(generate, machine), rounds=1 if dry_run else 3)
                 rates[name, rows] = batch * new / seconds
                 figures.append(figure(label, rates[name, rows], "tokens/s"))
             except Exception as error:
@@ -156,7 +154,7 @@ def transformers(*, dry_run: bool) -> list[dict[str, Any]]:
         if dry_run and call is generate_continuously:
             continue  # it is for GPU
         try:
-            seconds = median_seconds(call, rounds=1 if dry_run else 3)
+            seconds = seconds_of(call, rounds=1 if dry_run else 3)
             rate, target = batch * new / seconds, f"ours ≥ {SPEEDUP_TARGET} x"
             figures.append(figure(label, rate, "tokens/s", target))
         except Exception as error:
@@ -200,7 +198,7 @@ def training(*, dry_run: bool) -> list[dict[str, Any]]:
         advantages=np.ones(shape, np.float32),
         weights=np.ones(shape, np.float32),
     )
-    gradients = median_seconds(
+    gradients = seconds_of(
         lambda: step.gradients(state.params, None, batch), rounds=1 if dry_run else 5
     )
 
@@ -217,7 +215,7 @@ def training(*, dry_run: bool) -> list[dict[str, Any]]:
 
     size = 256 if dry_run else 8192
     x = jax.random.normal(jax.random.key(0), (size, size), model.dtype)
-    peak = 2 * size**3 / median_seconds(partial(jax.jit(jnp.matmul), x, x), rounds=5)
+    peak = 2 * size**3 / seconds_of(partial(jax.jit(jnp.matmul), x, x), rounds=5)
     # 6 operations a parameter and token; attention 12 a layer, head dim and pair, half masked.
     heads = model.num_layers * model.num_query_heads * model.head_dim
     flops = rows * row_tokens * (6 * count + 6 * heads * row_tokens)

@@ -29,7 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 from rlboost_kernels import selected_logprobs
 
-from benchmarks.engine import MODELS, product_rate, take_turns
+from benchmarks.engine import MODELS, product_rate
+from benchmarks.turns import median_seconds
 from configs import base
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, empty, fill, pack
 from rlboost_jax.learner.programs.policy import PolicyPrograms
@@ -191,9 +192,9 @@ def measure(model: ModelConfig, count: int, rounds: int) -> tuple[list[Result], 
         sums[way.name] = float(found["loss"])
         working[way.name] = max(c.memory_analysis().temp_size_in_bytes for c in compiled)
         filled[way.name] = tokens / sum(batch.tokens.size for batch in batches)
-        calls[way.name] = partial(_wait, step, state.params, batches)
+        calls[way.name] = partial(step.micro_batch, state.params, None, batches)
     np.testing.assert_allclose(list(sums.values()), sums[WAYS[0].name], rtol=1e-3)
-    seconds = take_turns(calls, rounds)
+    seconds = median_seconds(calls, rounds)
     ceiling = max(product_rate(model, rows) for rows in (LONGEST, LONGEST * ROWS))
     slowest = seconds[WAYS[0].name]
     results = [
@@ -235,10 +236,6 @@ def memory_text(step: PolicyPrograms, state: object, run: RunConfig) -> str:
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     told = planned["parameters"] + planned["optimizer"]
     return f"state {size_text(held)}, planned {size_text(told)} (ratio {held / told:.3f})"
-
-
-def _wait(step: PolicyPrograms, params: object, batches: Sequence[PackedBatch]) -> None:
-    jax.block_until_ready(step.accumulate(params, None, batches))  # type: ignore[arg-type]
 
 
 def main() -> None:

@@ -143,8 +143,10 @@ def measure(
     deterministic: bool,
     keep: Path | None = None,
 ) -> Result:
-    """Args:
-    keep: folder for the run's files; None: they are thrown away.
+    """A run of so many steps with stand-ins for trainer and servers.
+
+    Args:
+        keep: folder for the run's files; None: they are thrown away.
     """
     run = settings(server, instances, deterministic)
     with tempfile.TemporaryDirectory() as folder:

@@ -102,10 +102,10 @@ class StandInEngine:
         own = self.settings
         for request in requests:
             lengths = response_lengths(
-                request.step, samples=own.samples, mean=own.mean, longest=own.longest
+                request.work.batch, samples=own.samples, mean=own.mean, longest=own.longest
             )
             done = len(unpack_tokens(request.response_tokens))
-            self._left[request.request_id] = int(lengths[request.sample]) - done
+            self._left[request.request_id] = int(lengths[request.work.sample]) - done
             if own.prefill_rate:
                 prompt = len(unpack_tokens(request.prompt_tokens))
                 self._prefill += (prompt + done) / own.prefill_rate

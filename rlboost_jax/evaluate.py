@@ -18,10 +18,11 @@ import numpy as np
 from absl import logging
 
 from rlboost_jax import exits, messages
-from rlboost_jax.settings.algorithm import EvaluationConfig
+from rlboost_jax.sequences.identities import Batch, Work, sample_number
 from rlboost_jax.settings.errors import ConfigError, Mistake
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.sampling import EvaluationConfig
 from rlboost_jax.settings.validate import check
 
 
@@ -88,7 +89,12 @@ def evaluate(
             for prompt in prompts
             for request in _requests(
                 prompt,
-                range(prompt.prompt * group_size, prompt.prompt * group_size + samples),
+                [
+                    sample_number(
+                        prompt.prompt, place, group_size=group_size, purpose=prompt.purpose
+                    )
+                    for place in range(samples)
+                ],
                 measurement.sampling,
                 run.seed,
                 step,
@@ -118,7 +124,7 @@ def _changed(run: RunConfig, changes: dict[str, Any]) -> RunConfig:
 
 def _requests(
     prompt: messages.PromptRequest,
-    samples: range,
+    samples: Sequence[int],
     sampling: messages.Sampling,
     seed: int,
     step: int,
@@ -127,11 +133,14 @@ def _requests(
     for sample in samples:
         yield messages.GenerateRequest(
             request_id=sample,
-            step=step,
-            prompt=prompt.prompt,
-            sample=sample,
+            work=Work(
+                seed=seed,
+                batch=Batch(step),
+                purpose=prompt.purpose,
+                prompt=prompt.prompt,
+                sample=sample,
+            ),
             version=step,
-            seed=seed,
             prompt_tokens=prompt.tokens,
             response_tokens=b"",
             sampling=sampling,
@@ -140,9 +149,7 @@ def _requests(
 
 def _finished(request: messages.GenerateRequest, tokens: list[int]) -> messages.FinishedRollout:
     return messages.FinishedRollout(
-        step=request.step,
-        prompt=request.prompt,
-        sample=request.sample,
+        work=request.work,
         tokens=messages.pack_tokens(tokens),
         logprobs=b"",
         versions=((request.version, len(tokens)),),

@@ -9,7 +9,7 @@ faults, an eighth of its processor time. With `glibc.malloc.hugetlb=1` malloc as
 import os
 import platform
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,7 @@ POLICY: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def start_with_huge_pages() -> None:
-    """Become the same command anew, with glibc told, where that helps; returns where it does not.
+    """Run the same command anew with glibc's setting, where that helps; else return.
 
     To be called before a process has done anything: it keeps its id and its open files, and
     nothing else. Its children get the environment that it was given itself.
@@ -33,8 +33,8 @@ def start_with_huge_pages() -> None:
     forget(os.environ)
 
 
-def asks(environment: MutableMapping[str, str], *, glibc: bool, policy: str) -> bool:
-    """Whether starting anew would help: nobody has said anything yet, and the system listens.
+def asks(environment: Mapping[str, str], *, glibc: bool, policy: str) -> bool:
+    """Whether starting anew would help: nobody has set anything yet, and the kernel can be asked.
 
     Args:
         policy: of the kernel; only "[madvise]" waits to be asked.

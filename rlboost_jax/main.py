@@ -8,6 +8,11 @@ touches no device. The same command goes on with a run that was stopped or kille
 Notebooks call `train(config, workdir)`.
 """
 
+from rlboost_jax.huge_pages import start_with_huge_pages
+
+if __name__ == "__main__":  # before the imports below, which would be made twice
+    start_with_huge_pages()
+
 import signal
 import sys
 import traceback
@@ -19,7 +24,6 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from rlboost_jax import exits
-from rlboost_jax.huge_pages import start_with_huge_pages
 from rlboost_jax.observe.summary import Summary, headline
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
@@ -171,5 +175,4 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    start_with_huge_pages()
     app.run(main, flags_parser=parse)

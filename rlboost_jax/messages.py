@@ -12,12 +12,13 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rlboost_jax.sequences.identities import Index, Purpose, Work
+
 MAX_FRAME_BYTES: Final = 64 * 2**20
 TOKEN_BATCH_BYTES: Final = 16 * 2**20  # of tokens and all about them; more is split between rows
 MAX_NOTICE_SECONDS: Final = 86_400.0
 MAX_SPANS: Final = 24  # in a message: 4 kB, which even the smallest engine's frames may have
 MAX_SPAN_ARGS: Final = 8
-FIRST_HELDOUT: Final = 2**22  # prompts of a step from here on measure the policy; see `ExtendStep`
 SICK_EXIT_CODE: Final = 5  # of a rollout server whose device failed; see `Goodbye`
 
 
@@ -88,19 +89,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptRequest(msgspec.Struct, frozen=True, kw_only=True):
-    prompt: int  # index of the prompt within the step
+    prompt: Index  # its number among the prompts of the batch with this purpose
     tokens: bytes
+    purpose: Purpose = "train"
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One rollout to begin or to go on with."""
 
-    request_id: int  # unsigned 32 bit, unique in the manager's life
-    step: int
-    prompt: int  # index within the step: rollouts of one prompt are a group
-    sample: int  # prompt * group_size + place in the group; names the noise
+    request_id: int  # of this placement: unsigned 32 bit, unique in the manager's life
+    work: Work
     version: int  # the only policy version that may sample it
-    seed: int
     prompt_tokens: bytes
     response_tokens: bytes  # sampled already, elsewhere
     sampling: Sampling
@@ -311,8 +310,7 @@ class ExtendStep(Message, frozen=True, kw_only=True):
     step: int
     prompts: tuple[PromptRequest, ...]
     samples: Count = 0  # responses per prompt, the first of its group; 0: all of them
-    sampling: Sampling | None = None  # None: the step's. Others measure the policy, and take
-    # no part in the control of the seeding window
+    sampling: Sampling | None = None  # None: the step's
 
 
 class Doubt(Message, frozen=True, kw_only=True):
@@ -364,9 +362,7 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class FinishedRollout(Message, frozen=True, kw_only=True):
-    step: int
-    prompt: int
-    sample: int
+    work: Work
     tokens: bytes  # the whole response
     logprobs: bytes
     versions: tuple[tuple[int, int], ...]  # (policy version, number of tokens) in token order

@@ -89,10 +89,12 @@ def progress_of(workdir: Path) -> Progress:
 
 
 class Supervisor:
-    """Args:
-    command: of the trainer, which works in `workdir`.
-    leads: the trainer has a manager; other processes of a trainer do not, see `processes.py`.
-    note: shows a line to people.
+    """Starts a trainer, and again each time that it breaks.
+
+    Args:
+        command: of the trainer, which works in `workdir`.
+        leads: the trainer has a manager; other processes of a trainer do not, see `processes.py`.
+        note: shows a line to people.
     """
 
     def __init__(

@@ -251,6 +251,8 @@ def main(arguments: Sequence[str]) -> int:
         "TMPDIR": str(folder),
         "RLBOOST_TEST_SPEED": str(chosen.speed),
     }
+    # What one process compiles, some hundred others need not.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     results: list[Result] = []
     left: list[str] = []
     try:

@@ -4,7 +4,7 @@
 
 Each variant of a run is trained calmly at COMMIT, and then here under each condition. Digests of
 trajectories and parameters have to be the same, update by update. Bits depend on the processor,
-so a stored list would not do. All conditions of all variants take some 40 minutes on two cores.
+so a stored list would not do.
 
 calm       all servers live
 chaos      servers are killed, end and join all the time
@@ -61,8 +61,6 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "bf16": tuple(f"{name}=bfloat16" for name in _BFLOAT16),
     "hf_tiny": (),
 }
-# Overrides that COMMIT knows by another name: the present one, then its own.
-RENAMED: Mapping[str, str] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,22 +69,19 @@ class Tree:
 
     Attributes:
         compiled: folder for compiled programs.
-        names: of settings that have another name there.
     """
 
     folder: Path
     compiled: Path
-    names: Mapping[str, str]
 
     def start(self, variant: str, workdir: Path, *overrides: str) -> subprocess.Popen[bytes]:
         config = "hf_tiny" if variant == "hf_tiny" else "tiny"
         flags = [*_start(variant, workdir), *VARIANTS[variant], *overrides]
-        named = [flag.partition("=") for flag in flags]
         command = [
             *(sys.executable, "-m", "rlboost_jax.main"),
             *(f"--config=configs/{config}.py", f"--workdir={workdir}"),
             f"--config.compile_cache_dir={self.compiled}",
-            *(f"--config.{self.names.get(name, name)}={value}" for name, _, value in named),
+            *(f"--config.{flag}" for flag in flags),
         ]
         path = os.pathsep.join([str(self.folder), str(self.folder / "kernels")])
         environment = {**os.environ, "PYTHONPATH": path, MARK: str(workdir)}
@@ -107,7 +102,7 @@ class Tree:
 
 
 def _start(variant: str, workdir: Path) -> tuple[str, ...]:
-    """What every run of a variant is told."""
+    """Settings of every run of a variant."""
     if variant != "hf_tiny":
         return SHORT
     start = workdir.parent.parent / "hf_tiny_start"
@@ -129,7 +124,7 @@ def tree_of(commit: str, folder: Path) -> Tree:
         raise SystemExit(f"no commit {commit!r} here")
     build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
     subprocess.run(build, cwd=folder / "kernels", check=True)
-    return Tree(folder, folder / "compiled", RENAMED)
+    return Tree(folder, folder / "compiled")
 
 
 def digests(workdir: Path) -> Digests:
@@ -152,7 +147,7 @@ def end_all(workdir: Path) -> None:
 def outcome(
     condition: Condition, variant: str, before: Tree, here: Tree, expected: Digests, workdir: Path
 ) -> str:
-    """ "equal", or what differs."""
+    """What a variant comes to under a condition: "equal", "refused" and why, or what differs."""
     overrides: tuple[str, ...] = ()
     match condition:
         case "calm":
@@ -196,7 +191,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"no {min(unknown)!r}; there are {', '.join((*VARIANTS, *CONDITIONS))}")
 
     folder = Path(tempfile.mkdtemp(prefix="rlboost-golden-"))
-    before, here = tree_of(chosen.before, folder / "tree"), Tree(ROOT, folder / "compiled", {})
+    before, here = tree_of(chosen.before, folder / "tree"), Tree(ROOT, folder / "compiled")
     if "hf_tiny" in variants:
         tool = [sys.executable, "tools/make_hf_tiny.py", "--updates=200"]
         subprocess.run([*tool, f"--to={folder / 'hf_tiny_start'}"], cwd=ROOT, check=True)

@@ -1,9 +1,11 @@
 """What several test processes share: made by the first that wants it, read by all."""
 
 import fcntl
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,3 +32,15 @@ def made_once(
             make(folder)
             done.touch()
     return folder
+
+
+def measured_once(
+    tmp_path_factory: pytest.TempPathFactory, name: str, measure: Callable[[], Any]
+) -> Any:
+    """What `measure` has returned in the first of all processes, by way of JSON."""
+
+    def make(folder: Path) -> None:
+        (folder / "measured.json").write_text(json.dumps(measure()))
+
+    folder = made_once(tmp_path_factory, name, make)
+    return json.loads((folder / "measured.json").read_text())

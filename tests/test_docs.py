@@ -71,6 +71,19 @@ def _known(setting: str, record: type) -> bool:
     return True
 
 
+PROSE = ("README.md", "BUILD-notes.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")))
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+TABLE_OR_CODE = ("|", "    ")
+
+
+@pytest.mark.parametrize("page", sorted(PROSE))
+def test_prose_fits_120_columns(page: str) -> None:
+    lines = FENCED.sub("", (ROOT / page).read_text(encoding="utf-8")).splitlines()
+    prose = [line for line in lines if not line.startswith(TABLE_OR_CODE)]
+    assert len(prose) > 20
+    assert not [line for line in prose if len(line) > 120]
+
+
 PAGE = re.compile(r"(?<![\w/.-])docs/[\w-]+\.md")
 
 

@@ -47,7 +47,7 @@ glibc = pytest.mark.skipif(sys.platform != "linux", reason="another C library")
 
 
 @glibc
-def test_the_same_process_starts_once_more_and_its_children_are_not_told(tmp_path):
+def test_the_same_process_starts_once_more_and_its_children_inherit_nothing(tmp_path):
     pid, lines = run(tmp_path, MADVISE)
     assert lines == [f"{pid} None", f"{pid} {WANTED}", "done ['--a=b c']", "None None"]
 

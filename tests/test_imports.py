@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +20,7 @@ PACKAGE = ROOT / "rlboost_jax"
 # A module may import from its own layer and from those below. Top-level modules that are not
 # named here, and every `__main__`, are entry points.
 LAYERS = (
-    {"settings", "messages", "pytree", "compile_cache"}
+    {"sequences", "settings", "messages", "pytree", "compile_cache"}
     | {"workdir", "processes", "backoff", "closing", "credentials", "exits"},
     {"data", "rewards", "models", "algorithms", "observe"},
     {"engine", "weights", "manager", "qualification"},
@@ -154,6 +155,19 @@ def test_only_the_service_has_to_do_with_the_world(name: str) -> None:
     """No clock, file, socket, process or chance where decisions are made."""
     if floor(name) < FLOORS.index("service"):
         assert not foreign_imports(name) & INPUT_OUTPUT
+
+
+@pytest.mark.parametrize("package", sorted({unit(name) for name in MODULES} - {""}))
+def test_a_class_name_is_that_of_one_class(package: str) -> None:
+    """Within a package, so that a name in an error or a review needs no module."""
+    names = Counter(
+        node.name
+        for name, path in MODULES.items()
+        if unit(name) == package
+        for node in tree_of(path).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert not [name for name, count in names.items() if count > 1]
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:

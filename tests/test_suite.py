@@ -13,6 +13,7 @@ import pytest
 
 from tests import __main__ as suite
 from tests import conditions
+from tests.patience import PATIENCE_SECONDS
 from tests.processes import marked
 from tests.system.harness import wait_until
 
@@ -146,7 +147,12 @@ with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) 
 def test_an_interrupt_ends_what_runs_beside(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    sleep = (sys.executable, "-c", "import time; open('here', 'w'); time.sleep(3600)")
+    sleep = f"""
+import time
+open("here", "w").close()
+time.sleep({PATIENCE_SECONDS})
+open("slept", "w").close()
+"""
     strike = """
 import os, pathlib, signal
 while not pathlib.Path("here").exists(): pass
@@ -155,11 +161,12 @@ input()
 """
     only(
         monkeypatch,
-        suite.Part("types", (sleep,), beside=True),
+        suite.Part("types", ((sys.executable, "-c", sleep),), beside=True),
         suite.Part("unit", ((sys.executable, "-c", strike),)),
     )
     assert suite.main([]) == 1
     assert "an interrupted part" in capfd.readouterr().out
+    assert not (checkout / "slept").exists(), "it was waited for, not ended"
 
 
 def test_a_green_run_leaves_no_folder(

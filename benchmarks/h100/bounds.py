@@ -14,6 +14,7 @@ from benchmarks.h100 import chip
 from benchmarks.h100.checkpoints import run_of
 from benchmarks.h100.engine import memory_plan
 from benchmarks.h100.jobs import MESHES
+from benchmarks.h100.names import GRADIENTS, packed_size
 from benchmarks.h100.program import attention_flops
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.models.adapters import base_model
@@ -35,7 +36,7 @@ def bounds_of(name: str, rows: Sequence[Row]) -> dict[str, float]:
     mesh = ",".join(map(str, run.learner.mesh))
     learner = {r["program"]: r for r in rows if r["job"] == f"learner {name} {mesh}"}
     engine = {r["program"]: r for r in rows if r["job"] == f"engine {name} mosaic_gpu"}
-    gradients = [row for program, row in learner.items() if program.startswith("gradients")]
+    gradients = [row for program, row in learner.items() if program.startswith(GRADIENTS)]
     wanted = [
         *(gradients or [None]),
         *(learner.get(program) for program in ("combine", "apply")),
@@ -84,7 +85,7 @@ def training(gradients: Sequence[Row]) -> dict[str, float]:
     """A row of n tokens takes a · n + b · n² / 2 seconds, through its shortest and longest size;
     where all have one length b is in a.
     """
-    sizes = sorted((row["tokens"] / _count(row), row) for row in gradients)
+    sizes = sorted((packed_size(row["program"])[1], row) for row in gradients)
     (short, first), (long, last) = (
         (length, row["seconds_serial"] / row["tokens"]) for length, row in (sizes[0], sizes[-1])
     )
@@ -121,11 +122,6 @@ def _sizes(run: RunConfig) -> dict[str, float]:
         "head_dim": model.head_dim,
         "kv_tokens": memory_plan(run, run.engine).num_pages * run.engine.page_size,
     }
-
-
-def _count(row: Row) -> int:
-    """Rows of a packed batch, as its program's name says: "gradients 8 x 14,848"."""
-    return int(row["program"].removeprefix("gradients ").partition(" x ")[0].replace(",", ""))
 
 
 def _text(value: float) -> str:

@@ -54,20 +54,24 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
 }
 
 
-def run_of(name: str, mesh: tuple[int, ...] = (), dtype: str = "") -> RunConfig:
+def run_of(name: str, mesh: tuple[int, ...] = (), dtype: str = "", layers: int = 0) -> RunConfig:
     """The run that `configs/<name>.py` describes.
 
     Args:
         mesh: in place of its own.
         dtype: of weights, activations, keys and values, in place of its own.
+        layers: of the model, in place of the checkpoint's; 0: all.
     """
+    checkpoint = CHECKPOINTS[name]
+    if layers:
+        checkpoint = checkpoint | {"num_hidden_layers": layers}
     config = importlib.import_module(f"configs.{name}").get_config()
     if mesh:
         config.learner.mesh = mesh
     if dtype:
         config.model.dtype = config.engine.kv_dtype = config.weights.rollout_dtype = dtype
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(CHECKPOINTS[name]))
+        (Path(folder) / "config.json").write_text(json.dumps(checkpoint))
         config.model.source = config.data.tokenizer = folder
         return run_config(config)
 

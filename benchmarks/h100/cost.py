@@ -128,9 +128,11 @@ def cost_of(
     host_devices: int = 8,
     cached: float = 0.0,
 ) -> Cost:
-    """Args:
-    host_devices: that are joined by the fast link; device ids run from host to host.
-    cached: bytes of the largest array that stays in the cache.
+    """What a call of a module costs: its entry, with all that this calls.
+
+    Args:
+        host_devices: that are joined by the fast link; device ids run from host to host.
+        cached: bytes of the largest array that stays in the cache.
     """
     reader = _Reader(module, assumptions or Assumptions(), host_devices, cached)
     return reader.computation(module.entry)

@@ -45,8 +45,10 @@ class _Load:
 
 
 def programs(run: RunConfig, devices: list[Any], attention: str) -> Iterator[Program]:
-    """Args:
-    attention: implementation, as `engine.attention` names it.
+    """A server's programs: decode steps, mixed steps, copies of pages.
+
+    Args:
+        attention: implementation, as `engine.attention` names it.
     """
     server = _Server(run, devices, attention)
     yield server.decode()

@@ -27,12 +27,15 @@ class Job:
     config: str
     mesh: tuple[int, ...] = ()  # of the learner
     attention: str = ""  # of the engine
-    only: str = ""  # how the names of programs begin that are compiled; "": all are
+    only: tuple[str, ...] = ()  # how the names of programs begin that are compiled; (): all are
     dtype: str = ""  # of weights, activations, keys and values, in place of the configuration's
+    layers: int = 0  # of the model, in place of the checkpoint's; 0: all
 
     def __str__(self) -> str:
         mesh = ",".join(map(str, self.mesh))
-        words = (self.part, self.config, mesh, self.attention, self.only, self.dtype)
+        layers = f"{self.layers} layers" if self.layers else ""
+        only = " and ".join(self.only)
+        words = (self.part, self.config, mesh, self.attention, only, self.dtype, layers)
         return " ".join(filter(None, words))
 
 

@@ -16,6 +16,7 @@ from rlboost_kernels.grouped.layout import ROWS
 
 from benchmarks.h100.checkpoints import with_moments_on_device
 from benchmarks.h100.cost import Assumptions, Call
+from benchmarks.h100.names import GRADIENTS, gradients_name
 from benchmarks.h100.program import (
     Program,
     Work,
@@ -53,9 +54,11 @@ _ATTENTION_LOOP = r"(while/body.*){2}while$"  # over blocks of keys, in blocks o
 
 
 def programs(run: RunConfig, devices: list[Any], *, all_lengths: bool) -> Iterator[Program]:
-    """Args:
-    devices: at least as many as the mesh has.
-    all_lengths: gradients of each length of rows, and not of the longest alone.
+    """A learner's programs: gradients, forward passes, sums and updates.
+
+    Args:
+        devices: at least as many as the mesh has.
+        all_lengths: gradients of each length of rows, and not of the longest alone.
     """
     compiled, mesh = with_moments_on_device(run), _mesh(run, devices)
     policy, critic = programs_of(compiled, mesh)
@@ -69,9 +72,8 @@ def programs(run: RunConfig, devices: list[Any], *, all_lengths: bool) -> Iterat
     shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
     for rows, tokens in shapes if all_lengths else shapes[:1]:
         batch = _batch(rows, tokens, policy, mesh)
-        size = f"{rows} x {tokens:,}"
         yield of_device(
-            f"gradients {size}",
+            gradients_name(rows, tokens),
             partial(policy.gradients.lower, state.params, in_loss, batch),
             _passes(run, rows, tokens, trained=True, reference=in_loss is not None),
             row_tokens=tokens,
@@ -82,7 +84,7 @@ def programs(run: RunConfig, devices: list[Any], *, all_lengths: bool) -> Iterat
     yield forward(
         "gaps", partial(policy.gaps.lower, state.params, batch), _passes(run, rows, tokens)
     )
-    if run.algorithm.looks_first:
+    if run.algorithm.has_evaluation_pass:
         yield forward(
             "evaluate",
             partial(policy.evaluate.lower, state.params, in_reward, batch),
@@ -134,11 +136,13 @@ def _program(
     row_tokens: int = 0,
     moments: float = 0.0,
 ) -> Program:
-    """Args:
-    moments: bytes that come over from the host for this program.
+    """A program with what the plan says of its memory.
+
+    Args:
+        moments: bytes that come over from the host for this program.
     """
     trees = learner_bytes_per_device(run)
-    of_gradients = name.startswith("gradients")
+    of_gradients = name.startswith(GRADIENTS)
     working = gradient_bytes_per_device(run) if of_gradients else attention_bytes_per_device(run)
     engine = share_of(run.model, run.engine.tensor_parallel)
     return Program(

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from benchmarks.h100 import chip
 from benchmarks.h100.bounds import known_bounds
 from benchmarks.h100.checkpoints import run_of
+from benchmarks.h100.names import GRADIENTS, packed_size
 from configs.sim import base, h100
 from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.rates import EngineRates, train_seconds
@@ -83,7 +84,7 @@ def _seconds(row: dict[str, Any], values: ConfigDict) -> float | None:
         slots, context = run.engine.slots, row["context"]
         steps = run.engine.steps_per_dispatch
         return steps * EngineRates(config).step_seconds(slots, slots * context)
-    if row["program"].startswith("gradients"):
-        count, _, tokens = row["program"].removeprefix("gradients ").partition(" x ")
-        return train_seconds(config, [int(tokens.replace(",", ""))] * int(count))
+    if row["program"].startswith(GRADIENTS):
+        count, tokens = packed_size(row["program"])
+        return train_seconds(config, [tokens] * count)
     return None

@@ -17,8 +17,10 @@ from benchmarks.h100.jobs import Job
 
 
 def main(text: str, skipped: set[str]) -> None:
-    """Args:
-    skipped: names of programs that are not to be compiled.
+    """Compile a job's programs, and print a row of each.
+
+    Args:
+        skipped: names of programs that are not to be compiled.
     """
     job = Job(**json.loads(text))
     with contextlib.ExitStack() as stack:
@@ -29,12 +31,12 @@ def main(text: str, skipped: set[str]) -> None:
         from benchmarks.h100.checkpoints import run_of
         from benchmarks.h100.rows import compiled_row
 
-        run = run_of(job.config, tuple(job.mesh), job.dtype)
+        run = run_of(job.config, tuple(job.mesh), job.dtype, job.layers)
         count = _devices(job, run)
         devices = chip.devices(count)
         stack.enter_context(chip.pretended(devices[0]))
         for program in _programs(job, run, devices):
-            if program.name in skipped or not program.name.startswith(job.only):
+            if program.name in skipped or not program.name.startswith(tuple(job.only) or ""):
                 continue
             _say({"compiling": program.name})
             try:

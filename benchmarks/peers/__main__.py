@@ -18,7 +18,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 
 from benchmarks.engine import MODELS, NEW, PROMPT, check_agreement, generate, make_engine
 from benchmarks.peers.checkpoint import endless_params, write_folder
+from benchmarks.turns import take_turns
 from rlboost_jax.settings.memory import num_parameters
 
 REQUIREMENTS = "benchmarks/peers/requirements.txt"
@@ -92,19 +92,12 @@ def make_peer(
     return peer, ""
 
 
-def take_turns(calls: Sequence[Callable[[], object]], rounds: int) -> NDArray[np.float64]:
-    """Seconds of every call in every round, [rounds, calls]. The first round is not counted."""
-    seconds = np.zeros((rounds + 1, len(calls)))
-    for row in seconds:
-        for i, call in enumerate(calls):
-            since = time.perf_counter()
-            call()
-            row[i] = time.perf_counter() - since
-    return seconds[1:]
-
-
 def compared(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Quartiles of how often the first call's rate has that of every other: [3, others]."""
+    """Quartiles of how often the first call's rate has that of every other: [3, others].
+
+    Args:
+        seconds: [rounds, calls].
+    """
     return np.quantile(seconds[:, 1:] / seconds[:, :1], [0.25, 0.5, 0.75], axis=0)
 
 
@@ -134,9 +127,10 @@ def measure(
     ours = generate(engine, given, new)[0]
     for peer in found.values():
         check_agreement(ours, peer.generate(given, new), AGREEING[dtype])
-    calls: list[Callable[[], object]] = [lambda: generate(engine, prompts(), new)]
-    calls += [lambda peer=peer: peer.generate(prompts(), new) for peer in found.values()]
-    seconds = take_turns(calls, rounds)
+    calls: dict[str, Callable[[], object]] = {"": lambda: generate(engine, prompts(), new)}
+    for name_of_peer, peer in found.items():
+        calls[name_of_peer] = lambda peer=peer: peer.generate(prompts(), new)
+    seconds = np.stack(list(take_turns(calls, rounds).values()), axis=1)
     rates = batch * new / np.median(seconds, axis=0)
     return [
         Result(

@@ -38,8 +38,10 @@ SHARED = ("max_pending", "balance", "migration", "seeding", "window", "window_in
 
 
 def get_config(run: str = "qwen3_14b_openr1") -> ConfigDict:
-    """Args:
-    run: name of a file of `configs/`, and after a comma a share in place of REACHED.
+    """A simulation of one of `configs/`'s runs on H100s.
+
+    Args:
+        run: name of a file of `configs/`, and after a comma a share in place of REACHED.
 
     Raises ValueError where the table has no such run, or the share is not between 0 and 1.
     """

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.h100.checkpoints import run_of
+from benchmarks.h100.names import GRADIENTS, packed_size
 from configs.sim import base
 from configs.sim.h100 import REACHED
 from rlboost_jax.simulator.load import sim_config
@@ -33,13 +35,14 @@ def of_table(rows: Sequence[Row]) -> dict[str, float]:
         rows: of the table. Learners are those of 8 GPUs a node with rows side by side.
     """
     decode = _row(rows, f"engine {RUNS['14b']} mosaic_gpu", "decode")
+    steps = run_of(RUNS["14b"]).engine.steps_per_dispatch
     besides = sum(decode["seconds"][name] for name in ("arithmetic", "collectives"))
     learners = {model: _learner(rows, model) for model in RUNS}
     return {
         "engine.memory_efficiency": REACHED,
         "engine.compute_efficiency": REACHED
         * statistics.fmean(scoring["mfu_serial"] for _, scoring in learners.values()),
-        "engine.step_overhead_seconds": besides / _steps(decode) / REACHED,
+        "engine.step_overhead_seconds": besides / steps / REACHED,
         "trainer.compute_efficiency": REACHED
         * statistics.fmean(_trained(model, *pair) for model, pair in learners.items()),
     }
@@ -48,7 +51,7 @@ def of_table(rows: Sequence[Row]) -> dict[str, float]:
 def _learner(rows: Sequence[Row], model: str) -> tuple[Row, Row]:
     """Gradients of the longest rows, and scoring of the same."""
     job = f"learner {RUNS[model]} 1,{16 if model == '32b' else 8},1"
-    return _row(rows, job, "gradients"), _row(rows, job, "gaps")
+    return _row(rows, job, GRADIENTS), _row(rows, job, "gaps")
 
 
 def _trained(model: str, gradients: Row, scoring: Row) -> float:
@@ -56,15 +59,10 @@ def _trained(model: str, gradients: Row, scoring: Row) -> float:
     and the scoring by old and reference policies, of which gradients may do one along the way."""
     passes = round(gradients["model_flops"] / scoring["model_flops"])
     seconds = gradients["seconds_serial"] + (_OF_SIX - passes) * scoring["seconds_serial"]
-    count, _, tokens = gradients["program"].removeprefix("gradients ").partition(" x ")
+    count, tokens = packed_size(gradients["program"])
     values = base.get_config(model)
     values.trainer.compute_efficiency = 1.0
-    return train_seconds(sim_config(values), [int(tokens.replace(",", ""))] * int(count)) / seconds
-
-
-def _steps(decode: Row) -> int:
-    """Of a dispatch, as the row says: "32 slots of 7,424 tokens, 8 steps"."""
-    return int(decode["assumed"].split(", ")[-1].removesuffix(" steps"))
+    return train_seconds(sim_config(values), [tokens] * count) / seconds
 
 
 def _row(rows: Sequence[Row], job: str, program: str) -> Row:

@@ -33,6 +33,7 @@ from rlboost_jax.data.selection import (
 from rlboost_jax.data.tokenizers import Tokenizer, open_tokenizer
 from rlboost_jax.rewards.judge import Judge
 from rlboost_jax.rewards.verdict import Answered, Verdict
+from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.data_presets import resolved
 from rlboost_jax.settings.errors import ConfigError
@@ -110,7 +111,7 @@ class Dataset:
                 prompt=question.prompt,
                 completion=self.tokenizer.decode(response_tokens),
                 completion_ids=ids,
-                finished=bool(ids) and ids[-1] in self.stop_ids,
+                finished=stopped(ids, self.stop_ids),
                 columns=question.columns,
             )
         )

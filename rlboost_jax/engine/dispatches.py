@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.programs import LOGPROBS, TOKENS, Output
-from rlboost_jax.engine.routes import Told
+from rlboost_jax.engine.routes import DispatchRoutes
 from rlboost_jax.engine.scheduler import Plan
 
 
@@ -72,7 +72,7 @@ def sampled_of(output: Output) -> Sampled:
 def dispatch_of(
     plan: Plan,
     sampled: Sampled,
-    told: Told | None,
+    routes: DispatchRoutes | None,
     *,
     version: int,
     finished: Sequence[int],
@@ -81,7 +81,7 @@ def dispatch_of(
     """What a program yielded.
 
     Args:
-        told: the routes that go with it, in runs that replay them.
+        routes: the routes that go with it, in runs that replay them.
 
     Raises:
         NonFiniteLogits: the weights are broken.
@@ -99,8 +99,8 @@ def dispatch_of(
         counts=sampled.counts[yielding].astype(np.uint16),
         tokens=sampled.tokens[valid],
         logprobs=logprobs,
-        leads=told.leads if told else np.zeros(len(yielding), np.uint32),
-        routes=told.routes if told else None,
+        leads=routes.leads if routes else np.zeros(len(yielding), np.uint32),
+        routes=routes.routes if routes else None,
         finished=tuple(finished),
         prefilled_again=prefilled_again,
     )

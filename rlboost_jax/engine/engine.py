@@ -36,7 +36,7 @@ from rlboost_jax.engine.parameters import EngineParameters
 from rlboost_jax.engine.programs import Output, Programs
 from rlboost_jax.engine.requests import Limits, RequestRejected, check_request
 from rlboost_jax.engine.rollouts import Rollout, new_rollout
-from rlboost_jax.engine.routes import Routes, Told, Yield
+from rlboost_jax.engine.routes import DispatchRoutes, Routes, Yield
 from rlboost_jax.engine.scheduler import Plan, Scheduler
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.adapters import base_model
@@ -338,7 +338,7 @@ class Engine:
         plan, output, again = self._launched.popleft()
         sampled = sampled_of(output)
         yielding = [i for i in range(len(plan.work)) if sampled.counts[i]]
-        told = self._told_routes(plan, output, sampled.counts, yielding)
+        routes = self._dispatch_routes(plan, output, sampled.counts, yielding)
         finished = []
         for i in yielding:
             rollout = plan.work[i].rollout
@@ -348,15 +348,15 @@ class Engine:
         return dispatch_of(
             plan,
             sampled,
-            told,
+            routes,
             version=self.version,
             finished=finished,
             prefilled_again=again,
         )
 
-    def _told_routes(
+    def _dispatch_routes(
         self, plan: Plan, output: Output, counts: NDArray[np.int_], yielding: Sequence[int]
-    ) -> Told | None:
+    ) -> DispatchRoutes | None:
         if self._routes is None:
             return None
         return self._routes.finished(

@@ -30,7 +30,7 @@ QUERY_END: Final = 2  # row after the sequence's last one (mixed step)
 BUDGET: Final = 3  # most tokens it may yield in this dispatch
 RESPONSE: Final = 4  # position in the response of the next token
 SEED: Final = 5
-STEP: Final = 6
+BATCH: Final = 6
 SAMPLE: Final = 7
 TEMPERATURE: Final = 8
 TOP_P: Final = 9
@@ -56,7 +56,7 @@ class Controls(NamedTuple):
     """How each row is sampled. Rows without a sequence are zero: greedy, with no effect."""
 
     seed: UInt[Array, " R"]
-    step: UInt[Array, " R"]
+    batch: UInt[Array, " R"]
     sample: UInt[Array, " R"]
     temperature: Float[Array, " R"]
     top_p: Float[Array, " R"]
@@ -210,7 +210,7 @@ def controls(records: Int[Array, "R _"]) -> Controls:
     unsigned, real = jnp.uint32, jnp.float32
     return Controls(
         seed=jax.lax.bitcast_convert_type(records[:, SEED], unsigned),
-        step=jax.lax.bitcast_convert_type(records[:, STEP], unsigned),
+        batch=jax.lax.bitcast_convert_type(records[:, BATCH], unsigned),
         sample=jax.lax.bitcast_convert_type(records[:, SAMPLE], unsigned),
         temperature=jax.lax.bitcast_convert_type(records[:, TEMPERATURE], real),
         top_p=jax.lax.bitcast_convert_type(records[:, TOP_P], real),

@@ -141,7 +141,7 @@ class Programs:
         params = jax.tree.unflatten(self._tree, leaves)
         rows, records, last_rows = metadata.unpack_mixed(self.layout, packed)
         controls = metadata.controls(records)
-        keys = noise_keys(controls.seed, controls.step, controls.sample)
+        keys = noise_keys(controls.seed, controls.batch, controls.sample)
         x, pools, routes = self._run_layers(params, pools, rows)
         tokens, logprobs, checksums = self._sample(
             params, x[last_rows], keys, records[:, metadata.RESPONSE], controls
@@ -171,7 +171,7 @@ class Programs:
         params = jax.tree.unflatten(self._tree, leaves)
         num_sequences, num_steps, records = metadata.unpack_decode(self.layout, packed, ends)
         controls = metadata.controls(records)
-        keys = noise_keys(controls.seed, controls.step, controls.sample)
+        keys = noise_keys(controls.seed, controls.batch, controls.sample)
         length, response = records[:, metadata.LENGTH], records[:, metadata.RESPONSE]
 
         def more(state: Any) -> Bool[Array, ""]:

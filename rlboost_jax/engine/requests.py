@@ -36,8 +36,9 @@ def check_request(request: GenerateRequest, limits: Limits, *, version: int | No
     if version is None or request.version != version:
         holds = "no version" if version is None else f"version {version}"
         _reject(name, f"is for version {request.version} and the engine holds {holds}; load it")
-    for field in ("request_id", "step", "sample", "seed"):
-        value = getattr(request, field)
+    work = request.work
+    numbers = {"request_id": request.request_id, "batch": work.batch, "sample": work.sample}
+    for field, value in (numbers | {"seed": work.seed}).items():
         if not 0 <= value < _UINT32:
             _reject(name, f"has {field} {value}; it must be from 0 to {_UINT32 - 1}")
     _check_sampling(name, request, limits)

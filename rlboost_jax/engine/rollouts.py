@@ -9,9 +9,11 @@ from rlboost_jax.engine import metadata
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.metadata import Chunk
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
+from rlboost_jax.sequences.endings import finish_reason
+from rlboost_jax.sequences.identities import Batch, Purpose, Work
 from rlboost_jax.settings.limits import MAX_STOP_IDS
 
-PromptKey = tuple[int, int, bytes]
+PromptKey = tuple[Batch, Purpose, int, bytes]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -44,9 +46,13 @@ class Rollout:
 
     @property
     def finished(self) -> bool:
-        if self.known == self.prompt_length:
-            return False
-        return self.known == self.most_tokens or int(self.tokens[self.known - 1]) in self.stop_ids
+        reason = finish_reason(
+            int(self.tokens[self.known - 1]),
+            self.known - self.prompt_length,
+            max_tokens=self.most_tokens - self.prompt_length,
+            stop_ids=self.stop_ids,
+        )
+        return reason is not None
 
     def take_pages(self, pages: list[int]) -> None:
         """Append to the page table."""
@@ -103,10 +109,11 @@ def new_rollout(request: GenerateRequest, layout: Layout, arrival: int) -> Rollo
 
     record = np.zeros(metadata.record_width(layout), np.int32)
     unsigned, real = record.view(np.uint32), record.view(np.float32)
-    unsigned[[metadata.SEED, metadata.STEP, metadata.SAMPLE]] = (
-        request.seed,
-        request.step,
-        request.sample,
+    work = request.work
+    unsigned[[metadata.SEED, metadata.BATCH, metadata.SAMPLE]] = (
+        work.noise_seed,
+        work.batch,
+        work.sample,
     )
     real[metadata.TEMPERATURE] = sampling.temperature
     real[metadata.TOP_P] = sampling.top_p
@@ -117,7 +124,7 @@ def new_rollout(request: GenerateRequest, layout: Layout, arrival: int) -> Rollo
     return Rollout(
         request_id=request.request_id,
         arrival=arrival,
-        prompt_key=(request.step, request.prompt, request.prompt_tokens),
+        prompt_key=(work.batch, work.purpose, work.prompt, request.prompt_tokens),
         prompt_length=len(prompt),
         most_tokens=most_tokens,
         stop_ids=frozenset(stops),
@@ -137,11 +144,8 @@ def rollout_of_tokens(
     """
     request = GenerateRequest(
         request_id=sample,
-        step=0,
-        prompt=sample,
-        sample=sample,
+        work=Work(seed=0, batch=Batch(0), prompt=sample, sample=sample),
         version=0,
-        seed=0,
         prompt_tokens=pack_tokens(tokens),
         response_tokens=b"",
         sampling=sampling,

@@ -27,7 +27,7 @@ class Yield(NamedTuple):
     num_tokens: int  # at least 1
 
 
-class Told(NamedTuple):
+class DispatchRoutes(NamedTuple):
     """The routes that go with what a dispatch yielded, see `dispatches.Dispatch`."""
 
     leads: NDArray[np.uint32]
@@ -58,8 +58,8 @@ class Routes:
 
     def finished(
         self, yields: Sequence[Yield], steps: UInt[np.ndarray, "X R layers A"] | None
-    ) -> Told:
-        """A program yielded these, and all before it were told.
+    ) -> DispatchRoutes:
+        """A program yielded these, and all before it have been reported.
 
         Args:
             steps: routes of decode steps; None of a mixed step.
@@ -78,7 +78,7 @@ class Routes:
             lead = newest if rollout.known == rollout.prompt_length else 0
             leads.append(lead)
             routes.append(self._slots[self._kv_slots(rollout, newest - lead, lead + count)])
-        return Told(np.array(leads, np.uint32), np.concatenate(routes))
+        return DispatchRoutes(np.array(leads, np.uint32), np.concatenate(routes))
 
     def _copy(self, copies: PageCopies) -> None:
         """All are read before one is written, as on the device."""

@@ -32,8 +32,8 @@ from rlboost_jax.engine.rollouts import PromptKey, Rollout
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """Something of a rollout to be run."""
+class ScheduledTokens:
+    """Consecutive tokens of a rollout to be run."""
 
     rollout: Rollout
     start: int  # first of the known tokens to run
@@ -48,7 +48,7 @@ class Plan:
 
     mixed: bool
     copies: tuple[tuple[int, int], ...]  # (source page, destination page)
-    work: tuple[Work, ...]
+    work: tuple[ScheduledTokens, ...]
     prefilled_again: int  # tokens run a second time because of an eviction
 
     @property
@@ -140,10 +140,12 @@ class Scheduler:
                 item.rollout.take_pages(self.pool.alloc(count))
         return Plan(mixed=False, copies=(), work=tuple(work), prefilled_again=0)
 
-    def _after(self, work: Work, row: int) -> Work:
+    def _after(self, work: ScheduledTokens, row: int) -> ScheduledTokens:
         start = work.start + work.budget
         budget = min(self._max_steps, work.rollout.most_tokens - start - 1)
-        return Work(rollout=work.rollout, start=start, count=1, budget=budget, follows=row)
+        return ScheduledTokens(
+            rollout=work.rollout, start=start, count=1, budget=budget, follows=row
+        )
 
     def _admit(self) -> None:
         """Fill slots from the head of the queue, leaving each rollout a page to grow into."""
@@ -159,12 +161,12 @@ class Scheduler:
             promised += need
             self.running.append(self.waiting.popleft())
 
-    def _prefill(self) -> list[Work]:
+    def _prefill(self) -> list[ScheduledTokens]:
         """Chunks of known tokens, oldest rollout first, in at most T rows.
 
         Who has had a turn keeps it: a later, younger one evicts only those younger still.
         """
-        chunks: list[Work] = []
+        chunks: list[ScheduledTokens] = []
         if all(rollout.ready for rollout in self.running):
             return chunks
         rows = self._layout.token_rows
@@ -184,7 +186,9 @@ class Scheduler:
             rows -= count
             start = rollout.computed
             ends = start + count == rollout.known
-            chunks.append(Work(rollout=rollout, start=start, count=count, budget=int(ends)))
+            chunks.append(
+                ScheduledTokens(rollout=rollout, start=start, count=count, budget=int(ends))
+            )
         return chunks
 
     def _resume(self, rollout: Rollout, leading: set[PromptKey]) -> bool:
@@ -285,10 +289,10 @@ class Scheduler:
         return -(-tokens // self._layout.page_size)
 
 
-def _decode(rollout: Rollout, budget: int) -> Work:
-    return Work(rollout=rollout, start=rollout.known - 1, count=1, budget=budget)
+def _decode(rollout: Rollout, budget: int) -> ScheduledTokens:
+    return ScheduledTokens(rollout=rollout, start=rollout.known - 1, count=1, budget=budget)
 
 
-def _run_before(work: Work) -> int:
+def _run_before(work: ScheduledTokens) -> int:
     """How many of its tokens were run before an eviction."""
     return max(0, min(work.start + work.count, work.rollout.most_computed) - work.start)

@@ -50,9 +50,11 @@ class Checkpoints(Closing):
         keep: int,
         on_durable: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """Args:
-        keep: newest checkpoints left in the folder, the others are deleted.
-        on_durable: called with the step, in step order, from a thread of its own.
+        """Open the folder, and make it where missing.
+
+        Args:
+            keep: newest checkpoints left in the folder, the others are deleted.
+            on_durable: called with the step, in step order, from a thread of its own.
         """
         self._manager = ocp.CheckpointManager(
             Path(folder).absolute(),

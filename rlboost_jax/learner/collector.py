@@ -38,11 +38,13 @@ class StepCollector:
         estimate: Estimate,
         routing: Routing | None = None,
     ):
-        """Args:
-        ask: (prompt index, response tokens) → what the rewards say, then or later.
-        wake: called, in any thread, when `settle` has something to do.
-        estimate: gives the trajectories of a whole group their advantages.
-        routing: of the routes that come with tokens; None: none do.
+        """A step whose groups are all open.
+
+        Args:
+            ask: (prompt index, response tokens) → what the rewards say, then or later.
+            wake: called, in any thread, when `settle` has something to do.
+            estimate: gives the trajectories of a whole group their advantages.
+            routing: of the routes that come with tokens; None: none do.
         """
         self.step, self._version = step, version
         self._prompts, self._group_size, self._ask = list(prompts), group_size, ask
@@ -78,16 +80,18 @@ class StepCollector:
         Raises:
             WrongVersion: a token has another version than the step's.
         """
-        place = rollout.sample - rollout.prompt * self._group_size
-        known = 0 <= rollout.prompt < len(self._prompts) and 0 <= place < self._group_size
-        if rollout.step != self.step or not known or rollout.sample in self._taken:
+        work = rollout.work
+        place = work.sample - work.prompt * self._group_size
+        known = work.prompt < len(self._prompts) and 0 <= place < self._group_size
+        ours = work.purpose == "train" and work.batch == self.step
+        if not (ours and known) or work.sample in self._taken:
             return []
         check_version(rollout, self._version)
         tokens = messages.unpack_tokens(rollout.tokens)
-        self._taken[rollout.sample] = Trajectory(
-            prompt=rollout.prompt,
-            sample=rollout.sample,
-            prompt_tokens=self._prompts[rollout.prompt],
+        self._taken[work.sample] = Trajectory(
+            prompt=work.prompt,
+            sample=work.sample,
+            prompt_tokens=self._prompts[work.prompt],
             response_tokens=tokens,
             behaviour_logprobs=messages.unpack_logprobs(rollout.logprobs),
             policy_versions=np.full(len(tokens), self._version, np.int32),
@@ -96,12 +100,12 @@ class StepCollector:
             attempt=rollout.attempt,
             routes=self._routes(rollout),
         )
-        future = self._ask(rollout.prompt, tokens)
-        self._asked[rollout.sample] = future
+        future = self._ask(work.prompt, tokens)
+        self._asked[work.sample] = future
         if future.done():
-            self._answered.append((rollout.sample, future))
+            self._answered.append((work.sample, future))
             return self.settle()
-        future.add_done_callback(lambda done: self._hear(rollout.sample, done))
+        future.add_done_callback(lambda done: self._hear(work.sample, done))
         return []
 
     def settle(self) -> list[Group]:
@@ -179,6 +183,6 @@ def check_version(rollout: messages.FinishedRollout, version: int) -> None:
     versions = {sampled for sampled, _ in rollout.versions}
     if versions - {version}:
         raise WrongVersion(
-            f"step {rollout.step}, sample {rollout.sample}: tokens of versions "
+            f"step {rollout.work.batch}, sample {rollout.work.sample}: tokens of versions "
             f"{sorted(versions)}, expected {version} only"
         )

@@ -17,6 +17,7 @@ from rlboost_jax.algorithms.kl import kl_rewards
 from rlboost_jax.algorithms.returns import generalized_advantages, rewards_to_go
 from rlboost_jax.algorithms.shaping import overlong_penalty
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.sequences.endings import finish_reason
 from rlboost_jax.settings.algorithm import AlgorithmConfig
 
 ByToken = Mapping[int, NDArray[np.float32]]  # sample → one value for each response token
@@ -95,11 +96,13 @@ class Estimates:
         )
 
     def _trained(self, t: Trajectory) -> bool:
-        cut_off = (
-            len(t.response_tokens) >= self.max_response_tokens
-            and int(t.response_tokens[-1]) not in self.stop_ids
+        reason = finish_reason(
+            int(t.response_tokens[-1]),
+            len(t.response_tokens),
+            max_tokens=self.max_response_tokens,
+            stop_ids=self.stop_ids,
         )
-        return not (self.algorithm.overlong_filter and cut_off)
+        return not (self.algorithm.overlong_filter and reason == "length")
 
     def _estimated(
         self, members: Sequence[Trajectory], found: Scores | None

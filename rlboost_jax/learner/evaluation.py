@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from rlboost_jax import messages
 from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.learner.collector import check_version
-from rlboost_jax.messages import FIRST_HELDOUT
 from rlboost_jax.rewards.verdict import Verdict
-from rlboost_jax.settings.algorithm import EvaluationConfig
+from rlboost_jax.sequences.identities import sample_number
+from rlboost_jax.settings.sampling import EvaluationConfig
 
 Part = tuple[tuple[messages.PromptRequest, ...], int]  # prompts, and responses to each
 
@@ -50,11 +50,13 @@ class Measurement:
         max_tokens: int,
         group_size: int,
     ) -> None:
-        """Args:
-        step: that the prompts ride on, and the number of the version that is measured.
-        max_tokens: of a response.
-        group_size: most responses that go under one prompt of the step; more are asked for
-            under further indices.
+        """Nothing is asked for yet.
+
+        Args:
+            step: that the prompts ride on, and the number of the version that is measured.
+            max_tokens: of a response.
+            group_size: most responses that go under one prompt of the step; more are asked for
+                under further indices.
         """
         self._exercises, self._prompts, self._samples = exercises, prompts, config.samples
         self._step, self._group_size = step, group_size
@@ -66,7 +68,9 @@ class Measurement:
             stop_ids=tuple(exercises.stop_ids),
         )
         self._expected = {
-            prompt.prompt * group_size + place: prompt.prompt
+            sample_number(
+                prompt.prompt, place, group_size=group_size, purpose="evaluate"
+            ): prompt.prompt
             for prompts, samples in self.parts()
             for prompt in prompts
             for place in range(samples)
@@ -103,12 +107,14 @@ class Measurement:
         Raises:
             WrongVersion: another version sampled a token of it.
         """
-        sample = rollout.sample
-        if rollout.step != self._step or self._expected.get(sample) != rollout.prompt:
+        work, sample = rollout.work, rollout.work.sample
+        if work.purpose != "evaluate" or work.batch != self._step:
+            return False
+        if self._expected.get(sample) != work.prompt:
             return False
         check_version(rollout, self._step)
         if rollout.attempt > self._attempts.get(sample, -1):
-            place = (rollout.prompt - FIRST_HELDOUT) // self._chunks
+            place = work.prompt // self._chunks
             tokens = messages.unpack_tokens(rollout.tokens)
             self._attempts[sample], self._lengths[sample] = rollout.attempt, len(tokens)
             self._asked[sample] = self._exercises.ask(self._prompts[place], tokens)
@@ -142,11 +148,12 @@ class Measurement:
 
     @property
     def _chunks(self) -> int:
-        """Indices that each prompt has within the step."""
+        """Numbers that each held-out prompt has, one for each of its groups."""
         return -(-self._samples // self._group_size)
 
     def _request(self, place: int, chunk: int) -> messages.PromptRequest:
         return messages.PromptRequest(
-            prompt=FIRST_HELDOUT + place * self._chunks + chunk,
+            purpose="evaluate",
+            prompt=place * self._chunks + chunk,
             tokens=messages.pack_tokens(self._prompts[place].tokens),
         )

@@ -4,13 +4,15 @@ What a start on a GPU chooses was tried there (`qualification/`). This is for th
 was begun on a GPU and goes on on a CPU, and what a person names.
 """
 
+from typing import assert_never
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from rlboost_kernels.grouped.api import choose_grouped
 
 from rlboost_jax.models.adapters import base_model
-from rlboost_jax.models.packed_attention import KERNELS, why_not
+from rlboost_jax.models.packed_attention import why_not
 from rlboost_jax.qualification.learner_start import KernelNotAvailable
 from rlboost_jax.settings.run import RunConfig
 
@@ -27,13 +29,18 @@ def check(run: RunConfig, mesh: Mesh) -> None:
 
 
 def _of_attention(run: RunConfig, mesh: Mesh) -> str:
-    """ "" if it can."""
-    named, model = run.learner.attention, base_model(run.model)
-    kernel = next((kernel for kernel in KERNELS if kernel == named), None)
-    return why_not(kernel, model, mesh, jax.default_backend()) if kernel else ""
+    """Why the attention that the run names cannot be computed here; "" if it can."""
+    match run.learner.attention:
+        case "triton" | "cudnn" as kernel:
+            return why_not(kernel, base_model(run.model), mesh, jax.default_backend())
+        case "auto" | "paged" | "dense" | "chunked":
+            return ""
+        case other:
+            assert_never(other)
 
 
 def _of_experts(run: RunConfig) -> str:
+    """Why the products that the run names cannot be computed here; "" if they can."""
     model, named = base_model(run.model), run.learner.experts
     if not model.num_experts or named == "auto":
         return ""

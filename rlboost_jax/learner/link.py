@@ -87,11 +87,13 @@ class ManagerLink:
         answer_seconds: float = ANSWER_SECONDS,
         most_bytes: int = messages.MAX_FRAME_BYTES,
     ):
-        """Args:
-        locate: finds a living manager, starting one if there is none; called from a
-            worker thread each time the manager is dialled.
-        answer_seconds: for a reply that the manager can give at once.
-        most_bytes: of a message.
+        """Nothing is dialled before `connect`.
+
+        Args:
+            locate: finds a living manager, starting one if there is none; called from a
+                worker thread each time the manager is dialled.
+            answer_seconds: for a reply that the manager can give at once.
+            most_bytes: of a message.
         """
         self._thread, self._locate = thread, locate
         self._answer_seconds, self._most_bytes = answer_seconds, most_bytes

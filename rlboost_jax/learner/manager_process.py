@@ -47,9 +47,11 @@ class ManagerProcess:
         answer_seconds: float = ANSWER_SECONDS,
         ask_seconds: float = ASK_SECONDS,
     ):
-        """Args:
-        answer_seconds: for a manager to answer, one that starts or stands still included.
-        ask_seconds: for one answer.
+        """Nothing is started before `locate`.
+
+        Args:
+            answer_seconds: for a manager to answer, one that starts or stands still included.
+            ask_seconds: for one answer.
         """
         self._answer_seconds, self._ask_seconds = answer_seconds, ask_seconds
         self._workdir, self._run_id = workdir, run_id

@@ -29,11 +29,13 @@ class Publisher:
         report: Callable[[str], None],
         spans: Recorder | None = None,
     ):
-        """Args:
-        announce: called in the writer thread with each version once it is complete on disk.
-        in_use: versions that servers hold or fetch now; they are not deleted.
-        report: called in the writer thread with what went wrong, in words.
-        spans: of this process.
+        """Start the writer thread.
+
+        Args:
+            announce: called in the writer thread with each version once it is complete on disk.
+            in_use: versions that servers hold or fetch now; they are not deleted.
+            report: called in the writer thread with what went wrong, in words.
+            spans: of this process.
         """
         self._store, self._announce, self._in_use = store, announce, in_use
         self._report, self._spans = report, spans or Recorder()

@@ -43,11 +43,13 @@ class ReservedEngine:
         clock: Clock | None = None,
         client: Callable[..., InstanceClient] = InstanceClient,
     ):
-        """Args:
-        on_failure: called in the thread of `thread` with what ended the engine.
-        spans: of this process.
-        clock: of `InstanceClient`.
-        client: makes the one that talks to the manager.
+        """An engine whose window is closed.
+
+        Args:
+            on_failure: called in the thread of `thread` with what ended the engine.
+            spans: of this process.
+            clock: of `InstanceClient`.
+            client: makes the one that talks to the manager.
         """
         self._run, self._engine, self._thread = run, engine, thread
         self._on_failure, self._name = on_failure, name

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike
 
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.observe.samples import SampleRow
+from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.settings.observe import ObserveConfig
 
 
@@ -46,7 +47,7 @@ def sample_rows(
             prompt_text=task.text(t.prompt_tokens),
             response_text=task.text(t.response_tokens),
             tokens=len(t.response_tokens),
-            cut_off=not len(t.response_tokens) or t.response_tokens[-1] not in task.stop_ids,
+            cut_off=not stopped(t.response_tokens, task.stop_ids),
             reward=t.reward,
             advantage=float(t.advantage if t.advantages is None else t.advantages.mean()),
             rewards=_parts(t),

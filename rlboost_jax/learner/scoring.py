@@ -19,9 +19,11 @@ class Scoring:
         best: BestCheckpoint | None,
         note: Callable[[str], None],
     ) -> None:
-        """Args:
-        best: is offered every checkpoint that is measured.
-        note: shows a line to whoever watches.
+        """Take the held-out prompts of the run.
+
+        Args:
+            best: is offered every checkpoint that is measured.
+            note: shows a line to whoever watches.
         """
         self._run, self._exercises, self._best, self._note = run, exercises, best, note
         self._prompts = exercises.heldout(run.seed, run.evaluation.num_prompts)

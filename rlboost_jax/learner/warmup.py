@@ -29,8 +29,8 @@ from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
 from rlboost_jax.settings.learner import LearnerConfig
 from rlboost_jax.settings.model import ModelConfig
-from rlboost_jax.settings.rewards import WarmupConfig
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.warmup import WarmupConfig
 
 TOKENS_PER_UPDATE: Final = 2_496  # positions of a batch, rounded up to whole packed batches
 LOOK_EVERY: Final = 4  # updates between looks at the loss, each of which waits for the device

@@ -31,9 +31,11 @@ class PeerEnded(RuntimeError):
 
 
 class Watch:
-    """Args:
-    channel: used by nobody else.
-    error: (what the other one did in words, its exit code) → what to raise here.
+    """A thread that notices how another process of the trainer ends.
+
+    Args:
+        channel: used by nobody else.
+        error: (what the other one did in words, its exit code) → what to raise here.
     """
 
     def __init__(self, channel: Channel, error: Callable[[str, int], PeerEnded]) -> None:

@@ -59,7 +59,7 @@ from rlboost_jax.manager.service.tracing import StepTracer
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.messages import SICK_EXIT_CODE
 from rlboost_jax.observe.events import EventsWriter
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.load import read_run_config, read_run_id
 from rlboost_jax.settings.manager import ManagerConfig
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         run, run_id = read_run_config(workdir), read_run_id(workdir)
         with only_manager(workdir):
             return asyncio.run(serve(workdir, run, run_id))
-    except (ConfigError, AlreadyManaged, OSError) as error:
+    except (Mistake, AlreadyManaged, OSError) as error:
         print(error, file=sys.stderr)
         return ALREADY_MANAGED if isinstance(error, AlreadyManaged) else MISTAKE
 

@@ -18,7 +18,7 @@ import msgspec
 from rlboost_jax.manager.accounts import Books
 from rlboost_jax.messages import BeginStep, ExtendStep, Manifest, WindowState
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MAX_FRAME_BYTES: Final = 2**28  # a longer one is damage: entries are no longer than messages
 _HEADER: Final = struct.Struct("<II")
 

@@ -82,8 +82,10 @@ class Meter:
     """Of the frames of one stream, control frames included."""
 
     def __init__(self, route_bytes: int = 0) -> None:
-        """Args:
-        route_bytes: that come with each token.
+        """A stream that may send a burst at once.
+
+        Args:
+            route_bytes: that come with each token.
         """
         routed = ROUTED_TOKENS_PER_SECOND * route_bytes
         self._rate = BYTES_PER_SECOND + routed

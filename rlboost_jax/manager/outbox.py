@@ -49,7 +49,7 @@ class Outbox:
         it wants may want other tokens; what it is owed is sent when it does."""
         if self.wanted is None:
             return
-        if not isinstance(message, FinishedRollout) or message.sample in self.wanted:
+        if not isinstance(message, FinishedRollout) or message.work.sample in self.wanted:
             self.to_trainer(message)
 
     def close(self, stream: int, reason: str) -> None:

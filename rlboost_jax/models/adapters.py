@@ -71,8 +71,10 @@ def merged_params(model: ModelConfig, params: Params, dtype: Any) -> Params:
 
 
 def _merge(node: Params, merge: Callable[..., Any]) -> Params:
-    """Args:
-    merge: of kernel, `lora_a` and `lora_b`.
+    """The tree without adapters, of each of which `merge` makes one kernel.
+
+    Args:
+        merge: of kernel, `lora_a` and `lora_b`.
     """
     parts = {
         name: _merge(part, merge) if isinstance(part, dict) else part

@@ -37,8 +37,10 @@ PREFIXES = ("response", "instances", "tokens")
 
 
 class TensorBoardTracker:
-    """Args:
-    step: the first step to come; TensorBoard then hides what a dead run wrote from here on.
+    """Figures and samples of a run as files of TensorBoard's, in its work directory.
+
+    Args:
+        step: the first step to come; TensorBoard then hides what a dead run wrote from here on.
     """
 
     def __init__(self, workdir: str | Path, *, step: int = 0) -> None:

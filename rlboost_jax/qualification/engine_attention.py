@@ -42,7 +42,7 @@ _MEMORY_RATE: Final = 3.35e12  # bytes per second
 _TRIP_SECONDS: Final = 20e-6  # of a loop whose end the host has to learn
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineAttentionShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The calls of one device of an engine."""
 
     mixed_rows: int
@@ -63,14 +63,14 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     interpret: bool = False  # kernels for GPU step by step on CPU, for tests
 
 
-def shape_of(run: RunConfig) -> Shape:
+def shape_of(run: RunConfig) -> EngineAttentionShape:
     """What the engines of a run ask of attention on an accelerator."""
     model = base_model(run.model)
     layout = make_layout(run.engine, run.slot_tokens, any_rows=False, exact=run.deterministic)
     share = share_of(model, run.engine.tensor_parallel)
     # All slots are prefilled once and then decode half of the longest response.
     prefills = run.engine.slots * run.engine.max_prompt_tokens / layout.token_rows
-    return Shape(
+    return EngineAttentionShape(
         mixed_rows=layout.token_rows,
         decode_rows=layout.decode_rows[-1],
         slots=layout.slots,
@@ -90,8 +90,8 @@ def shape_of(run: RunConfig) -> Shape:
 
 
 def problem(values: Mapping[str, Any]) -> Problem:
-    """Of a `Shape` as JSON has it."""
-    shape = msgspec.convert(values, Shape)
+    """Of a `EngineAttentionShape` as JSON has it."""
+    shape = msgspec.convert(values, EngineAttentionShape)
     return Problem(
         candidates=tuple(_candidates(shape)),
         plain=PLAIN,
@@ -100,7 +100,7 @@ def problem(values: Mapping[str, Any]) -> Problem:
     )
 
 
-def _candidates(shape: Shape) -> Iterator[Candidate]:
+def _candidates(shape: EngineAttentionShape) -> Iterator[Candidate]:
     """Bounds are those of the decode step: what it reads, and what its loops make the host wait."""
     context = shape.slot_tokens / 2
     item = jnp.dtype(shape.kv_dtype).itemsize
@@ -131,7 +131,7 @@ def _why_not(name: str, interpret: bool, inputs: Inputs) -> str:
     return ""
 
 
-def _cases(shape: Shape) -> Iterator[Case]:
+def _cases(shape: EngineAttentionShape) -> Iterator[Case]:
     for window in shape.windows:
         lens = np.linspace(1, shape.slot_tokens, shape.slots).astype(np.int32)
         rows = np.ones(shape.slots, np.int32)
@@ -142,7 +142,7 @@ def _cases(shape: Shape) -> Iterator[Case]:
         yield _case(shape, "mixed", window, rows, lens, shape.mixed_rows, weight)
 
 
-def _chunk_and_singles(shape: Shape) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _chunk_and_singles(shape: EngineAttentionShape) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Rows and lengths of sequences: single tokens, a chunk of a prompt, and single tokens again.
 
     One row at the end is left to nobody.
@@ -158,7 +158,7 @@ def _chunk_and_singles(shape: Shape) -> tuple[NDArray[np.int32], NDArray[np.int3
 
 
 def _case(
-    shape: Shape,
+    shape: EngineAttentionShape,
     name: str,
     window: int,
     rows: NDArray[np.int32],
@@ -166,9 +166,11 @@ def _case(
     num_rows: int,
     weight: float,
 ) -> Case:
-    """Args:
-    rows: of `num_rows`, of each sequence.
-    lens: tokens of each sequence.
+    """Attention of one step, with inputs made on demand.
+
+    Args:
+        rows: of `num_rows`, of each sequence.
+        lens: tokens of each sequence.
     """
     places = num_rows if name == "decode" else shape.slots  # as `engine/metadata.py` has them
     return Case(
@@ -182,7 +184,11 @@ def _case(
 
 
 def _inputs(
-    shape: Shape, rows: NDArray[np.int32], lens: NDArray[np.int32], num_rows: int, places: int
+    shape: EngineAttentionShape,
+    rows: NDArray[np.int32],
+    lens: NDArray[np.int32],
+    num_rows: int,
+    places: int,
 ) -> Arguments:
     """Standard normal queries, keys and values; each sequence has an order of pages of its own."""
     rng, count, most = np.random.default_rng(0), len(rows), shape.pages_per_slot
@@ -211,7 +217,9 @@ def _inputs(
     )
 
 
-def on_host(inputs: Inputs, *, shape: Shape, window: int) -> tuple[Float[np.ndarray, "T H D"]]:
+def on_host(
+    inputs: Inputs, *, shape: EngineAttentionShape, window: int
+) -> tuple[Float[np.ndarray, "T H D"]]:
     """Attention sequence by sequence and key head by key head, on the host.
 
     In float64, or of 16-bit types in float32, whose error is a thousandth of their tolerance.

@@ -51,7 +51,7 @@ _BOUNDS: Final[Mapping[Kernel, float]] = {"cudnn": 7.0, "triton": 9.0}  # produc
 _BOUND_OF_PLAIN: Final = 100.0
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LearnerAttentionShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device's share of one row."""
 
     row_tokens: int
@@ -67,7 +67,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     interpret: bool = False  # kernels step by step on CPU, for tests
 
 
-def shape_of(run: RunConfig) -> Shape | None:
+def shape_of(run: RunConfig) -> LearnerAttentionShape | None:
     """What a learner asks of attention on an accelerator; None where "auto" needs no kernel: for
     short rows, few tokens on one device, and float32, which no kernel is fast for."""
     model = base_model(run.model)
@@ -80,7 +80,7 @@ def shape_of(run: RunConfig) -> Shape | None:
     if run.deterministic:
         order = "its gradients are added up in any order"
         refused |= {kernel: order for kernel in KERNELS if kernel not in EQUAL_BITS}
-    return Shape(
+    return LearnerAttentionShape(
         row_tokens=tokens,
         longest=min(tokens, run.slot_tokens),
         query_heads=max(1, model.num_query_heads // tensor),
@@ -95,8 +95,8 @@ def shape_of(run: RunConfig) -> Shape | None:
 
 
 def problem(values: Mapping[str, Any]) -> Problem:
-    """Of a `Shape` as JSON has it."""
-    shape = msgspec.convert(values, Shape)
+    """Of a `LearnerAttentionShape` as JSON has it."""
+    shape = msgspec.convert(values, LearnerAttentionShape)
     return Problem(
         candidates=tuple(_candidates(shape)),
         plain=PLAIN,
@@ -105,7 +105,7 @@ def problem(values: Mapping[str, Any]) -> Problem:
     )
 
 
-def _candidates(shape: Shape) -> Iterator[Candidate]:
+def _candidates(shape: LearnerAttentionShape) -> Iterator[Candidate]:
     for kernel in KERNELS:
         yield Candidate(
             name=kernel,
@@ -116,20 +116,22 @@ def _candidates(shape: Shape) -> Iterator[Candidate]:
     yield Candidate(name=PLAIN, bound=_BOUND_OF_PLAIN, run=partial(_of_chunked, shape))
 
 
-def _refused(shape: Shape, kernel: Kernel, inputs: Inputs) -> str:
+def _refused(shape: LearnerAttentionShape, kernel: Kernel, inputs: Inputs) -> str:
     platform = jax.default_backend()
     here = platform == "gpu" or (shape.interpret and kernel == "triton")
     return shape.refused.get(kernel, "" if here else f"it is for GPUs and this is {platform}")
 
 
-def _of_kernel(shape: Shape, kernel: Kernel, *inputs: Array, window: int) -> tuple[Array, ...]:
+def _of_kernel(
+    shape: LearnerAttentionShape, kernel: Kernel, *inputs: Array, window: int
+) -> tuple[Array, ...]:
     segments, *heads = inputs
     attend = fused_attention(kernel, window, segments, None, interpret=shape.interpret)
     form = _form(shape, window)
     return _blocks(_with_gradients(lambda q, k, v: attend(form, q, k, v, None), *heads))
 
 
-def _of_chunked(shape: Shape, *inputs: Array, window: int) -> tuple[Array, ...]:
+def _of_chunked(shape: LearnerAttentionShape, *inputs: Array, window: int) -> tuple[Array, ...]:
     segments, *heads = inputs
     form = _form(shape, window)
     return _blocks(
@@ -137,7 +139,7 @@ def _of_chunked(shape: Shape, *inputs: Array, window: int) -> tuple[Array, ...]:
     )
 
 
-def _form(shape: Shape, window: int) -> Form:
+def _form(shape: LearnerAttentionShape, window: int) -> Form:
     return Form(shape.scale, shape.soft_cap or None, window)
 
 
@@ -156,7 +158,7 @@ def _blocks(results: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(map(of_tokens, results))
 
 
-def _cases(shape: Shape) -> Iterator[Case]:
+def _cases(shape: LearnerAttentionShape) -> Iterator[Case]:
     cut = min(shape.row_tokens, _HOST_TOKENS)
     whole = cut == shape.row_tokens
     for window in shape.windows:
@@ -181,7 +183,7 @@ def _cases(shape: Shape) -> Iterator[Case]:
             )
 
 
-def _inputs(shape: Shape, tokens: int) -> Inputs:
+def _inputs(shape: LearnerAttentionShape, tokens: int) -> Inputs:
     """Standard normal queries, keys, values and what comes back, after the row's segments.
 
     The longest sequence, half of what is left, half of that and so on, as the row has room.
@@ -201,14 +203,18 @@ def _inputs(shape: Shape, tokens: int) -> Inputs:
     return (jnp.asarray(segments), draw(0, H), draw(1, K), draw(2, K), draw(3, H))
 
 
-def _on_device(inputs: Inputs, *, shape: Shape, window: int) -> tuple[NDArray[Any], ...]:
+def _on_device(
+    inputs: Inputs, *, shape: LearnerAttentionShape, window: int
+) -> tuple[NDArray[Any], ...]:
     segments, *heads = inputs
     wide = (x.astype(jnp.float32) for x in heads)
     results = jax.jit(partial(_of_chunked, shape, window=window))(segments, *wide)
     return tuple(np.asarray(x) for x in results)
 
 
-def on_host(inputs: Inputs, *, shape: Shape, window: int) -> tuple[NDArray[Any], ...]:
+def on_host(
+    inputs: Inputs, *, shape: LearnerAttentionShape, window: int
+) -> tuple[NDArray[Any], ...]:
     """Results and gradients of each sequence and query head, as `_blocks` has them."""
     wide = np.float64 if shape.dtype == "float32" else np.float32
     segments = np.asarray(inputs[0])[0]

@@ -38,7 +38,7 @@ _EXPERTS: Final = 16
 _BOUNDS: Final[Mapping[Implementation, float]] = {"mosaic_gpu": 1.0, "blocks": 2.0}
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExpertsShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device's tokens and experts in one layer."""
 
     tokens: int
@@ -51,7 +51,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     interpret: bool = False  # kernels step by step on CPU, for tests
 
 
-def shape_of(run: RunConfig) -> Shape | None:
+def shape_of(run: RunConfig) -> ExpertsShape | None:
     """What a learner asks of experts on an accelerator; None in a model without."""
     model = base_model(run.model)
     if not model.num_experts:
@@ -59,7 +59,7 @@ def shape_of(run: RunConfig) -> Shape | None:
     tensor = run.learner.mesh[2]
     held = model.num_experts // (tensor if model.num_experts % tensor == 0 else 1)
     experts = min(held, _EXPERTS)
-    return Shape(
+    return ExpertsShape(
         tokens=min(tokens_per_device(run), _TOKENS),
         num_experts=experts,
         experts_per_token=min(model.experts_per_token, experts),
@@ -71,8 +71,8 @@ def shape_of(run: RunConfig) -> Shape | None:
 
 
 def problem(values: Mapping[str, Any]) -> Problem:
-    """Of a `Shape` as JSON has it."""
-    shape = msgspec.convert(values, Shape)
+    """Of a `ExpertsShape` as JSON has it."""
+    shape = msgspec.convert(values, ExpertsShape)
     case = Case(
         name=f"{shape.tokens} tokens, {shape.num_experts} experts",
         weight=0.0 if shape.interpret else 1.0,  # step by step: no time of interest
@@ -96,7 +96,7 @@ def problem(values: Mapping[str, Any]) -> Problem:
     )
 
 
-def _why_not(shape: Shape, name: Implementation, inputs: Inputs) -> str:
+def _why_not(shape: ExpertsShape, name: Implementation, inputs: Inputs) -> str:
     axes = shape.embed_dim, shape.expert_dim
     try:
         choose_grouped(name, shape.dtype, *axes, interpret=shape.interpret)
@@ -105,7 +105,7 @@ def _why_not(shape: Shape, name: Implementation, inputs: Inputs) -> str:
     return ""
 
 
-def _run(shape: Shape, name: Implementation, *inputs: Array) -> tuple[Array, ...]:
+def _run(shape: ExpertsShape, name: Implementation, *inputs: Array) -> tuple[Array, ...]:
     """What experts add, and the gradients of tokens, weights and matrices, row by row."""
     x, chosen, weights, gate, up, down, upstream = inputs
     how = How(None, activation_of(shape.activation), name, shape.interpret)
@@ -118,7 +118,7 @@ def _run(shape: Shape, name: Implementation, *inputs: Array) -> tuple[Array, ...
     return out, to_x, to_weights, *(m.reshape(-1, m.shape[-1]) for m in to_matrices)
 
 
-def _inputs(shape: Shape) -> Inputs:
+def _inputs(shape: ExpertsShape) -> Inputs:
     """Tokens, their experts and weights, matrices, and what comes back.
 
     The first experts are chosen most, and the last one, where there are more than a token has, by
@@ -149,7 +149,7 @@ def _inputs(shape: Shape) -> Inputs:
     )
 
 
-def on_host(inputs: Inputs, *, shape: Shape) -> tuple[NDArray[Any], ...]:
+def on_host(inputs: Inputs, *, shape: ExpertsShape) -> tuple[NDArray[Any], ...]:
     """The same results, expert by expert."""
     wide = np.float64 if shape.dtype == "float32" else np.float32
     chosen = np.asarray(inputs[1])

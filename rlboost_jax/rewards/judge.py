@@ -29,9 +29,11 @@ class Judge:
         columns: Collection[str],
         seed: int,
     ) -> None:
-        """Args:
-        columns: that every response comes with.
-        seed: of functions that draw random numbers.
+        """Start what the functions run in: processes, and clients of services.
+
+        Args:
+            columns: that every response comes with.
+            seed: of functions that draw random numbers.
         """
         self._functions = tuple(
             replace(f, time_limit_seconds=f.time_limit_seconds or settings.time_limit_seconds)

@@ -39,7 +39,7 @@ from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.start import server_run
 from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
 from rlboost_jax.rollout.instance import engine_of, hello_of
-from rlboost_jax.rollout.notices.metadata import ADDRESS, Told
+from rlboost_jax.rollout.notices.metadata import ADDRESS, CloudNotice
 from rlboost_jax.rollout.notices.watch import watch_machine
 from rlboost_jax.rollout.stream import Refused
 from rlboost_jax.rollout.worker import Worker
@@ -179,12 +179,12 @@ async def _serve(
     )
     _heed_signals(args, config.fleet, client)
 
-    def tell(told: Told) -> None:
-        print(f"notice: {told.reason}", flush=True)
-        if told.seconds is None:
-            client.hint(told.reason)
+    def tell(notice: CloudNotice) -> None:
+        print(f"notice: {notice.reason}", flush=True)
+        if notice.seconds is None:
+            client.hint(notice.reason)
         else:
-            client.notice(told.seconds, told.reason)
+            client.notice(notice.seconds, notice.reason)
 
     cloud = args.notices or config.fleet.notices
     watching = asyncio.ensure_future(

@@ -188,7 +188,7 @@ class Stream:
             match await _receive(socket):
                 case Generate(requests=requests, params_digest=params_digest):
                     if requests and not self._hello.reserved:  # a trainer knows its step
-                        self._spans.at(requests[0].step)
+                        self._spans.at(requests[0].work.batch)
                     self._worker.submit(requests, params_digest)
                 case Renewed(stamp=stamp):
                     self._stamp = stamp

@@ -56,8 +56,10 @@ class Worker:
     """Runs an engine in a thread. All methods may be called from any thread."""
 
     def __init__(self, engine: EngineLike, spans: Recorder | None = None, lane: str = ENGINE_LANE):
-        """Args:
-        spans: of this process; dispatches are on a lane of their own.
+        """Nothing runs before `start`.
+
+        Args:
+            spans: of this process; dispatches are on a lane of their own.
         """
         self._engine = engine
         self.spans, self._lane = spans or Recorder(), lane

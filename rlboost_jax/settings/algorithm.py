@@ -1,4 +1,4 @@
-"""Settings of what is optimised, and of how responses are sampled and evaluated."""
+"""Settings of what is optimised."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -129,40 +129,7 @@ class AlgorithmConfig:
         return self.mini_batches * self.epochs
 
     @property
-    def looks_first(self) -> bool:
+    def has_evaluation_pass(self) -> bool:
         """Whether responses are evaluated as they arrive, apart from their gradients: for
         advantages that rewards alone do not give, or because their update comes later."""
         return self.whiten or self.kl_in_reward or self.has_critic or self.updates_per_batch > 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """How responses are sampled for training."""
-
-    # Greedy responses of a group are equal and teach nothing.
-    temperature: float = setting(1.0, "divides the logits", above=0)
-    top_p: float = setting(1.0, "share of the probability that is kept; 1: all", above=0, at_most=1)
-    top_k: int = setting(0, "tokens that are kept; 0: all", at_least=0)
-    max_response_tokens: int = setting(200, "a longer response is cut off here", at_least=1)
-
-    @property
-    def truncated(self) -> bool:
-        """Whether anything but the whole softmax is sampled from."""
-        return self.top_p < 1 or self.top_k > 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """Held-out prompts ride on a step whose version they measure, and queue behind its own."""
-
-    every_steps: int = setting(
-        10,
-        "between evaluations; there is one before the last update and after it; 0: never",
-        at_least=0,
-    )
-    num_prompts: int = setting(
-        128, "of an evaluation; of a generated task at most task.num_heldout", at_least=1
-    )
-    samples: int = setting(1, "responses to each prompt: the k of mean@k and pass@k", at_least=1)
-    temperature: float = setting(0.0, "divides the logits; 0: greedy", at_least=0)
-    keep_best: bool = setting(False, "the checkpoint with the highest accuracy is never deleted")

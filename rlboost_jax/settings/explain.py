@@ -50,6 +50,7 @@ def _sentences(setting: Setting) -> str:
 
 
 def shown(value: Any) -> str:
+    """A default, as a command line would have it."""
     return "that of algorithm.name" if value is FROM_PRESET else json.dumps(value)
 
 

@@ -1,9 +1,8 @@
-"""Settings of the learner: how an update is made, where it is computed, what is kept of it."""
+"""Settings of the learner: how an update is made, and where it is computed."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from rlboost_jax.settings.model import Dtype
 from rlboost_jax.settings.setting import setting
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -12,7 +11,6 @@ MomentDtype = Literal["float32", "bfloat16"]
 MomentMemory = Literal["device", "host"]
 LearnerAttention = Literal["auto", "paged", "dense", "chunked", "triton", "cudnn"]
 LearnerExperts = Literal["auto", "xla", "blocks", "mosaic_gpu"]
-WeightsSource = Literal["auto", "directory", "http"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,22 +105,3 @@ class LearnerConfig:
         note='"mosaic_gpu": a kernel for Hopper. "blocks": any GPU. "xla": jax.lax.ragged_dot. '
         '"auto": on a GPU the fastest that passes its check at the start, elsewhere "xla".',
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightsConfig:
-    """Snapshots that the learner publishes and servers pull."""
-
-    rollout_dtype: Dtype = setting("float32", "of snapshots and engines")
-    keep_versions: int = setting(2, "snapshots kept besides those in use", at_least=1)
-    source: WeightsSource = setting(
-        "auto", 'how servers pull; "auto": from the directory where they can see it'
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """Checkpoints that a run resumes from."""
-
-    every_steps: int = setting(1, "between checkpoints", at_least=1)
-    keep: int = setting(2, "newest checkpoints that are kept", at_least=1)

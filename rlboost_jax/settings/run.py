@@ -6,17 +6,20 @@ manager reads it too.
 
 from dataclasses import dataclass
 
-from rlboost_jax.settings.algorithm import AlgorithmConfig, EvaluationConfig, SamplingConfig
+from rlboost_jax.settings.algorithm import AlgorithmConfig
 from rlboost_jax.settings.data import DataConfig, TaskConfig
 from rlboost_jax.settings.engine import EngineConfig
 from rlboost_jax.settings.fleet import FleetConfig
-from rlboost_jax.settings.learner import CheckpointConfig, LearnerConfig, WeightsConfig
+from rlboost_jax.settings.learner import LearnerConfig
 from rlboost_jax.settings.limits import MAX_SEED
 from rlboost_jax.settings.manager import ManagerConfig
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.observe import ObserveConfig
-from rlboost_jax.settings.rewards import RewardsConfig, WarmupConfig
+from rlboost_jax.settings.rewards import RewardsConfig
+from rlboost_jax.settings.sampling import EvaluationConfig, SamplingConfig
 from rlboost_jax.settings.setting import setting
+from rlboost_jax.settings.warmup import WarmupConfig
+from rlboost_jax.settings.weights import CheckpointConfig, WeightsConfig
 
 
 @dataclass(frozen=True, kw_only=True)

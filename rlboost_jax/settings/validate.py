@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
-from rlboost_jax.messages import FIRST_HELDOUT
+from rlboost_jax.sequences.identities import MOST_TRAINED
 from rlboost_jax.settings.errors import ConfigError, suggestion
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.observe import TRACKERS
@@ -28,7 +28,7 @@ from rlboost_jax.settings.validate_model import lora_mistakes, model_mistakes
 MAX_TRAINED: Final = 2**19  # responses of one batch; half of what the manager takes of a step
 MAX_EVALUATED: Final = 2**19  # responses of one evaluation; the other half
 # Responses are numbered group by group, those of the last held-out prompt last, in 32 bits.
-MAX_GROUP: Final = 2**32 // (FIRST_HELDOUT + MAX_EVALUATED)
+MAX_GROUP: Final = 2**32 // (MOST_TRAINED + MAX_EVALUATED)
 OPTIONAL: Final = ("wandb",)  # trackers with an extra of their own
 
 

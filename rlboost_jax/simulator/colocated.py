@@ -92,7 +92,7 @@ def _generate(config: SimConfig, rates: EngineRates, lengths: list[int], *, stat
         now, number = heapq.heappop(due)
         engine = engines[number]
         engine.advance(now)
-        engine.tell(now)
+        engine.report(now)
         while waiting and engine.held < most:
             engine.add([waiting.popleft()], now)
         if engine.held:

@@ -2,7 +2,7 @@
 
 All rollouts in slots advance together, a token per step, so that one number says how far they
 are. A stretch is a run of steps in which nothing changes: it ends with the first response that
-ends (rounded up to whole dispatches), when tokens are to be told, or when the cache is full.
+ends (rounded up to whole dispatches), when tokens are to be reported, or when the cache is full.
 Whatever comes in between cuts it short at the step that is done by then.
 """
 
@@ -26,13 +26,13 @@ class Row:
     prompt_tokens: int
     length: int  # of the whole response
     done: int  # response tokens when it last entered, or left, a slot
-    told: int  # response tokens that have been told
+    reported: int  # response tokens that have been reported
     since: int = 0  # the engine's step count at that time
     evicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class NewTokens:
     row: Row
     tokens: int  # new ones
     ended: bool
@@ -41,7 +41,7 @@ class Told:
 class Engine:
     """
     Args:
-        message_tokens: steps after which everything is told at the latest.
+        message_tokens: steps after which everything is reported at the latest.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Engine:
         self._groups: dict[tuple[int, int], int] = {}  # rollouts here, of each prompt
         self._steps = 0
         self._begun = 0  # step count when the stretch began, and a dispatch with it
-        self._told_at = 0  # step count when everything was told last
+        self._reported_at = 0  # step count when everything was reported last
         self._context = 0  # tokens held in slots
         self._at = 0.0  # the time that `_steps` belongs to
         self._prefill = 0.0  # seconds of it that come before the next decode step
@@ -132,29 +132,29 @@ class Engine:
         self._steps -= unsent
         self._context -= unsent * len(self.running)
 
-    def tell(self, now: float, *, everything: bool = False) -> list[Told]:
+    def report(self, now: float, *, everything: bool = False) -> list[NewTokens]:
         """New tokens of rollouts that ended, which leave; then goes on.
 
         Of the others too, if everything is asked for or that was long ago: to tell every
         token as it comes would cost more than all else, and changes nothing.
         """
-        told = []
+        reported = []
         while self._ends and (self._ends[0][0] <= self._steps or self._stale(*self._ends[0])):
             end, request_id = heapq.heappop(self._ends)
             if request_id in self.running and not self._stale(end, request_id):
                 row = self.running.pop(request_id)
-                told.append(Told(row, row.length - row.told, ended=True))
+                reported.append(NewTokens(row, row.length - row.reported, ended=True))
                 self._leave_slot(row)
-        if everything or self._steps >= self._told_at + self._message:
-            self._told_at = self._steps
+        if everything or self._steps >= self._reported_at + self._message:
+            self._reported_at = self._steps
             for row in self.running.values():
                 row.done, row.since = row.done + self._steps - row.since, self._steps
             for row in (*self.running.values(), *self._queue):
-                if row.done > row.told:
-                    told.append(Told(row, row.done - row.told, ended=False))
-                    row.told = row.done
+                if row.done > row.reported:
+                    reported.append(NewTokens(row, row.done - row.reported, ended=False))
+                    row.reported = row.done
         self._plan(now)
-        return told
+        return reported
 
     def _leave_slot(self, row: Row) -> None:
         self._context -= row.prompt_tokens + row.done + self._steps - row.since
@@ -184,7 +184,7 @@ class Engine:
             heapq.heappop(self._ends)
         steps = self._ends[0][0] - self._steps
         steps = math.ceil(steps / self._dispatch) * self._dispatch
-        quiet = self._told_at + self._message - self._steps
+        quiet = self._reported_at + self._message - self._steps
         self._stretch = max(1, min(steps, quiet, max(self._room(), self._dispatch)))
         context = self._context + self._stretch * batch / 2
         self._seconds = self._stretch * self._rates.step_seconds(batch, context)
@@ -213,7 +213,7 @@ class Engine:
     def _evict(self, request_id: int, row: Row) -> None:
         """The youngest waits again, first in the queue; its tokens are kept."""
         self._leave_slot(row)
-        # One that has just ended is told of before it could be taken up again.
+        # One that has just ended is reported before it could be taken up again.
         row.done = min(row.length - 1, row.done + self._steps - row.since)
         row.evicted = True
         self._queue.appendleft(row)

@@ -12,7 +12,7 @@ from rlboost_jax.simulator.markets import Change
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class EngineUsage:
     """One engine in one step: see `rlboost_jax.manager.state.usage.Usage`."""
 
     reserved: bool
@@ -36,7 +36,7 @@ class ObservedStep:
     tokens: int  # prompts and responses
     prompt_tokens: float  # of a prompt, on average
     groups: tuple[tuple[int, ...], ...]  # response lengths
-    work: tuple[Work, ...]
+    work: tuple[EngineUsage, ...]
     pulls: tuple[float, ...]  # of the version that this step was sampled from
 
 
@@ -60,7 +60,9 @@ def observed(workdir: str | Path, *, settling: int) -> Observed:
     """
     events = read_events(workdir)
     begun = {e["step"]: e for e in events if e["kind"] == "begun"}
-    trained = {e["step"]: e for e in events if e["kind"] == "trained"}
+    # What measures the policy alone has no responses that are trained on.
+    ended = (e for e in events if e["kind"] == "trained" and e["detail"]["lengths"])
+    trained = {e["step"]: e for e in ended}
     whole = [s for s in sorted(trained) if s in begun and s - 1 in trained and s >= settling]
     if len(whole) < 2:
         raise ConfigError(
@@ -109,7 +111,9 @@ def _step(
         prompt_tokens=prompt_tokens,
         groups=groups,
         work=tuple(
-            Work(**e["detail"]) for e in events if e["kind"] == "worked" and e["step"] == step
+            EngineUsage(**e["detail"])
+            for e in events
+            if e["kind"] == "worked" and e["step"] == step
         ),
         pulls=tuple(
             e["detail"]["seconds"]

@@ -113,7 +113,7 @@ class GroupWork(Dispatch):
     def _dispatch(self, step: Step, candidates: list[Instance], now: float) -> None:
         groups: dict[int, list[Rollout]] = {}
         for rollout in step.take(step.num_waiting):
-            groups.setdefault(rollout.prompt, []).append(rollout)
+            groups.setdefault(rollout.group, []).append(rollout)
         for members in groups.values():
             taken = self._quota > 0
             self._quota -= taken
@@ -130,7 +130,7 @@ class GroupWork(Dispatch):
         cuts: dict[Step, dict[Rollout, int]] = {}
         for rollout in wait:
             size = rollout.step.begin.group_size
-            first = rollout.prompt * size
+            first = rollout.group * size
             members = [rollout.step.rollout_of(first + place) for place in range(size)]
             shortest = min(member.num_tokens for member in members if member is not None)
             if shortest < rollout.num_tokens:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromServer, InstanceExited, ServerGone
-from rlboost_jax.simulator.engine import Engine, Row, Told
+from rlboost_jax.simulator.engine import Engine, NewTokens, Row
 
 if TYPE_CHECKING:
     from rlboost_jax.simulator.world import World
@@ -44,7 +44,7 @@ class Server:
         )
         self._version, self._digest = -1, ""
         self._sequence = 0
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._pull, self._pulling = 0, 0
         self._turn = 0  # of the wake-up that counts
 
@@ -103,7 +103,7 @@ class Server:
             self._say(m.Notice(seconds=seconds, reason="the market"))
 
     def leave(self, reason: str) -> None:
-        """By itself, with all its tokens told."""
+        """By itself, with all its tokens reported."""
         if self.alive:
             self._tell()
             self._say(m.Goodbye(reason=reason))
@@ -142,11 +142,11 @@ class Server:
         done = len(request.response_tokens) // 4
         return Row(
             request_id=request.request_id,
-            group=(request.step, request.prompt),
+            group=(request.work.batch, request.work.prompt),
             prompt_tokens=len(request.prompt_tokens) // 4,
-            length=self._world.length(request.step, request.sample),
+            length=self._world.length(request.work.batch, request.work.sample),
             done=done,
-            told=done,
+            reported=done,
         )
 
     def _release(self, ids: list[int]) -> None:
@@ -208,14 +208,14 @@ class Server:
             return
         now = self._world.clock.now
         self.engine.advance(now)
-        told = self.engine.tell(now, everything=everything)
-        if told:
-            self._say_batch(told)
+        reported = self.engine.report(now, everything=everything)
+        if reported:
+            self._say_batch(reported)
 
-    def _say_batch(self, told: list[Told], *, idle: bool = False) -> None:
+    def _say_batch(self, reported: list[NewTokens], *, idle: bool = False) -> None:
         parts, total = [], 0
         longest = self._world.config.workload.max_response_tokens
-        for row in told:
+        for row in reported:
             total += row.tokens
             stops = row.ended and row.row.length < longest
             parts.append(_ONE_BYTES * (row.tokens - stops) + _STOP_BYTES * stops)
@@ -225,8 +225,8 @@ class Server:
         batch = m.TokenBatch(
             sequence=self._sequence,
             version=self._version,
-            request_ids=m.pack_ids([row.row.request_id for row in told]),
-            counts=m.pack_counts([row.tokens for row in told]),
+            request_ids=m.pack_ids([row.row.request_id for row in reported]),
+            counts=m.pack_counts([row.tokens for row in reported]),
             tokens=b"".join(parts),
             logprobs=bytes(4 * total),
             in_flight=0 if idle else running * self._world.config.engine.dispatch_tokens,

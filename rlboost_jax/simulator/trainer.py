@@ -105,10 +105,10 @@ class Trainer:
     def _finished(self, rollout: m.FinishedRollout) -> None:
         if not self._stream.arrived(rollout):
             return
-        lengths = self._lengths[rollout.prompt]
-        lengths.append(len(rollout.tokens) // 4)
-        if len(lengths) == self._config.workload.group_size:
-            self._stream.finished(Group(prompt=rollout.prompt, trajectories=()))
+        prompt = rollout.work.prompt
+        self._lengths[prompt].append(len(rollout.tokens) // 4)
+        if len(self._lengths[prompt]) == self._config.workload.group_size:
+            self._stream.finished(Group(prompt=prompt, trajectories=()))
         self._go_on()
 
     def _go_on(self) -> None:

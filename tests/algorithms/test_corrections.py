@@ -65,7 +65,7 @@ def test_weights_have_no_gradient():
 def test_the_trap_of_rejection_the_divisor_shrinks_with_what_is_left(
     kept, aggregation, expected, divisor
 ):
-    """ "mask" changes the weights and leaves the divisor: 4 tokens, 2 responses in any case."""
+    """Masking changes the weights and leaves the divisor: 4 tokens, 2 responses in any case."""
     inside = np.array([[False, *map(bool, kept), False]])
     found, count = kept_weights(jnp.asarray(inside), SEGMENTS, loss_aggregation=aggregation)
     np.testing.assert_allclose(np.asarray(found)[0, 1:5], expected)

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.h100 import derived
 from benchmarks.h100.bounds import bounds_of, server, training
 from benchmarks.h100.checkpoints import run_of
+from benchmarks.h100.names import gradients_name, packed_size
 from benchmarks.h100.simulated import comparison
 from configs.sim import h100
 
@@ -32,7 +33,7 @@ def test_a_learners_seconds_are_linear_in_tokens_and_pairs() -> None:
     def row(count: int, tokens: int) -> dict[str, Any]:
         each = 2e-5 * tokens + 6e-10 * tokens**2 / 2
         return {
-            "program": f"gradients {count:,} x {tokens:,}",
+            "program": gradients_name(count, tokens),
             "tokens": count * tokens,
             "seconds_serial": count * each,
         }
@@ -44,6 +45,20 @@ def test_a_learners_seconds_are_linear_in_tokens_and_pairs() -> None:
         "token_seconds": pytest.approx(2e-5 + 3e-7),
         "pair_seconds": 0.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("gradients 8 x 14,848", (8, 14_848)), ("gradients 1,000 x 96", (1000, 96))],
+)
+def test_a_name_says_how_large_a_packed_batch_is(name: str, size: tuple[int, int]) -> None:
+    assert packed_size(name) == size
+    assert packed_size(gradients_name(*size)) == size
+
+
+def test_a_name_of_another_program_says_no_size() -> None:
+    with pytest.raises(ValueError, match="'critic gradients' is not named after a packed batch"):
+        packed_size("critic gradients")
 
 
 def test_a_run_without_rows_has_no_bounds() -> None:

@@ -53,13 +53,6 @@ def test_transformers_reads_the_weights_from_the_folder(tmp_path):
     assert tokenizer("7 255 0")["input_ids"] == [7, 255, 0]
 
 
-def test_turns_alternate_and_the_first_round_is_not_counted():
-    order = []
-    calls = [lambda i=i: order.append(i) for i in range(3)]
-    assert peers.take_turns(calls, rounds=2).shape == (2, 3)
-    assert order == [0, 1, 2] * 3
-
-
 def test_a_ratio_is_of_neighbours():
     """The machine is ten times slower in the last rounds, which no ratio may show."""
     ours = np.array([1.0, 1.0, 1.0, 10.0, 10.0])

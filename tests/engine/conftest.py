@@ -12,6 +12,7 @@ import pytest
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
 from rlboost_jax.models.params import init_params
+from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.engine import EngineConfig
 from rlboost_jax.settings.model import ModelConfig
 from tests.small import ENGINE, small_model
@@ -79,6 +80,7 @@ def request_of() -> Callable[..., GenerateRequest]:
         step: int = 3,
         seed: int = 11,
         version: int = 1,
+        sequence: int = 0,
         **sampling: Any,
     ) -> GenerateRequest:
         settings = {
@@ -89,12 +91,9 @@ def request_of() -> Callable[..., GenerateRequest]:
             "stop_ids": (5, 17, 29),
         }
         return GenerateRequest(
+            work=Work(seed=seed, batch=step, prompt=group, sample=request_id, sequence=sequence),
             request_id=request_id,
-            step=step,
-            prompt=group,
-            sample=request_id,
             version=version,
-            seed=seed,
             prompt_tokens=pack_tokens(list(prompt)),
             response_tokens=pack_tokens(list(response)),
             sampling=Sampling(**{**settings, **sampling}),
@@ -193,7 +192,9 @@ class Oracle:
         sampling, tokens, logprobs = request.sampling, [], []
         while len(tokens) < sampling.max_tokens:
             weights = self.distribution(self.logits(prompt + tokens), sampling)
-            noise = self.uniform(request.seed, request.step, request.sample, len(tokens))
+            noise = self.uniform(
+                request.work.noise_seed, request.work.batch, request.work.sample, len(tokens)
+            )
             tokens.append(int(np.searchsorted(np.cumsum(weights), noise, side="right")))
             logprobs.append(float(np.log(weights[tokens[-1]])))
             if tokens[-1] in sampling.stop_ids:

@@ -15,6 +15,7 @@ from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.params import init_params, unstack_layers
 from rlboost_jax.models.sharding import make_mesh, param_shardings
+from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.routing import Routing
 from tests import unoptimized
 from tests.engine.conftest import CONFIG, MODEL, SLOT_TOKENS
@@ -28,12 +29,9 @@ KINDS = {
 def request(number):
     prompt = [number // 2, 7, 1, 8, 2, 8][: 2 + number // 2]
     return GenerateRequest(
+        work=Work(seed=5, batch=3, prompt=number // 2, sample=number),
         request_id=number,
-        step=3,
-        prompt=number // 2,
-        sample=number,
         version=1,
-        seed=5,
         prompt_tokens=pack_tokens(prompt),
         response_tokens=b"",
         sampling=Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=20, stop_ids=()),

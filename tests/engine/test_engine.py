@@ -14,6 +14,7 @@ from rlboost_jax.engine.engine import Engine, EngineBusy
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.engine.requests import RequestRejected, RequestTooLong
 from rlboost_jax.messages import GenerateRequest
+from rlboost_jax.sequences.endings import finish_reason
 from rlboost_jax.settings.engine import EngineConfig
 from rlboost_jax.settings.model import ModelConfig
 
@@ -54,6 +55,12 @@ def test_tokens_and_logprobs_are_those_of_dense_float64(
         tokens, bits = rollouts[request.request_id]
         expected_tokens, expected_logprobs = oracle.rollout(request)
         assert tokens == expected_tokens
+        ends = request.sampling.max_tokens, request.sampling.stop_ids
+        reasons = [
+            finish_reason(token, n, max_tokens=ends[0], stop_ids=ends[1])
+            for n, token in enumerate(tokens, start=1)
+        ]
+        assert reasons[-1] is not None and not any(reasons[:-1]), "the device's mask is another"
         logprobs = np.array(bits, np.int32).view(np.float32)
         np.testing.assert_allclose(logprobs, expected_logprobs, atol=1e-5)
     lengths = {len(tokens) for tokens, _ in rollouts.values()}
@@ -71,6 +78,7 @@ def test_mixed_requests_keep_their_own_settings(
         request_of(2, PROMPTS[2], group=1, temperature=0.5, top_k=4, stop_ids=(1, 2, 3, 4)),
         request_of(3, PROMPTS[2], group=1, temperature=2.0, top_p=0.5, max_tokens=1),
         request_of(4, PROMPTS[3], group=2, seed=12, step=4, max_tokens=7),
+        request_of(5, PROMPTS[3], group=2, sequence=3, max_tokens=7),
     ]
     engine.submit(requests)
     rollouts = drain(engine)

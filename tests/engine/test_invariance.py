@@ -156,7 +156,7 @@ def test_the_sampler_does_not_know_how_many_rows_there_are(
         records = jnp.zeros((len(x), metadata.record_width(engine.layout)), jnp.int32)
         one = jax.lax.bitcast_convert_type(jnp.float32(1), jnp.int32)
         controls = metadata.controls(records.at[:, metadata.TEMPERATURE].set(one))
-        keys = noise_keys(controls.seed, controls.step, controls.sample)
+        keys = noise_keys(controls.seed, controls.batch, controls.sample)
         return engine.programs._sample(params, x, keys, jnp.arange(len(x)), controls)
 
     whole = sample(x)

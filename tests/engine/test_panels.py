@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from rlboost_kernels import active
+from rlboost_kernels import active, pack_panels
 
 from rlboost_jax.engine import engine as engines
 from rlboost_jax.engine import programs
@@ -42,6 +42,8 @@ def test_whole_panels_only_are_packed(dtype: str) -> None:
         assert after["mlp"]["up"]["kernel"].shape == (64, 40)  # no multiple of 32
         down = before["mlp"]["down"]["kernel"]
         np.testing.assert_array_equal(rows(after["mlp"]["down"]["kernel"]), down)
+        # In pairs for bfloat16, where the processor multiplies these.
+        assert after["mlp"]["down"]["kernel"].shape == pack_panels(down, dtype=dtype).shape
         assert after["mlp_norm"]["scale"] is before["mlp_norm"]["scale"]
 
 

@@ -37,7 +37,7 @@ Requests = Callable[..., GenerateRequest]
         ([1], {"stop_ids": (37,)}, "stop id 37; model.vocab_size is 37"),
         ([1], {"seed": -1}, "seed -1"),
         ([1], {"seed": 2**32}, "seed 4294967296"),
-        ([1], {"step": -2}, "step -2"),
+        ([1], {"step": -2}, "batch -2"),
         ([1], {"response": [2, 5], "stop_ids": (5,)}, "has stop id 5 in its response"),
         ([1], {"response": [2, 3, 4], "max_tokens": 3}, "already has 3 of its response of at"),
     ],

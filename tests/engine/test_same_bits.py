@@ -150,6 +150,12 @@ def test_sharing_a_prompt_saves_pages_and_no_bit(
     assert apart - together >= 3 * 4 - 4
 
 
+def named(request: GenerateRequest, request_id: int | None = None, **changes: Any):
+    """The same for another work."""
+    work = msgspec.structs.replace(request.work, **changes)
+    return msgspec.structs.replace(request, work=work, request_id=request_id or request.request_id)
+
+
 def test_the_noise_names_the_sample_and_not_the_request(
     build_engine: Build,
     drain: Callable[[Engine], Rollouts],
@@ -161,13 +167,14 @@ def test_the_noise_names_the_sample_and_not_the_request(
     rollouts = drain(engine)
     assert rollouts[1] == rollouts[2]
     others = [
-        msgspec.structs.replace(first, seed=12),
-        msgspec.structs.replace(first, step=4, request_id=2),
-        msgspec.structs.replace(first, sample=2, request_id=3),
+        named(first, seed=12),
+        named(first, batch=4, request_id=2),
+        named(first, sample=2, request_id=3),
+        named(first, sequence=1, request_id=4),
     ]
     engine.submit(others)
     different = {tuple(tokens) for tokens, _ in drain(engine).values()}
-    assert len(different) == 3 and tuple(rollouts[1][0]) not in different
+    assert len(different) == 4 and tuple(rollouts[1][0]) not in different
 
 
 def continued(request: GenerateRequest, rollouts: Rollouts) -> GenerateRequest:

@@ -14,8 +14,9 @@ from hypothesis import given
 
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.rollouts import Rollout, new_rollout
-from rlboost_jax.engine.scheduler import Plan, Scheduler, Work
+from rlboost_jax.engine.scheduler import Plan, ScheduledTokens, Scheduler
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
+from rlboost_jax.sequences.identities import Work
 
 MAX_STEPS = 4
 STOP = 5
@@ -66,7 +67,7 @@ class SymbolicDevice:
                 self.attend(work.rollout, known[: work.start + work.count])
         return [self.decode(work, plan.mixed, before) for work in plan.work]
 
-    def decode(self, work: Work, mixed: bool, before: Yields) -> list[int]:
+    def decode(self, work: ScheduledTokens, mixed: bool, before: Yields) -> list[int]:
         rollout = work.rollout
         known = tuple(rollout.tokens[: rollout.known].tolist())
         if work.follows is not None:
@@ -191,12 +192,9 @@ def make_request(
     stop_ids: tuple[int, ...] = (STOP,),
 ) -> GenerateRequest:
     return GenerateRequest(
+        work=Work(seed=0, batch=0, prompt=group, sample=request_id),
         request_id=request_id,
-        step=0,
-        prompt=group,
-        sample=request_id,
         version=1,
-        seed=0,
         prompt_tokens=pack_tokens(prompt),
         response_tokens=pack_tokens(response),
         sampling=Sampling(

@@ -7,12 +7,19 @@ from typing import Any
 import pytest
 
 from tests.engine.on_two_devices import KINDS
+from tests.shared import measured_once
 
 
 @pytest.fixture(scope="module")
-def of_all_kinds(run_with_devices: Callable[..., str]) -> dict[str, Any]:
+def of_all_kinds(
+    run_with_devices: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     source = "from tests.engine.on_two_devices import main; main()"
-    return json.loads(run_with_devices(source, 2, optimized=True))
+    return measured_once(
+        tmp_path_factory,
+        "engines-on-two-devices",
+        lambda: json.loads(run_with_devices(source, 2, optimized=True)),
+    )
 
 
 @pytest.fixture(params=KINDS)

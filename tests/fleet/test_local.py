@@ -43,9 +43,7 @@ def record(workdir, name: str, pid: int, started: str) -> None:
 def provider(
     workdir, exits: asyncio.Queue, program: str = "", on_failure=None, **options
 ) -> LocalProvider:
-    """Args:
-    program: of its zygote; "": the real one.
-    """
+    """One whose zygote is a program; "": the real one."""
     if program:
         options["zygote"] = (sys.executable, "-c", program)
     return LocalProvider(

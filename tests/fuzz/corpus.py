@@ -65,7 +65,7 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
     ),
     "extend_step_greedy": m.ExtendStep(
         step=0,
-        prompts=(m.PromptRequest(prompt=4, tokens=m.pack_tokens([4, 0, 1])),),
+        prompts=(m.PromptRequest(prompt=4, tokens=m.pack_tokens([4, 0, 1]), purpose="evaluate"),),
         samples=1,
         sampling=msgspec.structs.replace(begin_step(0, 0, "d").sampling, temperature=0.0),
     ),

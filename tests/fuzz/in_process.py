@@ -144,9 +144,9 @@ class Scene:
             for request in list(work.values()):
                 leads.append(lead(request))
                 had = len(request.response_tokens) // 4
-                whole = length(DIGEST, request.step, request.sample)
+                whole = length(DIGEST, request.work.batch, request.work.sample)
                 place = range(had, min(whole, had + count))
-                tokens = [token(DIGEST, request.step, request.sample, i) for i in place]
+                tokens = [token(DIGEST, request.work.batch, request.work.sample, i) for i in place]
                 tokens = tokens or [STOP]  # an insider has made it longer than it should be
                 rows.append((request.request_id, tokens))
                 data = request.response_tokens + m.pack_tokens(tokens)
@@ -305,9 +305,9 @@ class Scene:
             case m.Release(request_ids=data) if stream in self._work:
                 ids = [i for i in m.unpack_ids(data).tolist() if self._work[stream].pop(i, None)]
                 self._do(FromServer(stream, m.Released(request_ids=m.pack_ids(ids))))
-            case m.FinishedRollout(sample=sample) if stream == TRAINER:
-                assert message.step == self._step and sample not in self._finished, "twice"
-                self._finished[sample] = message
+            case m.FinishedRollout(work=work) if stream == TRAINER:
+                assert work.batch == self._step and work.sample not in self._finished, "twice"
+                self._finished[work.sample] = message
             case m.StepReport() if stream == TRAINER:
                 self._report = message
 
@@ -358,7 +358,7 @@ class Scene:
         for instance in manager.roster:
             assert len(instance.held) <= instance.slots + limit
             assert instance.num_releasing == sum(r.releasing for r in instance.held.values())
-            assert instance.groups == Counter(r.prompt for r in instance.held.values())
+            assert instance.groups == Counter(r.group for r in instance.held.values())
             holders.update(map(id, instance.held.values()))
         step = manager.ledger.active
         assert step is not None

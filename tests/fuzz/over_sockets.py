@@ -228,8 +228,8 @@ class Honest:
         """All of the step at once; what the trainer hears of it is what was said."""
         rows = []
         for request in self._requests:
-            place = range(length(DIGEST, 0, request.sample))
-            tokens = [token(DIGEST, 0, request.sample, i) for i in place]
+            place = range(length(DIGEST, 0, request.work.sample))
+            tokens = [token(DIGEST, 0, request.work.sample, i) for i in place]
             rows.append((request.request_id, tokens))
         await self._engine.send_bytes(m.encode(batch(0, 0, rows)))
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -245,9 +245,9 @@ class Honest:
             match decode(frame.data):
                 case m.Generate(requests=requests):
                     self._requests += requests
-                case m.FinishedRollout(sample=sample) as result:
-                    assert sample not in self._finished, "twice"
-                    self._finished[sample] = result
+                case m.FinishedRollout(work=work) as result:
+                    assert work.sample not in self._finished, "twice"
+                    self._finished[work.sample] = result
         self._ended.append(f"an honest stream has ended: {stream.close_code}")
 
     async def _renew(self) -> None:

@@ -8,7 +8,8 @@ Limits are what the programs come to today, with a little to spare. Where that i
 what it would be; a mend lowers the limit.
 """
 
-from functools import cache
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from benchmarks.h100.__main__ import WHEELS, rows_of
 from benchmarks.h100.checkpoints import run_of
 from benchmarks.h100.jobs import Job
 from rlboost_jax.settings.memory import learner_bytes_per_device, weight_bytes
+from tests.shared import measured_once
 
 pytestmark = [
     pytest.mark.h100,
@@ -28,19 +30,46 @@ pytestmark = [
 ]
 
 
-@cache
-def rows(job: Job) -> dict[str, dict[str, Any]]:
-    """By the names of programs; all of them compiled."""
-    found = {row["program"]: row for row in rows_of(job, WHEELS)}
-    assert found
-    assert not {name: row["failed"] for name, row in found.items() if "failed" in row}
-    return found
+Rows = Callable[[Job], dict[str, dict[str, Any]]]
+
+# What several tests look at: a process begins with four seconds of imports.
+KERNELS = {
+    "qwen25_05b_gsm8k": Job("kernels", "qwen25_05b_gsm8k", only=("attention", "packed attention")),
+    "qwen3_8b_openr1": Job(
+        "kernels",
+        "qwen3_8b_openr1",
+        only=("attention", "packed attention", "update pages", "copy pages"),
+    ),
+}
+ONE_DEVICE = Job("learner", "qwen25_05b_gsm8k", mesh=(1, 1, 1), only=("gradients 16",))
+EIGHT_DEVICES = Job("learner", "qwen25_05b_gsm8k", mesh=(1, 8, 1), only=("gradients", "gaps"))
+EXPERTS = Job("learner", "qwen3_30b_a3b_moe", mesh=(1, 4, 4), only=("gradients 40", "gaps"))
+
+
+@pytest.fixture
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """Of a job, by the names of programs; all of them compiled, once for all tests."""
+
+    def of(job: Job) -> dict[str, dict[str, Any]]:
+        name = str(job).replace(" ", "-")
+        measured = measured_once(tmp_path_factory, name, lambda: rows_of(job, WHEELS))
+        found = {row["program"]: row for row in measured}
+        assert found
+        assert not {name: row["failed"] for name, row in found.items() if "failed" in row}
+        return found
+
+    return of
+
+
+def of_kind(found: dict[str, dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Rows of programs whose names begin so."""
+    return [row for name, row in found.items() if name.startswith(kind)]
 
 
 @pytest.mark.parametrize("config", ["qwen25_05b_gsm8k", "qwen3_8b_openr1"])
 @pytest.mark.parametrize("name", ["mosaic_gpu", "triton"])
-def test_attention_spills_no_registers(config: str, name: str) -> None:
-    row = rows(Job("kernels", config, only="attention"))[f"attention {name}"]
+def test_attention_spills_no_registers(rows: Rows, config: str, name: str) -> None:
+    row = rows(KERNELS[config])[f"attention {name}"]
     ours = [kernel for kernel in row["compiled_kernels"] if not kernel["name"].endswith("of XLA")]
     assert len(ours) == 2  # items, and their merging
     for kernel in ours:
@@ -51,8 +80,8 @@ def test_attention_spills_no_registers(config: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["product", "total", "outer"])
-def test_products_of_groups_spill_no_registers(form: str) -> None:
-    found = rows(Job("kernels", "qwen3_30b_a3b_moe", only="grouped"))
+def test_products_of_groups_spill_no_registers(rows: Rows, form: str) -> None:
+    found = rows(Job("kernels", "qwen3_30b_a3b_moe", only=("grouped",)))
     (row,) = (row for name, row in found.items() if name.split()[1] == form)
     (kernel,) = (k for k in row["compiled_kernels"] if not k["name"].endswith("of XLA"))
     assert kernel["spilled"] == 0
@@ -62,9 +91,9 @@ def test_products_of_groups_spill_no_registers(form: str) -> None:
 
 
 @pytest.mark.parametrize("config", ["qwen25_05b_gsm8k", "qwen3_8b_openr1"])
-def test_fused_attention_spills_no_registers(config: str) -> None:
+def test_fused_attention_spills_no_registers(rows: Rows, config: str) -> None:
     """Heads of 64 and of 128."""
-    (row,) = rows(Job("kernels", config, only="packed attention")).values()
+    (row,) = of_kind(rows(KERNELS[config]), "packed attention")
     ours = [kernel for kernel in row["compiled_kernels"] if not kernel["name"].endswith("of XLA")]
     assert {kernel["name"] for kernel in ours} == set(PRODUCTS)
     for kernel in ours:
@@ -75,13 +104,13 @@ def test_fused_attention_spills_no_registers(config: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["update pages", "copy pages"])
-def test_pages_are_written_in_place(name: str) -> None:
-    row = rows(Job("kernels", "qwen3_8b_openr1", only=name))[name]
+def test_pages_are_written_in_place(rows: Rows, name: str) -> None:
+    row = rows(KERNELS["qwen3_8b_openr1"])[name]
     assert row["hbm_gb"] < 0.1 * row["arguments_gib"]
 
 
-def test_decode_steps_copy_no_pool() -> None:
-    row = rows(Job("engine", "qwen25_05b_gsm8k", attention="mosaic_gpu", only="decode"))
+def test_decode_steps_copy_no_pool(rows: Rows) -> None:
+    row = rows(Job("engine", "qwen25_05b_gsm8k", attention="mosaic_gpu", only=("decode",)))
     (decode,) = row.values()
     # What has to be read is 18.4 GB for 8 steps; the logits, whole and in float32, are the rest.
     # One copy of the pools in each step would be 41 more.
@@ -91,9 +120,9 @@ def test_decode_steps_copy_no_pool() -> None:
     assert decode["plan_gib"] == pytest.approx(decode["device_gib"], rel=0.15)
 
 
-def test_a_step_with_a_full_pool_reads_its_weights_once() -> None:
+def test_a_step_with_a_full_pool_reads_its_weights_once(rows: Rows) -> None:
     """Arguments of four fifths of the device make XLA rematerialise, if it is let."""
-    row = rows(Job("engine", "qwen3_8b_openr1", attention="mosaic_gpu", only="mixed"))
+    row = rows(Job("engine", "qwen3_8b_openr1", attention="mosaic_gpu", only=("mixed",)))
     (mixed,) = row.values()
     # 15.2 GB have to be read. Logits of all 256 rows would be 0.5 more, and the unembedding five
     # times, to spare them, 5.
@@ -103,8 +132,8 @@ def test_a_step_with_a_full_pool_reads_its_weights_once() -> None:
     assert mixed["plan_gib"] == pytest.approx(mixed["device_gib"], rel=0.15)
 
 
-def test_gradients_of_one_device_have_no_collectives() -> None:
-    (row,) = rows(Job("learner", "qwen25_05b_gsm8k", mesh=(1, 1, 1), only="gradients 16")).values()
+def test_gradients_of_one_device_have_no_collectives(rows: Rows) -> None:
+    (row,) = rows(ONE_DEVICE).values()
     assert row["collective_gb"] == 0
     assert row["mfu_serial"] > 0.2
     assert row["trips"] == 0
@@ -112,9 +141,9 @@ def test_gradients_of_one_device_have_no_collectives() -> None:
     assert row["custom_calls"]["__gpu$xla.gpu.triton"] == 3 * 24
 
 
-def test_scoring_gathers_no_heads() -> None:
+def test_scoring_gathers_no_heads(rows: Rows) -> None:
     """The partitioner leaves kernels alone, and rows and heads where they are."""
-    row = rows(Job("learner", "qwen3_8b_openr1", mesh=(1, 1, 8), only="gaps"))["gaps"]
+    row = rows(Job("learner", "qwen3_8b_openr1", mesh=(1, 1, 8), only=("gaps",)))["gaps"]
     assert row["trips"] == 0
     # Two sums of the residual stream in each of 36 layers are 15.3; heads of all layers would be
     # another 12.
@@ -122,12 +151,12 @@ def test_scoring_gathers_no_heads() -> None:
 
 
 @pytest.mark.parametrize(("program", "times"), [("gradients", 4), ("gaps", 1.5)])
-def test_matrices_move_once_a_pass(program: str, times: float) -> None:
+def test_matrices_move_once_a_pass(rows: Rows, program: str, times: float) -> None:
     """Gathered forwards, and again backwards; their gradients reduced once, in float32.
 
     In blocks of all devices' rows the unembedding was gathered a thousand times: 1,223 GB.
     """
-    (row,) = rows(Job("learner", "qwen25_05b_gsm8k", mesh=(1, 8, 1), only=program)).values()
+    (row,) = of_kind(rows(EIGHT_DEVICES), program)
     weights = weight_bytes(run_of("qwen25_05b_gsm8k").model, "bfloat16") / 1e9
     assert row["collective_gb"] < times * weights
     assert row["largest"][0].startswith("0.93 GiB f32[")  # logits; no table in float32
@@ -135,34 +164,33 @@ def test_matrices_move_once_a_pass(program: str, times: float) -> None:
     assert sum(c["sent_gb"] for c in rounded) < 0.001 * weights  # biases
 
 
-@pytest.mark.parametrize(
-    ("mesh", "program"), [((1, 1, 1), "gradients 16"), ((1, 8, 1), "gradients")]
-)
-def test_the_plan_of_memory_is_the_compiler_s(mesh: tuple[int, int, int], program: str) -> None:
-    (row,) = rows(Job("learner", "qwen25_05b_gsm8k", mesh=mesh, only=program)).values()
-    trees = learner_bytes_per_device(run_of("qwen25_05b_gsm8k", mesh)) / 2**30
+@pytest.mark.parametrize("job", [ONE_DEVICE, EIGHT_DEVICES], ids=str)
+def test_the_plan_of_memory_is_the_compiler_s(rows: Rows, job: Job) -> None:
+    (row,) = of_kind(rows(job), "gradients")
+    trees = learner_bytes_per_device(run_of(job.config, job.mesh)) / 2**30
     assert row["plan_gib"] == pytest.approx(trees + row["temporaries_gib"], rel=0.15)
 
 
+float32 = partial(Job, dtype="float32")
 FLOAT32 = (
-    Job("kernels", "qwen25_05b_gsm8k", dtype="float32"),
-    Job("learner", "qwen25_05b_gsm8k", mesh=(1, 1, 1), only="gradients 16", dtype="float32"),
-    Job("learner", "llama32_1b_lora", mesh=(1, 8, 1), only="gradients", dtype="float32"),
-    Job("learner", "qwen3_30b_a3b_moe", mesh=(1, 4, 4), only="gaps", dtype="float32"),
-    Job("engine", "qwen25_05b_gsm8k", attention="auto", dtype="float32"),
+    float32("kernels", "qwen25_05b_gsm8k"),
+    float32("learner", "qwen25_05b_gsm8k", mesh=(1, 1, 1), only=("gradients 16",)),
+    float32("learner", "llama32_1b_lora", mesh=(1, 8, 1), only=("gradients",)),
+    float32("learner", "qwen3_30b_a3b_moe", mesh=(1, 4, 4), only=("gaps",)),
+    float32("engine", "qwen25_05b_gsm8k", attention="auto", layers=2),  # which are all alike
 )
 
 
 @pytest.mark.parametrize("job", FLOAT32, ids=str)
-def test_float32_factors_are_not_rounded(job: Job) -> None:
+def test_float32_factors_are_not_rounded(rows: Rows, job: Job) -> None:
     assert any("f32" in row["flops_by_type"] for row in rows(job).values())
     for row in rows(job).values():
         assert "tf32" not in row["flops_by_type"]  # what the compiler is allowed
         assert not row.get("tf32_kernels")  # what it does
 
 
-def test_products_with_experts_are_products_of_groups() -> None:
-    (row,) = rows(Job("learner", "qwen3_30b_a3b_moe", mesh=(1, 4, 4), only="gaps")).values()
+def test_products_with_experts_are_products_of_groups(rows: Rows) -> None:
+    (row,) = of_kind(rows(EXPERTS), "gaps")
     assert row["ragged_dot_flops"] == 0
     # 59 times where every device multiplies all rows with all of its experts. Of the rest a tenth
     # is half a tile of each expert, and what is in blocks of attention.
@@ -172,11 +200,10 @@ def test_products_with_experts_are_products_of_groups() -> None:
     assert row["temporaries_gib"] < 2.5
 
 
-def test_gradients_of_experts_take_what_is_planned() -> None:
-    mesh = (1, 4, 4)
-    (row,) = rows(Job("learner", "qwen3_30b_a3b_moe", mesh=mesh, only="gradients 40")).values()
+def test_gradients_of_experts_take_what_is_planned(rows: Rows) -> None:
+    (row,) = of_kind(rows(EXPERTS), "gradients")
     assert row["ragged_dot_flops"] == 0
     assert row["flops"] / row["model_flops"] < 1.5  # of which a third of the forward pass, again
     assert row["custom_calls"]["mosaic_gpu_v2"] == 7 * 48  # 2 forwards; 5 backwards, not 2 more
-    trees = learner_bytes_per_device(run_of("qwen3_30b_a3b_moe", mesh)) / 2**30
+    trees = learner_bytes_per_device(run_of(EXPERTS.config, EXPERTS.mesh)) / 2**30
     assert row["plan_gib"] == pytest.approx(trees + row["temporaries_gib"], rel=0.15)

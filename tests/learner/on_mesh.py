@@ -61,8 +61,10 @@ def random_batches(num_batches=NUM_BATCHES):
 
 class Trainer:
     def __init__(self, shape, rank=0, **learner):
-        """Args:
-        rank: of adapters that add something.
+        """A small learner on a mesh of that shape.
+
+        Args:
+            rank: of adapters that add something.
         """
         self.run = small_run(**learner)
         self.run = replace(self.run, model=replace(self.run.model, lora=LoraConfig(rank=rank)))

@@ -108,7 +108,7 @@ def by_hand(learners, groups):
     algorithm, state = learners.run.algorithm, fresh(learners)
     batch = batch_of(learners, groups)
     members = [t for group in batch for t in group.trajectories]
-    if algorithm.looks_first:
+    if algorithm.has_evaluation_pass:
         members, _, _ = learners.score(state, batch)
     members = learners.estimates.of_batch(members)
     params, opt_state = state.params, state.opt_state

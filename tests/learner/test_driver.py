@@ -15,6 +15,7 @@ from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import Doubt, StepStream, StreamTimes
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.rewards.verdict import Verdict, at_once
+from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.presets import PRESETS
 
 GROUP = 2
@@ -26,9 +27,7 @@ def verdict(reward: float) -> Verdict:
 
 def rollout(prompt: int, place: int, *, step: int = 0, version: int = 0) -> m.FinishedRollout:
     return m.FinishedRollout(
-        step=step,
-        prompt=prompt,
-        sample=prompt * GROUP + place,
+        work=Work(seed=0, batch=step, prompt=prompt, sample=prompt * GROUP + place),
         tokens=m.pack_tokens([5, place]),
         logprobs=m.pack_logprobs([-1.0, -2.0]),
         versions=((version, 2),),
@@ -170,8 +169,8 @@ class Aside:
     complete = False
 
     def take(self, rollout: m.FinishedRollout) -> bool:
-        self.complete |= rollout.prompt == 9
-        return rollout.prompt == 9
+        self.complete |= rollout.work.prompt == 9
+        return rollout.work.prompt == 9
 
     def withdraw(self, withdrawn: m.Withdrawn) -> None:
         self.complete = False
@@ -214,7 +213,7 @@ def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
     def extend(places: range) -> None:
         asked.append(places)
         step.extend([np.array([1, p], np.int32) for p in places])
-        link.script = deque(sorted(link.script, key=lambda r: r.prompt == 3))
+        link.script = deque(sorted(link.script, key=lambda r: r.work.prompt == 3))
 
     def check(groups: tuple[Group, ...]) -> list[Doubt]:
         """A group of equal rewards is looked at, too."""

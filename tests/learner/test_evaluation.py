@@ -11,8 +11,8 @@ from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task, get_task
 from rlboost_jax.learner.collector import WrongVersion
 from rlboost_jax.learner.evaluation import Measurement
-from rlboost_jax.messages import FIRST_HELDOUT
 from rlboost_jax.rewards.verdict import at_once
+from rlboost_jax.sequences.identities import Work, sample_number
 
 
 @pytest.fixture
@@ -29,7 +29,10 @@ def measure(config, task, *, prompts: int, samples: int, group_size: int) -> Mea
 def finished(measurement: Measurement, group_size: int) -> list[tuple[int, int]]:
     """(prompt, sample) of all that it asks for, as the manager numbers them."""
     return [
-        (prompt.prompt, prompt.prompt * group_size + place)
+        (
+            prompt.prompt,
+            sample_number(prompt.prompt, place, group_size=group_size, purpose="evaluate"),
+        )
         for prompts, samples in measurement.parts()
         for prompt in prompts
         for place in range(samples)
@@ -38,7 +41,8 @@ def finished(measurement: Measurement, group_size: int) -> list[tuple[int, int]]
 
 def rollout(prompt: int, sample: int, tokens) -> m.FinishedRollout:
     return m.FinishedRollout(
-        step=3, prompt=prompt, sample=sample, tokens=m.pack_tokens(tokens), logprobs=b"",
+        work=Work(seed=0, batch=3, purpose="evaluate", prompt=prompt, sample=sample),
+        tokens=m.pack_tokens(tokens), logprobs=b"",
         versions=((3, len(tokens)),), instances=("a",),
     )  # fmt: skip
 
@@ -52,7 +56,8 @@ def test_one_greedy_response_to_each(config, task):
     )
     asked = [m.unpack_tokens(prompt.tokens).tolist() for prompt in extension.prompts]
     assert asked == [prompt.tokens.tolist() for prompt in task.heldout(seed=0, count=5)]
-    assert [prompt.prompt for prompt in extension.prompts] == [FIRST_HELDOUT + i for i in range(5)]
+    assert [prompt.prompt for prompt in extension.prompts] == list(range(5))
+    assert {prompt.purpose for prompt in extension.prompts} == {"evaluate"}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,7 @@ def test_the_score_does_not_depend_on_who_is_first(config, task, samples):
     seen: dict[int, int] = {}
     rollouts = []
     for prompt, sample in sorted(finished(measurement, 4)):
-        place = (prompt - FIRST_HELDOUT) // chunks
+        place = prompt // chunks
         number = seen[place] = seen.get(place, -1) + 1
         right = place % 2 == 1 if samples == 1 else number < place
         answer = task.worked_answer(heldout[place].problem)
@@ -101,8 +106,10 @@ def test_the_score_does_not_depend_on_who_is_first(config, task, samples):
 
 def test_responses_of_the_step_itself_are_none_of_its_business(config, task):
     measurement = measure(config, task, prompts=2, samples=1, group_size=4)
-    for prompt in (0, 7, FIRST_HELDOUT - 1, FIRST_HELDOUT + 2):
-        assert not measurement.take(rollout(prompt, 4 * prompt, [1]))
+    for prompt, sample in finished(measurement, 4):
+        asked_for = rollout(prompt, sample, [1])
+        trained = msgspec.structs.replace(asked_for.work, purpose="train")
+        assert not measurement.take(msgspec.structs.replace(asked_for, work=trained))
     with pytest.raises(ValueError, match="0 of 2 responses are here"):
         measurement.score()
 
@@ -112,7 +119,8 @@ def test_what_was_not_asked_for_counts_for_nothing(config, task):
     measurement = measure(config, task, prompts=2, samples=1, group_size=4)
     (prompt, sample), (other, _) = finished(measurement, 4)
     asked_for = rollout(prompt, sample, [1])
-    assert not measurement.take(msgspec.structs.replace(asked_for, step=2))
+    earlier = msgspec.structs.replace(asked_for.work, batch=2)
+    assert not measurement.take(msgspec.structs.replace(asked_for, work=earlier))
     assert not measurement.take(rollout(prompt, sample + 1, [1])), "one response to each"
     assert not measurement.take(rollout(other, sample, [1])), "of another prompt"
     with pytest.raises(ValueError, match="0 of 2 responses are here"):

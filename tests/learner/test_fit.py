@@ -118,9 +118,9 @@ def on_gpus() -> Callable[..., list[str]]:
 
     def checked(run: RunConfig, *limits: int | None) -> list[str]:
         devices = [Mock(jax.Device, platform=GPU, process_index=0) for _ in limits]
-        told = dict(zip(map(id, devices), limits, strict=True))
+        memory = dict(zip(map(id, devices), limits, strict=True))
         lines: list[str] = []
-        memory_of = lambda d: DeviceMemory(limit=told[id(d)])  # noqa: E731
+        memory_of = lambda d: DeviceMemory(limit=memory[id(d)])  # noqa: E731
         fit.check_devices(run, devices, lines.append, memory_of=memory_of)
         return lines
 

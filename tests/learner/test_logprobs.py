@@ -7,7 +7,7 @@ import pytest
 from rlboost_kernels import tokens_from_noise
 
 from rlboost_jax.learner.programs import logprobs
-from rlboost_jax.settings.algorithm import SamplingConfig
+from rlboost_jax.settings.sampling import SamplingConfig
 
 N, E, V = 40, 12, 50
 SETTINGS = [(0.7, 1.0, 0), (1.3, 0.6, 0), (0.9, 1.0, 7), (1.0, 0.8, 12)]
@@ -99,7 +99,7 @@ ON_DEVICES = """
 import itertools
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding
-from rlboost_jax.settings.algorithm import SamplingConfig
+from rlboost_jax.settings.sampling import SamplingConfig
 from rlboost_jax.learner.programs import logprobs
 from rlboost_jax.models.sharding import batch_sharding, make_mesh, unembedding_spec
 

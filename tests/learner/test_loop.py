@@ -28,6 +28,7 @@ from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.update.learner import Learner, learner_of
 from rlboost_jax.models.params import init_params, params_digest
+from rlboost_jax.sequences.identities import Work, sample_number
 
 WINDOW = m.WindowState(seconds=0.5, memory={2: 0.25}, instance_cap=3)
 COPY, DIGEST, EVALUATION, SAVING, REPORTING = (3.0 * 10.0**n for n in range(6, 11))  # seconds
@@ -77,11 +78,17 @@ class Link(ManagerLink):
                 self.trained_tokens += 3 * samples
             dull = prompt.prompt in self.dull.get(begin.step, ())
             for place in range(samples):
-                sample = prompt.prompt * begin.group_size + place
+                sample = sample_number(
+                    prompt.prompt, place, group_size=begin.group_size, purpose=prompt.purpose
+                )
                 self.told[sample] = m.FinishedRollout(
-                    step=begin.step,
-                    prompt=prompt.prompt,
-                    sample=sample,
+                    work=Work(
+                        seed=0,
+                        batch=begin.step,
+                        purpose=prompt.purpose,
+                        prompt=prompt.prompt,
+                        sample=sample,
+                    ),
                     tokens=m.pack_tokens([5, 5 + (0 if dull else place), 1]),
                     logprobs=m.pack_logprobs(self.lies.get(sample, [-4.7] * 3)),
                     versions=((begin.version, 3),),
@@ -178,9 +185,11 @@ def build(config, learner_step, world):
         around=None,
         **settings,
     ):
-        """Args:
-        accumulate: in place of the policy's.
-        around: what else the session has.
+        """A loop that has not begun.
+
+        Args:
+            accumulate: in place of the policy's.
+            around: what else the session has.
         """
         run = replace(
             config,

@@ -8,11 +8,15 @@ import pytest
 from rlboost_jax.settings.memory import num_adapter_parameters, num_parameters
 from rlboost_jax.settings.model import LoraConfig
 from tests.learner.on_mesh import small_run
+from tests.shared import measured_once
 
 
 @pytest.fixture(scope="module")
-def measured(run_with_devices):
-    return json.loads(run_with_devices("from tests.learner.on_mesh import main; main()", 8))
+def measured(run_with_devices, tmp_path_factory):
+    source = "from tests.learner.on_mesh import main; main()"
+    return measured_once(
+        tmp_path_factory, "learner-on-mesh", lambda: json.loads(run_with_devices(source, 8))
+    )
 
 
 def test_gradients_depend_on_neither_micro_batches_nor_devices_nor_remat(measured):

@@ -17,6 +17,7 @@ from rlboost_jax.learner.stream.driver import drive
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import Doubt, StepStream
 from rlboost_jax.rewards.verdict import Verdict
+from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.presets import PRESETS
 
 GROUP, PROMPTS = 2, 3
@@ -28,9 +29,7 @@ def verdict(reward: float, **faults: str) -> Verdict:
 
 def rollout(sample: int, *, attempt: int = 0) -> m.FinishedRollout:
     return m.FinishedRollout(
-        step=0,
-        prompt=sample // GROUP,
-        sample=sample,
+        work=Work(seed=0, batch=0, prompt=sample // GROUP, sample=sample),
         tokens=m.pack_tokens([sample, attempt]),
         logprobs=m.pack_logprobs([-1.0, -2.0]),
         versions=((0, 2),),

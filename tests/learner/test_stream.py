@@ -21,6 +21,7 @@ from rlboost_jax.learner.stream.step_stream import (
     Wait,
 )
 from rlboost_jax.learner.trajectory import Group, Trajectory
+from rlboost_jax.sequences.identities import Work
 
 STEP, GROUP, NUM_GROUPS, MOST_PROMPTS = 3, 2, 5, 11
 NO_TOKENS = np.zeros(0, np.int32)
@@ -28,9 +29,7 @@ NO_TOKENS = np.zeros(0, np.int32)
 
 def rollout(sample: int, *, step: int = STEP) -> m.FinishedRollout:
     return m.FinishedRollout(
-        step=step,
-        prompt=sample // GROUP,
-        sample=sample,
+        work=Work(seed=0, batch=step, prompt=sample // GROUP, sample=sample),
         tokens=b"",
         logprobs=b"",
         versions=((step, 0),),

@@ -98,11 +98,14 @@ class Desk:
         rows = []
         for r in requests:
             had = len(r.response_tokens) // 4
-            whole = length("d", r.step, r.sample)
+            whole = length("d", r.work.batch, r.work.sample)
             rows.append(
                 (
                     r.request_id,
-                    [token("d", r.step, r.sample, i) for i in range(had, min(whole, had + count))],
+                    [
+                        token("d", r.work.batch, r.work.sample, i)
+                        for i in range(had, min(whole, had + count))
+                    ],
                 )
             )
         if self.settings.routing and requests:

@@ -43,7 +43,7 @@ def rollouts(desk: Desk) -> dict[int, Rollout]:
 
 
 def finish(desk: Desk, stream: int, request: m.GenerateRequest) -> None:
-    rollout = rollouts(desk)[request.sample]
+    rollout = rollouts(desk)[request.work.sample]
     if rollout.result is None:
         desk.tokens(stream, [rollout.request()])
     assert rollout.result is not None
@@ -53,21 +53,23 @@ def test_a_liar_leaves_and_all_its_unproved_tokens_with_it() -> None:
     desk, held = two_servers()
     lie = held[A][0]
     finish(desk, A, lie)
-    honest = {r.sample: rollouts(desk)[r.sample].num_tokens for r in held[B]}
+    honest = {r.work.sample: rollouts(desk)[r.work.sample].num_tokens for r in held[B]}
     kept = desk.manager.ledger.books.generated - desk.manager.ledger.books.lost
-    desk.trainer(doubt((lie.sample, 1)))
+    desk.trainer(doubt((lie.work.sample, 1)))
     assert "nats" in desk.closed()[A]
     assert [leave.reason[:11] for leave in desk.sent(m.Leave, A)] == ["quarantined"]
     (record,) = desk.records("quarantined")
     assert record.instance == "server-10"
     after = rollouts(desk)
-    assert all(after[r.sample].num_tokens == 0 for r in held[A] if not after[r.sample].result)
+    assert all(
+        after[r.work.sample].num_tokens == 0 for r in held[A] if not after[r.work.sample].result
+    )
     assert {sample: after[sample].num_tokens for sample in honest} == honest
     books = desk.manager.ledger.books
     gone = kept - (books.generated - books.lost)
     assert gone > 0 and books.generated - books.lost == sum(r.num_tokens for r in after.values())
-    assert lie.sample in {r.sample for r in desk.requests(B)} | {
-        r.sample for r in after.values() if r.waiting
+    assert lie.work.sample in {r.work.sample for r in desk.requests(B)} | {
+        r.work.sample for r in after.values() if r.waiting
     }
 
 
@@ -77,49 +79,51 @@ def test_a_liars_finished_answers_that_measure_the_policy_are_withdrawn() -> Non
     for stream in (A, B):
         for request in held[stream]:
             finish(desk, stream, request)
-    desk.trainer(extension(5, 6, samples=1, sampling=GREEDY))
+    desk.trainer(extension(5, 6, purpose="evaluate", samples=1, sampling=GREEDY))
     measured = {stream: desk.requests(stream) for stream in (A, B)}
     assert [len(requests) for requests in measured.values()] == [1, 1]
     for stream, requests in measured.items():
         desk.tokens(stream, requests)
     ((of_liar,), (of_other,)) = measured.values()
     desk.sent(m.FinishedRollout)
-    desk.trainer(doubt((held[A][0].sample, 0)))
+    desk.trainer(doubt((held[A][0].work.sample, 0)))
     (withdrawn,) = desk.sent(m.Withdrawn)
-    assert m.unpack_ids(withdrawn.samples).tolist() == [of_liar.sample]
-    assert rollouts(desk)[of_other.sample].result is not None
-    again = next(r for r in desk.requests(B) if r.sample == of_liar.sample)
+    assert m.unpack_ids(withdrawn.samples).tolist() == [of_liar.work.sample]
+    assert rollouts(desk)[of_other.work.sample].result is not None
+    again = next(r for r in desk.requests(B) if r.work.sample == of_liar.work.sample)
     assert not again.response_tokens
     desk.tokens(B, [again])
-    (answer,) = [r for r in desk.sent(m.FinishedRollout) if r.sample == of_liar.sample]
+    (answer,) = [r for r in desk.sent(m.FinishedRollout) if r.work.sample == of_liar.work.sample]
     assert (answer.attempt, answer.instances) == (1, ("server-11",))
 
 
 def test_what_others_go_on_with_from_a_lie_is_stopped() -> None:
     """A sampled the first two tokens, B goes on; the doubt is about another response of A's."""
     desk, held = two_servers()
-    moved = next(r for r in held[A] if rollouts(desk)[r.sample].result is None)
+    moved = next(r for r in held[A] if rollouts(desk)[r.work.sample].result is None)
     lie = next(r for r in held[A] if r is not moved)
     finish(desk, A, lie)
     for request in held[B]:
         finish(desk, B, request)
     desk.server(A, m.Released(request_ids=m.pack_ids([moved.request_id])))
-    (taken,) = [r for stream in (A, B) for r in desk.requests(stream) if r.sample == moved.sample]
+    (taken,) = [
+        r for stream in (A, B) for r in desk.requests(stream) if r.work.sample == moved.work.sample
+    ]
     assert taken in desk.requests(B), "where it has room"
-    desk.trainer(doubt((lie.sample, 0)))
+    desk.trainer(doubt((lie.work.sample, 0)))
     assert taken.request_id in m.unpack_ids(desk.sent(m.Release, B)[0].request_ids)
-    assert rollouts(desk)[moved.sample].num_tokens == 0
+    assert rollouts(desk)[moved.work.sample].num_tokens == 0
     books = desk.manager.ledger.books
     lost = books.lost
     desk.tokens(B, [taken], 2)
-    assert books.lost > lost and rollouts(desk)[moved.sample].num_tokens == 0, "too late"
+    assert books.lost > lost and rollouts(desk)[moved.work.sample].num_tokens == 0, "too late"
 
 
 def test_a_response_is_redone_from_before_the_liars_first_token() -> None:
     desk, held = two_servers()
-    request = next(r for r in held[A] if rollouts(desk)[r.sample].result is None)
+    request = next(r for r in held[A] if rollouts(desk)[r.work.sample].result is None)
     desk.server(A, m.Goodbye(reason="SIGTERM"))
-    rollout = rollouts(desk)[request.sample]
+    rollout = rollouts(desk)[request.work.sample]
     for other in held[B]:  # until there is room at B
         if rollout.holder:
             break
@@ -130,7 +134,7 @@ def test_a_response_is_redone_from_before_the_liars_first_token() -> None:
         "server-11",
     ]
     honest = rollout.result.tokens[: 4 * 2]
-    desk.trainer(doubt((request.sample, 2)))
+    desk.trainer(doubt((request.work.sample, 2)))
     assert B in desk.closed()
     assert rollout.result is None and bytes(rollout.tokens) == honest
 
@@ -138,7 +142,7 @@ def test_a_response_is_redone_from_before_the_liars_first_token() -> None:
 def test_a_liar_does_not_come_back_under_the_same_name_of_its_process() -> None:
     desk, held = two_servers()
     finish(desk, A, held[A][0])
-    desk.trainer(doubt((held[A][0].sample, 0)))
+    desk.trainer(doubt((held[A][0].work.sample, 0)))
     desk.server(12, hello(instance="server-10"))
     assert "sent away" in desk.closed()[12]
     desk.server(13, hello(instance="server-10", pid=77))
@@ -151,9 +155,9 @@ def test_a_liar_does_not_come_back_under_the_same_name_of_its_process() -> None:
 def test_a_second_doubt_about_the_same_response_changes_nothing() -> None:
     desk, held = two_servers()
     finish(desk, A, held[A][0])
-    desk.trainer(doubt((held[A][0].sample, 0)))
+    desk.trainer(doubt((held[A][0].work.sample, 0)))
     before = {sample: r.num_tokens for sample, r in rollouts(desk).items()}
-    desk.trainer(doubt((held[A][0].sample, 0)))
+    desk.trainer(doubt((held[A][0].work.sample, 0)))
     assert {sample: r.num_tokens for sample, r in rollouts(desk).items()} == before
     assert not desk.records("quarantined")
 
@@ -162,7 +166,7 @@ def test_the_trainers_own_engine_cannot_be_quarantined() -> None:
     desk = seeded()
     request = desk.requests(RESERVED)[0]
     desk.tokens(RESERVED, [request])
-    desk.trainer(doubt((request.sample, 0)))
+    desk.trainer(doubt((request.work.sample, 0)))
     (refused,) = desk.sent(m.Refused)
     assert "learner.tolerated_gap" in refused.reason and TRAINER in desk.closed()
 
@@ -187,13 +191,13 @@ def test_a_doubt_that_fits_no_response_is_refused(message: m.Doubt) -> None:
 def test_a_doubt_about_another_step_is_late() -> None:
     desk, held = two_servers()
     finish(desk, A, held[A][0])
-    desk.trainer(doubt((held[A][0].sample, 0), step=7))
-    assert desk.closed() == {} and rollouts(desk)[held[A][0].sample].result is not None
+    desk.trainer(doubt((held[A][0].work.sample, 0), step=7))
+    assert desk.closed() == {} and rollouts(desk)[held[A][0].work.sample].result is not None
 
 
 def test_a_doubt_about_an_earlier_attempt_blames_nobody_and_brings_the_present_one() -> None:
     desk, held = two_servers()
-    lie = held[A][0].sample
+    lie = held[A][0].work.sample
     finish(desk, A, held[A][0])
     desk.trainer(doubt((lie, 0)))
     rollout = rollouts(desk)[lie]
@@ -214,7 +218,7 @@ def test_a_liar_that_has_dialled_again_is_known_by_its_process() -> None:
     desk(ServerGone(A, "cut"))
     desk.join(12, 0, instance="server-10")
     assert 12 not in desk.closed()
-    desk.trainer(doubt((held[A][0].sample, 0)))
+    desk.trainer(doubt((held[A][0].work.sample, 0)))
     assert 12 in desk.closed()
 
 

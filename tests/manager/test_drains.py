@@ -58,7 +58,7 @@ def test_what_waits_is_asked_back_at_once_and_what_runs_goes_on() -> None:
     desk.server(RESERVED, ready(0))
     give_back(desk, pending)
     assert not desk.requests(A), "no new work"
-    assert {r.sample for r in desk.requests(RESERVED)} <= {r.sample for r in requests[2:]}
+    assert {r.work.sample for r in desk.requests(RESERVED)} <= {r.work.sample for r in requests[2:]}
     desk.tokens(A, requests[:2], 1, in_flight=4, running=2)
     assert not asked_back(desk) and not desk.sent(m.Leave, A)
 

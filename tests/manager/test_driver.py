@@ -42,7 +42,10 @@ async def engine(stream: aiohttp.ClientWebSocketResponse) -> None:
 
 
 def whole_response(r: m.GenerateRequest) -> list[int]:
-    return [token("d", r.step, r.sample, i) for i in range(length("d", r.step, r.sample))]
+    return [
+        token("d", r.work.batch, r.work.sample, i)
+        for i in range(length("d", r.work.batch, r.work.sample))
+    ]
 
 
 def test_w18_nothing_can_be_written_through_any_route(loopback: Open, run: Run) -> None:
@@ -158,7 +161,7 @@ def test_a_step_there_and_back(loopback: Open, run: Run) -> None:
             got = {}
             while len(got) < 6:
                 result = await read(trainer, m.FinishedRollout, m.decode_to_trainer)
-                got[result.sample] = m.unpack_tokens(result.tokens).tolist()
+                got[result.work.sample] = m.unpack_tokens(result.tokens).tolist()
             assert got == {
                 s: [token("d", 0, s, i) for i in range(length("d", 0, s))] for s in range(6)
             }
@@ -345,7 +348,7 @@ def test_a_vanished_server_is_lost_at_once(loopback: Open, run: Run) -> None:
             working = asyncio.create_task(engine(keeper))
             got = set()
             while len(got) < 18:
-                got.add((await read(trainer, m.FinishedRollout, m.decode_to_trainer)).sample)
+                got.add((await read(trainer, m.FinishedRollout, m.decode_to_trainer)).work.sample)
             assert [r.instance for r in loop.records if r.kind == "lost"] == ["victim"]
             await keeper.close()
             await working

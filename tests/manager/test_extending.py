@@ -6,6 +6,7 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import TrainerGone
 from rlboost_jax.manager.reducer import step_checks
+from rlboost_jax.sequences.identities import MOST_TRAINED, Purpose
 from tests.manager.desk import TRAINER, Desk, at_work, trained
 from tests.manager.fakes import RUN, begin_step, ready
 
@@ -14,8 +15,16 @@ TRAINING = begin_step(0, 0, "d").sampling
 GREEDY = msgspec.structs.replace(TRAINING, temperature=0.0)
 
 
-def extension(*prompts: int, step: int = 0, **changes: object) -> m.ExtendStep:
-    requests = tuple(m.PromptRequest(prompt=p, tokens=m.pack_tokens([p, step, 1])) for p in prompts)
+FIRST_EVALUATED = 2 * MOST_TRAINED  # sample, in groups of two
+
+
+def extension(
+    *prompts: int, step: int = 0, purpose: Purpose = "train", **changes: object
+) -> m.ExtendStep:
+    requests = tuple(
+        m.PromptRequest(prompt=p, tokens=m.pack_tokens([p, step, 1]), purpose=purpose)
+        for p in prompts
+    )
     return m.ExtendStep(step=step, prompts=requests, **changes)  # type: ignore[arg-type]
 
 
@@ -25,7 +34,7 @@ def roomy(**changes: object) -> tuple[Desk, list[m.GenerateRequest]]:
 
 
 def finished(desk: Desk) -> list[int]:
-    return [r.sample for r in desk.sent(m.FinishedRollout)]
+    return [r.work.sample for r in desk.sent(m.FinishedRollout)]
 
 
 def test_what_a_step_is_extended_by_is_generated_and_delivered() -> None:
@@ -34,7 +43,7 @@ def test_what_a_step_is_extended_by_is_generated_and_delivered() -> None:
     assert finished(desk) == [0, 1, 2, 3]
     desk.trainer(extension(2, 3))
     more = desk.requests(A)
-    assert [(r.prompt, r.sample) for r in more] == [(2, 4), (2, 5), (3, 6), (3, 7)]
+    assert [(r.work.prompt, r.work.sample) for r in more] == [(2, 4), (2, 5), (3, 6), (3, 7)]
     desk.tokens(A, more)
     assert finished(desk) == [4, 5, 6, 7]
     desk.trainer(trained(0))
@@ -44,14 +53,14 @@ def test_what_a_step_is_extended_by_is_generated_and_delivered() -> None:
 
 def test_some_responses_with_another_sampling() -> None:
     desk, requests = roomy()
-    desk.trainer(extension(5, samples=1, sampling=GREEDY))
+    desk.trainer(extension(5, purpose="evaluate", samples=1, sampling=GREEDY))
     (request,) = desk.requests(A)
-    assert (request.sample, request.sampling) == (10, GREEDY)
+    assert (request.work.sample, request.sampling) == (FIRST_EVALUATED + 10, GREEDY)
     assert requests[0].sampling.temperature == 1.0
     desk.tokens(A, [*requests, request])
-    assert finished(desk) == [0, 1, 2, 3, 10]
-    own = {r.sample: len(r.tokens) // 4 for r in desk.sent(m.FinishedRollout)}
-    measured = own.pop(10)
+    assert finished(desk) == [0, 1, 2, 3, FIRST_EVALUATED + 10]
+    own = {r.work.sample: len(r.tokens) // 4 for r in desk.sent(m.FinishedRollout)}
+    measured = own.pop(FIRST_EVALUATED + 10)
     desk.trainer(trained(0))
     (report,) = desk.sent(m.StepReport)
     assert report.tokens_measured == measured
@@ -63,7 +72,7 @@ def test_each_response_ends_by_its_own_limit() -> None:
     """The whole response would have more tokens; what comes after the limit is lost."""
     desk, _ = roomy()
     short = msgspec.structs.replace(GREEDY, max_tokens=1)
-    desk.trainer(extension(5, samples=1, sampling=short))
+    desk.trainer(extension(5, purpose="evaluate", samples=1, sampling=short))
     (request,) = desk.requests(A)
     desk.tokens(A, [request])
     (result,) = desk.sent(m.FinishedRollout)
@@ -77,7 +86,8 @@ def test_measuring_does_not_move_the_window(sampling: m.Sampling | None, ends: b
     ended when the step has."""
     desk, requests = roomy()
     before = desk.manager.trainer.window.seconds
-    desk.trainer(extension(5, samples=1, sampling=sampling))
+    purpose: Purpose = "train" if sampling is None else "evaluate"
+    desk.trainer(extension(5, purpose=purpose, samples=1, sampling=sampling))
     (extra,) = desk.requests(A)
     desk.now = 2.0
     desk.tokens(A, requests)
@@ -98,7 +108,7 @@ def test_a_group_may_be_asked_for_bit_by_bit() -> None:
     assert finished(desk) == [0, 1, 2, 3, 10]
     desk.trainer(extension(5))
     (second,) = desk.requests(A)
-    assert second.sample == 11 and finished(desk) == []
+    assert second.work.sample == 11 and finished(desk) == []
     desk.tokens(A, [second])
     assert finished(desk) == [11]
     desk(TrainerGone(TRAINER, "killed"))
@@ -143,7 +153,7 @@ def test_a_trainer_that_returns_gets_what_it_asks_for_again_and_nothing_else(cra
     assert finished(desk) == [0, 1, 2, 3]
     desk.trainer(extension(2, 3), stream=3)
     assert finished(desk) == [4, 5]
-    sent = {r.sample for r in desk.requests(A)}
+    sent = {r.work.sample for r in desk.requests(A)}
     desk.trainer(extension(2, 3), stream=3)
     assert finished(desk) == []
     waiting = {r.sample for r in desk.manager.ledger.steps[0].waiting()}
@@ -166,7 +176,7 @@ def test_what_an_earlier_trainer_asked_for_is_not_said_unasked() -> None:
 
 def test_a_manager_that_was_killed_knows_of_the_extension() -> None:
     desk, _ = roomy()
-    desk.trainer(extension(2, samples=1, sampling=GREEDY))
+    desk.trainer(extension(3, purpose="evaluate", samples=1, sampling=GREEDY))
     (extra,) = desk.requests(A)
     desk.tokens(A, [extra], 1)
     desk.crash(at=1.0)
@@ -175,9 +185,23 @@ def test_a_manager_that_was_killed_knows_of_the_extension() -> None:
     desk.begin(0, prompts=2)
     desk.join(B)
     desk.server(B, ready(0))
-    again = {r.sample: r for r in desk.requests(B)}
-    assert sorted(again) == [0, 1, 2, 3, 4]
-    assert again[4].sampling == GREEDY and len(again[4].response_tokens) == 4
+    again = {r.work.sample: r for r in desk.requests(B)}
+    number = FIRST_EVALUATED + 6
+    assert sorted(again) == [0, 1, 2, 3, number]
+    assert again[number].sampling == GREEDY and len(again[number].response_tokens) == 4
+    assert again[number].work.purpose == "evaluate"
+
+
+def test_a_prompt_to_measure_by_is_none_of_the_batch_s_own() -> None:
+    """Whatever its number, and even if it is sampled in the same way."""
+    desk, requests = roomy()
+    desk.trainer(extension(1, purpose="evaluate", samples=1))
+    (extra,) = desk.requests(A)
+    assert (extra.work.purpose, extra.work.prompt) == ("evaluate", 1)
+    desk.tokens(A, [*requests, extra])
+    results = desk.sent(m.FinishedRollout)
+    assert [r.work.purpose for r in results] == ["train"] * 4 + ["evaluate"]
+    assert [r.work.prompt for r in results] == [0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +211,7 @@ def test_a_manager_that_was_killed_knows_of_the_extension() -> None:
         (extension(2, samples=3), "extended by 3 responses to a prompt; its groups have 2"),
         (extension(2, 2), "names a prompt twice"),
         (extension(1, sampling=GREEDY), "has a prompt 1 already, and it is another"),
-        (extension(1, sampling=TRAINING), "sampled in another way"),
+        (extension(1, sampling=GREEDY), "sampled in another way"),
         (
             extension(2, sampling=msgspec.structs.replace(GREEDY, max_tokens=99)),
             "does not fit a slot",

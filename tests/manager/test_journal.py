@@ -15,15 +15,16 @@ from rlboost_jax.manager.journal import (
     Published,
     RunOver,
     RunState,
+    Segment,
     SegmentBegun,
     StepClosed,
     StepOpened,
     frames,
     read_segment,
 )
-from rlboost_jax.manager.service import journal_files
 from rlboost_jax.manager.service.journal_files import Journal
 from rlboost_jax.messages import WindowState
+from rlboost_jax.settings.errors import Mistake
 from tests.manager.fakes import RUN, begin_step, manifest
 
 
@@ -75,9 +76,7 @@ entries = st.lists(
 @given(entries)
 def test_what_is_written_is_read(some: list[Entry]) -> None:
     data = frames(some)
-    assert read_segment(data) == journal_files.Segment(
-        entries=some, good_bytes=len(data), damage=""
-    )
+    assert read_segment(data) == Segment(entries=some, good_bytes=len(data), damage="")
 
 
 @given(entries, st.data())
@@ -221,6 +220,16 @@ def test_another_run_finds_nothing(tmp_path: Path) -> None:
     journal.close()
     assert reread(tmp_path) == ([], [])
     assert names(tmp_path) == []
+
+
+def test_a_journal_of_another_release_is_refused_and_kept(tmp_path: Path) -> None:
+    """It has tokens that were paid for, and what the run has cost so far."""
+    (tmp_path / "00000001-step-0.journal").write_bytes(
+        frames([SegmentBegun(run_id=RUN, format=1), collected(0)])
+    )
+    with pytest.raises(Mistake, match=f"format 1 .*remove {tmp_path}"):
+        Journal(tmp_path, RUN).read()
+    assert names(tmp_path) == ["00000001-step-0.journal"]
 
 
 def test_nothing_is_left_of_a_run_that_is_over(tmp_path: Path) -> None:

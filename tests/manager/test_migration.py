@@ -37,7 +37,7 @@ def test_tokens_go_with_a_rollout_unless_that_is_switched_off(migration: bool, l
     else:
         held = [r.request_id for r in step.rollouts if r.holder == "server-10"]
         desk.server(A, m.Released(request_ids=m.pack_ids(held)))
-    moved = {r.sample: len(r.response_tokens) // 4 for r in desk.requests()}
+    moved = {r.work.sample: len(r.response_tokens) // 4 for r in desk.requests()}
     assert {sample: moved[sample] for sample in begun} == dict.fromkeys(begun, int(migration))
     assert step.books.lost - lost == (0 if migration else len(begun))
     assert step.books.generated - step.books.lost == sum(r.num_tokens for r in step.rollouts)

@@ -51,7 +51,7 @@ def test_every_token_is_there_and_is_gone_on_from() -> None:
     desk.join(B, 0)
     for request in desk.requests(B):
         had = m.unpack_tokens(request.response_tokens).tolist()
-        assert had == before[request.sample]
+        assert had == before[request.work.sample]
 
 
 def test_the_fleet_works_on_before_the_trainer_is_back() -> None:
@@ -64,7 +64,7 @@ def test_the_fleet_works_on_before_the_trainer_is_back() -> None:
     desk.trainer(m.TrainerHello(run_id="run", window=None))
     done = {r.sample for r in desk.manager.ledger.active.rollouts if r.result}  # type: ignore[union-attr]
     desk.begin(0)
-    assert {r.sample for r in desk.sent(m.FinishedRollout)} == done
+    assert {r.work.sample for r in desk.sent(m.FinishedRollout)} == done
     assert desk.records("resumed")
 
 

@@ -42,15 +42,15 @@ def at_a(**changes: Any) -> tuple[Desk, list[m.GenerateRequest]]:
 
 def whole(request: m.GenerateRequest) -> bytes:
     """The routes of a response: three tokens of prompt, of which two lead."""
-    count = length("d", request.step, request.sample)
-    return routes(2, [token("d", request.step, request.sample, i) for i in range(count)])
+    count = length("d", request.work.batch, request.work.sample)
+    return routes(2, [token("d", request.work.batch, request.work.sample, i) for i in range(count)])
 
 
 def finished(desk: Desk, requests: list[m.GenerateRequest]) -> None:
     step = desk.manager.ledger.active
     assert step is not None and step.finished
     for request in requests:
-        rollout = step.rollout_of(request.sample)
+        rollout = step.rollout_of(request.work.sample)
         assert rollout is not None and isinstance(rollout.result, m.RoutedRollout)
         assert rollout.result.routes == whole(request)
 
@@ -58,8 +58,10 @@ def finished(desk: Desk, requests: list[m.GenerateRequest]) -> None:
 def test_a_response_is_delivered_with_its_routes() -> None:
     desk, requests = at_a()
     desk.tokens(A, requests)
-    delivered = {r.sample: r for r in desk.sent(m.RoutedRollout)}
-    assert {r.sample: whole(r) for r in requests} == {s: r.routes for s, r in delivered.items()}
+    delivered = {r.work.sample: r for r in desk.sent(m.RoutedRollout)}
+    assert {r.work.sample: whole(r) for r in requests} == {
+        s: r.routes for s, r in delivered.items()
+    }
     finished(desk, requests)
 
 
@@ -92,8 +94,8 @@ def test_what_is_given_up_loses_its_routes_too(kept: int) -> None:
     desk.tokens(A, requests)
     step = desk.manager.ledger.active
     assert step is not None
-    request = next(r for r in requests if length("d", r.step, r.sample) > 2)
-    rollout = step.rollout_of(request.sample)
+    request = next(r for r in requests if length("d", r.work.batch, r.work.sample) > 2)
+    rollout = step.rollout_of(request.work.sample)
     assert rollout is not None
     desk.manager.ledger.redo(step, {rollout: kept})
     count = len(whole(request)) // ROUTING.route_bytes

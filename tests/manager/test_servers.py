@@ -69,7 +69,7 @@ def test_what_a_lost_server_held_goes_on_elsewhere_with_its_tokens() -> None:
     desk.tokens(A, [first], 0, in_flight=8, running=2)
     desk.tokens(A, requests, 1, in_flight=6, running=2)
     desk(ServerGone(A, "killed"))
-    moved = {r.sample: r for r in desk.requests(RESERVED)}
+    moved = {r.work.sample: r for r in desk.requests(RESERVED)}
     assert moved and all(len(r.response_tokens) in (0, 4) for r in moved.values())
     assert {r.request_id for r in moved.values()}.isdisjoint(r.request_id for r in requests)
     (lost,) = desk.records("lost")

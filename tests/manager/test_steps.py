@@ -41,12 +41,12 @@ def test_the_window_closes_when_time_is_up_and_another_is_ready() -> None:
     assert m.unpack_ids(release.request_ids).tolist() == [r.request_id for r in requests]
     (closed,) = desk.sent(m.WindowClosed)
     assert closed.seconds == 0.5
-    placed = {r.sample for r in desk.requests(A)}
+    placed = {r.work.sample for r in desk.requests(A)}
     desk.tokens(RESERVED, requests, 1)  # the dispatch under way
     desk.server(RESERVED, m.Released(request_ids=release.request_ids))
     for request in desk.requests(A):
         assert len(request.response_tokens) == 4
-        placed.add(request.sample)
+        placed.add(request.work.sample)
     assert not desk.requests(RESERVED) and len(placed) >= 4
 
 
@@ -209,7 +209,7 @@ def test_a_returning_trainer_finds_its_tokens() -> None:
     assert desk.records("resumed")
     desk.server(51, hello(reserved=True))
     desk.server(51, ready(0))
-    assert before.sample not in {r.sample for r in finish(desk, 51)}
+    assert before.work.sample not in {r.work.sample for r in finish(desk, 51)}
 
 
 @pytest.mark.parametrize("change", ["digest", "prompts", "seed"])

@@ -221,7 +221,7 @@ def test_w19_tokens_of_another_version_and_past_the_end_are_not_taken() -> None:
     assert step is not None and not any(r.num_tokens for r in step.rollouts)
     limit = request.sampling.max_tokens
     desk.server(A, batch(1, 0, [(request.request_id, [4] * (limit + 5))]))
-    rollout = step.rollout_of(request.sample)
+    rollout = step.rollout_of(request.work.sample)
     assert rollout is not None and rollout.num_tokens == limit and rollout.result is not None
     assert step.books.lost == 2 + 5
 

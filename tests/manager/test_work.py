@@ -30,7 +30,7 @@ def test_pending_rollouts_move_to_free_slots_and_the_newest_first() -> None:
     ids = [r.request_id for r in requests]
     assert asked_back(desk) == ids[-3:]
     desk.server(A, m.Released(request_ids=m.pack_ids(ids[-3:])))
-    assert {r.sample for r in desk.requests(B)} == {r.sample for r in requests[-3:]}
+    assert {r.work.sample for r in desk.requests(B)} == {r.work.sample for r in requests[-3:]}
 
 
 def test_rollouts_that_have_begun_do_not_count_as_pending() -> None:
@@ -59,7 +59,7 @@ def test_running_rollouts_move_above_the_plateau_and_the_shortest_first() -> Non
                 instance.kind, batch=batch, tokens=8, seconds=1.0, context=3.0
             )
     desk.manager.dispatch.profile.end_step()
-    desk.tokens(A, [r for r in requests if r.sample not in (2, 5)], 1)
+    desk.tokens(A, [r for r in requests if r.work.sample not in (2, 5)], 1)
     still = [i for i in instance.held if instance.held[i].num_tokens == 0]
     desk.join(B, version=0, slots=8)
     moving = asked_back(desk)

@@ -16,14 +16,14 @@ from configs import base
 from rlboost_jax.qualification import engine_attention
 from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error, tried
-from rlboost_jax.qualification.engine_attention import Shape, problem, shape_of
+from rlboost_jax.qualification.engine_attention import EngineAttentionShape, problem, shape_of
 from rlboost_jax.qualification.problem import Problem
 from rlboost_jax.qualification.records import Spec
 from rlboost_jax.settings.load import run_config
 from tests.patience import PATIENCE_SECONDS
 from tests.qualification.candidates import candidate
 
-SHAPE = Shape(
+SHAPE = EngineAttentionShape(
     mixed_rows=16,
     decode_rows=16,
     slots=4,
@@ -42,7 +42,7 @@ SHAPE = Shape(
 )
 
 
-def of(shape: Shape) -> Problem:
+def of(shape: EngineAttentionShape) -> Problem:
     return problem(msgspec.to_builtins(shape))
 
 
@@ -145,7 +145,7 @@ def test_kernels_for_gpu_pass_interpreted_in_a_real_child() -> None:
     assert right == names, verdict
 
 
-def _abstract(shape: Shape) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def _abstract(shape: EngineAttentionShape) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     q = jax.ShapeDtypeStruct((16, shape.query_heads, shape.head_dim), shape.dtype)
     pages = (8, shape.page_size, 2 * shape.key_heads, shape.head_dim)
     return q, jax.ShapeDtypeStruct(pages, shape.kv_dtype)

@@ -15,7 +15,12 @@ from rlboost_jax.models.chunked_attention import Form
 from rlboost_jax.qualification import learner_attention
 from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error, tried
-from rlboost_jax.qualification.learner_attention import PLAIN, Shape, problem, shape_of
+from rlboost_jax.qualification.learner_attention import (
+    PLAIN,
+    LearnerAttentionShape,
+    problem,
+    shape_of,
+)
 from rlboost_jax.qualification.problem import Problem
 from rlboost_jax.qualification.records import Spec
 from rlboost_jax.settings.load import run_config
@@ -23,7 +28,7 @@ from rlboost_jax.settings.run import RunConfig
 from tests.patience import PATIENCE_SECONDS
 from tests.qualification.candidates import candidate
 
-SHAPE = Shape(
+SHAPE = LearnerAttentionShape(
     row_tokens=72,
     longest=50,
     query_heads=4,
@@ -37,7 +42,7 @@ SHAPE = Shape(
 )
 
 
-def of(shape: Shape) -> Problem:
+def of(shape: LearnerAttentionShape) -> Problem:
     return problem(msgspec.to_builtins(shape))
 
 

@@ -12,14 +12,14 @@ from rlboost_kernels.grouped import mosaic_gpu
 from configs import base
 from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error, tried
-from rlboost_jax.qualification.learner_experts import PLAIN, Shape, problem, shape_of
+from rlboost_jax.qualification.learner_experts import PLAIN, ExpertsShape, problem, shape_of
 from rlboost_jax.qualification.problem import Problem
 from rlboost_jax.qualification.records import Spec
 from rlboost_jax.settings.load import run_config
 from tests.patience import PATIENCE_SECONDS
 from tests.qualification.candidates import candidate
 
-SHAPE = Shape(
+SHAPE = ExpertsShape(
     tokens=40,
     num_experts=4,
     experts_per_token=2,
@@ -30,7 +30,7 @@ SHAPE = Shape(
 )
 
 
-def of(shape: Shape) -> Problem:
+def of(shape: ExpertsShape) -> Problem:
     return problem(msgspec.to_builtins(shape))
 
 

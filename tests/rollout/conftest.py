@@ -15,6 +15,7 @@ from rlboost_jax import messages
 from rlboost_jax.messages import Announce, GenerateRequest, Hello, Sampling, TokenBatch, Welcome
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.sequences.identities import Work
 from rlboost_jax.weights import serve
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Pulled
@@ -58,7 +59,7 @@ class FakeEngine:
     def submit(self, requests: list[GenerateRequest]) -> None:
         for r in requests:
             done = len(messages.unpack_tokens(r.response_tokens))
-            self._left[r.request_id] = [r.sample, done, r.sampling.max_tokens]
+            self._left[r.request_id] = [r.work.sample, done, r.sampling.max_tokens]
 
     def release(self, request_ids: list[int]) -> list[int]:
         assert not self._launched
@@ -222,12 +223,9 @@ def request(
     i: int, *, tokens: int, version: int = 1, done: int = 0, step: int = 0
 ) -> GenerateRequest:
     return GenerateRequest(
+        work=Work(seed=0, batch=step, prompt=0, sample=i),
         request_id=i,
-        step=step,
-        prompt=0,
-        sample=i,
         version=version,
-        seed=0,
         prompt_tokens=messages.pack_tokens([1, 2]),
         response_tokens=messages.pack_tokens([expected_token(i, at) for at in range(done)]),
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=tokens, stop_ids=()),

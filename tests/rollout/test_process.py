@@ -23,6 +23,7 @@ from rlboost_jax.messages import (
     TokenBatch,
 )
 from rlboost_jax.models.params import init_params
+from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.load import run_config, to_dict
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
@@ -34,12 +35,9 @@ NUM_TOKENS = 40
 
 def request(response: list[int], version: int = 1) -> GenerateRequest:
     return GenerateRequest(
+        work=Work(seed=0, batch=0, prompt=0, sample=5),
         request_id=len(response),
-        step=0,
-        prompt=0,
-        sample=5,
         version=version,
-        seed=0,
         prompt_tokens=messages.pack_tokens([1, 2, 3]),
         response_tokens=messages.pack_tokens(response),
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=NUM_TOKENS, stop_ids=()),

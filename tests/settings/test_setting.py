@@ -13,7 +13,7 @@ from rlboost_jax.settings.data_presets import DATA_PRESETS
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.explain import document, explain
 from rlboost_jax.settings.presets import PRESETS
-from rlboost_jax.settings.ranges import objection_to
+from rlboost_jax.settings.ranges import objection_to, out_of_range
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import FROM_PRESET, Setting, setting, settings_of
 from rlboost_jax.settings.task_sizes import DATASET, TASK_SIZES
@@ -112,11 +112,11 @@ def test_one_setting_and_a_section_are_explained() -> None:
     assert explain("fleet.chaos").count("\nfleet.chaos.") == 4
     with pytest.raises(ConfigError, match=r"did you mean learner\.remat\?"):
         explain("learner.rematt")
+    with pytest.raises(ConfigError, match=r"no setting 'learner\.rema'"):
+        explain("learner.rema")  # the beginning of a name is no section
 
 
 def test_a_part_of_a_run_can_be_checked_alone() -> None:
-    from rlboost_jax.settings.ranges import out_of_range
-
     sampling = SimpleNamespace(temperature=0.0, top_p=1.5, top_k=0, max_response_tokens=1)
     assert list(out_of_range(SimpleNamespace(sampling=sampling), "sampling.")) == [
         "sampling.temperature is 0.0; choose more than 0",

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from rlboost_kernels import available_implementations
 
 from configs import base, quickstart, tiny
-from rlboost_jax.messages import FIRST_HELDOUT
+from rlboost_jax.sequences.identities import MOST_TRAINED
 from rlboost_jax.settings.engine import EngineAttention
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config, run_config_from_dict, to_dict
@@ -227,8 +227,8 @@ def test_the_limits_themselves_pass() -> None:
 def test_every_response_that_may_be_asked_for_has_a_number_of_its_own() -> None:
     """Engines draw noise by numbers of 32 bits; held-out prompts come after all others."""
     heldout = 2**19  # prompts, with one response to each
-    assert (FIRST_HELDOUT + heldout) * MAX_GROUP <= 2**32 < (FIRST_HELDOUT + heldout) * 911
-    assert FIRST_HELDOUT > MAX_TRAINED, "as many prompts as there may be"
+    assert (MOST_TRAINED + heldout) * MAX_GROUP <= 2**32 < (MOST_TRAINED + heldout) * 911
+    assert MOST_TRAINED > MAX_TRAINED, "as many prompts as there may be"
     values = {"algorithm.group_size": MAX_GROUP, "learner.prompts_per_step": 6}
     run_config(changed(values))
 

@@ -28,7 +28,7 @@ def check(world: World) -> None:
             assert id(rollout) not in holders, f"sample {rollout.sample} is held twice"
             holders.add(id(rollout))
             releasing += rollout.asked_at < math.inf
-            groups[rollout.prompt] = groups.get(rollout.prompt, 0) + 1
+            groups[rollout.group] = groups.get(rollout.group, 0) + 1
         assert instance.num_releasing == releasing
         assert dict.__eq__(instance.groups, groups)  # a counter's own is slow
     assert manager.roster.in_flight == in_flight

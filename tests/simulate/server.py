@@ -28,7 +28,7 @@ class Held:
     def sample(self, count: int, *, lying: bool) -> list[int]:
         """The next tokens, at most `count`."""
         self.astray |= lying  # what follows a wrong token is another response
-        step, sample = self.request.step, self.request.sample
+        step, sample = self.request.work.batch, self.request.work.sample
         whole = MAX_TOKENS if self.astray else length(self.digest, step, sample)
         upto = min(whole, self.position + count)
         if upto <= length(self.digest, step, sample):
@@ -42,7 +42,7 @@ class Held:
 
     @property
     def over(self) -> bool:
-        key = self.digest, self.request.step, self.request.sample
+        key = self.digest, self.request.work.batch, self.request.work.sample
         return self.position == (MAX_TOKENS if self.astray else length(*key))
 
 
@@ -191,7 +191,9 @@ class Server:
                 self._release()
             return
         had = m.unpack_tokens(request.response_tokens).tolist()
-        expected = [token(self.digest, request.step, request.sample, i) for i in range(len(had))]
+        expected = [
+            token(self.digest, request.work.batch, request.work.sample, i) for i in range(len(had))
+        ]
         astray = had != expected
         assert not astray or self.world.lied, "resumed with the wrong tokens"
         held = Held(request, len(had), self.digest, astray, lead(request))

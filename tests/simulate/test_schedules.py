@@ -11,7 +11,7 @@ import pytest
 from tests.simulate.__main__ import carry_out, explain
 from tests.simulate.faults import KINDS, Fault, Schedule, fails, run, schedule_of, shrink
 
-SCHEDULES = 20_000
+SCHEDULES = 10_000
 SOAKED = 1_000_000
 PARTS = 40
 

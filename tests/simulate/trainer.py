@@ -13,6 +13,7 @@ import msgspec
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, TrainerGone
+from rlboost_jax.sequences.identities import Purpose, sample_number
 from tests.manager.fakes import RUN, begin_step, manifest, response, response_logprobs, routes
 from tests.simulate.server import REDIAL_SECONDS, Server
 
@@ -157,7 +158,9 @@ class Trainer:
         self._sizes: dict[int, int] = {}  # tokens of what was delivered, believed or not
         self._made_up: set[int] = set()  # samples of which the last that came was not believed
         self.prompts_known = self.prompts
-        self._measuring = (self.prompts + 2) * self.group_size  # sample of what measures the policy
+        self._measuring = sample_number(  # of what measures the policy
+            0, 0, group_size=self.group_size, purpose="evaluate"
+        )
         self.needed = set(range(self.prompts * self.group_size))
         begin, delay = self.begin, self.world.random.uniform
         snapshot = manifest(begin.version, begin.params_digest)
@@ -174,31 +177,33 @@ class Trainer:
             self.engine.offer(begin.version, begin.params_digest)
 
     def _finished(self, result: m.FinishedRollout) -> None:
-        assert result.step == self.step, f"a rollout of step {result.step} in step {self.step}"
-        if result.prompt >= self.prompts_known:
+        assert result.work.batch == self.step, (
+            f"a rollout of step {result.work.batch} in step {self.step}"
+        )
+        if result.work.purpose == "train" and result.work.prompt >= self.prompts_known:
             return  # an earlier trainer has asked for it
-        key = self.stream, result.step, result.sample
+        key = self.stream, result.work.batch, result.work.sample
         # A doubt about an attempt that is gone already brings the present one once more.
         assert key not in self._got or key in self._doubted, "delivered twice"
         self._got.add(key)
-        self._sizes[result.sample] = len(result.tokens) // 4
-        whose = self.begin.params_digest, result.step, result.sample
+        self._sizes[result.work.sample] = len(result.tokens) // 4
+        whose = self.begin.params_digest, result.work.batch, result.work.sample
         tokens = list(response(*whose))
         found = m.unpack_tokens(result.tokens).tolist()
         if found != tokens and self.world.lied:
-            self._made_up.add(result.sample)
+            self._made_up.add(result.work.sample)
             self._doubt(result, found, tokens)
             return
         assert found == tokens
-        self._made_up.discard(result.sample)
+        self._made_up.discard(result.work.sample)
         assert result.logprobs == response_logprobs(*whose)
         assert result.versions == ((self.step, len(tokens)),)
         if self.world.settings.routing:
             assert isinstance(result, m.RoutedRollout) and result.routes == routes(2, tokens)
         else:
             assert type(result) is m.FinishedRollout
-        known = result.sample in self.results  # said again on a new stream
-        self.results[result.sample] = result
+        known = result.work.sample in self.results  # said again on a new stream
+        self.results[result.work.sample] = result
         if self.extends and self.prompts_known == self.prompts:
             self._extend()
         if not (known or self._training) and self.needed <= self.results.keys():
@@ -216,24 +221,25 @@ class Trainer:
     def _extend(self) -> None:
         """Some prompts more, in as many messages."""
         first = self.prompts
-        self.prompts_known = first + 3
+        self.prompts_known = first + 2
         greedy = msgspec.structs.replace(self.begin.sampling, temperature=0.0)
-        for prompt, samples, sampling in (
-            (first, 0, None),
-            (first + 1, 0, None),
-            (first + 2, 1, greedy),
-        ):
-            request = m.PromptRequest(prompt=prompt, tokens=m.pack_tokens([prompt, self.step, 1]))
+        for prompt, samples, sampling in ((first, 0, None), (first + 1, 0, None), (0, 1, greedy)):
+            purpose: Purpose = "train" if sampling is None else "evaluate"
+            tokens = m.pack_tokens([prompt, self.step, 1])
+            request = m.PromptRequest(prompt=prompt, tokens=tokens, purpose=purpose)
             self._say(
                 m.ExtendStep(step=self.step, prompts=(request,), samples=samples, sampling=sampling)
             )
             if prompt != first + 1:
                 size = self.group_size
-                self.needed |= {prompt * size + place for place in range(samples or size)}
+                self.needed |= {
+                    sample_number(prompt, place, group_size=size, purpose=purpose)
+                    for place in range(samples or size)
+                }
 
     def _doubt(self, result: m.FinishedRollout, found: list[int], tokens: list[int]) -> None:
         """As the learner would: a while later, on whatever stream there is then."""
-        sample = result.sample
+        sample = result.work.sample
         pairs = itertools.zip_longest(found, tokens)
         position = next(i for i, (one, other) in enumerate(pairs) if one != other)
         doubt = m.Doubt(

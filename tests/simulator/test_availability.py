@@ -39,7 +39,7 @@ def test_each_format(tmp_path, form, name, text, expected):
 
 
 @pytest.mark.parametrize(
-    ("form", "text", "told"),
+    ("form", "text", "message"),
     [
         ("bamboo", "0,add\n", "line 1 of .* milliseconds,add|remove,name"),
         ("parcae", "0,2\n5,many\n", "line 2 of .*'5,many'.*milliseconds,count"),
@@ -52,10 +52,10 @@ def test_each_format(tmp_path, form, name, text, expected):
         ("parcae", "0,0\n9,0\n", "no machine at any time"),
     ],
 )
-def test_bad_files_are_told_in_one_line(tmp_path, form, text, told):
+def test_bad_files_are_told_in_one_line(tmp_path, form, text, message):
     path = tmp_path / "trace"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=told) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         read_availability(path, form)
     assert "market.path" in str(error.value) and "\n" not in str(error.value)
 

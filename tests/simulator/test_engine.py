@@ -27,7 +27,7 @@ def run(machine, now=0.0):
     while machine.held:
         now = machine.due_at
         machine.advance(now)
-        for part in machine.tell(now):
+        for part in machine.report(now):
             told[part.row.request_id] = told.get(part.row.request_id, 0) + part.tokens
     return now, told
 
@@ -79,7 +79,7 @@ def test_looking_at_it_changes_nothing(lengths, cuts):
     for now in sorted(cuts):
         if now < watched.due_at < math.inf:
             watched.advance(now)
-            seen += sum(part.tokens for part in watched.tell(now, everything=True))
+            seen += sum(part.tokens for part in watched.report(now, everything=True))
             looked = now
     later, rest = run(watched)
     later = max(later, looked)  # the last token may have been there when it was looked at
@@ -102,7 +102,7 @@ def test_a_small_cache_is_never_overfull_and_all_end(lengths):
         holds = sum(r.prompt_tokens + r.done + machine._steps - r.since
                     for r in machine.running.values())  # fmt: skip
         assert holds <= small.kv_tokens or len(machine.running) == 1
-        told += sum(part.tokens for part in machine.tell(now))
+        told += sum(part.tokens for part in machine.report(now))
     assert told == sum(lengths)
 
 
@@ -110,7 +110,7 @@ def test_what_is_taken_away_says_no_more():
     machine = engine()
     machine.add([row(1, 500), row(2, 500)], 0.0)
     machine.advance(2.0)
-    before = {part.row.request_id: part.tokens for part in machine.tell(2.0, everything=True)}
+    before = {part.row.request_id: part.tokens for part in machine.report(2.0, everything=True)}
     machine.remove([1], 2.0)
     assert before[1] > 0
     assert run(machine)[1] == {2: 500 - before[2]}
@@ -134,7 +134,7 @@ def test_a_machine_that_vanishes_has_sent_its_whole_dispatches():
     step = RATES.step_seconds(3, 3 * 200 + 504 * 3 / 2)  # mean of the stretch until the first end
     now = seconds + 21.5 * step
     machine.lose_dispatch(now)
-    assert {part.row.request_id: part.tokens for part in machine.tell(now, everything=True)} == {
+    assert {part.row.request_id: part.tokens for part in machine.report(now, everything=True)} == {
         0: 16,
         1: 16,
         2: 16,
@@ -146,4 +146,4 @@ def test_one_that_vanishes_between_two_dispatches_loses_none():
     machine.add([row(1, 16)], 0.0)
     now = machine.due_at
     machine.lose_dispatch(now)
-    assert [part.tokens for part in machine.tell(now)] == [16]
+    assert [part.tokens for part in machine.report(now)] == [16]

@@ -66,12 +66,12 @@ def test_another_share_is_named_with_the_run():
 
 
 @pytest.mark.parametrize(
-    ("run", "told"),
+    ("run", "message"),
     [
         ("qwen3_9b", "no bounds of 'qwen3_9b'; there are qwen25_05b_gsm8k"),
         ("qwen3_8b_openr1,1.5", "1.5 of the bounds' speed; choose more than 0, at most 1"),
     ],
 )
-def test_mistakes(run, told):
-    with pytest.raises(ValueError, match=told):
+def test_mistakes(run, message):
+    with pytest.raises(ValueError, match=message):
         h100.get_config(run)

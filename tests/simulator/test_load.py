@@ -21,7 +21,7 @@ def test_it_goes_through_json():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"engine__slots": 0}, "engine.slots is 0; choose more than 0"),
         ({"instance__price_per_hour": -1.0}, "instance.price_per_hour is -1.0; choose 0 or more"),
@@ -59,10 +59,10 @@ def test_it_goes_through_json():
         ({"engine__table": ((1.0, 1.0, 1.0), (2.0, 2.0, 1.0))}, "engine.table is no grid"),
     ],
 )
-def test_mistakes(changes, told):
+def test_mistakes(changes, message):
     with pytest.raises(ConfigError) as error:
         make_config(**changes)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_an_unknown_field_is_told_with_what_is_like_it():

@@ -44,12 +44,12 @@ def test_groups_go_as_one_and_at_most_four_between_two_polls():
     given = [(at, msg) for at, _, msg in simulated.sent if isinstance(msg, m.Generate)]
     assert len(given) >= 32  # 16 groups a step
     for _, message in given:
-        assert len({request.prompt for request in message.requests}) == 1
+        assert len({request.work.prompt for request in message.requests}) == 1
         assert len(message.requests) <= 4
     for begin, _ in given:
         assert sum(begin <= at < begin + 0.999 for at, _ in given) <= 2 * 4
     # Dispatching 16 groups takes three more polls than the first.
-    first = [at for at, message in given if message.requests[0].step == 0][:16]
+    first = [at for at, message in given if message.requests[0].work.batch == 0][:16]
     assert first[-1] - first[0] >= 3.0 - 1e-6
 
 
@@ -76,7 +76,7 @@ def test_a_break_cuts_a_group_to_its_shortest_member():
     def watched(step, cuts):
         for rollout, length in cuts.items():
             size = step.begin.group_size
-            first = rollout.prompt * size
+            first = rollout.group * size
             members = [step.rollout_of(first + place).num_tokens for place in range(size)]
             assert length == min(members) < rollout.num_tokens
             lengths[rollout.sample] = rollout.num_tokens - length
@@ -94,7 +94,7 @@ def test_every_sample_is_delivered_once_whoever_is_lost():
     rows = simulated.run()
     assert len(rows) == 3
     finished = Counter(
-        (message.step, message.sample)
+        (message.work.batch, message.work.sample)
         for _, _, message in simulated.sent
         if isinstance(message, m.FinishedRollout)
     )

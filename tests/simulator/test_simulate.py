@@ -105,7 +105,7 @@ def test_traces_and_hazards(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "changes", "told"),
+    ("text", "changes", "message"),
     [
         ("", {}, "has no rows"),
         ("0,add,a\n", {}, "ends as it begins; give market.segments"),
@@ -121,11 +121,11 @@ def test_traces_and_hazards(tmp_path):
         ('{"metadata": {"gap_seconds": NaN}, "data": [1, 1]}', {}, "nan s apart"),
     ],
 )
-def test_a_trace_of_no_use_is_told_in_a_line(tmp_path, text, changes, told):
+def test_a_trace_of_no_use_is_told_in_a_line(tmp_path, text, changes, message):
     path = tmp_path / "trace.csv"
     path.write_text(text)
     config = make_config(num_steps=0, market__kind="trace", market__path=str(path), **changes)
-    with pytest.raises(ConfigError, match=told) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         simulate(config, tmp_path / "run")
     assert "market." in str(error.value) or "settling_steps" in str(error.value)
     assert "\n" not in str(error.value)

@@ -29,8 +29,10 @@ class Products(NamedTuple):
 
 
 def products(implementation: Implementation, *, interpret: bool = False) -> Products:
-    """Args:
-    interpret: run "mosaic_gpu" on CPU, as no program of a GPU does.
+    """The three products of an implementation.
+
+    Args:
+        interpret: run "mosaic_gpu" on CPU, as no program of a GPU does.
     """
     match implementation:
         case "reference":

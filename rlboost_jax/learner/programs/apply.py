@@ -71,8 +71,10 @@ def _apply(
     learning_rate: Callable[[Int[Array, ""]], Float[Array, ""]],
     opt_shardings: Any | None,
 ) -> Apply:
-    """Args:
-    opt_shardings: to move the optimizer's state to first; None: it lies where it is needed.
+    """An update of the state by the optimizer, with the mean gradient.
+
+    Args:
+        opt_shardings: to move the optimizer's state to first; None: it lies where it is needed.
     """
 
     def apply(

@@ -20,8 +20,8 @@ from rlboost_kernels import kept_entries, selected_logprobs
 
 from rlboost_jax.models.products import float32_product
 from rlboost_jax.models.sharding import BATCH, unembedding_spec
-from rlboost_jax.settings.algorithm import SamplingConfig
 from rlboost_jax.settings.memory import LEAST_LOGIT_ROWS, LOGIT_BLOCKS, MOST_LOGITS
+from rlboost_jax.settings.sampling import SamplingConfig
 
 Logprobs = tuple[Float[Array, " N"], Float[Array, " N"]]
 

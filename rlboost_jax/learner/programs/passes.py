@@ -15,9 +15,10 @@ from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params
-from rlboost_jax.settings.algorithm import AlgorithmConfig, SamplingConfig
+from rlboost_jax.settings.algorithm import AlgorithmConfig
 from rlboost_jax.settings.learner import LearnerConfig
 from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.sampling import SamplingConfig
 
 
 def _factors(
@@ -195,8 +196,8 @@ def gradients_of(
 
 
 def _attention(learner: LearnerConfig, mesh: Mesh, num_tokens: int) -> str:
-    """ "auto" takes the engine's order of sums where the kernel runs well: one device, rows
-    that are not many."""
+    """As the settings name it. For "auto" it is the engine's order of sums where the kernel runs
+    well: one device, rows that are not many."""
     if learner.attention != "auto":
         return learner.attention
     return "paged" if mesh.size == 1 and num_tokens <= MOST_PAGED_TOKENS else "auto"

@@ -14,10 +14,11 @@ from rlboost_jax.learner.programs.passes import gaps_of, gradients_of, logprobs_
 from rlboost_jax.learner.state import TrainState, make_optimizer, state_shardings
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
-from rlboost_jax.settings.algorithm import AlgorithmConfig, SamplingConfig
+from rlboost_jax.settings.algorithm import AlgorithmConfig
 from rlboost_jax.settings.learner import LearnerConfig
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.routing import routing_of
+from rlboost_jax.settings.sampling import SamplingConfig
 
 
 class PolicyPrograms:
@@ -118,7 +119,7 @@ class PolicyPrograms:
         programs = []
         for rows, row_tokens in shapes:
             batch = empty(rows, row_tokens, self.routing)
-            if self._algorithm.looks_first:
+            if self._algorithm.has_evaluation_pass:
                 self.logprobs(state.params, in_reward, batch)
             self.gaps(state.params, batch)
             part = self.gradients(state.params, in_loss, batch)

@@ -51,9 +51,11 @@ class DynamicSampling:
     """
 
     def __init__(self, *, num_groups: int, most_prompts: int) -> None:
-        """Args:
-        num_groups: of the batch.
-        most_prompts: of the stream, for one batch; at least `num_groups`.
+        """A batch without a group yet.
+
+        Args:
+            num_groups: of the batch.
+            most_prompts: of the stream, for one batch; at least `num_groups`.
         """
         if not 1 <= num_groups <= most_prompts:
             raise ValueError(

@@ -136,12 +136,14 @@ class StepStream:
         awaited: Awaited | None = None,
         takes_devices: bool = True,
     ) -> None:
-        """Args:
-        group_size: responses to each prompt.
-        micro_batches: of as many groups as the batch has.
-        sampling: chooses these groups; None: they are those of the first prompts.
-        awaited: is waited for as well, in no one's time.
-        takes_devices: also when all is generated; False: only when the window is closed.
+        """Nothing is asked for yet.
+
+        Args:
+            group_size: responses to each prompt.
+            micro_batches: of as many groups as the batch has.
+            sampling: chooses these groups; None: they are those of the first prompts.
+            awaited: is waited for as well, in no one's time.
+            takes_devices: also when all is generated; False: only when the window is closed.
         """
         self.step, self._group_size, self._micro_batches = step, group_size, micro_batches
         self._sampling, self._awaited, self._takes_devices = sampling, awaited, takes_devices
@@ -180,11 +182,13 @@ class StepStream:
 
     def arrived(self, rollout: messages.FinishedRollout) -> bool:
         """Note a response of this step; False: it was not asked for, or is here already."""
-        place = rollout.sample - rollout.prompt * self._group_size
-        known = 0 <= rollout.prompt < self._num_prompts and 0 <= place < self._group_size
-        if rollout.step != self.step or not known or rollout.sample in self._here:
+        work = rollout.work
+        place = work.sample - work.prompt * self._group_size
+        known = work.prompt < self._num_prompts and 0 <= place < self._group_size
+        ours = work.purpose == "train" and work.batch == self.step
+        if not (ours and known) or work.sample in self._here:
             return False
-        self._here.add(rollout.sample)
+        self._here.add(work.sample)
         return True
 
     def finished(self, group: Group) -> None:

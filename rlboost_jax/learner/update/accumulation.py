@@ -25,10 +25,12 @@ class Accumulation:
         num_parts: int,
         streams: bool,
     ) -> None:
-        """Args:
-        gradients: of the undivided loss over trajectories.
-        num_parts: micro-batches of an update.
-        streams: whether the first update's are known before the batch is whole.
+        """Gradients of one batch.
+
+        Args:
+            gradients: of the undivided loss over trajectories.
+            num_parts: micro-batches of an update.
+            streams: whether the first update's are known before the batch is whole.
         """
         self._gradients, self._combine = gradients, combine
         self._num_parts = num_parts

@@ -47,9 +47,11 @@ class BatchUpdate:
         step: int,
         checkpoint: Callable[[], int | None],
     ) -> None:
-        """Args:
-        state: whose parameters sample the batch. The updates consume it.
-        checkpoint: tells the last complete one, for messages.
+        """A step that has no micro-batch yet.
+
+        Args:
+            state: whose parameters sample the batch. The updates consume it.
+            checkpoint: tells the last complete one, for messages.
         """
         self._algorithm, settings = learner.run.algorithm, learner.run.learner
         self._learner, self._state = learner, state
@@ -87,11 +89,11 @@ class BatchUpdate:
         """
         learner, part, gap, kl = self._learner, None, math.nan, 0.0
         members = tuple(t for group in groups for t in group.trajectories)
-        if self._algorithm.looks_first:
+        if self._algorithm.has_evaluation_pass:
             members, gap, kl = learner.score(self._state, groups)
         if self._policy.wants(index):
             part = self._policy.part(self._state.params, members)
-            gap = gap if self._algorithm.looks_first else float(part[1]["max_logprob_gap"])
+            gap = gap if self._algorithm.has_evaluation_pass else float(part[1]["max_logprob_gap"])
         # Dynamic sampling has checked the group already. What is not a number is no small gap.
         if not (self._algorithm.dynamic_sampling or gap <= learner.tolerated_gap):
             doubts = learner.doubts(self._state, groups)

@@ -33,11 +33,13 @@ class OptimizerSteps:
         culprits: Callable[[], str],
         kl: float | None,
     ) -> None:
-        """Args:
-        checkpoint: tells the last complete one, for messages.
-        culprits: finds out why the policy's gradient is not finite.
-        kl: mean of the estimates in the reward, nats per token: of the policy that sampled, in
-            every update. None: the KL is of the loss.
+        """The steps of one batch's updates, from the state that sampled it.
+
+        Args:
+            checkpoint: tells the last complete one, for messages.
+            culprits: finds out why the policy's gradient is not finite.
+            kl: mean of the estimates in the reward, nats per token: of the policy that sampled, in
+                every update. None: the KL is of the loss.
         """
         self.state = state
         self._learner, self._step, self._checkpoint = learner, step, checkpoint

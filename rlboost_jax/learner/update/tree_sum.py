@@ -17,8 +17,10 @@ class TreeSum:
     """
 
     def __init__(self, num_parts: int, combine: Callable[[Any, Any], Any]) -> None:
-        """Args:
-        combine: (left, right) → their sum, left being the lower indices.
+        """A sum that has no part yet.
+
+        Args:
+            combine: (left, right) → their sum, left being the lower indices.
         """
         if num_parts < 1:
             raise ValueError(f"a sum of {num_parts} parts; at least 1 is needed")

@@ -221,7 +221,7 @@ class Dispatch:
         limit = self._settings.max_pending
         rollouts = step.take(min(step.num_waiting, room(loads, limit)))
         chosen = assign(
-            [r.prompt for r in rollouts],
+            [r.group for r in rollouts],
             loads,
             max_pending=limit,
             group_size=step.begin.group_size,
@@ -247,7 +247,7 @@ class Dispatch:
                 moved.setdefault(rollout.previous, []).append(rollout.num_tokens)
             if rollout.num_tokens:
                 step.books.prefilled_again += rollout.length
-            if rollout.num_tokens or rollout.prompt not in instance.groups:
+            if rollout.num_tokens or rollout.group not in instance.groups:
                 instance.usage.prefilled += rollout.length
             rollout.request_id = self._ledger.next_request()
             instance.hold(rollout, now)

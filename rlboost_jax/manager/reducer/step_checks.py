@@ -39,12 +39,12 @@ def check_extension(step: Step, extend: ExtendStep, *, slot_tokens: int) -> None
         )
     asked = len(step.rollouts)
     for prompt in extend.prompts:
-        wanted = prompt.tokens, sampling, extend.sampling is not None
+        wanted = prompt.tokens, sampling
         for sample in step.samples_of(prompt, extend.samples):
             known = step.rollout_of(sample)
             if known is None:
                 asked += 1
-            elif (known.prompt_tokens, known.sampling, known.measures) != wanted:
+            elif (known.prompt_tokens, known.sampling) != wanted:
                 raise ProtocolError(
                     f"step {extend.step} has a prompt {prompt.prompt} already, and it is "
                     "another, or sampled in another way"
@@ -55,15 +55,17 @@ def check_extension(step: Step, extend: ExtendStep, *, slot_tokens: int) -> None
 def _check_prompts(
     step: int, prompts: Sequence[PromptRequest], sampling: Sampling, asked: int, slot_tokens: int
 ) -> None:
-    """Args:
-    asked: responses of the whole step.
+    """Raise ProtocolError for prompts that a step cannot have.
+
+    Args:
+        asked: responses of the whole step.
     """
     if asked > MAX_ROLLOUTS:
         raise ProtocolError(
             f"step {step} asks for {asked:,} responses; the limit is {MAX_ROLLOUTS:,}, lower "
             "learner.prompts_per_step"
         )
-    if len({p.prompt for p in prompts}) != len(prompts):
+    if len({(p.purpose, p.prompt) for p in prompts}) != len(prompts):
         raise ProtocolError(f"step {step} names a prompt twice")
     for prompt in prompts:
         length = len(prompt.tokens) // 4 + sampling.max_tokens

@@ -120,7 +120,7 @@ class StepModel:
         """A response is finished."""
         if rollout.step is not self._step:
             self._step, self._complete = rollout.step, {}
-        self._complete[rollout.prompt] = now
+        self._complete[rollout.group] = now
 
     def compare(self, step: Step, closed: float) -> None:
         """Learn from a window that was ended by plan, so that the learner should just not wait:
@@ -133,7 +133,7 @@ class StepModel:
             return
         groups = _groups(r for r in step.rollouts if r.result is not None and not r.measures)
         tokens = [float(sum(r.length for r in group)) for group in groups]
-        complete = [(self._complete.get(g[0].prompt, closed), n) for n, g in enumerate(groups)]
+        complete = [(self._complete.get(g[0].group, closed), n) for n, g in enumerate(groups)]
         should, critical = without_waits(micro_batches(self._learner, tokens, complete))
         self.drag.learn(self._planned_drag, closed=closed, should=should, critical=critical)
 
@@ -154,6 +154,8 @@ class StepModel:
             return None
         unheard = self._unheard([*reserved, *remote], now)
         groups = _groups(r for r in step.rollouts if not r.measures)
+        if not groups:  # all of the batch measures the policy
+            return None
         rollouts = [rollout for group in groups for rollout in group]
         prompts = [r.length - r.num_tokens for r in rollouts]
         so_far = [
@@ -203,6 +205,8 @@ class StepModel:
             return None
         unheard = self._unheard(instances, now)
         groups = _groups(r for r in step.rollouts if not r.measures)
+        if not groups:
+            return None
         rollouts = [rollout for group in groups for rollout in group]
         state = responses([[(r.num_tokens, r.result is not None) for r in g] for g in groups])
         lengths = np.minimum(self.lengths.scenario(state), self._most)
@@ -224,7 +228,7 @@ class StepModel:
         slower = self.drag.value * (1.0 + self.drag.deviation)
         engines = [replace(e, rates=e.rates.times(slower)) for e in engines]
         plan = self._plan(engines, jobs, totals.tolist(), self.drag.value)
-        complete = {n: ended.get(g[0].prompt, closed) - now for n, g in enumerate(groups)}
+        complete = {n: ended.get(g[0].group, closed) - now for n, g in enumerate(groups)}
         return forecast(replace(plan, handed_over=closed - now, complete=complete), 0.0)
 
     @property
@@ -256,6 +260,8 @@ class StepModel:
             slots: of all engines that work on it.
         """
         groups = _groups(r for r in step.rollouts if not r.measures)
+        if not groups:
+            return {}
         rollouts = [rollout for group in groups for rollout in group]
         if not self.ready or not step.num_finished:
             ranks = first_wave([len(group) for group in groups], slots)
@@ -375,5 +381,5 @@ def _kind(instance: Instance) -> tuple[Hashable, bool]:
 def _groups(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
     groups: dict[int, list[Rollout]] = {}
     for rollout in rollouts:
-        groups.setdefault(rollout.prompt, []).append(rollout)
+        groups.setdefault(rollout.group, []).append(rollout)
     return [groups[prompt] for prompt in sorted(groups)]

@@ -64,7 +64,7 @@ class StepReports:
         """What a step was made of, for whoever fits models to it."""
         lengths: dict[int, list[int]] = {}
         for rollout in step.delivered(measuring=False):
-            lengths.setdefault(rollout.prompt, []).append(rollout.num_tokens)
+            lengths.setdefault(rollout.group, []).append(rollout.num_tokens)
         for instance in self._roster:
             self._dispatch.record_usage(instance)
         self._outbox.record(

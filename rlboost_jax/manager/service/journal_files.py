@@ -21,20 +21,26 @@ from rlboost_jax.manager.journal import (
     Published,
     RunOver,
     RunState,
-    Segment,
     SegmentBegun,
     StepOpened,
     frames,
     read_segment,
 )
+from rlboost_jax.settings.errors import Mistake
 
 SUFFIX = ".journal"
 
 
+class OtherFormat(Mistake):
+    """A journal that this release cannot read."""
+
+
 class Journal:
-    """Args:
-    folder: made where missing.
-    run_id: a segment of another run, or of another format, is removed.
+    """A run's journal: reads the segments that there are, and writes the newest.
+
+    Args:
+        folder: made where missing.
+        run_id: a segment of another run is removed.
     """
 
     def __init__(self, folder: Path, run_id: str) -> None:
@@ -53,15 +59,27 @@ class Journal:
         """All entries in order, and what was damaged.
 
         The segments stay until what they hold is committed; the next step opens a new one.
+
+        Raises:
+            OtherFormat: this run has a segment that another release wrote.
         """
         self._folder.mkdir(exist_ok=True)
         entries: list[Any] = []
         damages: list[str] = []
         for path in self._segments():
             segment = read_segment(path.read_bytes())
-            if self._foreign(segment):
-                path.unlink()
-                continue
+            first = segment.entries[0] if segment.entries else None
+            if isinstance(first, SegmentBegun):
+                if first.run_id != self._run_id:
+                    path.unlink()
+                    continue
+                if first.format != FORMAT:
+                    raise OtherFormat(
+                        f"{path}: journals of format {first.format} are of another release; this "
+                        f"one reads format {FORMAT}. Go on with that release, or remove "
+                        f"{self._folder}: its responses are then generated again, and costs are "
+                        "counted anew"
+                    )
             if segment.damage:
                 damages.append(f"{path.name}: {segment.damage}")
                 os.truncate(path, segment.good_bytes)
@@ -101,12 +119,6 @@ class Journal:
         """In the order in which they were begun."""
         names = sorted(name for name in os.listdir(self._folder) if name.endswith(SUFFIX))
         return [self._folder / name for name in names]
-
-    def _foreign(self, segment: Segment) -> bool:
-        first = segment.entries[0] if segment.entries else None
-        if not isinstance(first, SegmentBegun):
-            return False
-        return (first.run_id, first.format) != (self._run_id, FORMAT)
 
     def _open(self, step: int) -> None:
         """Begin a segment with all that those before it say and that still holds."""

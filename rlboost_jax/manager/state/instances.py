@@ -138,7 +138,7 @@ class Instance:
             self.progress_at, self.span = now, BusySpan(now)
         rollout.holder, rollout.asked_at, rollout.yielded = self.name, math.inf, False
         self.held[rollout.request_id] = rollout
-        self.groups[rollout.prompt] += 1
+        self.groups[rollout.group] += 1
         self._held_changed()
 
     def let_go(self, request_id: int) -> Rollout | None:
@@ -147,9 +147,9 @@ class Instance:
         if rollout is None:
             return None
         self.num_releasing -= rollout.releasing
-        self.groups[rollout.prompt] -= 1
-        if not self.groups[rollout.prompt]:
-            del self.groups[rollout.prompt]
+        self.groups[rollout.group] -= 1
+        if not self.groups[rollout.group]:
+            del self.groups[rollout.group]
         rollout.holder, rollout.previous, rollout.asked_at = "", self.name, math.inf
         if not self.held:
             self.span = None

@@ -16,6 +16,7 @@ from rlboost_jax.messages import (
     RoutedRollout,
     Sampling,
 )
+from rlboost_jax.sequences.identities import Batch, Work, sample_number
 
 
 class Rollout:
@@ -24,13 +25,13 @@ class Rollout:
     __slots__ = (
         "asked_at",
         "attempt",
+        "group",
         "holder",
         "logprobs",
         "measures",
         "num_tokens",
         "parts",
         "previous",
-        "prompt",
         "prompt_tokens",
         "request_id",
         "result",
@@ -39,22 +40,33 @@ class Rollout:
         "sampling",
         "step",
         "tokens",
+        "work",
         "yielded",
     )
 
     def __init__(
-        self, step: "Step", prompt: PromptRequest, sample: int, measured_by: Sampling | None
+        self, step: "Step", prompt: PromptRequest, sample: int, sampling: Sampling | None
     ) -> None:
-        """Args:
-        measured_by: how to sample what is there to see how good the policy is, and is not
-            trained on; None: it is trained on, and sampled as the step says.
+        """A response to be made, nothing of which is there yet.
+
+        Args:
+            sample: its number in the batch.
+            sampling: None: as the batch says.
         """
+        begin = step.begin
         self.step = step
-        self.prompt = prompt.prompt
+        self.work = Work(
+            seed=begin.seed,
+            batch=Batch(begin.step),
+            purpose=prompt.purpose,
+            prompt=prompt.prompt,
+            sample=sample,
+        )
         self.sample = sample
+        self.group = sample // begin.group_size  # one number for all responses to the prompt
         self.prompt_tokens = prompt.tokens
-        self.measures = measured_by is not None
-        self.sampling = measured_by or step.begin.sampling
+        self.measures = prompt.purpose == "evaluate"
+        self.sampling = sampling or begin.sampling
         self.tokens = bytearray()  # int32
         self.logprobs = bytearray()  # float32
         self.routes = bytearray()  # of all positions but the newest, where a run replays them
@@ -99,11 +111,8 @@ class Rollout:
         begin = self.step.begin
         return GenerateRequest(
             request_id=self.request_id,
-            step=begin.step,
-            prompt=self.prompt,
-            sample=self.sample,
+            work=self.work,
             version=begin.version,
-            seed=begin.seed,
             prompt_tokens=self.prompt_tokens,
             response_tokens=bytes(self.tokens),
             sampling=self.sampling,
@@ -124,9 +133,7 @@ class Rollout:
     def finish(self) -> None:
         begin = self.step.begin
         fields: dict[str, Any] = {
-            "step": begin.step,
-            "prompt": self.prompt,
-            "sample": self.sample,
+            "work": self.work,
             "tokens": bytes(self.tokens),
             "logprobs": bytes(self.logprobs),
             "versions": ((begin.version, self.num_tokens),),
@@ -227,7 +234,7 @@ class Step:
         whether any was not.
 
         Args:
-            sampling: of what measures the policy; None: these are trained on.
+            sampling: None: as the batch says.
         """
         before = len(self.rollouts)
         for prompt in prompts:
@@ -241,8 +248,9 @@ class Step:
 
     def samples_of(self, prompt: PromptRequest, count: int = 0) -> range:
         """The first `count` of a prompt's group (0: all)."""
-        first = prompt.prompt * self.begin.group_size
-        return range(first, first + (count or self.begin.group_size))
+        size = self.begin.group_size
+        first = sample_number(prompt.prompt, 0, group_size=size, purpose=prompt.purpose)
+        return range(first, first + (count or size))
 
     def drop_unfinished(self) -> list[Rollout]:
         """Give up what is not finished; it belongs to a cancelled step from now on."""

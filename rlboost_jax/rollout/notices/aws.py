@@ -10,9 +10,9 @@ import msgspec
 
 from rlboost_jax.rollout.notices.metadata import (
     Answer,
+    CloudNotice,
     Metadata,
     NoAnswer,
-    Told,
     decode,
     until,
     utc,
@@ -40,13 +40,15 @@ class Item:
 
     every_seconds = EVERY_SECONDS
 
-    def __init__(self, metadata: Metadata, path: str, read: Callable[[Answer], Told]) -> None:
+    def __init__(
+        self, metadata: Metadata, path: str, read: Callable[[Answer], CloudNotice]
+    ) -> None:
         self.name = f"aws {path}"
         self._metadata, self._path, self._read = metadata, path, read
         self._token = ""
         self._text: str | None = None  # that was read last
 
-    async def look(self) -> list[Told]:
+    async def look(self) -> list[CloudNotice]:
         if not self._token:
             self._token = await new_token(self._metadata)
         answer = await self._ask()
@@ -59,29 +61,29 @@ class Item:
             raise NoAnswer(f"{self._path}: HTTP {answer.status}")
         if answer.text == self._text:
             return []
-        told = self._read(answer)
+        notice = self._read(answer)
         self._text = answer.text
-        return [told]
+        return [notice]
 
     async def _ask(self) -> Answer:
         return await self._metadata.ask(self._path, {"X-aws-ec2-metadata-token": self._token})
 
 
 def interruption(metadata: Metadata) -> Item:
-    def read(answer: Answer) -> Told:
+    def read(answer: Answer) -> CloudNotice:
         said = decode(answer, Action)
         # Hibernation begins at once, whatever time it names.
         most = 0.0 if said.action == "hibernate" else LEAD_SECONDS
         seconds = until(utc(said.time), answer, most)
-        return Told(seconds=seconds, reason=f"aws: {said.action} {said.time}")
+        return CloudNotice(seconds=seconds, reason=f"aws: {said.action} {said.time}")
 
     return Item(metadata, ACTION_PATH, read)
 
 
 def rebalance(metadata: Metadata) -> Item:
-    def read(answer: Answer) -> Told:
+    def read(answer: Answer) -> CloudNotice:
         said = decode(answer, Rebalance)
-        return Told(seconds=None, reason=f"aws: rebalance recommendation {said.time}")
+        return CloudNotice(seconds=None, reason=f"aws: rebalance recommendation {said.time}")
 
     return Item(metadata, REBALANCE_PATH, read)
 

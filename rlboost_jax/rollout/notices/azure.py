@@ -9,9 +9,9 @@ Service".
 import msgspec
 
 from rlboost_jax.rollout.notices.metadata import (
+    CloudNotice,
     Metadata,
     NoAnswer,
-    Told,
     decode,
     http_date,
     until,
@@ -49,14 +49,14 @@ class Azure:
         self._metadata = metadata
         self._machine = ""
         self._incarnation: int | None = None
-        self._told: set[tuple[str, str]] = set()  # event and its time: it may be moved
+        self._reported: set[tuple[str, str]] = set()  # event and its time: it may be moved
 
     async def present(self) -> bool:
         """Whether this is such a machine; raises NoAnswer."""
         await self._learn_name()
         return True
 
-    async def look(self) -> list[Told]:
+    async def look(self) -> list[CloudNotice]:
         if not self._machine:
             await self._learn_name()
         wait = FIRST_SECONDS if self._incarnation is None else 0.0
@@ -66,10 +66,10 @@ class Azure:
         document = decode(answer, Document)
         if document.incarnation == self._incarnation:
             return []
-        told = []
+        notices = []
         for event in document.events:
             key = event.id, event.not_before
-            if self._machine not in event.resources or key in self._told:
+            if self._machine not in event.resources or key in self._reported:
                 continue
             begun = event.status == "Started" or not event.not_before
             try:
@@ -78,10 +78,10 @@ class Azure:
                 continue  # the others may be in order
             seconds = until(moment, answer, LEAD_SECONDS) if event.kind in GOES else None
             reason = f"azure: {event.kind} {event.not_before}".rstrip()
-            told.append(Told(seconds=seconds, reason=reason))
-            self._told.add(key)
+            notices.append(CloudNotice(seconds=seconds, reason=reason))
+            self._reported.add(key)
         self._incarnation = document.incarnation
-        return told
+        return notices
 
     async def _learn_name(self) -> None:
         answer = await self._metadata.ask(NAME_PATH, HEADERS)

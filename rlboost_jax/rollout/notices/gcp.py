@@ -7,14 +7,14 @@ Source: Compute Engine documentation, "Detect if a preemptible process has been 
 
 from urllib.parse import quote
 
-from rlboost_jax.rollout.notices.metadata import Answer, Metadata, NoAnswer, Told
+from rlboost_jax.rollout.notices.metadata import Answer, CloudNotice, Metadata, NoAnswer
 
 ROOT = "/computeMetadata/v1/instance"
 FLAVOR = {"Metadata-Flavor": "Google"}  # asked of us, and found in every genuine answer
 EVERY_SECONDS = 1.0  # between two questions; each waits for a change
 WAIT_SECONDS = 60
 PREEMPTION_SECONDS = 30.0  # from the notice to the forced end
-# Machines with GPUs are told an hour before. The others a minute before: they then get a
+# Machines with GPUs hear of it an hour before. The others a minute before: they then get a
 # signal in time, which is all that a notice is for.
 MAINTENANCE_SECONDS = 3_600.0
 
@@ -24,13 +24,13 @@ class Value:
 
     every_seconds = EVERY_SECONDS
 
-    def __init__(self, metadata: Metadata, path: str, told: dict[str, Told]) -> None:
+    def __init__(self, metadata: Metadata, path: str, notices: dict[str, CloudNotice]) -> None:
         self.name = f"gcp {path}"
-        self._metadata, self._path, self._told = metadata, path, told
+        self._metadata, self._path, self._notices = metadata, path, notices
         self._etag = ""  # of the newest answer
         self._value = ""
 
-    async def look(self) -> list[Told]:
+    async def look(self) -> list[CloudNotice]:
         query, wait = "", 0
         if self._etag:
             wait = WAIT_SECONDS
@@ -39,23 +39,23 @@ class Value:
         answer = await _ask(self._metadata, f"{ROOT}/{self._path}{query}", wait)
         self._etag = answer.headers.get("ETag", "")
         before, self._value = self._value, answer.text.strip()
-        told = self._told.get(self._value)
-        return [told] if told is not None and self._value != before else []
+        notice = self._notices.get(self._value)
+        return [notice] if notice is not None and self._value != before else []
 
 
 def preempted(metadata: Metadata) -> Value:
-    told = Told(seconds=PREEMPTION_SECONDS, reason="gcp: preempted")
-    return Value(metadata, "preempted", {"TRUE": told})
+    notice = CloudNotice(seconds=PREEMPTION_SECONDS, reason="gcp: preempted")
+    return Value(metadata, "preempted", {"TRUE": notice})
 
 
 def maintenance(metadata: Metadata) -> Value:
     """A machine that migrates pauses, and one that cannot is ended."""
     move, end = "MIGRATE_ON_HOST_MAINTENANCE", "TERMINATE_ON_HOST_MAINTENANCE"
-    told = {
-        move: Told(seconds=None, reason=f"gcp: {move}"),
-        end: Told(seconds=MAINTENANCE_SECONDS, reason=f"gcp: {end}"),
+    notices = {
+        move: CloudNotice(seconds=None, reason=f"gcp: {move}"),
+        end: CloudNotice(seconds=MAINTENANCE_SECONDS, reason=f"gcp: {end}"),
     }
-    return Value(metadata, "maintenance-event", told)
+    return Value(metadata, "maintenance-event", notices)
 
 
 async def present(metadata: Metadata) -> bool:

@@ -30,7 +30,7 @@ class NoAnswer(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class CloudNotice:
     """What a cloud says of this machine."""
 
     seconds: float | None  # until it goes; None: it may, or it pauses
@@ -43,7 +43,7 @@ class Source(Protocol):
     name: str
     every_seconds: float  # between two looks
 
-    async def look(self) -> Iterable[Told]:
+    async def look(self) -> Iterable[CloudNotice]:
         """What is new since the last look. It may wait for something new.
 
         Raises:

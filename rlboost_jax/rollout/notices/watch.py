@@ -12,12 +12,12 @@ import aiohttp
 from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.rollout.notices import aws, gcp
 from rlboost_jax.rollout.notices.azure import Azure
-from rlboost_jax.rollout.notices.metadata import ADDRESS, Metadata, NoAnswer, Source, Told
+from rlboost_jax.rollout.notices.metadata import ADDRESS, CloudNotice, Metadata, NoAnswer, Source
 
 PROBE_SECONDS = 2.0  # for the metadata server of this machine to say which it is
 LONGEST_PAUSE_SECONDS = 15.0  # some notices are 30 s long
 
-Tell = Callable[[Told], None]
+Tell = Callable[[CloudNotice], None]
 Say = Callable[[str], None]
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -87,8 +87,8 @@ async def watch(source: Source, tell: Tell, sleep: Sleep = asyncio.sleep) -> Non
     while True:
         pause = source.every_seconds
         try:
-            for told in await source.look():
-                tell(told)
+            for notice in await source.look():
+                tell(notice)
             failures = 0
         except NoAnswer:
             pause = backoff_seconds(failures, first=pause, longest=LONGEST_PAUSE_SECONDS)

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from rlboost_jax.rollout.notices import aws
-from rlboost_jax.rollout.notices.metadata import NoAnswer, Told
+from rlboost_jax.rollout.notices.metadata import CloudNotice, NoAnswer
 
 TOKEN, TTL = "X-aws-ec2-metadata-token", "X-aws-ec2-metadata-token-ttl-seconds"
 ACTION, REBALANCE = aws.ACTION_PATH, aws.REBALANCE_PATH
@@ -46,7 +46,7 @@ def test_nothing_until_there_is_something_and_then_once(cloud, run):
             assert await source.look() == [] == await source.look()
             imds.items[ACTION] = {"action": "terminate", "time": "2026-09-18T08:22:00Z"}
             assert await source.look() == [
-                Told(seconds=120.0, reason="aws: terminate 2026-09-18T08:22:00Z")
+                CloudNotice(seconds=120.0, reason="aws: terminate 2026-09-18T08:22:00Z")
             ]
             assert await source.look() == []
             assert imds.tokens == 1

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from rlboost_jax.rollout.notices import gcp
-from rlboost_jax.rollout.notices.metadata import NoAnswer, Told
+from rlboost_jax.rollout.notices.metadata import CloudNotice, NoAnswer
 
 PREEMPTED = f"{gcp.ROOT}/preempted"
 MAINTENANCE = f"{gcp.ROOT}/maintenance-event"
@@ -43,24 +43,24 @@ class Server:
 
 
 @pytest.mark.parametrize(
-    ("make", "path", "value", "told"),
+    ("make", "path", "value", "notice"),
     [
-        (gcp.preempted, PREEMPTED, "TRUE", Told(seconds=30.0, reason="gcp: preempted")),
+        (gcp.preempted, PREEMPTED, "TRUE", CloudNotice(seconds=30.0, reason="gcp: preempted")),
         (
             gcp.maintenance,
             MAINTENANCE,
             "TERMINATE_ON_HOST_MAINTENANCE",
-            Told(seconds=3600.0, reason="gcp: TERMINATE_ON_HOST_MAINTENANCE"),
+            CloudNotice(seconds=3600.0, reason="gcp: TERMINATE_ON_HOST_MAINTENANCE"),
         ),
         (
             gcp.maintenance,
             MAINTENANCE,
             "MIGRATE_ON_HOST_MAINTENANCE",
-            Told(seconds=None, reason="gcp: MIGRATE_ON_HOST_MAINTENANCE"),
+            CloudNotice(seconds=None, reason="gcp: MIGRATE_ON_HOST_MAINTENANCE"),
         ),
     ],
 )
-def test_waits_for_a_change_and_tells_it_once(cloud, run, make, path, value, told):
+def test_waits_for_a_change_and_tells_it_once(cloud, run, make, path, value, notice):
     async def story():
         async with cloud() as stand_in:
             server = Server(stand_in)
@@ -69,7 +69,7 @@ def test_waits_for_a_change_and_tells_it_once(cloud, run, make, path, value, tol
             looking = asyncio.create_task(source.look())
             await server.waiting.wait()
             server.set(path, value)
-            assert await looking == [told]
+            assert await looking == [notice]
             server.waiting.clear()
             looking = asyncio.create_task(source.look())
             await server.waiting.wait()

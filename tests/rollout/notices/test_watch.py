@@ -10,9 +10,9 @@ from aiohttp.test_utils import unused_port
 
 from rlboost_jax.rollout.notices import aws, gcp, watch
 from rlboost_jax.rollout.notices.azure import NAME_PATH
-from rlboost_jax.rollout.notices.metadata import Metadata, NoAnswer, Told, http_date, utc
+from rlboost_jax.rollout.notices.metadata import CloudNotice, Metadata, NoAnswer, http_date, utc
 
-TOLD = Told(seconds=1.0, reason="x")
+TOLD = CloudNotice(seconds=1.0, reason="x")
 
 
 class Script:
@@ -124,7 +124,7 @@ def test_a_whole_watch_of_a_machine(cloud, run):
                     "auto", heard.put_nowait, lines.append, address=stand_in.address
                 )
             )
-            assert await heard.get() == Told(seconds=30.0, reason="gcp: preempted")
+            assert await heard.get() == CloudNotice(seconds=30.0, reason="gcp: preempted")
             assert lines == ["notices of gcp"]
             watching.cancel()
 

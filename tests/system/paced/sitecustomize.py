@@ -45,8 +45,10 @@ class PacedEngine:
     """An engine between a worker and itself."""
 
     def __init__(self, engine: Any, asked: Any) -> None:
-        """Args:
-        asked: whether the worker has something else for it to do.
+        """Pace an engine for a worker.
+
+        Args:
+            asked: whether the worker has something else for it to do.
         """
         self._engine, self._asked = engine, asked
         self._dispatches = 0  # since the last load

@@ -1,0 +1,1 @@
+"""What all other packages speak of: `identities` (names of things), `endings` (of responses)."""

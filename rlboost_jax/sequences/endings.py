@@ -1,0 +1,54 @@
+"""How a response ends. All who need to know ask here; the device's own mask is tested against it.
+
+A response is over with its first stop id, which belongs to it, or with as many tokens as it may
+have. Nobody says so on any wire: it follows from the tokens, wherever they are.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+FinishReason = Literal["stop", "length"]  # as OpenAI's protocol calls them
+
+
+def stopped(tokens: Sequence[int] | NDArray[np.int32], stop_ids: Collection[int]) -> bool:
+    """Whether a response ended by itself: what its length ended is cut off."""
+    return len(tokens) > 0 and int(tokens[-1]) in stop_ids
+
+
+def finish_reason(
+    last: int, num_tokens: int, *, max_tokens: int, stop_ids: Collection[int]
+) -> FinishReason | None:
+    """Why a response is over; None: it goes on.
+
+    Args:
+        last: its newest token, of no matter where it has none.
+        num_tokens: that it has, the newest included.
+    """
+    if num_tokens > 0 and last in stop_ids:
+        return "stop"
+    return "length" if num_tokens >= max_tokens else None
+
+
+def stop_positions(tokens: NDArray[np.int32], stop_ids: Iterable[int]) -> list[int]:
+    """Where in some tokens ids are that end a response, in order."""
+    found = np.zeros(len(tokens), bool)
+    for stop_id in stop_ids:
+        found |= tokens == stop_id
+    where: list[int] = found.nonzero()[0].tolist()
+    return where
+
+
+def kept(start: int, count: int, *, room: int, stops: Iterable[int]) -> int:
+    """How many of `count` new tokens belong to a response: what follows its end does not.
+
+    Args:
+        start: of these tokens among those that `stops` is about.
+        room: tokens that the response may still get.
+        stops: see `stop_positions`.
+    """
+    most = min(count, room)
+    first = next((position for position in stops if start <= position < start + most), None)
+    return most if first is None else first - start + 1

@@ -1,0 +1,28 @@
+"""Settings of what leaves the learner: snapshots for servers, checkpoints to resume from."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlboost_jax.settings.model import Dtype
+from rlboost_jax.settings.setting import setting
+
+WeightsSource = Literal["auto", "directory", "http"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsConfig:
+    """Snapshots that the learner publishes and servers pull."""
+
+    rollout_dtype: Dtype = setting("float32", "of snapshots and engines")
+    keep_versions: int = setting(2, "snapshots kept besides those in use", at_least=1)
+    source: WeightsSource = setting(
+        "auto", 'how servers pull; "auto": from the directory where they can see it'
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Checkpoints that a run resumes from."""
+
+    every_steps: int = setting(1, "between checkpoints", at_least=1)
+    keep: int = setting(2, "newest checkpoints that are kept", at_least=1)
