@@ -54,21 +54,32 @@ LOST = "its process ended"  # of a part that was not done by then
 Result = dict[str, Any]  # of a part: status, reason, seconds, figures
 
 
+def figures_of(part: str) -> Callable[..., Iterable[dict[str, Any]]]:
+    """What measures a part."""
+    found: Callable[..., Iterable[dict[str, Any]]]
+    found = getattr(importlib.import_module(f"benchmarks.{PARTS[part]}"), part)
+    return found
+
+
 def run_part(
-    name: str, *, dry_run: bool, note: Callable[[Result], None] = lambda result: None
+    name: str,
+    *,
+    dry_run: bool,
+    note: Callable[[Result], None] = lambda result: None,
+    figures: Callable[[str], Callable[..., Iterable[dict[str, Any]]]] = figures_of,
 ) -> Result:
     """The result of one part, in this process.
 
     Args:
         name: of the part, and of "table" behind it which job of it; without one all of them.
         note: is given what there is after each figure, in case this process ends.
+        figures: has what measures a part.
     """
     since, done = time.perf_counter(), list[dict[str, Any]]()
     part, _, which = name.partition(" ")
     try:
-        module = importlib.import_module(f"benchmarks.{PARTS[part]}")
         options = {"which": which} if which else {}
-        for figure in getattr(module, part)(dry_run=dry_run, **options):
+        for figure in figures(part)(dry_run=dry_run, **options):
             done.append(figure)
             seconds = time.perf_counter() - since
             note({"status": "failed", "reason": LOST, "figures": done, "seconds": seconds})
@@ -95,15 +106,21 @@ def each(names: Iterable[str], *, dry_run: bool) -> Iterator[str]:
             yield from (f"{name} {job}" for job in jobs)
 
 
-def run_apart(name: str, *, dry_run: bool) -> Result:
+def run_apart(
+    name: str,
+    *,
+    dry_run: bool,
+    python: str = sys.executable,
+    execute: Callable[..., Any] = subprocess.run,
+) -> Result:
     """The result of one part, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "benchmarks.gpu", f"--one={name}", f"--json={path}"]
+        command = [python, "-m", "benchmarks.gpu", f"--one={name}", f"--json={path}"]
         since, lost = time.perf_counter(), ""
         limit = JOB_SECONDS if " " in name else PART_SECONDS
         try:
-            process = subprocess.run(
+            process = execute(
                 [*command, "--dry_run"] if dry_run else command,
                 timeout=limit,
                 # Of the device's memory, three quarters of which would not hold what a run does.
@@ -151,7 +168,12 @@ def machine() -> dict[str, str]:
     return found
 
 
-def main(argv: Iterable[str] | None = None) -> int:
+def main(
+    argv: Iterable[str] | None = None,
+    *,
+    run: Callable[..., Result] = run_apart,
+    figures: Callable[[str], Callable[..., Iterable[dict[str, Any]]]] = figures_of,
+) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/gpu.json"))
@@ -163,7 +185,7 @@ def main(argv: Iterable[str] | None = None) -> int:
         def write(result: Result) -> None:
             options.json.write_text(json.dumps(result))
 
-        write(run_part(options.one, dry_run=options.dry_run, note=write))
+        write(run_part(options.one, dry_run=options.dry_run, note=write, figures=figures))
         return 0
     options.json.parent.mkdir(parents=True, exist_ok=True)
     names = options.parts.split(",")
@@ -172,7 +194,7 @@ def main(argv: Iterable[str] | None = None) -> int:
     results: dict[str, Result] = {}
     for name in each(names, dry_run=options.dry_run):
         print(f"{name} …", file=sys.stderr, flush=True)
-        results[name] = run_apart(name, dry_run=options.dry_run)
+        results[name] = run(name, dry_run=options.dry_run)
         # After each part: a machine that is lent for an hour may go before the last one.
         whole = {"machine": machine(), "dry_run": options.dry_run, "parts": results}
         options.json.write_text(json.dumps(whole, indent=1) + "\n")

@@ -169,15 +169,15 @@ def training(*, dry_run: bool) -> list[dict[str, Any]]:
     import jax.numpy as jnp
 
     from rlboost_jax.learner.packing import empty
+    from rlboost_jax.learner.programs.policy import PolicyPrograms
     from rlboost_jax.learner.state import init_state
-    from rlboost_jax.learner.step import LearnerStep
     from rlboost_jax.models.params import init_params
     from rlboost_jax.models.sharding import make_mesh
 
     model, run = _model(dry_run), _settings(dry_run)
     rows, row_tokens = (1, 32) if dry_run else (4, 2048)
     learner = replace(run.learner, remat="none" if dry_run else "full", attention="dense")
-    step = LearnerStep(
+    step = PolicyPrograms(
         model, learner, run.algorithm, run.sampling, num_updates=10, mesh=make_mesh((1, 1, 1))
     )
     params = init_params(model, 0)

@@ -55,27 +55,30 @@ def table(*, dry_run: bool, which: str = "") -> Iterator[dict[str, Any]]:
         yield from _rows(job, dry_run=dry_run)
 
 
-def qualification(*, dry_run: bool) -> list[dict[str, Any]]:
+def qualification(*, dry_run: bool, **host: Any) -> list[dict[str, Any]]:
     """What each configuration's engines and learners would run here: every candidate, and why not.
 
     Nothing kept is read, and nothing is kept.
+
+    Args:
+        host: of `verdict_here`, if it is another than this.
     """
     figures = []
     for config in (_DRY,) if dry_run else MESHES:
         run = _run(Job("engine", config), dry_run=dry_run)
-        for what, plain, verdict in _verdicts(run, interpret=dry_run):
+        for what, plain, verdict in _verdicts(run, interpret=dry_run, **host):
             figures += _tried(config, what, plain, verdict)
     return figures
 
 
-def _verdicts(run: Any, *, interpret: bool) -> Iterator[tuple[str, str, Any]]:
+def _verdicts(run: Any, *, interpret: bool, **host: Any) -> Iterator[tuple[str, str, Any]]:
     """What is chosen, its plain form, and the trials."""
     from rlboost_jax.qualification import learner_start
     from rlboost_jax.qualification.start import verdict_here
 
-    verdict, _ = verdict_here(run, folder=None, interpret=interpret)
+    verdict, _ = verdict_here(run, folder=None, interpret=interpret, **host)
     yield "engine.attention", "xla", verdict
-    yield from learner_start.verdicts_here(run, folder=None, interpret=interpret)
+    yield from learner_start.verdicts_here(run, folder=None, interpret=interpret, **host)
 
 
 def _tried(config: str, what: str, plain: str, verdict: Any) -> Iterator[dict[str, Any]]:

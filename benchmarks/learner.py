@@ -33,8 +33,8 @@ from benchmarks.engine import MODELS, product_rate
 from benchmarks.turns import median_seconds
 from configs import base
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, empty, fill, pack
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import init_state
-from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.params import abstract_params, init_params
 from rlboost_jax.models.sharding import make_mesh
@@ -43,6 +43,7 @@ from rlboost_jax.settings.memory import learner_bytes, num_parameters, size_text
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.run import RunConfig
 
+SELECTED = "rlboost_jax.learner.programs.logprobs.selected_logprobs"
 PROMPT, LONGEST = 16, 256  # tokens: of every prompt, and of prompt and response together
 MEAN_RESPONSE = 48
 ROWS = 4  # of a packed batch of the longest rows
@@ -150,8 +151,8 @@ def all_logits(
     return chosen, -(jnp.exp(logp) * logp).sum(axis=-1)
 
 
-def programs(way: Way, run: RunConfig) -> LearnerStep:
-    return LearnerStep(
+def programs(way: Way, run: RunConfig) -> PolicyPrograms:
+    return PolicyPrograms(
         run.model,
         replace(run.learner, remat=way.remat),
         run.algorithm,
@@ -181,8 +182,8 @@ def measure(model: ModelConfig, count: int, rounds: int) -> tuple[list[Result], 
     working, filled, sums = {}, {}, {}
     for way in WAYS:
         step, batches = programs(way, run), batches_of(way, trajectories)
-        with mock.patch("rlboost_jax.learner.logprobs.selected_logprobs", logprobs_of(way)):
-            _, found = step.micro_batch(state.params, None, batches)  # compiles
+        with mock.patch(SELECTED, logprobs_of(way)):
+            _, found = step.accumulate(state.params, None, batches)  # compiles
             shapes = {batch.tokens.shape: batch for batch in batches}
             compiled = [
                 step.gradients.lower(state.params, None, batch).compile()
@@ -217,7 +218,7 @@ def large_batches(model: ModelConfig) -> list[tuple[str, int]]:
     batch = empty(rows, row_tokens)
     found = []
     for way in (way for way in WAYS if way.packed and way.row_lengths in (1, 3)):
-        with mock.patch("rlboost_jax.learner.logprobs.selected_logprobs", logprobs_of(way)):
+        with mock.patch(SELECTED, logprobs_of(way)):
             lowered = programs(way, run).gradients.lower(abstract_params(model), None, batch)
         name = f"{'selected' if way.selected else 'all logits'}, remat {way.remat}"
         taken = lowered.compile().memory_analysis().temp_size_in_bytes
@@ -229,7 +230,7 @@ def logprobs_of(way: Way) -> Callable[..., tuple[jax.Array, jax.Array]]:
     return selected_logprobs if way.selected else all_logits
 
 
-def memory_text(step: LearnerStep, state: object, run: RunConfig) -> str:
+def memory_text(step: PolicyPrograms, state: object, run: RunConfig) -> str:
     """What the state takes, against the plan that a dry run prints."""
     planned = learner_bytes(run)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))

@@ -11,9 +11,9 @@ from rlboost_jax import messages
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
-from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.selection import Everything
-from rlboost_jax.learner.streaming import stream_step
+from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.micro_batches import MicroBatches
+from rlboost_jax.learner.stream.step_stream import StepStream
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.rollout.client import InstanceClient
@@ -98,8 +98,9 @@ class StandInTrainer:
         micro_batches = MicroBatches(
             num_prompts, learner.micro_batch_prompts, self._run.deterministic
         )
-        selection = Everything(collector)
-        times = stream_step(self._link, collector, selection, micro_batches, self._train)
+        stream = StepStream(step, group_size=group_size, micro_batches=micro_batches)
+        stream.begin()
+        times = drive(stream, self._link, collector, train=self._train)
         report = self._link.trained(
             messages.StepTrained(
                 step=step, train_wait_seconds=times.waiting, train_seconds=times.training

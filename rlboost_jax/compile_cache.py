@@ -1,6 +1,7 @@
 """Where compiled programs are kept, so that a server that joins does not compile."""
 
 import hashlib
+import os
 import platform
 from pathlib import Path
 
@@ -17,9 +18,10 @@ def enable(folder: str = "") -> Path:
     not alike and share `folder` get places of their own in it.
 
     Args:
-        folder: "" takes `DEFAULT_FOLDER`.
+        folder: "" takes the place that JAX's own variable names, as it is, or `DEFAULT_FOLDER`.
     """
-    place = Path(folder or DEFAULT_FOLDER).expanduser() / fingerprint()
+    given = "" if folder else os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
+    place = Path(given or Path(folder or DEFAULT_FOLDER).expanduser() / fingerprint())
     place.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(place))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

@@ -9,7 +9,7 @@ mean@k as `accuracy`, pass@k as `best` (of right and wrong answers). Works besid
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,19 @@ from rlboost_jax.settings.validate import check
 
 
 def evaluate(
-    workdir: str | Path, *, step: int | None = None, best: bool = False, **changes: Any
+    workdir: str | Path,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    exercises: Callable[[RunConfig], Any] | None = None,
+    engine: Callable[[RunConfig], Any] | None = None,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Measure the policy after `step` updates, the newest checkpoint's if None.
 
     Args:
         best: take the checkpoint that `evaluation.keep_best` kept.
+        exercises, engine: make what judges and what generates; None: as the run has them.
         changes: fields of `EvaluationConfig` in place of the run's.
 
     Returns:
@@ -63,14 +70,14 @@ def evaluate(
         step = newest_step(folder)
     params = read_policy(run.model, workdir, folder, step)
     compile_cache.enable(run.compile_cache_dir)
-    engine = engine_of(run)
-    engine.load(params, step)
-    exercises = open_exercises(run)
+    generator = (engine or engine_of)(run)
+    generator.load(params, step)
+    judge = (exercises or open_exercises)(run)
     try:
         group_size = min(run.evaluation.samples, run.algorithm.group_size)
         measurement = Measurement(
-            exercises,
-            exercises.heldout(run.seed, run.evaluation.num_prompts),
+            judge,
+            judge.heldout(run.seed, run.evaluation.num_prompts),
             run.evaluation,
             step=step,
             max_tokens=run.sampling.max_response_tokens,
@@ -93,9 +100,9 @@ def evaluate(
                 step,
             )
         ]
-        engine.submit(requests)
+        generator.submit(requests)
         responses: dict[int, list[int]] = {request.request_id: [] for request in requests}
-        for dispatch in engine.run():
+        for dispatch in generator.run():
             ends = np.cumsum(dispatch.counts, dtype=np.int64)
             for index, count, end in zip(dispatch.request_ids, dispatch.counts, ends, strict=True):
                 responses[int(index)].extend(dispatch.tokens[end - count : end].tolist())
@@ -103,7 +110,7 @@ def evaluate(
             measurement.take(_finished(request, responses[request.request_id]))
         return {"step": step, **asdict(measurement.score())}
     finally:
-        exercises.close()
+        judge.close()
 
 
 def _changed(run: RunConfig, changes: dict[str, Any]) -> RunConfig:
@@ -150,7 +157,9 @@ def _finished(request: messages.GenerateRequest, tokens: list[int]) -> messages.
     )
 
 
-def main() -> None:
+def main(
+    argv: Sequence[str] | None = None, *, exercises: Callable[[RunConfig], Any] | None = None
+) -> None:
     parser = argparse.ArgumentParser(prog="rlboost_jax.evaluate", description=__doc__)
     parser.add_argument("--workdir", required=True, help="folder of a run, finished or not")
     which = parser.add_mutually_exclusive_group()
@@ -159,13 +168,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, help="held-out prompts; the run's own if not given")
     parser.add_argument("--samples", type=int, help="responses to each prompt")
     parser.add_argument("--temperature", type=float, help="0 is greedy")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     logging.set_verbosity(logging.ERROR)  # Orbax warns that it may read only
     try:
         score = evaluate(
             arguments.workdir,
             step=arguments.step,
             best=arguments.best,
+            exercises=exercises,
             num_prompts=arguments.prompts,
             samples=arguments.samples,
             temperature=arguments.temperature,

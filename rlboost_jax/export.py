@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -119,14 +120,14 @@ def _copy_tokenizer(source: str, folder: Path) -> list[str]:
     return [] if found else [f"{place} has no tokenizer, so there is none here"]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="rlboost_jax.export", description=__doc__)
     parser.add_argument("--workdir", required=True, help="folder of a run, finished or not")
     parser.add_argument("--to", required=True, help="folder to write; must not exist")
     parser.add_argument("--step", type=int, help="updates made; the newest checkpoint if not given")
     parser.add_argument("--dtype", default="bfloat16", choices=get_args(Dtype))
     parser.add_argument("--adapter", action="store_true", help="adapters alone, for PEFT")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # accelerators are a run's that may be alive
     logging.set_verbosity(logging.ERROR)  # Orbax warns that it may read only
     try:

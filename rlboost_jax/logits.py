@@ -10,6 +10,7 @@ GPUs: no kernel for them has a part in it.
 """
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,8 +29,16 @@ from rlboost_jax.settings.validate import check_model
 _SLOTS: Final = 8
 
 
-def logits(source: str, tokens: Int[np.ndarray, "B T"]) -> dict[str, Float[np.ndarray, "B T V"]]:
+def logits(
+    source: str,
+    tokens: Int[np.ndarray, "B T"],
+    *,
+    memory_of: Callable[[Any], Any] | None = None,
+) -> dict[str, Float[np.ndarray, "B T V"]]:
     """`learner` and `engine` logits of the checkpoint, a folder or a name on the hub.
+
+    Args:
+        memory_of: a device; None asks it.
 
     Raises:
         ConfigError, CheckpointUnusable, NotEnoughMemory: one line that says what to change.
@@ -40,7 +49,7 @@ def logits(source: str, tokens: Int[np.ndarray, "B T"]) -> dict[str, Float[np.nd
     model = ModelConfig(source=source, dtype="float32", **source_fields(source))
     check_model(model)
     _check(tokens, model.vocab_size)
-    _check_memory(model, tokens.shape[1])
+    _check_memory(model, tokens.shape[1], memory_of)
     params = read_checkpoint(model, source_folder(source, WEIGHTS))
     engine = _engine(model, tokens.shape[1])
     engine.load(params, 0)
@@ -131,7 +140,9 @@ def _check(tokens: np.ndarray, vocab_size: int) -> None:
         )
 
 
-def _check_memory(model: ModelConfig, num_tokens: int) -> None:
+def _check_memory(
+    model: ModelConfig, num_tokens: int, memory_of: Callable[[Any], Any] | None = None
+) -> None:
     """Raise NotEnoughMemory where the scores that are made at once, and their softmax, have no
     room: those of a row, or of two blocks of it."""
     import jax
@@ -140,7 +151,7 @@ def _check_memory(model: ModelConfig, num_tokens: int) -> None:
 
     at_once = num_tokens if num_tokens <= MOST_DENSE_TOKENS else MOST_BLOCK
     needed = 3 * 4 * model.num_query_heads * at_once**2
-    limit = memory.device_memory(jax.devices()[0]).limit
+    limit = (memory_of or memory.device_memory)(jax.devices()[0]).limit
     if limit is not None and needed > limit:
         raise memory.NotEnoughMemory(
             f"{num_tokens:,} tokens in a row need {size_text(needed)} for the learner's attention, "
@@ -148,18 +159,22 @@ def _check_memory(model: ModelConfig, num_tokens: int) -> None:
         )
 
 
-def main() -> None:
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    memory_of: Callable[[Any], Any] | None = None,
+) -> None:
     parser = argparse.ArgumentParser(prog="rlboost_jax.logits", description=__doc__)
     parser.add_argument("--model", required=True, help="folder of a checkpoint, or a hub name")
     parser.add_argument("--tokens", required=True, help=".npy file, int32 [B, T]")
     parser.add_argument("--out", required=True, help=".npz file to write")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     try:
         tokens, out = _read(arguments.tokens), Path(arguments.out)
         if out.is_dir() or not out.parent.is_dir():
             raise ConfigError(f"--out={out} is no place for a file; name one in a folder that is")
         compile_cache.enable()
-        found = logits(arguments.model, tokens)
+        found = logits(arguments.model, tokens, memory_of=memory_of)
         with out.open("wb") as file:
             np.savez(file, learner=found["learner"], engine=found["engine"])
     except (Mistake, OSError) as error:

@@ -11,14 +11,15 @@ import optax
 import pytest
 
 from configs import tiny
-from rlboost_jax import compile_cache, evaluate
-from rlboost_jax.data.tasks import get_task
+from rlboost_jax import evaluate
+from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints import CheckpointNotFound, Checkpoints
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.models.params import init_params
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.settings.run import RunConfig
 
 pytestmark = pytest.mark.optimized(False)  # what is sampled is compared with itself
 
@@ -41,47 +42,45 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_cache, "enable", lambda *_: None)  # the session has its own
+class Judge(Task):
+    """Notes all responses that it is asked about; those of an even first token are right."""
+
+    def __init__(self, run: RunConfig) -> None:
+        super().__init__(run.task)
+        self.responses: list[list[int]] = []
+
+    def reward(self, problem: Any, response_tokens: Any) -> float:
+        self.responses.append(np.asarray(response_tokens).tolist())
+        return float(self.responses[-1][0] % 2 == 0)
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """All responses that are judged; those of an even first token are right."""
-    responses: list[list[int]] = []
-
-    def reward(self: Any, problem: Any, tokens: Any) -> float:
-        responses.append(np.asarray(tokens).tolist())
-        return float(responses[-1][0] % 2 == 0)
-
-    monkeypatch.setattr(type(get_task(run_config(tiny.get_config()).task)), "reward", reward)
-    return responses
+def judge() -> Judge:
+    return Judge(run_config(tiny.get_config()))
 
 
-def test_the_newest_checkpoint_greedily(workdir: Path, judged: list[list[int]]) -> None:
-    score = evaluate.evaluate(workdir, num_prompts=5)
+def test_the_newest_checkpoint_greedily(workdir: Path, judge: Judge) -> None:
+    score = evaluate.evaluate(workdir, exercises=lambda run: judge, num_prompts=5)
     assert (score["step"], score["prompts"], score["samples"]) == (4, 5, 1)
-    assert len(judged) == 5
-    right = [tokens[0] % 2 == 0 for tokens in judged]
+    assert len(judge.responses) == 5
+    right = [tokens[0] % 2 == 0 for tokens in judge.responses]
     assert score["accuracy"] == score["best"] == np.mean(right)
-    again = judged.copy()
-    judged.clear()
-    evaluate.evaluate(workdir, num_prompts=5)
-    assert judged == again, "greedy"
+    again = judge.responses.copy()
+    judge.responses.clear()
+    evaluate.evaluate(workdir, exercises=lambda run: judge, num_prompts=5)
+    assert judge.responses == again, "greedy"
 
 
 def test_several_responses_and_the_best_checkpoint(
-    workdir: Path, judged: list[list[int]], capsys: Any, monkeypatch: pytest.MonkeyPatch
+    workdir: Path, judge: Judge, capsys: Any
 ) -> None:
     options = ["--best", "--prompts=3", "--samples=4", "--temperature=1.5"]
-    monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={workdir}", *options])
-    evaluate.main()
+    evaluate.main([f"--workdir={workdir}", *options], exercises=lambda run: judge)
     score = json.loads(capsys.readouterr().out)
     assert (score["step"], score["prompts"], score["samples"]) == (3, 3, 4)
-    right = np.array([tokens[0] % 2 == 0 for tokens in judged]).reshape(3, 4)
+    right = np.array([tokens[0] % 2 == 0 for tokens in judge.responses]).reshape(3, 4)
     assert score["accuracy"] == right.mean() and score["best"] == right.any(axis=1).mean()
-    assert len({tuple(tokens) for tokens in judged}) > 3, "each has noise of its own"
+    assert len({tuple(tokens) for tokens in judge.responses}) > 3, "each has noise of its own"
 
 
 def test_mistakes(workdir: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A run's model as a checkpoint: written, read back, and loaded by transformers."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,11 +54,8 @@ def finished(run: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 
 def call(module: Any, monkeypatch: pytest.MonkeyPatch, **options: object) -> None:
-    arguments = [f"--{name}={value}" for name, value in options.items()]
-    monkeypatch.setattr(sys, "argv", ["program", *arguments])
-    monkeypatch.setattr(logits.compile_cache, "enable", lambda: None)  # the session has its own
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    module.main()
+    module.main([f"--{name}={value}" for name, value in options.items()])
 
 
 def test_a_model_from_scratch_becomes_a_qwen3(

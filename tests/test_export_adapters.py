@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from configs import base as base_config
-from rlboost_jax import compile_cache, evaluate, export
+from rlboost_jax import evaluate, export
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.logits import learner_logits
 from rlboost_jax.models.adapters import base_model, is_adapter, joined, merged_params
@@ -169,21 +169,15 @@ def test_a_run_without_adapters_has_none_to_write(run: RunConfig, tmp_path: Path
         export.export(tmp_path, tmp_path / "out", adapter=True)
 
 
-def test_evaluation_gives_the_engine_base_and_adapters(
-    workdir: Path, params: Params, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_gives_the_engine_base_and_adapters(workdir: Path, params: Params) -> None:
     class Loaded(Exception):
         pass
 
     def load(given: Params, step: int) -> None:
         raise Loaded(params_digest(given), step)
 
-    monkeypatch.setattr(compile_cache, "enable", lambda *_: None)
-    monkeypatch.setattr(
-        "rlboost_jax.rollout.instance.engine_of", lambda run: SimpleNamespace(load=load)
-    )
     with pytest.raises(Loaded) as loaded:
-        evaluate.evaluate(workdir)
+        evaluate.evaluate(workdir, engine=lambda run: SimpleNamespace(load=load))
     assert loaded.value.args == (params_digest(params), 2)
 
 

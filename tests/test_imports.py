@@ -198,6 +198,14 @@ def test_needs_no_jax(name: str) -> None:
         assert not heavy, f"{name} reaches {heavy} through {module}"
 
 
+def test_what_is_next_in_a_step_is_decided_without_clock_and_device() -> None:
+    """The simulator asks it in virtual time."""
+    for name in (n for n in MODULES if n.startswith("rlboost_jax.learner.stream.")):
+        if not name.endswith(".driver"):
+            found = foreign_imports(name) & {"jax", "time", "asyncio", "threading", "socket", "os"}
+            assert not found, f"{name} imports {found}"
+
+
 @pytest.mark.parametrize("name", [n for n in MODULES if unit(n) == "rollout"])
 def test_a_server_imports_little(name: str) -> None:
     """Each of these costs a joiner half a second or more."""

@@ -1,8 +1,8 @@
 """What cannot be computed is one line and no file. Right numbers: `models/test_families.py`."""
 
 import json
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,19 +37,16 @@ def model(tmp_path: Path) -> Path:
 def refused(
     model: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
     """The line that the command ends with."""
 
-    def call(**options: Path) -> str:
+    def call(memory_of: Any = None, **options: Path) -> str:
         given = {"model": model, "tokens": tmp_path / "good.npy", "out": tmp_path / "out.npz"}
         np.save(tmp_path / "good.npy", GOOD)
         arguments = [f"--{name}={value}" for name, value in {**given, **options}.items()]
-        monkeypatch.setattr(sys, "argv", ["program", *arguments])
-        monkeypatch.setattr(logits.compile_cache, "enable", lambda: None)
         with pytest.raises(SystemExit) as caught:
-            logits.main()
+            logits.main(arguments, memory_of=memory_of)
         line = capsys.readouterr().err
         assert caught.value.code == 2 and line.count("\n") == 1
         assert not (tmp_path / "out.npz").exists()
@@ -100,20 +97,19 @@ def test_an_architecture_that_cannot_be(refused, model: Path) -> None:
         assert refused().startswith(says)
 
 
-def test_rows_too_long_for_the_memory(refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_too_long_for_the_memory(refused) -> None:
     small = memory.DeviceMemory(limit=1_000)
-    monkeypatch.setattr(memory, "device_memory", lambda _: small)
-    assert refused().startswith("6 tokens in a row need 1.7 KiB for the learner's attention")
+    assert refused(memory_of=lambda _: small).startswith(
+        "6 tokens in a row need 1.7 KiB for the learner's attention"
+    )
 
 
-def test_scores_of_long_rows_are_made_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_long_rows_are_made_block_by_block() -> None:
     model = run_config(base.get_config()).model
     blocks = 3 * 4 * model.num_query_heads * 512**2
-    monkeypatch.setattr(memory, "device_memory", lambda _: memory.DeviceMemory(limit=blocks))
-    logits._check_memory(model, 100_000)
-    monkeypatch.setattr(memory, "device_memory", lambda _: memory.DeviceMemory(limit=blocks - 1))
+    logits._check_memory(model, 100_000, lambda _: memory.DeviceMemory(limit=blocks))
     with pytest.raises(memory.NotEnoughMemory):
-        logits._check_memory(model, 100_000)
+        logits._check_memory(model, 100_000, lambda _: memory.DeviceMemory(limit=blocks - 1))
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

@@ -24,11 +24,11 @@ from benchmarks.h100.program import (
     packed_attention_calls,
     product_parameters,
 )
-from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.packing import batch_shapes, empty
 from rlboost_jax.learner.preparation import programs as programs_of
+from rlboost_jax.learner.programs.critic import CriticPrograms
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import abstract_state
-from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.params import abstract_params
 from rlboost_jax.models.sharding import AXES, batch_sharding, param_shardings
@@ -64,7 +64,7 @@ def programs(run: RunConfig, devices: list[Any], *, all_lengths: bool) -> Iterat
     policy, critic = programs_of(compiled, mesh)
     state = abstract_state(compiled.model, policy.optimizer, mesh)
     if run.model.lora.rank:
-        policy.base = _abstract_base(run, mesh)
+        policy = policy.over(_abstract_base(run, mesh))
     reference = state.params if run.algorithm.has_reference else None
     in_loss = None if run.algorithm.kl_in_reward else reference
     in_reward = reference if run.algorithm.kl_in_reward else None
@@ -101,7 +101,11 @@ def programs(run: RunConfig, devices: list[Any], *, all_lengths: bool) -> Iterat
 
 
 def _updates(
-    of_device: Any, run: RunConfig, step: LearnerStep | CriticStep, state: Any, parameters: int
+    of_device: Any,
+    run: RunConfig,
+    step: PolicyPrograms | CriticPrograms,
+    state: Any,
+    parameters: int,
 ) -> Iterator[Program]:
     """The sum of two gradients, and AdamW."""
     _, fsdp, tensor = run.learner.mesh
@@ -206,7 +210,7 @@ def _mesh(run: RunConfig, devices: list[Any]) -> Mesh:
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def _batch(rows: int, tokens: int, step: LearnerStep, mesh: Mesh) -> Any:
+def _batch(rows: int, tokens: int, step: PolicyPrograms, mesh: Mesh) -> Any:
     place = batch_sharding(mesh)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),

@@ -47,7 +47,7 @@ def ratios(
     return found
 
 
-def colocated(*, seed: int) -> dict[str, Any]:
+def colocated(*, seed: int, config_of: Callable[[str], SimConfig] = config_of) -> dict[str, Any]:
     """Model → what the baseline does, and twice the nodes over that."""
     found = {}
     for model in SHARES:

@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -50,6 +50,9 @@ class LocalProvider:
             for the signal that ended it, and "unknown" for a server that was adopted.
         on_failure: called with the mistake that ended the reading of reports. Nothing is
             started from then on, and exits are not heard of any more.
+        zygote: the command of the process that servers are forked from.
+        start_seconds: for a fork, once it is prepared.
+        leave_seconds: from SIGTERM to SIGKILL when the run is over.
     """
 
     def __init__(
@@ -62,7 +65,12 @@ class LocalProvider:
         on_exit: OnExit,
         on_failure: OnFailure,
         zone: str = "local",
+        zygote: Sequence[str] = ZYGOTE,
+        start_seconds: float = START_SECONDS,
+        leave_seconds: float = LEAVE_SECONDS,
     ):
+        self._program = tuple(zygote)
+        self._start_seconds, self._leave_seconds = start_seconds, leave_seconds
         self._logs = Path(workdir) / "logs"
         self._records = Path(workdir) / "servers"
         self._args = [
@@ -124,7 +132,7 @@ class LocalProvider:
             self._logs.mkdir(parents=True, exist_ok=True)
             with open(self._logs / "zygote.log", "ab") as log:
                 self._zygote = await asyncio.create_subprocess_exec(
-                    *ZYGOTE,
+                    *self._program,
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
@@ -158,7 +166,7 @@ class LocalProvider:
         started = asyncio.get_running_loop().create_future()
         self._starting[instance] = started
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(self._start_seconds):
                 await self._command(
                     start=instance,
                     args=[*self._args, f"--name={instance}"],
@@ -169,7 +177,7 @@ class LocalProvider:
                 return await started
         except TimeoutError:
             self._given_up.add(instance)
-            raise ServerNotStarted(f"no word of its start in {START_SECONDS:g} s") from None
+            raise ServerNotStarted(f"no word of its start in {self._start_seconds:g} s") from None
         finally:
             self._starting.pop(instance, None)
 
@@ -186,7 +194,7 @@ class LocalProvider:
         return True
 
     async def close(self) -> None:
-        """Leave nothing running: SIGTERM, then SIGKILL after `LEAVE_SECONDS`."""
+        """Leave nothing running: SIGTERM, then SIGKILL after `leave_seconds`."""
         self._closing = True
         async with self._opening:  # whatever is being prepared is then there to be ended
             pass
@@ -196,21 +204,21 @@ class LocalProvider:
             for instance in list(self._pids):
                 await self.signal(instance, number)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LEAVE_SECONDS):
+                async with asyncio.timeout(self._leave_seconds):
                     while self._pids:
                         self._emptied.clear()
                         await self._emptied.wait()
         if self._zygote is not None and self._zygote.stdin is not None:
             self._zygote.stdin.close()
             try:
-                async with asyncio.timeout(LEAVE_SECONDS):
+                async with asyncio.timeout(self._leave_seconds):
                     await self._zygote.wait()
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     self._zygote.kill()
                 await self._zygote.wait()
         if self._reader is not None:
-            await asyncio.wait([self._reader], timeout=LEAVE_SECONDS)
+            await asyncio.wait([self._reader], timeout=self._leave_seconds)
             self._reader.cancel()
 
     async def _command(self, **command: Any) -> None:

@@ -24,7 +24,7 @@ ByToken = Mapping[int, NDArray[np.float32]]  # sample → one value for each res
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluations:
+class Scores:
     """What learner and critic say of responses before the first update of their batch."""
 
     policy: ByToken = field(default_factory=dict)  # log-probabilities as sampled, nats
@@ -51,9 +51,7 @@ class Estimates:
         members = [replace(t, trained=self._trained(t)) for t in members]
         return self._estimated(members, None) if self.by_rewards_alone else tuple(members)
 
-    def evaluated(
-        self, members: Sequence[Trajectory], found: Evaluations
-    ) -> tuple[Trajectory, ...]:
+    def evaluated(self, members: Sequence[Trajectory], found: Scores) -> tuple[Trajectory, ...]:
         """The same of a group that the learner has looked at."""
         members = [
             replace(
@@ -79,7 +77,7 @@ class Estimates:
             for t, values in zip(trajectories, advantages, strict=True)
         )
 
-    def kl_of(self, t: Trajectory, found: Evaluations) -> float:
+    def kl_of(self, t: Trajectory, found: Scores) -> float:
         """Sum of a response's KL estimates, nats; 0 unless the KL is in the reward."""
         if not self.algorithm.kl_in_reward:
             return 0.0
@@ -107,7 +105,7 @@ class Estimates:
         return not (self.algorithm.overlong_filter and reason == "length")
 
     def _estimated(
-        self, members: Sequence[Trajectory], found: Evaluations | None
+        self, members: Sequence[Trajectory], found: Scores | None
     ) -> tuple[Trajectory, ...]:
         rewards = [self._rewards(t, found) for t in members]
         advantage = self.algorithm.advantage
@@ -126,7 +124,7 @@ class Estimates:
             case _:
                 assert_never(advantage)
 
-    def _rewards(self, t: Trajectory, found: Evaluations | None) -> NDArray[np.float64]:
+    def _rewards(self, t: Trajectory, found: Scores | None) -> NDArray[np.float64]:
         """By token: what the KL takes from each, and the outcome at the last one."""
         rewards = np.zeros(len(t.response_tokens))
         if self.algorithm.kl_in_reward and found is not None:
@@ -135,7 +133,7 @@ class Estimates:
         return rewards
 
     def _kl_rewards(
-        self, t: Trajectory, found: Evaluations, *, coefficient: float
+        self, t: Trajectory, found: Scores, *, coefficient: float
     ) -> NDArray[np.float64]:
         return kl_rewards(
             found.whole[t.sample],

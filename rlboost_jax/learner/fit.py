@@ -14,6 +14,7 @@ import jax
 
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.memory import (
+    DeviceMemory,
     NotEnoughMemory,
     device_memory,
     engine_sizes,
@@ -118,20 +119,27 @@ def line(needed: Needs, limit: int) -> str:
 
 
 def check_devices(
-    run: RunConfig, devices: Iterable[jax.Device], say: Callable[[str], None]
+    run: RunConfig,
+    devices: Iterable[jax.Device],
+    say: Callable[[str], None],
+    *,
+    memory_of: Callable[[jax.Device], DeviceMemory] = device_memory,
+    memory_here: Callable[[], int] = host_memory,
 ) -> None:
     """Refuse a run that does not fit the devices of this process; say so if it hardly does.
 
     Args:
         devices: of the mesh; those of other processes are taken to be alike.
+        memory_of: a device.
+        memory_here: bytes of this host.
 
     Raises NotEnoughMemory.
     """
     here = [d for d in devices if d.process_index == jax.process_index()]
     if here[0].platform == "cpu":
-        check(run, least_needs(run), host_memory() // len(here))
+        check(run, least_needs(run), memory_here() // len(here))
         return
-    limits = [limit for d in here if (limit := device_memory(d).limit) is not None]
+    limits = [limit for d in here if (limit := memory_of(d).limit) is not None]
     if not limits:
         return
     needed, limit = needs(run), min(limits)

@@ -8,9 +8,9 @@ from rlboost_jax.data.open import stop_ids_of
 from rlboost_jax.learner import kernels
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.following import accept
-from rlboost_jax.learner.learners import learners_of
 from rlboost_jax.learner.preparation import prepared, programs, restore
 from rlboost_jax.learner.processes import World, agreed, check_mesh
+from rlboost_jax.learner.update.learner import learner_of
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.settings.run import RunConfig
 
@@ -37,15 +37,19 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
     kernels.check(run, mesh)
-    learner, critic = programs(run, mesh)
+    policy, critic = programs(run, mesh)
     path = Path(path)
     with (
         accept(world, path) as leader,
         Checkpoints(path / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
     ):
-        restored = restore(run, learner, critic, checkpoints)
-        state, reference, _ = prepared(run, path, learner, critic, checkpoints, restored, Silence())
-        learners = learners_of(
-            run, policy=learner, critic=critic, reference=reference, stop_ids=stop_ids_of(run)
+        restored = restore(run, policy, critic, checkpoints)
+        ready = prepared(run, path, policy, critic, checkpoints, restored, Silence())
+        learner = learner_of(
+            run,
+            policy=ready.policy,
+            critic=ready.critic,
+            reference=ready.reference,
+            stop_ids=stop_ids_of(run),
         )
-        leader.obey(learners, state, checkpoints)
+        leader.obey(learner, ready.state, checkpoints)

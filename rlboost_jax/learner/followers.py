@@ -21,7 +21,7 @@ from rlboost_jax import exits
 from rlboost_jax.learner import orders
 from rlboost_jax.learner.control import Channel, PeerGone
 from rlboost_jax.learner.processes import JOIN_SECONDS, World, tell_all
-from rlboost_jax.learner.streaming import Doubt
+from rlboost_jax.learner.stream.step_stream import Doubt
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.learner.watch import PeerEnded, Watch, loss_behind
 from rlboost_jax.models.params import Params, flatten_params, unflatten_params

@@ -17,11 +17,11 @@ from rlboost_jax import exits
 from rlboost_jax.learner import orders
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.control import Channel, PeerGone
-from rlboost_jax.learner.learners import Learners
 from rlboost_jax.learner.processes import JOIN_SECONDS, World, tell_all
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.trajectory import Trajectory
-from rlboost_jax.learner.updates import BatchUpdates
+from rlboost_jax.learner.update.batch import BatchUpdate
+from rlboost_jax.learner.update.learner import Learner
 from rlboost_jax.learner.watch import PeerEnded, Watch, loss_behind
 from rlboost_jax.models.params import Params, flatten_params
 from rlboost_jax.settings.errors import Mistake
@@ -45,20 +45,18 @@ class Leader:
             watched, lambda reason, code: LeaderLost(f"process 0 {reason}", exit_code=code)
         )
 
-    def obey(self, learners: Learners, state: TrainState, checkpoints: Checkpoints) -> None:
+    def obey(self, learners: Learner, state: TrainState, checkpoints: Checkpoints) -> None:
         """Until the run is over.
 
         Raises:
             LeaderLost, and what an update raises on every process.
         """
-        updates: BatchUpdates | None = None
+        updates: BatchUpdate | None = None
         taken: dict[int, tuple[Trajectory, ...]] = {}  # by micro-batch
         while (order := self._next()) is not None:
             match order:
                 case [orders.BEGIN, step]:
-                    updates = BatchUpdates(
-                        learners, state, step=step, checkpoint=checkpoints.latest
-                    )
+                    updates = BatchUpdate(learners, state, step=step, checkpoint=checkpoints.latest)
                     taken = {}
                 case [orders.CHECK, told]:
                     learners.check(state, orders.groups_from_wire(told))

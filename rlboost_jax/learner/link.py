@@ -22,7 +22,7 @@ import msgspec
 
 from rlboost_jax import messages
 from rlboost_jax.credentials import Endpoint, explain
-from rlboost_jax.learner.streaming import Doubt
+from rlboost_jax.learner.stream.step_stream import Doubt
 from rlboost_jax.settings.errors import Mistake
 
 T = TypeVar("T")
@@ -79,14 +79,24 @@ async def _cancel_others() -> None:
 class ManagerLink:
     """What the training loop knows of the manager."""
 
-    def __init__(self, thread: EventLoopThread, *, locate: Callable[[], Endpoint]):
+    def __init__(
+        self,
+        thread: EventLoopThread,
+        *,
+        locate: Callable[[], Endpoint],
+        answer_seconds: float = ANSWER_SECONDS,
+        most_bytes: int = messages.MAX_FRAME_BYTES,
+    ):
         """Nothing is dialled before `connect`.
 
         Args:
             locate: finds a living manager, starting one if there is none; called from a
                 worker thread each time the manager is dialled.
+            answer_seconds: for a reply that the manager can give at once.
+            most_bytes: of a message.
         """
         self._thread, self._locate = thread, locate
+        self._answer_seconds, self._most_bytes = answer_seconds, most_bytes
         self._inbox: queue.SimpleQueue[messages.ToTrainer | Exception | None] = queue.SimpleQueue()
         self._outbox: asyncio.Queue[messages.TrainerMessage] = asyncio.Queue()
         self._publish: messages.Publish | None = None
@@ -110,10 +120,10 @@ class ManagerLink:
             ManagerLost, ManagerRefused, or whatever `locate` raises.
         """
         self._task = self._thread.start(self._run(hello))
-        message = self._next(ANSWER_SECONDS)
+        message = self._next(self._answer_seconds)
         if not isinstance(message, messages.TrainerWelcome):
             raise ManagerLost(
-                f"no welcome from the manager in {ANSWER_SECONDS:g} s: {self._trouble}"
+                f"no welcome from the manager in {self._answer_seconds:g} s: {self._trouble}"
             )
         return message
 
@@ -122,12 +132,12 @@ class ManagerLink:
 
     def begin_step(self, begin: messages.BeginStep) -> None:
         """Raises StepTooLarge; the manager would hang up on it at each attempt."""
-        _check_size(begin)
+        self._check_size(begin)
         self._send(begin)
 
     def extend_step(self, extend: messages.ExtendStep) -> None:
         """More prompts for the step in force. Raises StepTooLarge."""
-        _check_size(extend)
+        self._check_size(extend)
         self._send(extend)
 
     def committed(self, step: int) -> None:
@@ -150,16 +160,15 @@ class ManagerLink:
         """Tell that the update was applied and wait for the manager's account of the step.
 
         Raises:
-            ManagerLost: it did not answer within `ANSWER_SECONDS`.
+            ManagerLost: it did not answer within `answer_seconds`.
             ManagerRefused: it knows nothing of that step.
         """
         self._send(trained)
         while True:
-            message = self._next(ANSWER_SECONDS)
+            message = self._next(self._answer_seconds)
             if message is None:
-                raise ManagerLost(
-                    f"no report of step {trained.step} in {ANSWER_SECONDS:g} s: {self._trouble}"
-                )
+                waited = f"{self._answer_seconds:g} s"
+                raise ManagerLost(f"no report of step {trained.step} in {waited}: {self._trouble}")
             if isinstance(message, messages.StepReport) and message.step == trained.step:
                 return message
 
@@ -301,12 +310,11 @@ class ManagerLink:
             case _:
                 self._inbox.put(message)
 
-
-def _check_size(message: messages.BeginStep | messages.ExtendStep) -> None:
-    size = len(messages.encode(message))
-    if size > messages.MAX_FRAME_BYTES:
-        raise StepTooLarge(
-            f"the {len(message.prompts)} prompts of step {message.step} take {size:,} bytes of the "
-            f"{messages.MAX_FRAME_BYTES:,} in a message; lower learner.prompts_per_step or "
-            "engine.max_prompt_tokens"
-        )
+    def _check_size(self, message: messages.BeginStep | messages.ExtendStep) -> None:
+        size = len(messages.encode(message))
+        if size > self._most_bytes:
+            raise StepTooLarge(
+                f"the {len(message.prompts)} prompts of step {message.step} take {size:,} bytes "
+                f"of the {self._most_bytes:,} in a message; lower learner.prompts_per_step or "
+                "engine.max_prompt_tokens"
+            )

@@ -13,41 +13,28 @@ Invariants:
   in deterministic mode, gives the same bits.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from rlboost_jax import messages
-from rlboost_jax.data.exercises import Exercises, Prompt
+from rlboost_jax.data.exercises import Prompt
 from rlboost_jax.data.prompts import PromptStream
-from rlboost_jax.learner.base import Base
-from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
-from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.critic import CriticStep
-from rlboost_jax.learner.dynamic_sampling import DynamicSampling, dynamic_sampling
-from rlboost_jax.learner.evaluation import Score
-from rlboost_jax.learner.followers import Followers
-from rlboost_jax.learner.learners import learners_of
-from rlboost_jax.learner.link import ManagerLink
-from rlboost_jax.learner.publisher import Publisher
-from rlboost_jax.learner.reserved import ReservedEngines
+from rlboost_jax.learner.evaluation import Measurement, Score
 from rlboost_jax.learner.rows import policy_metrics, report_metrics, score_metrics
 from rlboost_jax.learner.samples import sample_rows, samples_due
 from rlboost_jax.learner.scoring import Scoring
-from rlboost_jax.learner.selection import Everything, Informative
-from rlboost_jax.learner.state import TrainState
-from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.learner.streaming import stream_step
+from rlboost_jax.learner.session import Session
+from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.dynamic_sampling import dynamic_sampling
+from rlboost_jax.learner.stream.step_stream import StepStream, StreamTimes
 from rlboost_jax.learner.trajectory import trajectories_digest
-from rlboost_jax.learner.updates import BatchUpdates
+from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.models.adapters import joined
-from rlboost_jax.models.params import Params, params_digest
-from rlboost_jax.observe.samples import SampleRow
-from rlboost_jax.observe.spans import Recorder, traced
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.models.params import Params
+from rlboost_jax.observe.spans import traced
 
 LANE = "learner"  # of this thread in a profile
 
@@ -55,48 +42,13 @@ LANE = "learner"  # of this thread in a profile
 class TrainingLoop:
     """The steps of a run, one after the other."""
 
-    def __init__(
-        self,
-        run: RunConfig,
-        *,
-        exercises: Exercises,
-        learner: LearnerStep,
-        state: TrainState,
-        reference: Params | None,
-        base: Base | None = None,
-        link: ManagerLink,
-        reserved: ReservedEngines,
-        publisher: Publisher,
-        checkpoints: Checkpoints,
-        best: BestCheckpoint | None = None,
-        prompts_used: int = 0,
-        critic: CriticStep | None = None,
-        followers: Followers | None = None,
-        note: Callable[[str], None] = lambda line: None,
-        show: Callable[[Sequence[SampleRow]], None] = lambda rows: None,
-        spans: Recorder | None = None,
-    ):
-        """A run that goes on from `state`.
-
-        Args:
-            base: of the adapters, where these are what is trained.
-            best: is offered every checkpoint that is evaluated.
-            prompts_used: of the prompt stream, by the steps before.
-            note: shows a line to whoever watches.
-            show: is given the samples of every step that has any to show.
-            spans: of this process.
-        """
-        self._spans = spans or Recorder()
-        self._run, self._exercises, self._note = run, exercises, note
-        self.state, self._base = state, base
-        self._learners = learners_of(
-            run, policy=learner, critic=critic, reference=reference, stop_ids=exercises.stop_ids
-        )
-        self._followers = followers or Followers()
-        self._link, self._reserved = link, reserved
-        self._publisher, self._checkpoints, self._show = publisher, checkpoints, show
+    def __init__(self, session: Session):
+        """Publishes the parameters that the first step samples from."""
+        run, exercises = session.run, session.exercises
+        self._session, self._run, self._spans = session, run, session.spans
+        self.state = session.state
         self._prompts = PromptStream(exercises, seed=run.seed)
-        self._scoring = Scoring(run, exercises, best=best, note=note)
+        self._scoring = Scoring(run, exercises, best=session.best, note=session.note)
         self._sampling = messages.Sampling(
             temperature=run.sampling.temperature,
             top_p=run.sampling.top_p,
@@ -104,10 +56,10 @@ class TrainingLoop:
             max_tokens=run.sampling.max_response_tokens,
             stop_ids=tuple(exercises.stop_ids),
         )
-        self._used = prompts_used
+        self._used = session.prompts_used
         self._window: messages.WindowState | None = None  # after the last step
-        self._publish(int(state.step) // run.algorithm.updates_per_batch)
-        self._lap = time.perf_counter()  # when the last step was over
+        self._publish(int(self.state.step) // run.algorithm.updates_per_batch)
+        self._lap = session.clock()  # when the last step was over
 
     @traced("step", LANE)
     def step(self, step: int) -> dict[str, Any]:
@@ -119,69 +71,43 @@ class TrainingLoop:
             StepNotWhole, RewardsFailed, NotFinite, GuardTripped: `state` is of no more use; the
                 last checkpoint is.
         """
-        prompts = list(self._prompts.slice(self._used, self._run.learner.prompts_per_step))
+        session, run = self._session, self._run
         measurement = self._scoring.of_step(step)
-        self._load(step)
-        self._begin(step, _requests(prompts, 0), self._run.algorithm.group_size, self._sampling)
-        for extension in measurement.extensions() if measurement else ():
-            self._link.extend_step(extension)
-
-        collector = StepCollector(
+        update = BatchUpdate(
+            session.learner, self.state, step=step, checkpoint=session.checkpoints.latest
+        )
+        stream = StepStream(
             step,
-            version=step,
-            prompts=[prompt.tokens for prompt in prompts],
-            group_size=self._run.algorithm.group_size,
-            ask=lambda prompt, tokens: self._exercises.ask(prompts[prompt], tokens),
-            wake=self._link.wake,
-            estimate=self._learners.estimates.of_group,
-            routing=self._learners.policy.routing,
+            group_size=run.algorithm.group_size,
+            micro_batches=update.micro_batches,
+            sampling=dynamic_sampling(run),
+            awaited=measurement,
         )
-        sampling = dynamic_sampling(self._run)
-        selection = self._selection(sampling, collector, prompts)
-        updates = BatchUpdates(
-            self._learners,
-            self.state,
-            step=step,
-            checkpoint=self._checkpoints.latest,
-        )
-        self._followers.begin(step)
-        train = self._followers.leading(updates.train)
-        train = self._spans.timed("micro-batch", LANE, train)
-        with self._spans.span("stream", LANE):
-            times = stream_step(
-                self._link,
-                collector,
-                selection,
-                updates.micro_batches,
-                train,
-                beside=measurement,
-            )
-        trajectories = selection.trajectories()
-        for line in collector.fault_lines():
-            self._note(line)
-        applying = time.perf_counter()
-        self._followers.finish()
+        times = self._stream(stream, update, measurement)
+        trajectories = stream.trajectories()
+        applying = session.clock()
+        session.followers.finish()
         with self._spans.span("update", LANE):
-            self.state, figures = updates.finish(
+            self.state, figures = update.finish(
                 trajectories,
-                prompts=sampling.members if sampling else range(len(prompts)),
-                host_params=None if self._followers else self._params,
+                prompts=stream.members,
+                host_params=None if session.followers else self._params,
             )
-        self._used += sampling.prompts_used if sampling else len(prompts)
-        train_seconds = times.training + time.perf_counter() - applying
-        if samples_due(self._run.observe, step):
-            self._show(
+        self._used += stream.prompts_used
+        train_seconds = times.training + session.clock() - applying
+        if samples_due(run.observe, step):
+            session.show(
                 sample_rows(
                     step,
-                    updates.trajectories(),  # with the advantages that they were trained with
-                    task=self._exercises,
-                    num_prompts=self._run.observe.samples_prompts,
+                    update.trajectories(),  # with the advantages that they were trained with
+                    task=session.exercises,
+                    num_prompts=run.observe.samples_prompts,
                 )
             )
         publish_seconds = self._publish(step + 1)
         score = self._scoring.score(measurement, step) if measurement else None
 
-        report = self._link.trained(
+        report = session.link.trained(
             messages.StepTrained(
                 step=step, train_wait_seconds=times.waiting, train_seconds=train_seconds
             )
@@ -200,7 +126,7 @@ class TrainingLoop:
             "trajectories_digest": trajectories_digest(trajectories),
             "params_digest": self._digest,
         }
-        before, self._lap = self._lap, time.perf_counter()
+        before, self._lap = self._lap, session.clock()
         return {**row, "step_seconds": self._lap - before}
 
     def save(self, step: int) -> None:
@@ -209,14 +135,14 @@ class TrainingLoop:
         Once it is durable no row of an earlier step is written any more.
         """
         if step % self._run.checkpoint.every_steps == 0 or step == self._run.num_steps:
-            extra = checkpoint_extra(self._window, self._used, self._base)
-            self._followers.save(step, extra)
-            self._checkpoints.save(step, self.state, extra)
+            extra = checkpoint_extra(self._window, self._used, self._session.base)
+            self._session.followers.save(step, extra)
+            self._session.checkpoints.save(step, self.state, extra)
 
     @traced("evaluate", LANE)
     def final_score(self) -> Score | None:
         """Of the parameters after the last update; None where nothing is evaluated."""
-        measurement = self._scoring.of_last_version()
+        measurement, link = self._scoring.of_last_version(), self._session.link
         if measurement is None:
             return None
         version = self._run.num_steps
@@ -224,14 +150,60 @@ class TrainingLoop:
         self._load(version)
         self._begin(version, prompts, group_size, measurement.sampling)
         for extension in measurement.extensions()[1:]:  # what groups leave over of each prompt
-            self._link.extend_step(extension)
+            link.extend_step(extension)
         while not measurement.complete:
-            if isinstance(message := self._link.receive(), messages.FinishedRollout):
+            if isinstance(message := link.receive(), messages.FinishedRollout):
                 measurement.take(message)
-        self._link.trained(
-            messages.StepTrained(step=version, train_wait_seconds=0.0, train_seconds=0.0)
-        )
+        link.trained(messages.StepTrained(step=version, train_wait_seconds=0.0, train_seconds=0.0))
         return self._scoring.score(measurement, version)
+
+    def _stream(
+        self, stream: StepStream, update: BatchUpdate, measurement: Measurement | None
+    ) -> StreamTimes:
+        """Begin a step, and take its batch in."""
+        session, link, followers = self._session, self._session.link, self._session.followers
+        step, group_size = stream.step, self._run.algorithm.group_size
+        prompts = self._prompts_at(stream.begin())
+        self._load(step)
+        self._begin(step, _requests(prompts, 0), group_size, self._sampling)
+        for extension in measurement.extensions() if measurement else ():
+            link.extend_step(extension)
+
+        collector = StepCollector(
+            step,
+            version=step,
+            prompts=[prompt.tokens for prompt in prompts],
+            group_size=group_size,
+            ask=lambda prompt, tokens: session.exercises.ask(prompts[prompt], tokens),
+            wake=link.wake,
+            estimate=session.learner.estimates.of_group,
+            routing=session.learner.policy.routing,
+        )
+
+        def extend(places: range) -> None:
+            more = self._prompts_at(places)
+            prompts.extend(more)
+            collector.extend(prompt.tokens for prompt in more)
+            requests = _requests(more, places.start)
+            link.extend_step(messages.ExtendStep(step=step, prompts=requests))
+
+        followers.begin(step)
+        train = followers.leading(update.train)
+        check = followers.checking(partial(session.learner.check, self.state))
+        with self._spans.span("stream", LANE):
+            times = drive(
+                stream,
+                link,
+                collector,
+                train=self._spans.timed("micro-batch", LANE, train),
+                check=self._spans.timed("check", LANE, check),
+                extend=extend,
+                measured=measurement,
+                clock=session.clock,
+            )
+        for line in collector.fault_lines():
+            session.note(line)
+        return times
 
     @traced("copy parameters", LANE)
     def _publish(self, version: int) -> float:
@@ -240,20 +212,24 @@ class TrainingLoop:
         Returns:
             seconds that the copy took; the digest and the disk are beside the point.
         """
-        since = time.perf_counter()
-        self._params = self._followers.gather(self.state.params)
-        seconds = time.perf_counter() - since
-        self._digest = params_digest(self._params, base=self._base.digest if self._base else "")
+        session = self._session
+        since = session.clock()
+        self._params = session.followers.gather(self.state.params)
+        seconds = session.clock() - since
+        self._digest = session.digest(
+            self._params, base=session.base.digest if session.base else ""
+        )
         if version < self._run.num_steps or self._scoring.on:  # else no one needs it
-            self._publisher.submit(version, self._params, self._digest)
+            session.publisher.submit(version, self._params, self._digest)
         return seconds
 
     def _load(self, version: int) -> None:
         """Give the reserved engines the parameters that were published last."""
+        base, followers = self._session.base, self._session.followers
         # From device to device, unless other processes hold parts of it.
-        trained = self._params if self._followers else self.state.params
-        params = joined(self._base.params if self._base else None, trained)
-        self._reserved.load(params, version, self._digest)
+        trained: Params = self._params if followers else self.state.params
+        params = joined(base.params if base else None, trained)
+        self._session.reserved.load(params, version, self._digest)
 
     def _begin(
         self,
@@ -262,7 +238,7 @@ class TrainingLoop:
         group_size: int,
         sampling: messages.Sampling,
     ) -> None:
-        self._link.begin_step(
+        self._session.link.begin_step(
             messages.BeginStep(
                 step=step,
                 version=step,
@@ -274,30 +250,9 @@ class TrainingLoop:
             )
         )
 
-    def _selection(
-        self, sampling: DynamicSampling | None, collector: StepCollector, prompts: list[Prompt]
-    ) -> Everything | Informative:
-        """Which prompts make up the batch of a step that has begun.
-
-        Args:
-            prompts: of the step so far; more are added as they are asked for.
-        """
-        if sampling is None:
-            return Everything(collector)
-        begun = sampling.ask()
-        assert len(begun) == len(prompts)
-
-        def request(places: range) -> None:
-            more = self._prompts.slice(self._used + places.start, len(places))
-            prompts.extend(more)
-            collector.extend(prompt.tokens for prompt in more)
-            self._link.extend_step(
-                messages.ExtendStep(step=collector.step, prompts=_requests(more, places.start))
-            )
-
-        check = self._followers.checking(partial(self._learners.check, self.state))
-        check = self._spans.timed("check", LANE, check)
-        return Informative(sampling, check=check, request=request)
+    def _prompts_at(self, places: range) -> list[Prompt]:
+        """Of the prompt stream, counted from the step's cursor."""
+        return list(self._prompts.slice(self._used + places.start, len(places)))
 
 
 def _requests(prompts: Sequence[Prompt], first: int) -> tuple[messages.PromptRequest, ...]:

@@ -39,7 +39,21 @@ class ManagerNotStarted(RuntimeError):
 class ManagerProcess:
     """The manager of one run, whoever started it."""
 
-    def __init__(self, workdir: Path, run_id: str):
+    def __init__(
+        self,
+        workdir: Path,
+        run_id: str,
+        *,
+        answer_seconds: float = ANSWER_SECONDS,
+        ask_seconds: float = ASK_SECONDS,
+    ):
+        """Nothing is started before `locate`.
+
+        Args:
+            answer_seconds: for a manager to answer, one that starts or stands still included.
+            ask_seconds: for one answer.
+        """
+        self._answer_seconds, self._ask_seconds = answer_seconds, ask_seconds
         self._workdir, self._run_id = workdir, run_id
         self._log = workdir / "logs" / "manager.log"
         self._child: subprocess.Popen[bytes] | None = None  # the last that was started here
@@ -56,7 +70,7 @@ class ManagerProcess:
             ManagerNotStarted: with the end of its log.
         """
         with self._locating:
-            deadline = time.monotonic() + ANSWER_SECONDS
+            deadline = time.monotonic() + self._answer_seconds
             child, code = None, None  # what was started here and now, and how it ended
             while (found := self._answering()) is None:
                 code = child.poll() if child is not None else None
@@ -120,7 +134,8 @@ class ManagerProcess:
         manager = Endpoint(address=record.local_address, credentials=credentials)
         request = urllib.request.Request(manager.url("/status"), headers=manager.headers)
         try:
-            with urllib.request.urlopen(request, timeout=ASK_SECONDS, context=credentials.tls):
+            seconds, tls = self._ask_seconds, credentials.tls
+            with urllib.request.urlopen(request, timeout=seconds, context=tls):
                 return manager
         except (OSError, HTTPException) as error:  # it is not there, slow, or another program
             self._trouble = explain(error, credentials)
@@ -148,13 +163,13 @@ class ManagerProcess:
         if record is not None:
             return (
                 f"the manager (process {record.pid}) lives and has not answered for "
-                f"{ANSWER_SECONDS:g} s; let it go on, or end it, and start again"
+                f"{self._answer_seconds:g} s; let it go on, or end it, and start again"
                 + (f" ({self._trouble})" if self._trouble else "")
             )
         lines = self._log.read_text(errors="replace").strip().splitlines()[-1:]
         return (
-            f"the manager (exit code {code}) does not listen after at most {ANSWER_SECONDS:g} s; "
-            f"last words in {self._log}: {' '.join(lines) or 'none'}"
+            f"the manager (exit code {code}) does not listen after at most "
+            f"{self._answer_seconds:g} s; last words in {self._log}: {' '.join(lines) or 'none'}"
         )
 
     @staticmethod

@@ -1,7 +1,7 @@
 """What every process of a trainer does before the first step: programs, state, reference model."""
 
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,10 +11,10 @@ from rlboost_jax.data.tasks import get_task
 from rlboost_jax.learner.base import kept_base
 from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
 from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.packing import batch_shapes
+from rlboost_jax.learner.programs.critic import CriticPrograms
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import TrainState, abstract_state, init_state
-from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.learner.warmup import warm_up
 from rlboost_jax.models.adapters import base_model, is_adapter
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
@@ -32,88 +32,108 @@ class Shows(Protocol):
     def note(self, line: str, /) -> None: ...
 
 
-def programs(run: RunConfig, mesh: Mesh) -> tuple[LearnerStep, CriticStep | None]:
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What every process of a trainer has before the first step."""
+
+    policy: PolicyPrograms  # over the base, where adapters are trained
+    critic: CriticPrograms | None
+    state: TrainState
+    reference: Params | None  # the KL term's
+    working_bytes: int  # that the hungriest program takes on each device
+
+
+def programs(run: RunConfig, mesh: Mesh) -> tuple[PolicyPrograms, CriticPrograms | None]:
     """Those of the policy, and of the critic in a run that has one. Nothing is compiled yet."""
     num_updates = run.num_updates
-    learner = LearnerStep(
+    policy = PolicyPrograms(
         run.model, run.learner, run.algorithm, run.sampling, num_updates=num_updates, mesh=mesh
     )
     if not run.algorithm.has_critic:
-        return learner, None
-    critic = CriticStep(run.model, run.learner, run.algorithm, num_updates=num_updates, mesh=mesh)
-    return learner, critic
+        return policy, None
+    critic = CriticPrograms(
+        run.model, run.learner, run.algorithm, num_updates=num_updates, mesh=mesh
+    )
+    return policy, critic
 
 
 def prepared(
     run: RunConfig,
     path: Path,
-    learner: LearnerStep,
-    critic: CriticStep | None,
+    policy: PolicyPrograms,
+    critic: CriticPrograms | None,
     checkpoints: Checkpoints,
     restored: tuple[TrainState, dict[str, Any]] | None,
     console: Shows,
-) -> tuple[TrainState, Params | None, int]:
-    """State, reference model and the working space of the compiled programs.
+) -> Prepared:
+    """State and reference model, and the programs compiled.
 
     Every process of a trainer does this, and in this order.
     """
     if run.model.lora.rank:
-        learner.base = kept_base(
+        base = kept_base(
             run.model,
             path,
-            learner.mesh,
-            lambda: _first_params(run, learner.mesh, console),
+            policy.mesh,
+            lambda: _first_params(run, policy.mesh, console),
             resumed=restored is not None,
         )
+        policy = policy.over(base)
     if restored:
         state = restored[0]
     else:
-        state = _start(run, learner, console)
+        state = _start(run, policy, console)
         if critic is not None:
-            state = replace(state, critic=critic.init(learner.base or state.params))
+            state = replace(state, critic=critic.init(policy.base or state.params))
         checkpoints.save(0, state, checkpoint_extra(None, 0))
-    reference = _reference(run, path, learner, state)
+    reference = _reference(run, path, policy, state)
     shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
     with console.phase("compiling the learner's programs"):
-        working_bytes = learner.compile(
+        working_bytes = policy.compile(
             replace(state, critic=None),
             reference,
             shapes=shapes,
         )
         if critic is not None:
             critic.compile(state.critic, shapes=shapes)
-    return state, reference, working_bytes
+    return Prepared(
+        policy=policy,
+        critic=critic,
+        state=state,
+        reference=reference,
+        working_bytes=working_bytes,
+    )
 
 
 def restore(
-    run: RunConfig, learner: LearnerStep, critic: CriticStep | None, checkpoints: Checkpoints
+    run: RunConfig, policy: PolicyPrograms, critic: CriticPrograms | None, checkpoints: Checkpoints
 ) -> tuple[TrainState, dict[str, Any]] | None:
     """The newest checkpoint; None at the first start."""
     newest = checkpoints.latest()
     if newest is None:
         return None
-    abstract = _abstract(run, learner)
+    abstract = _abstract(run, policy)
     if critic is not None:
         abstract = replace(abstract, critic=critic.abstract())
     return checkpoints.restore(newest, abstract)
 
 
-def _abstract(run: RunConfig, learner: LearnerStep) -> TrainState:
+def _abstract(run: RunConfig, policy: PolicyPrograms) -> TrainState:
     return abstract_state(
         run.model,
-        learner.optimizer,
-        learner.mesh,
+        policy.optimizer,
+        policy.mesh,
         moment_memory=run.learner.moment_memory,
     )
 
 
-def _start(run: RunConfig, learner: LearnerStep, console: Shows) -> TrainState:
+def _start(run: RunConfig, policy: PolicyPrograms, console: Shows) -> TrainState:
     """The state before the first update; adapters are drawn from the seed."""
     if run.model.lora.rank:
-        params = init_params(run.model, run.seed, shardings=learner.shardings.params, of=is_adapter)
+        params = init_params(run.model, run.seed, shardings=policy.shardings.params, of=is_adapter)
     else:
-        params = _first_params(run, learner.mesh, console)
-    return init_state(params, learner.optimizer, learner.shardings, consume=True)
+        params = _first_params(run, policy.mesh, console)
+    return init_state(params, policy.optimizer, policy.shardings, consume=True)
 
 
 def _first_params(run: RunConfig, mesh: Mesh, console: Shows) -> Params:
@@ -144,7 +164,7 @@ def _first_params(run: RunConfig, mesh: Mesh, console: Shows) -> Params:
 
 
 def _reference(
-    run: RunConfig, path: Path, learner: LearnerStep, state: TrainState
+    run: RunConfig, path: Path, policy: PolicyPrograms, state: TrainState
 ) -> Params | None:
     """The starting parameters that the KL term is taken to; None without such a term.
 
@@ -156,4 +176,4 @@ def _reference(
         if kept.latest() is None:
             kept.save(0, state.params, {})
             kept.wait()
-        return kept.restore(0, _abstract(run, learner).params)[0]
+        return kept.restore(0, _abstract(run, policy).params)[0]

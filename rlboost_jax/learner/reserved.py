@@ -41,6 +41,7 @@ class ReservedEngine:
         name: str = NAME,
         spans: Recorder | None = None,
         clock: Clock | None = None,
+        client: Callable[..., InstanceClient] = InstanceClient,
     ):
         """An engine whose window is closed.
 
@@ -48,10 +49,11 @@ class ReservedEngine:
             on_failure: called in the thread of `thread` with what ended the engine.
             spans: of this process.
             clock: of `InstanceClient`.
+            client: makes the one that talks to the manager.
         """
         self._run, self._engine, self._thread = run, engine, thread
         self._on_failure, self._name = on_failure, name
-        self._clock = clock
+        self._clock, self._client_of = clock, client
         self._worker = Worker(engine, spans, name.replace(NAME, ENGINE_LANE, 1))
         self._client: InstanceClient | None = None
         self._running: Future[None] | None = None
@@ -69,7 +71,7 @@ class ReservedEngine:
             price_per_hour=0.0,  # paid for whether it generates or not
             zone="reserved",
         )
-        self._client = InstanceClient(locate, hello, self._worker, puller=None, clock=self._clock)
+        self._client = self._client_of(locate, hello, self._worker, puller=None, clock=self._clock)
         self._running = self._thread.start(self._serve(self._client))
 
     async def _serve(self, client: InstanceClient) -> None:
@@ -112,6 +114,7 @@ class ReservedEngines:
         on_failure: Callable[[Exception], None],
         spans: Recorder | None = None,
         clock: Clock | None = None,
+        client: Callable[..., InstanceClient] = InstanceClient,
     ):
         names = [f"{NAME}-{i}" for i in range(len(engines))] if len(engines) > 1 else [NAME]
         self._each = [
@@ -123,6 +126,7 @@ class ReservedEngines:
                 name=name,
                 spans=spans,
                 clock=clock if name is names[0] else None,  # one stream's answers are enough
+                client=client,
             )
             for engine, name in zip(engines, names, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""What a row of `metrics.jsonl` is made of, part by part."""
+"""What a row of `metrics.jsonl` is made of, part by part; the names are `observe.metrics.KEYS`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from rlboost_jax import messages
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.samples import reward_parts
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.observe.metrics import REPORTED
 
 
 def score_metrics(score: Score | None) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def policy_metrics(
     """Of the batch.
 
     Args:
-        figures: of `BatchUpdates.finish`.
+        figures: of `BatchUpdate.finish`.
     """
     rewards = np.array([t.reward for t in trajectories])
     lengths = np.array([len(t.response_tokens) for t in trajectories])
@@ -53,24 +54,9 @@ def report_metrics(
     """Of the fleet. What is delivered and not trained on is lost, to the account of this step."""
     trained = sum(len(t.response_tokens) for t in trajectories)
     filtered = report.tokens_delivered - trained
-    names = (
-        "rollout_seconds",
-        "remote_wait_seconds",
-        "seeding_window_seconds",
-        "instances_mean",
-        "instances_joined",
-        "instances_lost",
-        "requests_migrated",
-        "tokens_generated",
-        "tokens_prefilled_again",
-        "tokens_reserved",
-        "tokens_preemptible",
-        "tokens_measured",
-        "cost_dollars",
-    )
     cost = report.cost_dollars
     return {
-        **{name: getattr(report, name) for name in names},
+        **{name: getattr(report, name) for name in REPORTED},
         "tokens_delivered": trained,
         "tokens_lost": report.tokens_lost + filtered,
         "tokens_filtered": filtered,

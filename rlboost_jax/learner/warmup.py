@@ -21,7 +21,7 @@ from rlboost_kernels import selected_logprobs
 
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
-from rlboost_jax.learner.passes import grouped
+from rlboost_jax.learner.programs.passes import grouped
 from rlboost_jax.learner.state import TrainState, init_state, state_shardings
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts

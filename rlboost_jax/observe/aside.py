@@ -26,6 +26,7 @@ class Aside:
         make: makes the tracker, in its thread.
         note: shows a person a line; called from any thread.
         close_seconds: how long `close` waits for it.
+        most_waiting: calls; one this far behind is left out.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class Aside:
         *,
         note: Callable[[str], None],
         close_seconds: float = CLOSE_SECONDS,
+        most_waiting: int = MAX_WAITING,
     ) -> None:
+        self._most_waiting = most_waiting
         self._name, self._note, self._close_seconds = name, note, close_seconds
-        self._calls: queue.Queue[Call | None] = queue.Queue(MAX_WAITING)
+        self._calls: queue.Queue[Call | None] = queue.Queue(most_waiting)
         self._given_up = threading.Event()
         self._reason_said = threading.Lock()  # never released: by whoever is the first
         self._thread = threading.Thread(target=self._run, args=[make], name=name, daemon=True)
@@ -66,7 +69,7 @@ class Aside:
         try:
             self._calls.put_nowait(call)
         except queue.Full:
-            self._give_up(f"it is {MAX_WAITING} calls behind")
+            self._give_up(f"it is {self._most_waiting} calls behind")
 
     def _run(self, make: Callable[[], Tracker]) -> None:
         try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlboost_jax.messages import StepReport
 from rlboost_jax.observe.lines import Scalar, read_lines, scalar
 
 FILE: Final = "metrics.jsonl"
@@ -54,6 +55,12 @@ KEYS: Final = (
     "params_digest",  # after the step
     "corrected_fraction",  # tokens whose weight a correction's bound changed; null without one
     "value_loss",  # of the critic, per token; null without one
+)
+
+
+# Those that the manager counts, of a run as of a simulation.
+REPORTED: Final = tuple(
+    key for key in KEYS if key != "step" and key in StepReport.__struct_fields__
 )
 
 

@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, Final
 
 import msgspec
@@ -55,19 +56,27 @@ class _Report:
 
 
 def verdict_of(
-    spec: Spec, *, command: Sequence[str] = CHILD, start_seconds: float = START_SECONDS
+    spec: Spec,
+    *,
+    command: Sequence[str] = CHILD,
+    start_seconds: float = START_SECONDS,
+    selector: Callable[[], selectors.BaseSelector] = selectors.DefaultSelector,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Verdict:
     """Trials of all the candidates of a spec, in its order.
 
     Args:
         command: of a child, which reads a spec and writes messages.
         start_seconds: until it must have begun with its first candidate.
+        selector: waits for what it writes.
+        clock: seconds.
     """
+    listen = partial(_listen, selector=selector, clock=clock)
     platform, device = "", ""
     trials: list[Trial] = []
     while left := remaining(spec.candidates, trials):
         asked = msgspec.structs.replace(spec, candidates=left)
-        report = _of_child(asked, command, start_seconds)
+        report = _of_child(asked, command, start_seconds, listen)
         platform, device = report.platform or platform, report.device or device
         trials += report.trials
         at: tuple[str, ...] = (report.trying,) if report.trying else ()
@@ -80,7 +89,9 @@ def verdict_of(
     return Verdict(platform=platform, device=device, trials=tuple(trials))
 
 
-def _of_child(spec: Spec, command: Sequence[str], start_seconds: float) -> _Report:
+def _of_child(
+    spec: Spec, command: Sequence[str], start_seconds: float, listen: Callable[..., bool]
+) -> _Report:
     report = _Report()
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     with tempfile.TemporaryFile() as errors:
@@ -102,7 +113,7 @@ def _of_child(spec: Spec, command: Sequence[str], start_seconds: float) -> _Repo
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(msgspec.json.encode(spec))
                 process.stdin.close()
-            in_time = _listen(process.stdout, report, spec.seconds, start_seconds)
+            in_time = listen(process.stdout, report, spec.seconds, start_seconds)
         finally:
             code = _ended(process, at_once=not in_time)
         if not in_time:
@@ -114,13 +125,21 @@ def _of_child(spec: Spec, command: Sequence[str], start_seconds: float) -> _Repo
     return report
 
 
-def _listen(stream: IO[bytes], report: _Report, seconds: float, start_seconds: float) -> bool:
+def _listen(
+    stream: IO[bytes],
+    report: _Report,
+    seconds: float,
+    start_seconds: float,
+    *,
+    selector: Callable[[], selectors.BaseSelector],
+    clock: Callable[[], float],
+) -> bool:
     """Hear a child out; False if it is silent for too long."""
-    unread, deadline = b"", time.monotonic() + start_seconds
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
+    unread, deadline = b"", clock() + start_seconds
+    with selector() as waiting:
+        waiting.register(stream, selectors.EVENT_READ)
         while True:
-            if not selector.select(max(0.0, deadline - time.monotonic())):
+            if not waiting.select(max(0.0, deadline - clock())):
                 return False
             block = os.read(stream.fileno(), _READ_BYTES)
             if not block:
@@ -132,7 +151,7 @@ def _listen(stream: IO[bytes], report: _Report, seconds: float, start_seconds: f
                 except msgspec.DecodeError:
                     continue  # not ours
                 if report.trying:
-                    deadline = time.monotonic() + seconds
+                    deadline = clock() + seconds
 
 
 def _ended(process: subprocess.Popen[bytes], *, at_once: bool) -> int | None:

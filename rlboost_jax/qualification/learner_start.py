@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from rlboost_jax.compile_cache import DEFAULT_FOLDER
-from rlboost_jax.qualification import machine
 from rlboost_jax.qualification.choice import choose, described, objection
+from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.records import ProblemName, Verdict
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.run import RunConfig
@@ -61,7 +61,9 @@ SETTINGS: Final = (
 )
 
 
-def learner_run(run: RunConfig, begun: RunConfig | None, say: Say) -> RunConfig:
+def learner_run(
+    run: RunConfig, begun: RunConfig | None, say: Say, *, host: Host = HERE
+) -> RunConfig:
     """The run with the kernels that its learner is to have.
 
     Args:
@@ -75,14 +77,14 @@ def learner_run(run: RunConfig, begun: RunConfig | None, say: Say) -> RunConfig:
         if _named(run, setting) == "auto" and begun is not None:
             run = _with(run, setting, _named(begun, setting))
         elif _named(run, setting) == "auto":
-            run = _chosen(run, setting, say)
+            run = _chosen(run, setting, say, host)
             continue
-        _check(run, setting, say)
+        _check(run, setting, say, host)
     return run
 
 
 def verdicts_here(
-    run: RunConfig, *, folder: Path | None, interpret: bool = False
+    run: RunConfig, *, folder: Path | None, interpret: bool = False, host: Host = HERE
 ) -> Iterator[tuple[str, str, Verdict]]:
     """Trials of all candidates for each setting that needs a kernel: the setting's name on the
     command line, its plain form, and what came of them.
@@ -95,7 +97,7 @@ def verdicts_here(
         if (shape := _shape(run, setting)) is not None:
             changed: dict[str, Any] = {"interpret": interpret}
             shape = msgspec.structs.replace(shape, **changed)
-            verdict, _ = _verdict(run, setting, shape, folder=folder, on_cpu=interpret)
+            verdict, _ = _verdict(run, setting, shape, folder=folder, on_cpu=interpret, host=host)
             yield setting.what, setting.plain, verdict
 
 
@@ -104,11 +106,11 @@ def folder_of(run: RunConfig) -> Path:
     return Path(run.compile_cache_dir or DEFAULT_FOLDER).expanduser()
 
 
-def _chosen(run: RunConfig, setting: _Setting, say: Say) -> RunConfig:
-    shape = _shape(run, setting) if machine.gpu_expected() else None
+def _chosen(run: RunConfig, setting: _Setting, say: Say, host: Host) -> RunConfig:
+    shape = _shape(run, setting) if host.gpu_expected() else None
     if shape is None:
         return run
-    verdict, word = _verdict(run, setting, shape, folder=folder_of(run))
+    verdict, word = _verdict(run, setting, shape, folder=folder_of(run), host=host)
     if verdict.platform == "cpu":
         return run
     choice = choose(verdict, plain=setting.plain)
@@ -116,15 +118,15 @@ def _chosen(run: RunConfig, setting: _Setting, say: Say) -> RunConfig:
     return _with(run, setting, choice.candidate)
 
 
-def _check(run: RunConfig, setting: _Setting, say: Say) -> None:
+def _check(run: RunConfig, setting: _Setting, say: Say, host: Host) -> None:
     """That a deterministic run can have here what it names. Others name what they like."""
     named = _named(run, setting)
-    if named not in setting.kernels or not run.deterministic or not machine.gpu_expected():
+    if named not in setting.kernels or not run.deterministic or not host.gpu_expected():
         return
     shape = _shape(run, setting)
     if shape is None:
         return
-    verdict, word = _verdict(run, setting, shape, folder=folder_of(run))
+    verdict, word = _verdict(run, setting, shape, folder=folder_of(run), host=host)
     if verdict.platform == "cpu":
         return  # `kernels.check` says so
     if reason := objection(verdict, named):
@@ -151,11 +153,17 @@ def _verdict(
     *,
     folder: Path | None,
     on_cpu: bool = False,
+    host: Host = HERE,
 ) -> tuple[Verdict, str]:
     from rlboost_jax.qualification.trials import verdict_of
 
     return verdict_of(
-        setting.problem, shape, invariant=run.deterministic, folder=folder, on_cpu=on_cpu
+        setting.problem,
+        shape,
+        invariant=run.deterministic,
+        folder=folder,
+        on_cpu=on_cpu,
+        host=host,
     )
 
 

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import pkgutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -31,40 +31,46 @@ _VARIABLES: Final = (
 _DISTRIBUTIONS: Final = ("jax", "nvidia-")  # how names begin of what compiles or is linked
 
 
-def gpu_expected(dev: Path = Path("/dev")) -> bool:
+def gpu_expected(dev: Path = Path("/dev"), plugins: Iterable[str] | None = None) -> bool:
     """Whether JAX would look for a GPU, and could find one. A child process knows for sure.
 
     Args:
         dev: the folder of device nodes.
+        plugins: folders of JAX's plugins; None: where this process has them.
     """
     asked = (jax.config.jax_platforms or "").split(",")  # type: ignore[attr-defined]
     if asked != [""] and not {"cuda", "gpu"} & set(asked):
         return False
-    return _has_plugin() and any(any(dev.glob(name)) for name in _NODES)
+    return _has_plugin(plugins) and any(any(dev.glob(name)) for name in _NODES)
 
 
-def facts() -> Mapping[str, str] | None:
-    """Device, driver and versions; None where the device is not known and nothing can be kept."""
-    device = _device()
+def facts(driver: Path = _DRIVER) -> Mapping[str, str] | None:
+    """Device, driver and versions; None where the device is not known and nothing can be kept.
+
+    Args:
+        driver: the folder in which the driver speaks of itself.
+    """
+    device = _device(driver)
     if not device:
         return None
     variables = {name: os.environ.get(name, "") for name in _VARIABLES}
     return {"device": device, "kernels": _digest_of_kernels(), **_versions(), **variables}
 
 
-def _has_plugin() -> bool:
-    spec = importlib.util.find_spec("jax_plugins")
-    found = pkgutil.iter_modules(spec.submodule_search_locations) if spec else ()
-    return any(module.name.startswith(_PLUGIN) for module in found)
+def _has_plugin(folders: Iterable[str] | None) -> bool:
+    if folders is None:
+        spec = importlib.util.find_spec("jax_plugins")
+        folders = (spec.submodule_search_locations if spec else None) or ()
+    return any(module.name.startswith(_PLUGIN) for module in pkgutil.iter_modules(folders))
 
 
-def _device() -> str:
+def _device(folder: Path) -> str:
     """Kinds of all GPUs and the driver's version, as the driver says; "" if it is not asked."""
     try:
-        driver = (_DRIVER / "version").read_text().splitlines()[0].strip()
+        driver = (folder / "version").read_text().splitlines()[0].strip()
         models = [
             line.partition(":")[2].strip()
-            for path in sorted(_DRIVER.glob("gpus/*/information"))
+            for path in sorted(folder.glob("gpus/*/information"))
             for line in path.read_text().splitlines()
             if line.startswith("Model:")
         ]

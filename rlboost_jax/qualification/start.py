@@ -17,8 +17,9 @@ from typing import Final, cast
 import msgspec
 
 from rlboost_jax.engine.programs import AttentionNotAvailable
-from rlboost_jax.qualification import learner_start, machine
+from rlboost_jax.qualification import learner_start
 from rlboost_jax.qualification.choice import choose, described, objection
+from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.records import ProblemName, Verdict
 from rlboost_jax.settings.engine import ATTENTION_FOR_GPU, EngineAttention
 from rlboost_jax.settings.errors import ConfigError
@@ -32,41 +33,44 @@ _PLAIN: Final = "xla"  # that problem's
 Say = Callable[[str], None]
 
 
-def trainer_run(run: RunConfig, workdir: Path, say: Say) -> RunConfig:
+def trainer_run(run: RunConfig, workdir: Path, say: Say, *, host: Host = HERE) -> RunConfig:
     """The run with the kernels that its trainer's learner and own engines are to have.
 
     Args:
         workdir: of the run, which may have begun; then a deterministic one keeps its choice.
         say: is given a line for each choice that says what was chosen, from what and why.
+        host: that it is to run on.
 
     Raises:
         AttentionNotAvailable, KernelNotAvailable: this device cannot run what a deterministic run
             has begun with.
     """
     begun = _begun_with(workdir) if run.deterministic else None
-    run = learner_start.learner_run(run, begun, say)
+    run = learner_start.learner_run(run, begun, say, host=host)
     if begun is not None:
         if run.engine.attention == "auto":
             run = _with(run, begun.engine.attention)
-        return _checked(run, say)
-    return _chosen(run, say) if run.engine.attention == "auto" else _checked(run, say)
+        return _checked(run, say, host)
+    if run.engine.attention == "auto":
+        return _chosen(run, say, host)
+    return _checked(run, say, host)
 
 
-def server_run(run: RunConfig, say: Say) -> RunConfig:
+def server_run(run: RunConfig, say: Say, *, host: Host = HERE) -> RunConfig:
     """The run as it came from the manager, with the attention that this server is to have.
 
     Raises:
         AttentionNotAvailable: the run is deterministic and this device cannot run its choice.
     """
     if run.deterministic or run.engine.attention != "auto":
-        return _checked(run, say)
-    return _chosen(run, say)
+        return _checked(run, say, host)
+    return _chosen(run, say, host)
 
 
-def reader_run(run: RunConfig, say: Say) -> RunConfig:
+def reader_run(run: RunConfig, say: Say, *, host: Host = HERE) -> RunConfig:
     """The run for whoever generates with its weights anywhere, and promises nobody its bits."""
     free = run.engine.attention in ("auto", *ATTENTION_FOR_GPU)
-    return _chosen(_with(run, "auto"), say) if free else run
+    return _chosen(_with(run, "auto"), say, host) if free else run
 
 
 def published_run(run: RunConfig, own: RunConfig) -> RunConfig:
@@ -79,7 +83,7 @@ def published_run(run: RunConfig, own: RunConfig) -> RunConfig:
 
 
 def verdict_here(
-    run: RunConfig, *, folder: Path | None, interpret: bool = False
+    run: RunConfig, *, folder: Path | None, interpret: bool = False, host: Host = HERE
 ) -> tuple[Verdict, str]:
     """Trials of all candidates at the run's sizes, and a word on where they are kept.
 
@@ -92,13 +96,20 @@ def verdict_here(
     from rlboost_jax.qualification.trials import verdict_of
 
     shape = msgspec.structs.replace(shape_of(run), interpret=interpret)
-    return verdict_of(_PROBLEM, shape, invariant=run.deterministic, folder=folder, on_cpu=interpret)
+    return verdict_of(
+        _PROBLEM,
+        shape,
+        invariant=run.deterministic,
+        folder=folder,
+        on_cpu=interpret,
+        host=host,
+    )
 
 
-def _chosen(run: RunConfig, say: Say) -> RunConfig:
-    if not machine.gpu_expected():
+def _chosen(run: RunConfig, say: Say, host: Host) -> RunConfig:
+    if not host.gpu_expected():
         return run
-    verdict, word = verdict_here(run, folder=learner_start.folder_of(run))
+    verdict, word = verdict_here(run, folder=learner_start.folder_of(run), host=host)
     if verdict.platform == "cpu":
         return run
     choice = choose(verdict, plain=_PLAIN)
@@ -106,15 +117,15 @@ def _chosen(run: RunConfig, say: Say) -> RunConfig:
     return _with(run, choice.candidate)
 
 
-def _checked(run: RunConfig, say: Say) -> RunConfig:
+def _checked(run: RunConfig, say: Say, host: Host) -> RunConfig:
     """The run as it is, once what it names was seen to work where that is not known.
 
     The choice of a person for a run that is not deterministic is taken as it is.
     """
     named = run.engine.attention
-    if named not in ATTENTION_FOR_GPU or not run.deterministic or not machine.gpu_expected():
+    if named not in ATTENTION_FOR_GPU or not run.deterministic or not host.gpu_expected():
         return run
-    verdict, word = verdict_here(run, folder=learner_start.folder_of(run))
+    verdict, word = verdict_here(run, folder=learner_start.folder_of(run), host=host)
     if verdict.platform == "cpu":
         return run  # the engine says so
     if reason := objection(verdict, named):

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from rlboost_jax.qualification import apart, cache, machine
+from rlboost_jax.qualification import apart, cache
 from rlboost_jax.qualification.choice import worth_keeping
+from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.problems import problem_of
 from rlboost_jax.qualification.records import ProblemName, Spec, Verdict
 
@@ -17,6 +18,7 @@ def verdict_of(
     invariant: bool,
     folder: Path | None,
     on_cpu: bool = False,
+    host: Host = HERE,
 ) -> tuple[Verdict, str]:
     """Trials of all candidates of a problem, and a word on where they are kept.
 
@@ -35,14 +37,14 @@ def verdict_of(
         seconds=apart.TRIAL_SECONDS,
         on_cpu=on_cpu,
     )
-    facts = machine.facts() if folder is not None else None
+    facts = host.facts() if folder is not None else None
     if folder is None or facts is None:
-        return apart.verdict_of(spec), "not kept: the driver does not name the device"
+        return host.verdict_of(spec), "not kept: the driver does not name the device"
     key = {"facts": dict(facts), "spec": msgspec.to_builtins(spec)}
     path = cache.place_of(folder, problem, key)
     if (verdict := cache.kept(path, key)) is not None:
         return verdict, f"as kept in {path}"
-    verdict = apart.verdict_of(spec)
+    verdict = host.verdict_of(spec)
     if not worth_keeping(verdict):
         return verdict, "not kept: the next start tries again"
     trouble = cache.keep(path, key, verdict)

@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlboost_jax.rewards.sandbox import (
@@ -42,7 +42,7 @@ def code(
     if not (seconds > 0 and memory_mb > 0):
         raise ValueError(f"seconds is {seconds} and memory_mb {memory_mb}; choose more than 0")
     return [
-        _judged(completion, cases(given), seconds=seconds, memory_mb=memory_mb, partial=partial)
+        judged(completion, cases(given), seconds=seconds, memory_mb=memory_mb, partial=partial)
         for completion, given in zip(completions, tests, strict=True)
     ]
 
@@ -84,27 +84,36 @@ def _case(test: Any) -> str | tuple[str, str]:
     raise ValueError(f"a test is {str(test)[:40]!r}; see docs/rewards.md for their forms")
 
 
-def _judged(
+def judged(
     completion: str,
     tests: Sequence[str | tuple[str, str]],
     *,
     seconds: float,
     memory_mb: int,
     partial: bool,
+    passes: Callable[..., bool] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> float:
+    """The reward of one completion.
+
+    Args:
+        tests: see `cases`.
+        passes: runs one; None: in a process.
+    """
+    run = passes or _passes
     program, passed = program_in(completion), 0
-    end = time.monotonic() + seconds
+    end = clock() + seconds
     for number, test in enumerate(tests):
-        left = end - time.monotonic()
+        left = end - clock()
         if left <= 0:
             break
         try:
-            passes = _passes(program, test, seconds=left, memory_mb=memory_mb)
+            good = run(program, test, seconds=left, memory_mb=memory_mb)
         except NotStarted:
-            if number == 0 or time.monotonic() < end:
+            if number == 0 or clock() < end:
                 raise
-            passes = False  # those before took the time that the start of this one needs
-        if passes:
+            good = False  # those before took the time that the start of this one needs
+        if good:
             passed += 1
         elif not partial:
             return 0.0

@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -43,7 +44,14 @@ class Ran:
 
 
 def run_contained(
-    program: str, *, stdin: str = "", seconds: float, memory_mb: int, required: bool
+    program: str,
+    *,
+    stdin: str = "",
+    seconds: float,
+    memory_mb: int,
+    required: bool,
+    script: Path = _SCRIPT,
+    most_bytes: Callable[[], int] = lambda: resource.getrlimit(resource.RLIMIT_AS)[1],
 ) -> Ran:
     """Run Python source; whatever it does, it is over after `seconds`.
 
@@ -53,12 +61,14 @@ def run_contained(
 
     Args:
         required: do not run it where something of `contained.py` does not hold here.
+        script: `contained.py`.
+        most_bytes: of memory that this process may have.
 
     Raises:
         NotContained
         NotStarted: nothing is known of the program, since not a line of it ran.
     """
-    _check_memory(memory_mb)
+    _check_memory(memory_mb, most_bytes())
     token = secrets.token_hex(16)
     header = json.dumps(
         {
@@ -86,7 +96,7 @@ def run_contained(
         files = (head.fileno(), report.fileno())
         process = subprocess.Popen(
             # Not -I, which would have it ignore PYTHONHASHSEED along with all else of its kind.
-            [sys.executable, "-P", "-s", "-B", str(_SCRIPT), *map(str, files)],
+            [sys.executable, "-P", "-s", "-B", str(script), *map(str, files)],
             pass_fds=files,
             stdin=source,
             stdout=output,
@@ -123,9 +133,8 @@ def run_contained(
     return Ran(completed=completed, output=text.removesuffix(ending) if completed else text)
 
 
-def _check_memory(memory_mb: int) -> None:
+def _check_memory(memory_mb: int, most: int) -> None:
     """Raise NotStarted where the caller's own limit is lower, which a child cannot raise."""
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
     if most != resource.RLIM_INFINITY and memory_mb * 2**20 > most:
         raise NotStarted(
             f"a program may take {memory_mb} MiB (memory_mb), its caller {most // 2**20} "

@@ -43,6 +43,9 @@ class InstanceClient:
         orphan_seconds: how long to look for a manager; a `Welcome` replaces it.
         compiled: how many programs were compiled since the engine was warm.
         clock: the manager's; what its answers say of it is put in here.
+        leave_seconds: for the last tokens and the goodbye.
+        settled_seconds: a stream that lived as long was a good one.
+        backoff: seconds to wait after so many attempts, the first being 0.
     """
 
     def __init__(
@@ -55,7 +58,12 @@ class InstanceClient:
         orphan_seconds: float = 10.0,
         compiled: Callable[[], int] = lambda: 0,
         clock: Clock | None = None,
+        leave_seconds: float = stream.LEAVE_SECONDS,
+        settled_seconds: float = SETTLED_SECONDS,
+        backoff: Callable[[int], float] | None = None,
     ):
+        self._leave_seconds, self._settled_seconds = leave_seconds, settled_seconds
+        self._backoff = backoff or _backoff
         self._locate, self._hello, self._worker, self._puller = locate, hello, worker, puller
         self._orphan_seconds = math.inf if hello.reserved else orphan_seconds
         self._compiled = compiled
@@ -108,7 +116,7 @@ class InstanceClient:
         try:
             await asyncio.wait({*ends, self._leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not any(end.done() for end in ends):  # leaving; a manager may be out of reach
-                patience = stream.LEAVE_SECONDS + stream.CLOSE_SECONDS
+                patience = self._leave_seconds + stream.CLOSE_SECONDS
                 await asyncio.wait(ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
                 await self._report_sick(serving, (failure, self._broken))
@@ -180,7 +188,7 @@ class InstanceClient:
                     trouble = f": {self._trouble}" if self._trouble else ""
                     return f"no manager for {self._orphan_seconds:g} s{trouble}"
                 # A whole fleet comes back to one manager: not at one moment.
-                pause = _backoff(self._attempt) * random.uniform(0.5, 1.0)
+                pause = self._backoff(self._attempt) * random.uniform(0.5, 1.0)
                 await asyncio.wait({self._leaving}, timeout=pause)
                 self._attempt += 1
         return self._leaving.result()
@@ -197,6 +205,7 @@ class InstanceClient:
             updates=self._updates,
             leave=self.leave,
             leaving=self._leaving,
+            leave_seconds=self._leave_seconds,
         )
         await self._stream.serve(session, manager, self._known)
 
@@ -218,7 +227,7 @@ class InstanceClient:
         finally:
             self._welcomed.clear()
             self._lost_at = loop.time()
-            if self._lost_at - welcomed_at >= SETTLED_SECONDS:
+            if self._lost_at - welcomed_at >= self._settled_seconds:
                 self._attempt = 0
             if self._updates is not None:
                 await self._updates.stop()
@@ -239,7 +248,7 @@ class InstanceClient:
         line = " ".join(reason.split())[:SICK_LETTERS]
         self._sick = True
         self._say(Goodbye(reason=line, sick=True))
-        await asyncio.wait({serving}, timeout=stream.LEAVE_SECONDS)
+        await asyncio.wait({serving}, timeout=self._leave_seconds)
 
 
 def _backoff(attempt: int) -> float:

@@ -20,6 +20,7 @@ def engine_of(
     *,
     taken_bytes: int = 0,
     devices: Sequence[jax.Device] | None = None,
+    build: Callable[..., Engine] = Engine,
 ) -> Engine:
     """The engine of a run with every program compiled, checked where equal bits are promised.
 
@@ -27,13 +28,14 @@ def engine_of(
         announce: told how memory is divided, and of each program before it is compiled.
         taken_bytes: of the device's memory that others in this process have or will have.
         devices: to run on, as many as `engine.tensor_parallel`; None takes the first.
+        build: makes it.
 
     Raises:
         NotEnoughMemory: the engine does not fit the device.
         NotEnoughDevices: there are too few.
         RowsNotInvariant: this device cannot take part in a deterministic run.
     """
-    engine = Engine(
+    engine = build(
         run.model,
         run.engine,
         slot_tokens=run.slot_tokens,

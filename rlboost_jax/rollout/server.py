@@ -10,6 +10,7 @@ import contextlib
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,6 +35,7 @@ from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.messages import MAX_NOTICE_SECONDS, SICK_EXIT_CODE, decode_server, encode
 from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.start import server_run
 from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
 from rlboost_jax.rollout.instance import engine_of, hello_of
@@ -55,7 +57,7 @@ class CannotServe(RuntimeError):
     """This server cannot work as it was started. One line: what is wrong, what to change."""
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], *, host: Host = HERE) -> int:
     """Serve until told to leave; returns the exit code.
 
     0: it was told to; `CANNOT_SERVE`; `SICK_EXIT_CODE`: the device failed, ran out of memory,
@@ -65,7 +67,7 @@ def main(argv: list[str]) -> int:
     try:
         manager = Endpoint(address=args.manager, credentials=read_credentials(args.join))
         config = asyncio.run(fetch_config(manager, args.patience_seconds))
-        engine = prepared_engine(config)
+        engine = prepared_engine(config, host=host)
         reason = asyncio.run(_serve(args, manager, config, engine))
     except (
         CannotServe,
@@ -130,17 +132,24 @@ async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
     return run_config_from_dict(values)
 
 
-def prepared_engine(config: RunConfig) -> Engine:
+def prepared_engine(
+    config: RunConfig, *, host: Host = HERE, build: Callable[..., Engine] = Engine
+) -> Engine:
     """`engine_of` for whoever follows the server's log.
+
+    Args:
+        host: that it is to run on.
+        build: makes the engine.
 
     Raises:
         AttentionNotAvailable: this device cannot run what all engines of the run have to.
     """
     place = compile_cache.enable(config.compile_cache_dir)
-    config = server_run(config, say=lambda text: print(text, flush=True))  # before any device
+    # Before any device is touched.
+    config = server_run(config, say=lambda text: print(text, flush=True), host=host)
     print(f"device {jax.devices()[0].device_kind}; compiled programs in {place}", flush=True)
     started = time.perf_counter()
-    engine = engine_of(config, announce=lambda text: print(text, flush=True))
+    engine = engine_of(config, announce=lambda text: print(text, flush=True), build=build)
     print(f"programs ready in {time.perf_counter() - started:.1f} s", flush=True)
     return engine
 

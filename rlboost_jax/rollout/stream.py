@@ -53,6 +53,7 @@ class Stream:
         updates: told of announced versions; None for the trainer's own engine.
         leave: called with the reason when the manager sends this server home.
         leaving: its result is the reason to say goodbye.
+        leave_seconds: for the last tokens and the goodbye.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class Stream:
         updates: WeightUpdates | None,
         leave: Callable[[str], None],
         leaving: asyncio.Future[str],
+        leave_seconds: float = LEAVE_SECONDS,
     ) -> None:
+        self._leave_seconds = leave_seconds
         self._hello, self._worker, self._updates = hello, worker, updates
         self._compiled, self._clock, self._spans = compiled, clock, worker.spans
         self._leave, self._leaving = leave, leaving
@@ -125,7 +128,7 @@ class Stream:
             )
             if self._leaving.done() and not sending.done():
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LEAVE_SECONDS):
+                    async with asyncio.timeout(self._leave_seconds):
                         await self._say_goodbye(socket, sending, self._leaving.result())
             for part in (sending, *others):
                 if part.done():

@@ -110,8 +110,9 @@ def learner_bytes(config: RunConfig) -> dict[str, int]:
     """
     parameters = 4 * num_trained_parameters(config.model)
     micro_batches = config.learner.prompts_per_step // config.learner.micro_batch_prompts
-    # One just computed, one of its micro-batch, and the partial sums of `learner/gradients.py`,
-    # of which there are as many as a counter of the micro-batches has digits, less one.
+    # One just computed, one of its micro-batch, and the partial sums of
+    # `learner/update/tree_sum.py`, of which there are as many as a counter of the
+    # micro-batches has digits, less one.
     trees = 1 + micro_batches.bit_length()
     parts = {
         "parameters": parameters,

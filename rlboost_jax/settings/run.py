@@ -29,7 +29,9 @@ class RunConfig:
     seed: int = setting(0, "names every random choice of the run", at_least=0, at_most=MAX_SEED)
     deterministic: bool = setting(True, "same bits whatever the fleet does")
     num_steps: int = setting(100, "of the run, each with one batch", unit="steps", at_least=1)
-    compile_cache_dir: str = setting("", 'compiled programs; "": ~/.cache/rlboost_jax')
+    compile_cache_dir: str = setting(
+        "", 'compiled programs; "": $JAX_COMPILATION_CACHE_DIR, or ~/.cache/rlboost_jax'
+    )
     model: ModelConfig
     task: TaskConfig
     data: DataConfig

@@ -12,7 +12,8 @@ from rlboost_jax.simulator.load import to_dict
 from rlboost_jax.simulator.markets import markets
 from rlboost_jax.simulator.outcome import Outcome, summary
 from rlboost_jax.simulator.records import SimConfig
-from rlboost_jax.simulator.systems import BASELINE, Rows, rows_of
+from rlboost_jax.simulator.systems import BASELINE, Rows, Worlds, rows_of
+from rlboost_jax.simulator.world import World
 
 SUMMARY: Final = "summary.json"
 STEPS: Final = "steps.jsonl"
@@ -20,12 +21,17 @@ CONFIG: Final = "config.json"
 
 
 def simulate(
-    config: SimConfig, workdir: str | Path, tell: Callable[[str], None] = lambda line: None
+    config: SimConfig,
+    workdir: str | Path,
+    tell: Callable[[str], None] = lambda line: None,
+    *,
+    world: Worlds = World,
 ) -> dict[str, Any]:
     """Simulate, write the files into `workdir`, return the summary.
 
     Args:
         tell: called with a line as each part is done.
+        world: makes what a system lives in.
 
     Raises:
         ConfigError: a trace cannot be read, or a market is too short for a step.
@@ -48,7 +54,7 @@ def simulate(
                     if system == BASELINE and known is not None and market.instances is not None:
                         rows = known
                     else:
-                        used, rows = rows_of(system, config, market, seed=seed)
+                        used, rows = rows_of(system, config, market, seed=seed, world=world)
                     if system == BASELINE:
                         known = rows
                     outcome = Outcome(used, rows, settling=config.settling_steps)

@@ -33,11 +33,17 @@ from rlboost_jax.simulator.world import World
 FOREVER: Final = 1e9  # seconds
 Rows = list[dict[str, Any]]
 Simulated = tuple[SimConfig, Rows | None]  # None: it generates nothing and never ends a step
-System = Callable[[SimConfig, Market, int, float], Simulated]
+Worlds = Callable[..., World]
+System = Callable[[SimConfig, Market, int, float, Worlds], Simulated]
 
 
-def rows_of(system: str, config: SimConfig, market: Market, *, seed: int) -> Simulated:
+def rows_of(
+    system: str, config: SimConfig, market: Market, *, seed: int, world: Worlds = World
+) -> Simulated:
     """Simulate one system on one market.
+
+    Args:
+        world: makes the one that it lives in.
 
     Returns:
         the configuration that it had (its nodes and prices), and a row per step.
@@ -45,23 +51,29 @@ def rows_of(system: str, config: SimConfig, market: Market, *, seed: int) -> Sim
     seconds = min(market.seconds, FOREVER)
     if math.isfinite(market.seconds):
         config = replace(config, num_steps=0)
-    return SYSTEMS[system](config, market, seed, seconds)
+    return SYSTEMS[system](config, market, seed, seconds, world)
 
 
 def _with_manager(**changes: Any) -> System:
-    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
+    def run(
+        config: SimConfig, market: Market, seed: int, seconds: float, world: Worlds
+    ) -> Simulated:
         config = replace(config, policy=replace(config.policy, **changes))
-        return config, World(config, market.changes, seed=seed, seconds=seconds).run()
+        return config, world(config, market.changes, seed=seed, seconds=seconds).run()
 
     return run
 
 
-def _sync_weights(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
+def _sync_weights(
+    config: SimConfig, market: Market, seed: int, seconds: float, world: Worlds
+) -> Simulated:
     config = replace(config, links=replace(config.links, in_step=False))
-    return config, World(config, market.changes, seed=seed, seconds=seconds).run()
+    return config, world(config, market.changes, seed=seed, seconds=seconds).run()
 
 
-def _public_code(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
+def _public_code(
+    config: SimConfig, market: Market, seed: int, seconds: float, world: Worlds
+) -> Simulated:
     if market.instances == 0:
         return config, None
     config = replace(config, policy=replace(config.policy, window_memory=False, sizing="fixed"))
@@ -71,12 +83,14 @@ def _public_code(config: SimConfig, market: Market, seed: int, seconds: float) -
         accelerators=config.reserved.nodes * config.reserved.chips_per_node,
     )
     changes = market.changes
-    world = World(config, changes, seed=seed, seconds=seconds, manager=manager, sleeps=True)
-    return config, world.run()
+    made = world(config, changes, seed=seed, seconds=seconds, manager=manager, sleeps=True)
+    return config, made.run()
 
 
 def _colocated(nodes: int, *, static: bool = False) -> System:
-    def run(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
+    def run(
+        config: SimConfig, market: Market, seed: int, seconds: float, world: Worlds
+    ) -> Simulated:
         config = replace(
             config, reserved=replace(config.reserved, nodes=nodes * config.reserved.nodes)
         )
@@ -85,7 +99,9 @@ def _colocated(nodes: int, *, static: bool = False) -> System:
     return run
 
 
-def _disaggregated(config: SimConfig, market: Market, seed: int, seconds: float) -> Simulated:
+def _disaggregated(
+    config: SimConfig, market: Market, seed: int, seconds: float, world: Worlds
+) -> Simulated:
     """With as many instances as keep the learner busy: those of the fleet, if that is fixed,
     else as many as the reserved nodes have engines."""
     instances = config.num_engines if market.instances is None else market.instances
@@ -97,8 +113,8 @@ def _disaggregated(config: SimConfig, market: Market, seed: int, seconds: float)
     if not instances:
         return config, None
     changes = static(instances).changes
-    world = World(config, changes, seed=seed, seconds=seconds, reserved_engines=False)
-    return config, world.run()
+    made = world(config, changes, seed=seed, seconds=seconds, reserved_engines=False)
+    return config, made.run()
 
 
 SYSTEMS: Final[dict[str, System]] = {

@@ -1,18 +1,28 @@
-"""The learner in virtual time: it does what `learner/loop.py` and `learner/streaming.py` do.
+"""The learner in virtual time: what `learner/stream/driver.py` does, it lets pass.
 
-Groups are put together by the very `MicroBatches`. Nothing is trained until the reserved
-engines have handed over; waits are counted from then on, as there.
+What is next is said by the very `StepStream`, and waits are counted by the very `StreamTimes`.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, assert_never
 
 from rlboost_jax import messages as m
-from rlboost_jax.learner.micro_batches import MicroBatch, MicroBatches
+from rlboost_jax.learner.stream.micro_batches import MicroBatches
+from rlboost_jax.learner.stream.step_stream import (
+    Check,
+    StepStream,
+    StreamTimes,
+    TakeDevices,
+    Train,
+    Update,
+    Wait,
+)
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.manager.events import FromTrainer
+from rlboost_jax.observe.metrics import REPORTED
 from rlboost_jax.simulator.rates import train_seconds
 from rlboost_jax.simulator.server import STOP
 
@@ -20,6 +30,7 @@ if TYPE_CHECKING:
     from rlboost_jax.simulator.world import World
 
 STREAM = 1
+UNKNOWN = {"tokens_measured"}  # nothing is evaluated here
 
 
 class Trainer:
@@ -38,8 +49,8 @@ class Trainer:
         match message:
             case m.FinishedRollout():
                 self._finished(message)
-            case m.WindowClosed(step=self.step) if self._handed_over is None:
-                self._hand_over()
+            case m.WindowClosed():
+                self._stream.window_closed(message)
                 self._go_on()
             case m.StepReport():
                 self._reported(message)
@@ -49,14 +60,18 @@ class Trainer:
     def _begin(self, step: int) -> None:
         config, work = self._config, self._config.workload
         self.step, self._begun_at = step, self._world.clock.now
-        self._micro_batches = MicroBatches(
-            work.prompts_per_step, config.trainer.micro_batch_prompts, config.trainer.deterministic
+        self._stream = StepStream(
+            step,
+            group_size=work.group_size,
+            micro_batches=MicroBatches(
+                work.prompts_per_step,
+                config.trainer.micro_batch_prompts,
+                config.trainer.deterministic,
+            ),
+            takes_devices=not self._world.sleeps,
         )
+        self._times = StreamTimes()
         self._lengths: dict[int, list[int]] = defaultdict(list)  # of finished responses, by prompt
-        self._finished_groups = 0
-        self._ready: deque[MicroBatch] = deque()
-        self._handed_over: float | None = None
-        self._training = 0.0
         seconds = config.trainer.begin_seconds if self._world.reserved else 0.0
         self._world.clock.after(seconds, lambda: self._ask(step))
 
@@ -82,71 +97,68 @@ class Trainer:
                 ),
                 prompts=tuple(
                     m.PromptRequest(prompt=prompt, tokens=prompt_tokens)
-                    for prompt in range(work.prompts_per_step)
+                    for prompt in self._stream.begin()
                 ),
             )
         )
 
     def _finished(self, rollout: m.FinishedRollout) -> None:
-        lengths = self._lengths[rollout.work.prompt]
-        lengths.append(len(rollout.tokens) // 4)
-        if len(lengths) == self._config.workload.group_size:
-            self._finished_groups += 1
-            group = Group(prompt=rollout.work.prompt, trajectories=())
-            self._ready.extend(self._micro_batches.add(group))
+        if not self._stream.arrived(rollout):
+            return
+        prompt = rollout.work.prompt
+        self._lengths[prompt].append(len(rollout.tokens) // 4)
+        if len(self._lengths[prompt]) == self._config.workload.group_size:
+            self._stream.finished(Group(prompt=prompt, trajectories=()))
         self._go_on()
 
-    @property
-    def _complete(self) -> bool:
-        return self._finished_groups == self._config.workload.prompts_per_step
+    def _go_on(self) -> None:
+        """Do what the stream says is next, unless something else is being done."""
+        if self._busy:
+            return
+        match self._stream.next():
+            case Wait():
+                pass
+            case TakeDevices():  # the engines let go of the chips, which takes a while
+                self._times.took_devices(self._world.clock.now)
+                switch = self._config.trainer.switch_seconds if self._world.reserved else 0.0
+                self._occupy(switch, self._took_devices)
+            case Train(_, groups):
+                prompt = self._config.workload.prompt_tokens
+                lengths = [prompt + n for group in groups for n in self._lengths[group.prompt]]
+                trainer = self._config.trainer
+                seconds = train_seconds(self._config, lengths) + trainer.micro_batch_seconds
+                self._occupy(seconds, self._go_on)  # it doubts nothing
+            case Update():
+                self._waited = self._times.waiting
+                self._occupy(self._config.trainer.apply_seconds, self._copy)
+            case Check():
+                raise AssertionError("every group is trained on")
+            case unknown:
+                assert_never(unknown)
 
-    def _hand_over(self) -> None:
-        """The engines let go of the chips, which takes a while."""
-        self._handed_over = self._world.clock.now
-        switch = self._config.trainer.switch_seconds if self._world.reserved else 0.0
-        self._occupy(switch, self._go_on)
+    def _took_devices(self) -> None:
+        self._stream.took_devices()
+        self._go_on()
 
-    def _occupy(self, seconds: float, then: Any) -> None:
+    def _occupy(self, seconds: float, then: Callable[[], None]) -> None:
         """The learner works for so long."""
         self._busy = True
         for engine in self._world.reserved:
             engine.pause(True)
-        self._training += seconds
 
         def done() -> None:
             self._busy = False
             for engine in self._world.reserved:
                 engine.pause(False)
+            self._times.worked(seconds, self._world.clock.now)
             then()
 
         self._world.clock.after(seconds, done)
 
-    def _go_on(self) -> None:
-        """Train the next micro-batch, if there is one and nothing else is being done."""
-        if self._busy or not (self._ready or self._complete):
-            return
-        if self._handed_over is None:
-            if self._complete and not self._world.sleeps:
-                self._hand_over()
-            return
-        if not self._ready:
-            self._apply()
-            return
-        _, groups = self._ready.popleft()
-        prompt = self._config.workload.prompt_tokens
-        lengths = [prompt + n for group in groups for n in self._lengths[group.prompt]]
-        seconds = train_seconds(self._config, lengths) + self._config.trainer.micro_batch_seconds
-        self._occupy(seconds, self._go_on)
-
-    def _apply(self) -> None:
-        assert self._handed_over is not None
-        self._waited = max(0.0, self._world.clock.now - self._handed_over - self._training)
-        self._occupy(self._config.trainer.apply_seconds, self._copy)
-
     def _copy(self) -> None:
         """Bring the parameters to the host, for all who want them."""
         seconds = self._config.weight_bytes / self._config.links.host_bytes_per_second
-        self._trained_seconds = self._training
+        self._trained_seconds = self._times.training
         self._occupy(seconds, lambda: self._trained(seconds))
 
     def _trained(self, publish_seconds: float) -> None:
@@ -185,7 +197,7 @@ class Trainer:
                 "train_seconds": self._trained_seconds,
                 "publish_seconds": self._publish_seconds,
                 "train_wait_seconds": self._waited,
-                **{name: getattr(report, name) for name in REPORTED},
+                **{name: getattr(report, name) for name in REPORTED if name not in UNKNOWN},
                 "instance_cap": report.window.instance_cap,
                 "window_next_seconds": report.window.seconds,
                 **self._world.lap(),
@@ -198,24 +210,6 @@ class Trainer:
 
     def _say(self, message: m.TrainerMessage) -> None:
         self._world.deliver(FromTrainer(STREAM, message))
-
-
-REPORTED = (
-    "rollout_seconds",
-    "remote_wait_seconds",
-    "seeding_window_seconds",
-    "instances_mean",
-    "instances_joined",
-    "instances_lost",
-    "requests_migrated",
-    "tokens_generated",
-    "tokens_delivered",
-    "tokens_lost",
-    "tokens_prefilled_again",
-    "tokens_reserved",
-    "tokens_preemptible",
-    "cost_dollars",
-)
 
 
 def digest(version: int) -> str:

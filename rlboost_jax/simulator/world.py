@@ -51,6 +51,7 @@ class World:
         reserved_engines: False: the learner's chips only train.
         manager: makes who decides, of its settings and the time.
         sleeps: the learner takes its chips back when it is told to and not before.
+        server: makes rollout servers and reserved engines.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class World:
         reserved_engines: bool = True,
         manager: Callable[[Settings, float], Manager] = Manager,
         sleeps: bool = False,
+        server: Callable[..., Server] = Server,
     ) -> None:
+        self._server = server
         self.config, self._seed, self._seconds = config, seed, seconds
         self.run_id = "simulated"
         self.clock = Clock()
@@ -91,7 +94,7 @@ class World:
         self._handling = False
         self.trainer = Trainer(self)
         self.reserved = [
-            Server(self, "", reserved=True)
+            server(self, "", reserved=True)
             for _ in range(config.num_engines if reserved_engines else 0)
         ]
         for change in changes:
@@ -194,7 +197,7 @@ class World:
         self.clock.at(change.seconds, lambda: self.deliver(event))
 
     def _start(self, name: str) -> None:
-        server = Server(self, name, reserved=False)
+        server = self._server(self, name, reserved=False)
         self._servers[name] = server
         self._billed_since[name] = self.clock.now
         self.deliver(ServerStarted(name, server.pid))

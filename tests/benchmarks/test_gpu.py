@@ -2,13 +2,14 @@
 
 import json
 import subprocess
+from functools import partial
 
 import numpy as np
 import pytest
 
 from benchmarks import gpu, gpu_inputs, gpu_kernels, gpu_table
 from benchmarks.h100.jobs import MESHES
-from rlboost_jax.qualification import apart
+from rlboost_jax.qualification.host import Host
 from rlboost_jax.qualification.records import Trial, Verdict
 
 
@@ -24,7 +25,7 @@ def test_runs_dry(part):
     assert not [value for value in values if str(value).startswith("failed")]
 
 
-def test_a_part_that_breaks_is_told_of(monkeypatch, capsys, tmp_path):
+def test_a_part_that_breaks_is_told_of(capsys, tmp_path):
     def breaks(*, dry_run):
         raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS\nand more")
 
@@ -32,12 +33,10 @@ def test_a_part_that_breaks_is_told_of(monkeypatch, capsys, tmp_path):
         import a_package_that_is_nowhere  # noqa: F401
 
     figure = gpu_kernels.figure("share", 0.9, "of read", "≥ 0.85")
-    monkeypatch.setattr(gpu_kernels, "correctness", breaks)
-    monkeypatch.setattr(gpu_kernels, "latency", needs_more)
-    monkeypatch.setattr(gpu_kernels, "bandwidth", lambda dry_run: [figure])
-    monkeypatch.setattr(gpu, "run_apart", gpu.run_part)
-    path = tmp_path / "gpu.json"
-    assert gpu.main(["--parts=correctness,latency,bandwidth", f"--json={path}"]) == 1
+    parts = {"correctness": breaks, "latency": needs_more}
+    parts["bandwidth"] = lambda dry_run: [figure]
+    run, path = partial(gpu.run_part, figures=parts.__getitem__), tmp_path / "gpu.json"
+    assert gpu.main(["--parts=correctness,latency,bandwidth", f"--json={path}"], run=run) == 1
     lines = capsys.readouterr().out.splitlines()[1:]
     assert lines[0].split(maxsplit=1) == [
         "correctness",
@@ -49,13 +48,12 @@ def test_a_part_that_breaks_is_told_of(monkeypatch, capsys, tmp_path):
     assert [parts[name]["status"] for name in parts] == ["failed", "left out", "ok"]
 
 
-def test_a_part_whose_process_dies_is_told_of(monkeypatch):
-    monkeypatch.setattr(gpu.sys, "executable", "false")
-    result = gpu.run_apart("latency", dry_run=True)
+def test_a_part_whose_process_dies_is_told_of():
+    result = gpu.run_apart("latency", dry_run=True, python="false")
     assert (result["status"], result["reason"]) == ("failed", "its process ended with 1")
 
 
-def test_what_a_part_found_before_its_process_died_is_kept(monkeypatch):
+def test_what_a_part_found_before_its_process_died_is_kept():
     found = gpu_kernels.figure("attention xla", 1.5, "ms")
 
     def dies(command, **_):
@@ -66,13 +64,11 @@ def test_what_a_part_found_before_its_process_died_is_kept(monkeypatch):
             yield found
             raise KeyboardInterrupt  # nothing is written after this
 
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(gpu_table, "table", breaks)
-            gpu.main(["--one=table kernels qwen", f"--json={path}"])
+        with pytest.raises(KeyboardInterrupt):
+            gpu.main(["--one=table kernels qwen", f"--json={path}"], figures=lambda part: breaks)
         return subprocess.CompletedProcess(command, -11)
 
-    monkeypatch.setattr(gpu.subprocess, "run", dies)
-    result = gpu.run_apart("table kernels qwen", dry_run=True)
+    result = gpu.run_apart("table kernels qwen", dry_run=True, execute=dies)
     assert result["figures"] == [found]
     assert (result["status"], result["reason"]) == ("failed", "its process ended with -11")
     assert gpu.table({"table kernels qwen": result}).splitlines()[1:] == [
@@ -132,7 +128,7 @@ def test_attention_that_is_measured_reads_all_pages():
     assert starts.tolist() == list(range(slots + 1)) and count.tolist() == [slots]
 
 
-def test_what_learners_would_choose_is_listed_beside_engines(monkeypatch):
+def test_what_learners_would_choose_is_listed_beside_engines():
     """Of each preset attention, and of the mixture its experts."""
     asked = []
 
@@ -141,8 +137,8 @@ def test_what_learners_would_choose_is_listed_beside_engines(monkeypatch):
         trials = [Trial(candidate=name, outcome="right", seconds=1e-3) for name in spec.candidates]
         return Verdict(platform="gpu", device="H100", trials=tuple(trials))
 
-    monkeypatch.setattr(apart, "verdict_of", verdict_of)
-    figures = {figure["name"]: figure for figure in gpu_table.qualification(dry_run=False)}
+    found = gpu_table.qualification(dry_run=False, host=Host(verdict_of=verdict_of))
+    figures = {figure["name"]: figure for figure in found}
     assert asked.count("engine_attention") == asked.count("learner_attention") == len(MESHES)
     assert asked.count("learner_experts") == 1
     moe = figures["qwen3_30b_a3b_moe learner.experts: chosen"]

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from rlboost_jax import processes
-from rlboost_jax.fleet import local
 from rlboost_jax.fleet.local import LocalProvider, ServerNotStarted
 from rlboost_jax.processes import start_time
 
@@ -41,17 +40,12 @@ def record(workdir, name: str, pid: int, started: str) -> None:
     (workdir / "servers" / name).write_text(f"{pid} {started}\n")
 
 
-@pytest.fixture
-def zygote(monkeypatch):
-    """Let providers prepare such a program."""
-
-    def use(program: str) -> None:
-        monkeypatch.setattr(local, "ZYGOTE", (sys.executable, "-c", program))
-
-    return use
-
-
-def provider(workdir, exits: asyncio.Queue, on_failure=None) -> LocalProvider:
+def provider(
+    workdir, exits: asyncio.Queue, program: str = "", on_failure=None, **options
+) -> LocalProvider:
+    """One whose zygote is a program; "": the real one."""
+    if program:
+        options["zygote"] = (sys.executable, "-c", program)
     return LocalProvider(
         workdir,
         "127.0.0.1:9",
@@ -59,6 +53,7 @@ def provider(workdir, exits: asyncio.Queue, on_failure=None) -> LocalProvider:
         price_per_hour=1.0,
         on_exit=lambda *exit: exits.put_nowait(exit),
         on_failure=on_failure or pytest.fail,
+        **options,
     )
 
 
@@ -122,13 +117,12 @@ def test_servers_outlive_the_process_that_forked_them(tmp_path, left):
     asyncio.run(scenario())
 
 
-def test_a_server_without_a_record_works_as_well(tmp_path, zygote, caplog):
-    zygote(FORKS)
+def test_a_server_without_a_record_works_as_well(tmp_path, caplog):
     (tmp_path / "servers").write_text("a file where their folder should be")
 
     async def scenario():
         exits: asyncio.Queue = asyncio.Queue()
-        fleet = provider(tmp_path, exits)
+        fleet = provider(tmp_path, exits, FORKS)
         assert await fleet.start("local-1") == fleet.pids["local-1"]
         assert "no record of local-1" in caplog.text
         await fleet.signal("local-1", signal.SIGKILL)
@@ -138,12 +132,11 @@ def test_a_server_without_a_record_works_as_well(tmp_path, zygote, caplog):
     asyncio.run(scenario())
 
 
-def test_a_zygote_that_makes_no_sense_ends_every_start(tmp_path, zygote):
-    zygote(TALKS_NONSENSE)
+def test_a_zygote_that_makes_no_sense_ends_every_start(tmp_path):
 
     async def scenario():
         failure = asyncio.get_running_loop().create_future()
-        fleet = provider(tmp_path, asyncio.Queue(), failure.set_result)
+        fleet = provider(tmp_path, asyncio.Queue(), TALKS_NONSENSE, failure.set_result)
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(ServerNotStarted, match="reports no more"):
                 await fleet.start("local-1")
@@ -155,13 +148,10 @@ def test_a_zygote_that_makes_no_sense_ends_every_start(tmp_path, zygote):
     asyncio.run(scenario())
 
 
-def test_a_server_that_starts_too_late_is_ended(tmp_path, zygote, monkeypatch):
-    zygote(FORKS)
-    monkeypatch.setattr(local, "START_SECONDS", 0.0)
-
+def test_a_server_that_starts_too_late_is_ended(tmp_path):
     async def scenario():
         exits: asyncio.Queue = asyncio.Queue()
-        fleet = provider(tmp_path, exits)
+        fleet = provider(tmp_path, exits, FORKS, start_seconds=0.0)
         with pytest.raises(ServerNotStarted, match="no word of its start in 0 s"):
             await fleet.start("local-1")
         assert await next_exit(exits) == ("local-1", -signal.SIGKILL)
@@ -170,12 +160,11 @@ def test_a_server_that_starts_too_late_is_ended(tmp_path, zygote, monkeypatch):
     asyncio.run(scenario())
 
 
-def test_a_signal_reaches_a_server_whose_zygote_has_just_died(tmp_path, zygote):
-    zygote(FORKS)
+def test_a_signal_reaches_a_server_whose_zygote_has_just_died(tmp_path):
 
     async def scenario():
         exits: asyncio.Queue = asyncio.Queue()
-        fleet = provider(tmp_path, exits)
+        fleet = provider(tmp_path, exits, FORKS)
         await fleet.start("local-1")
         fleet._zygote.kill()
         assert await fleet.signal("local-1", signal.SIGKILL)
@@ -185,12 +174,11 @@ def test_a_signal_reaches_a_server_whose_zygote_has_just_died(tmp_path, zygote):
     asyncio.run(scenario())
 
 
-def test_the_end_finds_a_server_that_is_being_started(tmp_path, zygote):
-    zygote(FORKS)
+def test_the_end_finds_a_server_that_is_being_started(tmp_path):
 
     async def scenario():
         exits: asyncio.Queue = asyncio.Queue()
-        fleet = provider(tmp_path, exits)
+        fleet = provider(tmp_path, exits, FORKS)
         await fleet.open()
         starting = asyncio.create_task(fleet.start("local-1"))
         await asyncio.sleep(0)  # it has been asked for
@@ -203,12 +191,9 @@ def test_the_end_finds_a_server_that_is_being_started(tmp_path, zygote):
     asyncio.run(scenario())
 
 
-def test_a_zygote_that_does_not_leave_is_killed(tmp_path, zygote, monkeypatch):
-    zygote(HANGS)
-    monkeypatch.setattr(local, "LEAVE_SECONDS", 0.05)
-
+def test_a_zygote_that_does_not_leave_is_killed(tmp_path):
     async def scenario():
-        fleet = provider(tmp_path, asyncio.Queue())
+        fleet = provider(tmp_path, asyncio.Queue(), HANGS, leave_seconds=0.05)
         await fleet.open()
         async with asyncio.timeout(PATIENCE_SECONDS):
             await fleet.close()

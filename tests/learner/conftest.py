@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs import base
-from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.settings.load import run_config
@@ -33,15 +33,15 @@ def config() -> RunConfig:
 
 
 @pytest.fixture(scope="session")
-def learner_step(config: RunConfig) -> Callable[..., LearnerStep]:
+def learner_step(config: RunConfig) -> Callable[..., PolicyPrograms]:
     """`learner_step(kl_coefficient=0.1)`: the programs of `config` with other algorithm values.
 
     Each is made, and so compiled, once for all tests.
     """
 
     @cache
-    def build(**algorithm: float | str) -> LearnerStep:
-        return LearnerStep(
+    def build(**algorithm: float | str) -> PolicyPrograms:
+        return PolicyPrograms(
             config.model,
             config.learner,
             replace(config.algorithm, **algorithm),

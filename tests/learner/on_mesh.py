@@ -15,11 +15,11 @@ import numpy as np
 from configs import base
 from rlboost_jax.engine.parameters import EngineParameters
 from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.gradients import GradientSum
 from rlboost_jax.learner.packing import PackedBatch
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.reserved import devices_of_slices
 from rlboost_jax.learner.state import abstract_state, init_state
-from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.update.tree_sum import TreeSum
 from rlboost_jax.models.adapters import base_model, joined, trained_part
 from rlboost_jax.models.params import abstract_params, init_params, unstack_layers
 from rlboost_jax.models.sharding import make_mesh, param_shardings
@@ -68,7 +68,7 @@ class Trainer:
         """
         self.run = small_run(**learner)
         self.run = replace(self.run, model=replace(self.run.model, lora=LoraConfig(rank=rank)))
-        self.step = LearnerStep(
+        self.step = PolicyPrograms(
             self.run.model,
             self.run.learner,
             self.run.algorithm,
@@ -80,16 +80,16 @@ class Trainer:
         if rank:
             base = base_model(self.run.model)
             places = param_shardings(base, self.step.mesh)
-            self.step.base = init_params(base, 0, shardings=places)
+            self.step = self.step.over(init_params(base, 0, shardings=places))
             params = jax.tree.map(lambda leaf: leaf + 0.02, trained_part(self.run.model, params))
         self.state = init_state(params, self.step.optimizer, self.step.shardings)
 
     def gradients(self, batches, num_micro_batches=1):
         size = len(batches) // num_micro_batches
-        total = GradientSum(num_micro_batches, self.step.combine)
+        total = TreeSum(num_micro_batches, self.step.combine)
         for index in range(num_micro_batches):
             part = batches[index * size : (index + 1) * size]
-            total.add(index, self.step.micro_batch(self.state.params, None, part))
+            total.add(index, self.step.accumulate(self.state.params, None, part))
         return total.total()[0]
 
     def update(self, batches):

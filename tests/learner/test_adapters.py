@@ -11,11 +11,11 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.teacher import teacher_forced_logits
 from rlboost_jax.learner.base import OtherBase, check_same, kept_base, read_policy
 from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.critic import CriticStep
-from rlboost_jax.learner.gradients import GradientSum
 from rlboost_jax.learner.packing import pack
+from rlboost_jax.learner.programs.critic import CriticPrograms
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import abstract_state, init_state
-from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.update.tree_sum import TreeSum
 from rlboost_jax.logits import learner_logits
 from rlboost_jax.models.adapters import is_adapter, joined, merged_params
 from rlboost_jax.models.params import flatten_params, init_params, params_digest, unflatten_params
@@ -47,7 +47,7 @@ def adapters(run):
 
 @pytest.fixture(scope="module")
 def step(run, base):
-    step = LearnerStep(
+    programs = PolicyPrograms(
         run.model,
         run.learner,
         replace(run.algorithm, kl_coefficient=0.3),
@@ -55,8 +55,7 @@ def step(run, base):
         num_updates=run.num_steps,
         mesh=make_mesh((1, 1, 1)),
     )
-    step.base = base
-    return step
+    return programs.over(base)
 
 
 def packed(groups, num_parts):
@@ -67,9 +66,9 @@ def packed(groups, num_parts):
 
 
 def gradients_of(step, params, reference, parts):
-    total = GradientSum(len(parts), step.combine)
+    total = TreeSum(len(parts), step.combine)
     for index, part in enumerate(parts):
-        total.add(index, step.micro_batch(params, reference, part))
+        total.add(index, step.accumulate(params, reference, part))
     return total.total()
 
 
@@ -199,7 +198,7 @@ def test_a_digest_of_adapters_tells_their_base(adapters):
 
 
 def test_a_critic_begins_as_the_base_and_is_trained_whole(run, base):
-    critic = CriticStep(
+    critic = CriticPrograms(
         run.model, run.learner, run.algorithm, num_updates=10, mesh=make_mesh((1, 1, 1))
     )
     rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), base)

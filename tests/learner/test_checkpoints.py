@@ -28,7 +28,7 @@ def training(config, learner_step, groups):
     )
 
     def update(state):
-        gradients, _ = step.micro_batch(state.params, None, batches)
+        gradients, _ = step.accumulate(state.params, None, batches)
         return step.apply(state, gradients, np.float32(100))[0]
 
     state = init_state(init_params(config.model, 0), step.optimizer, step.shardings)

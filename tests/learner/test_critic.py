@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.packing import by_sample, pack
+from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import init_params, params_digest
@@ -20,7 +20,7 @@ ALGORITHM = replace(PRESETS["ppo"], critic_learning_rate=1e-2, value_clip=0.0)
 
 @pytest.fixture(scope="module")
 def critic(config):
-    return CriticStep(
+    return CriticPrograms(
         config.model, config.learner, ALGORITHM, num_updates=10, mesh=make_mesh((1, 1, 1))
     )
 
@@ -89,7 +89,7 @@ def test_its_loss_is_half_the_squared_error_of_response_tokens(config, critic, t
     state = with_a_head(critic.init(init_params(config.model, 0)))
     batches = batches_of(trajectories)
     values = by_sample(batches, [np.asarray(critic.values(state.params, b)) for b in batches])
-    _, sums = critic.micro_batch(state.params, batches)
+    _, sums = critic.accumulate(state.params, batches)
     expected = sum(
         float((np.float64(values[t.sample]) - t.returns) @ (values[t.sample] - t.returns)) / 2
         for t in trajectories
@@ -100,10 +100,10 @@ def test_its_loss_is_half_the_squared_error_of_response_tokens(config, critic, t
 
 def test_one_and_four_micro_batches_agree(config, critic, trajectories):
     state = with_a_head(critic.init(init_params(config.model, 0)))
-    whole, _ = critic.micro_batch(state.params, batches_of(trajectories, rows=2))
+    whole, _ = critic.accumulate(state.params, batches_of(trajectories, rows=2))
     tokens = sum(len(t.response_tokens) for t in trajectories)
     parts = [
-        critic.micro_batch(state.params, batches_of(trajectories[i::4], rows=2)) for i in range(4)
+        critic.accumulate(state.params, batches_of(trajectories[i::4], rows=2)) for i in range(4)
     ]
     total = parts[0]
     for part in parts[1:]:
@@ -118,7 +118,7 @@ def test_it_learns(config, critic, trajectories):
     state, batches = critic.init(init_params(config.model, 0)), batches_of(trajectories)
     losses = []
     for _ in range(20):
-        gradients, sums = critic.micro_batch(state.params, batches)
+        gradients, sums = critic.accumulate(state.params, batches)
         losses.append(float(sums["loss"] / sums["tokens"]))
         state, metrics = critic.apply(state, gradients, np.float32(sums["tokens"]))
         assert metrics["finite"]
@@ -129,12 +129,12 @@ def test_its_moments_may_lie_on_the_host(config, critic, trajectories):
     """The same bits."""
     learner = replace(config.learner, moment_memory="host")
     mesh = make_mesh((1, 1, 1))
-    away = CriticStep(config.model, learner, ALGORITHM, num_updates=10, mesh=mesh)
+    away = CriticPrograms(config.model, learner, ALGORITHM, num_updates=10, mesh=mesh)
     batches, digests = batches_of(trajectories), []
     for step in (critic, away):
         state = step.init(init_params(config.model, 0))
         for _ in range(2):
-            gradients, sums = critic.micro_batch(state.params, batches)
+            gradients, sums = critic.accumulate(state.params, batches)
             state, _ = step.apply(state, gradients, np.float32(sums["tokens"]))
         digests.append(params_digest(state.params))
     assert digests[0] == digests[1]
@@ -150,7 +150,7 @@ def test_a_checkpoint_has_it_and_training_goes_on_bit_for_bit(
     batches = batches_of(trajectories)
 
     def update(state):
-        gradients, sums = critic.micro_batch(state.params, batches)
+        gradients, sums = critic.accumulate(state.params, batches)
         return critic.apply(state, gradients, np.float32(sums["tokens"]))[0]
 
     state = replace(policy, critic=update(critic.init(policy.params)))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.diagnosis import culprits
+from rlboost_jax.learner.update.diagnosis import culprits
 
 
 @pytest.fixture

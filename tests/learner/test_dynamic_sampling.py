@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.learner.dynamic_sampling import DynamicSampling, dynamic_sampling, informative
+from rlboost_jax.learner.stream.dynamic_sampling import (
+    DynamicSampling,
+    dynamic_sampling,
+    informative,
+)
 from rlboost_jax.settings.presets import PRESETS
 
 patterns = st.lists(st.booleans(), min_size=1, max_size=40)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax.algorithms.advantages import STD_FLOOR
-from rlboost_jax.learner.estimates import Estimates, Evaluations
+from rlboost_jax.learner.estimates import Estimates, Scores
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.settings.presets import PRESETS
 
@@ -64,7 +64,7 @@ def test_the_trap_of_overlong_filtering_what_is_cut_off_still_counts_in_the_mean
 
 def evaluations(*, values=False):
     """d = reference - policy is -0.5 for each token; the critic expects 0.25 everywhere."""
-    return Evaluations(
+    return Scores(
         policy={t.sample: np.full(len(t.response_tokens), -1.25, np.float32) for t in GROUP},
         whole={t.sample: np.full(len(t.response_tokens), -1.0, np.float32) for t in GROUP},
         reference={t.sample: np.full(len(t.response_tokens), -1.5, np.float32) for t in GROUP},

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,6 +14,7 @@ from rlboost_jax import exits, main
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.memory import DeviceMemory, NotEnoughMemory, engine_sizes, plan_memory
 from rlboost_jax.learner import fit, training
+from rlboost_jax.learner.opening import Makers
 from rlboost_jax.settings import memory
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.run import RunConfig
@@ -111,15 +113,15 @@ def test_what_is_done_already_is_not_asked_for(config: RunConfig) -> None:
 
 
 @pytest.fixture
-def on_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def on_gpus() -> Callable[..., list[str]]:
     """Check a run on devices that say they have so many bytes; what is said."""
 
     def checked(run: RunConfig, *limits: int | None) -> list[str]:
         devices = [Mock(jax.Device, platform=GPU, process_index=0) for _ in limits]
         memory = dict(zip(map(id, devices), limits, strict=True))
-        monkeypatch.setattr(fit, "device_memory", lambda d: DeviceMemory(limit=memory[id(d)]))
         lines: list[str] = []
-        fit.check_devices(run, devices, lines.append)
+        memory_of = lambda d: DeviceMemory(limit=memory[id(d)])  # noqa: E731
+        fit.check_devices(run, devices, lines.append, memory_of=memory_of)
         return lines
 
     return checked
@@ -144,27 +146,24 @@ def test_a_device_is_asked_what_it_has(
     assert hint not in str(caught.value)
 
 
-def test_a_host_has_to_hold_what_lies_there_between_programs(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_has_to_hold_what_lies_there_between_programs(config: RunConfig) -> None:
     """On CPU: learner and weights of each device of the mesh, and no working space."""
     devices = [Mock(jax.Device, platform="cpu", process_index=i) for i in (0, 0, 1)]
     run = with_learner(config, mesh=(2, 1, 1))
     each = memory.learner_bytes_per_device(run) + memory.weight_bytes(run.model, "float32")
-    monkeypatch.setattr(fit, "host_memory", lambda: 2 * each)
-    fit.check_devices(run, devices, pytest.fail)
-    monkeypatch.setattr(fit, "host_memory", lambda: 2 * each - 1)
+    fit.check_devices(run, devices, pytest.fail, memory_here=lambda: 2 * each)
     with pytest.raises(NotEnoughMemory):
-        fit.check_devices(run, devices, pytest.fail)
+        fit.check_devices(run, devices, pytest.fail, memory_here=lambda: 2 * each - 1)
 
 
 def test_a_run_that_does_not_fit_ends_before_anything_is_there(
-    config: RunConfig, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    config: RunConfig, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr(fit, "host_memory", lambda: 1000)
-    monkeypatch.setattr(training, "programs", pytest.fail)
+    fits = partial(fit.check_devices, memory_here=lambda: 1000)
     with pytest.raises(NotEnoughMemory, match=r"which has 1000 B"):
-        training.run_training(config, tmp_path / "run")
+        training.run_training(
+            config, tmp_path / "run", makers=Makers(fits=fits, programs=pytest.fail)
+        )
     assert not (tmp_path / "run").exists()
 
 

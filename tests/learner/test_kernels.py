@@ -9,9 +9,9 @@ import pytest
 
 from configs import base
 from rlboost_jax.data.tasks import Task
-from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.packing import empty
-from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.programs.critic import CriticPrograms
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.warmup import warm_up
 from rlboost_jax.models.params import init_params
 from rlboost_jax.models.sharding import make_mesh
@@ -31,7 +31,7 @@ def run_with(experts: str) -> RunConfig:
 
 
 def policy(run: RunConfig) -> Any:
-    step = LearnerStep(
+    step = PolicyPrograms(
         run.model,
         run.learner,
         run.algorithm,
@@ -39,11 +39,11 @@ def policy(run: RunConfig) -> Any:
         num_updates=1,
         mesh=make_mesh((1, 1, 1)),
     )
-    return step.evaluate(init_params(run.model, 0), None, empty(ROWS, ROW_TOKENS))
+    return step.logprobs(init_params(run.model, 0), None, empty(ROWS, ROW_TOKENS))
 
 
 def critic(run: RunConfig) -> Any:
-    step = CriticStep(
+    step = CriticPrograms(
         run.model, run.learner, run.algorithm, num_updates=1, mesh=make_mesh((1, 1, 1))
     )
     state = step.init(init_params(run.model, 0))

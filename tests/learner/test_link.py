@@ -1,5 +1,6 @@
 """The trainer's link, against a manager that follows a script."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 
@@ -8,7 +9,6 @@ from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestServer
 
 from rlboost_jax import messages
-from rlboost_jax.learner import link as module
 from rlboost_jax.learner.link import (
     EventLoopThread,
     ManagerLink,
@@ -76,18 +76,27 @@ def script() -> Script:
     return Script()
 
 
-@pytest.fixture
-def link(script) -> Iterator[ManagerLink]:
+@contextlib.contextmanager
+def linked(script, kind=ManagerLink, **options) -> Iterator[ManagerLink]:
     thread = EventLoopThread()
     app = web.Application()
     app.router.add_get("/trainer", script.serve)
     server = TestServer(app)
     thread.run(server.start_server(), PATIENCE_SECONDS)
-    link = ManagerLink(thread, locate=lambda: endpoint(f"{server.host}:{server.port}", "token"))
-    yield link
-    link.end("the test is over", over=True)
-    thread.run(server.close(), PATIENCE_SECONDS)
-    thread.close()
+    there = f"{server.host}:{server.port}"
+    link = kind(thread, locate=lambda: endpoint(there, "token"), **options)
+    try:
+        yield link
+    finally:
+        link.end("the test is over", over=True)
+        thread.run(server.close(), PATIENCE_SECONDS)
+        thread.close()
+
+
+@pytest.fixture
+def link(script) -> Iterator[ManagerLink]:
+    with linked(script) as link:
+        yield link
 
 
 def test_a_refused_step_is_told_and_not_asked_for_again(link, script):
@@ -106,20 +115,21 @@ def test_a_refused_trainer_is_told_why(link, script):
         link.connect(HELLO)
 
 
-def test_no_welcome_names_what_was_in_the_way(link, script, monkeypatch):
-    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)
-    script.status = 403
-    wait = link._next
-
-    def wait_once_refused(seconds):
+class WaitsOnceRefused(ManagerLink):
+    def _next(self, seconds):
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not link._trouble.startswith("403"):
+        while not self._trouble.startswith("403"):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        return wait(seconds)
+        return super()._next(seconds)
 
-    monkeypatch.setattr(link, "_next", wait_once_refused)
-    with pytest.raises(ManagerLost, match=r"no welcome from the manager in 0\.5 s: 403"):
+
+def test_no_welcome_names_what_was_in_the_way(script):
+    script.status = 403
+    with (
+        linked(script, WaitsOnceRefused, answer_seconds=0.5) as link,
+        pytest.raises(ManagerLost, match=r"no welcome from the manager in 0\.5 s: 403"),
+    ):
         link.connect(HELLO)
 
 
@@ -136,22 +146,32 @@ def test_a_reward_that_arrives_wakes_who_waits_for_rollouts_and_nobody_else(link
     assert link.trained(trained).step == 7
 
 
-def test_no_report_names_what_was_in_the_way(link, script, monkeypatch):
-    link.connect(HELLO)
-    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)
+class Waits(ManagerLink):
+    """For its welcome as long as that takes."""
+
+    def connect(self, hello):
+        seconds, self._answer_seconds = self._answer_seconds, PATIENCE_SECONDS
+        welcome = super().connect(hello)
+        self._answer_seconds = seconds
+        return welcome
+
+
+def test_no_report_names_what_was_in_the_way(script):
     trained = messages.StepTrained(step=7, train_wait_seconds=0.0, train_seconds=0.0)
-    with pytest.raises(ManagerLost, match=r"no report of step 7 in 0\.5 s: no answer"):
-        link.trained(trained)
+    with linked(script, Waits, answer_seconds=0.5) as link:
+        link.connect(HELLO)
+        with pytest.raises(ManagerLost, match=r"no report of step 7 in 0\.5 s: no answer"):
+            link.trained(trained)
 
 
-def test_a_step_that_fits_no_message_is_not_sent(link, script, monkeypatch):
+def test_a_step_that_fits_no_message_is_not_sent(script):
     size = len(messages.encode(begin_step()))
-    monkeypatch.setattr(messages, "MAX_FRAME_BYTES", size)
-    link.connect(HELLO)
-    link.begin_step(begin_step())  # this one just fits
-    with pytest.raises(StepTooLarge, match=f"step 7 take {size + 4:,} .*prompts_per_step"):
-        link.begin_step(begin_step(num_tokens=4))
-    assert link.end("over", over=True) is True
+    with linked(script, most_bytes=size) as link:
+        link.connect(HELLO)
+        link.begin_step(begin_step())  # this one just fits
+        with pytest.raises(StepTooLarge, match=f"step 7 take {size + 4:,} .*prompts_per_step"):
+            link.begin_step(begin_step(num_tokens=4))
+        assert link.end("over", over=True) is True
     assert script.heard == [messages.TrainerHello, messages.BeginStep, messages.EndRun]
 
 

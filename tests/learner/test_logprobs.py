@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rlboost_kernels import tokens_from_noise
 
-from rlboost_jax.learner import logprobs
+from rlboost_jax.learner.programs import logprobs
 from rlboost_jax.settings.sampling import SamplingConfig
 
 N, E, V = 40, 12, 50
@@ -100,7 +100,7 @@ import itertools
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding
 from rlboost_jax.settings.sampling import SamplingConfig
-from rlboost_jax.learner import logprobs
+from rlboost_jax.learner.programs import logprobs
 from rlboost_jax.models.sharding import batch_sharding, make_mesh, unembedding_spec
 
 N, E = 48, 12

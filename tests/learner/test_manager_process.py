@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from configs import tiny
-from rlboost_jax.learner import manager_process as module
 from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess
 from rlboost_jax.manager.service.run_files import ManagerRecord, only_manager, read_record
 from rlboost_jax.processes import start_time
@@ -41,27 +40,32 @@ def record(workdir: Path) -> ManagerRecord:
     return found
 
 
-def counting(monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[[int], None]) -> None:
-    """Call `then` with the number of calls so far, after each call of that method."""
-    original, calls = getattr(ManagerProcess, name), []
+class Counted(ManagerProcess):
+    """Calls `started` and `asked` with the number of starts, and of questions, so far."""
 
-    def counted(self: ManagerProcess):
-        result = original(self)
-        calls.append(name)
-        then(len(calls))
-        return result
+    started: Callable[[int], None] = staticmethod(lambda times: None)
+    asked: Callable[[int], None] = staticmethod(lambda times: None)
+    starts = questions = 0
 
-    monkeypatch.setattr(ManagerProcess, name, counted)
+    def _start(self):
+        child = super()._start()
+        self.starts += 1
+        self.started(self.starts)
+        return child
+
+    def _answering(self):
+        found = super()._answering()
+        self.questions += 1
+        self.asked(self.questions)
+        return found
 
 
-def test_one_manager_for_all_who_ask(
-    process: ManagerProcess, workdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    starts: list[int] = []
-    counting(monkeypatch, "_start", starts.append)
+def test_one_manager_for_all_who_ask(workdir: Path, request: pytest.FixtureRequest) -> None:
+    process = Counted(workdir, "run")
+    request.addfinalizer(process.dismiss)
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: process.locate(), range(4)))
-    assert len(set(found)) == len(starts) == 1
+    assert len(set(found)) == process.starts == 1
     assert found[0].address == record(workdir).local_address
     token = found[0].credentials.token
     assert token == (workdir / "trainer" / "token").read_text() != process.server_token()
@@ -78,45 +82,44 @@ def test_it_is_dismissed_and_the_next_is_another(process: ManagerProcess, workdi
     assert record(workdir).pid != before.pid
 
 
-def test_one_that_stands_still_is_waited_for(
-    process: ManagerProcess, workdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_stands_still_is_waited_for(process: ManagerProcess, workdir: Path) -> None:
     """It is neither replaced nor joined by a second, which would end the run."""
     found = process.locate()
     before = record(workdir)
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.01)
+    again = Counted(workdir, "run", ask_seconds=0.01)
 
-    def wake(asked: int) -> None:
-        if asked == 3:
+    def wake(times: int) -> None:
+        if times == 3:
             os.kill(before.pid, signal.SIGCONT)
-            monkeypatch.setattr(module, "ASK_SECONDS", PATIENCE_SECONDS)
+            again._ask_seconds = PATIENCE_SECONDS
 
-    counting(monkeypatch, "_answering", wake)
-    monkeypatch.setattr(ManagerProcess, "_start", lambda _: pytest.fail("a second was started"))
+    again.asked = wake
     os.kill(before.pid, signal.SIGSTOP)
-    assert process.locate() == found
+    assert again.locate() == found
+    assert again.starts == 0, "a second was started"
     assert record(workdir) == before
 
 
 def test_one_that_stands_still_for_too_long_is_named(
-    process: ManagerProcess, workdir: Path, monkeypatch: pytest.MonkeyPatch
+    process: ManagerProcess, workdir: Path
 ) -> None:
     process.locate()
     pid = record(workdir).pid
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.01)
-    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.05)
+    hasty = ManagerProcess(workdir, "run", answer_seconds=0.05, ask_seconds=0.01)
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(ManagerNotStarted, match=rf"process {pid}\) lives and has not answered"):
-            process.locate()
+            hasty.locate()
     finally:
         os.kill(pid, signal.SIGCONT)
 
 
 def test_one_that_another_trainer_has_just_started_is_waited_for(
-    process: ManagerProcess, workdir: Path, monkeypatch: pytest.MonkeyPatch
+    workdir: Path, request: pytest.FixtureRequest
 ) -> None:
     """It has the lock and does not listen yet: a second one finds that out and leaves."""
+    process = Counted(workdir, "run")
+    request.addfinalizer(process.dismiss)
     lock = only_manager(workdir)
     lock.__enter__()
 
@@ -124,7 +127,7 @@ def test_one_that_another_trainer_has_just_started_is_waited_for(
         if started == 2:
             lock.__exit__(None, None, None)
 
-    counting(monkeypatch, "_start", leave)
+    process.started = leave
     process.locate()
     assert record(workdir).lives
 

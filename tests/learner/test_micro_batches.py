@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.learner.micro_batches import MicroBatches
+from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.trajectory import Group
 
 

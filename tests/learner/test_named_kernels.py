@@ -9,6 +9,7 @@ import pytest
 from configs import base
 from rlboost_jax import exits
 from rlboost_jax.learner import kernels, training
+from rlboost_jax.learner.opening import Makers
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.qualification.learner_start import KernelNotAvailable
 from rlboost_jax.settings.load import run_config
@@ -35,7 +36,6 @@ def of_experts(**learner: Any) -> RunConfig:
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_run_that_names_a_kernel_for_gpus_is_refused_on_a_cpu(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     chosen: dict[str, str],
     says: str,
     begun: bool,
@@ -48,9 +48,9 @@ def test_a_run_that_names_a_kernel_for_gpus_is_refused_on_a_cpu(
             pass
     else:
         given = named
-    monkeypatch.setattr(training, "programs", pytest.fail)
+    makers = Makers(programs=pytest.fail)
     with pytest.raises(KernelNotAvailable, match=says) as caught:
-        training.run_training(given, folder)
+        training.run_training(given, folder, makers=makers)
     assert "\n" not in str(caught.value) and exits.of_error(caught.value) == exits.MISTAKE
     assert folder.exists() == begun
 

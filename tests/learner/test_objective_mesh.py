@@ -8,9 +8,9 @@ import jax, numpy as np
 from configs import base
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.presets import PRESETS
-from rlboost_jax.learner.critic import CriticStep
+from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.packing import pack
-from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.params import init_params
 from rlboost_jax.models.sharding import make_mesh
@@ -42,15 +42,15 @@ critics = replace(PRESETS["ppo"], value_clip=0.2)
 def gradients(shape):
     mesh = make_mesh(shape)
     options = dict(num_updates=10, mesh=mesh)
-    policy = LearnerStep(config.model, config.learner, algorithm, config.sampling, **options)
+    policy = PolicyPrograms(config.model, config.learner, algorithm, config.sampling, **options)
     params = init_params(config.model, 0, shardings=policy.shardings.params)
-    found, sums = policy.micro_batch(params, None, batches)
+    found, sums = policy.accumulate(params, None, batches)
     assert 0 < sums["divisor"] < 20 and sums["corrected"] > 0
-    critic = CriticStep(config.model, config.learner, critics, **options)
+    critic = CriticPrograms(config.model, config.learner, critics, **options)
     state = critic.init(params)
     kernel = np.linspace(-1, 1, 16, dtype=np.float32)
     state = replace(state, params={**state.params, "value": {"kernel": kernel}})
-    of_critic, more = critic.micro_batch(state.params, batches)
+    of_critic, more = critic.accumulate(state.params, batches)
     sums = {**sums, "value_loss": more["loss"]}
     means = jax.tree.map(lambda g, n=sums["divisor"]: np.asarray(g) / n, found)
     return means, jax.tree.map(lambda g: np.asarray(g) / more["tokens"], of_critic), sums

@@ -4,23 +4,23 @@ import asyncio
 import queue
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from typing import ClassVar
+from functools import partial
 
 import pytest
 
 from rlboost_jax.credentials import Credentials, Endpoint
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.learner import reserved as module
 from rlboost_jax.learner.link import EventLoopThread
 from rlboost_jax.learner.reserved import ReservedEngine, ReservedEngineLost, ReservedEngines
 from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.settings.run import RunConfig
 from tests.patience import PATIENCE_SECONDS
 
 
-class Client:
-    """In place of `InstanceClient`: leaves when told to."""
+class Client(InstanceClient):
+    """Leaves when told to."""
 
     def __init__(self, *_, **__) -> None:
         self.left: asyncio.Event = asyncio.Event()
@@ -51,7 +51,7 @@ def engine(config: RunConfig) -> Engine:
 
 @pytest.fixture
 def reserved(config, engine, thread, failures) -> Iterator[ReservedEngine]:
-    reserved = ReservedEngine(config, engine, thread, on_failure=failures.put)
+    reserved = ReservedEngine(config, engine, thread, on_failure=failures.put, client=Client)
     yield reserved
     reserved.close()
 
@@ -60,16 +60,14 @@ def nowhere() -> Endpoint:
     return Endpoint(address="127.0.0.1:9", credentials=Credentials(token="token"))
 
 
-def test_leaving_is_a_failure(reserved, failures, thread, monkeypatch):
-    monkeypatch.setattr(module, "InstanceClient", Client)
+def test_leaving_is_a_failure(reserved, failures, thread):
     reserved.connect(nowhere)
     thread.loop.call_soon_threadsafe(reserved._client.left.set)
     failure = failures.get(timeout=PATIENCE_SECONDS)
     assert isinstance(failure, ReservedEngineLost) and "sent home" in str(failure)
 
 
-def test_being_closed_is_none(reserved, failures, thread, monkeypatch):
-    monkeypatch.setattr(module, "InstanceClient", Client)
+def test_being_closed_is_none(reserved, failures, thread):
     reserved.connect(nowhere)
     ended = reserved._running
     reserved.close()
@@ -78,40 +76,49 @@ def test_being_closed_is_none(reserved, failures, thread, monkeypatch):
     assert failures.empty()
 
 
-def test_an_engine_that_failed_is_not_waited_for(reserved, engine, failures, monkeypatch):
-    def fail() -> int:
+class Failing(Engine):
+    def begin(self) -> int:
         raise ZeroDivisionError("in the engine")
 
-    monkeypatch.setattr(engine, "begin", fail)
+
+def test_an_engine_that_failed_is_not_waited_for(config, thread, failures):
+    engine = Failing(
+        config.model, config.engine, slot_tokens=config.slot_tokens, truncated_sampling=False
+    )
+    reserved = ReservedEngine(config, engine, thread, on_failure=failures.put)
     reserved.connect(nowhere)
     assert isinstance(failures.get(timeout=PATIENCE_SECONDS), ZeroDivisionError)
     with pytest.raises(ZeroDivisionError, match="in the engine"):
         reserved.load({}, 1, "digest")
+    reserved.close()
 
 
 class Offered(Client):
     """Notes what is offered to the engine of each name."""
 
-    log: ClassVar[list] = []
-
-    def __init__(self, locate, hello, *_, **__) -> None:
+    def __init__(self, log, locate, hello, *_, **__) -> None:
         super().__init__()
-        self.name = hello.instance
+        self.log, self.name = log, hello.instance
 
     async def offer(self, params, version, digest) -> None:
-        Offered.log.append((self.name, params, version, digest))
+        self.log.append((self.name, params, version, digest))
 
 
 @pytest.mark.parametrize(("count", "names"), [(1, ["reserved"]), (2, ["reserved-0", "reserved-1"])])
 def test_every_engine_has_a_name_and_gets_every_version(
-    config, engine, thread, failures, monkeypatch, count, names
+    config, engine, thread, failures, count, names
 ):
-    monkeypatch.setattr(module, "InstanceClient", Offered)
-    monkeypatch.setattr(Offered, "log", [])
-    engines = ReservedEngines(config, [engine] * count, thread, on_failure=failures.put)
+    log = []
+    engines = ReservedEngines(
+        config,
+        [engine] * count,
+        thread,
+        on_failure=failures.put,
+        client=partial(Offered, log),
+    )
     engines.connect(nowhere)
     engines.load({}, 3, "digest")
-    assert sorted(Offered.log) == [(name, {}, 3, "digest") for name in names]
+    assert sorted(log) == [(name, {}, 3, "digest") for name in names]
     engines.close()
     assert failures.empty()
 
@@ -121,7 +128,7 @@ def test_engines_of_several_slices_have_clocks_and_lanes_of_their_own(
 ):
     """Answers to several streams on one clock would be taken for each other."""
     clock, spans = Clock(), Recorder(3)
-    engines = module.ReservedEngines(
+    engines = ReservedEngines(
         config, [engine, engine], thread, on_failure=failures.put, spans=spans, clock=clock
     )
     first, second = engines._each

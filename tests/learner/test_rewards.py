@@ -13,9 +13,9 @@ from rlboost_jax import messages as m
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.guards import RewardsFailed, check_judged
-from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.selection import Everything
-from rlboost_jax.learner.streaming import Doubt, stream_step
+from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.micro_batches import MicroBatches
+from rlboost_jax.learner.stream.step_stream import Doubt, StepStream
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.presets import PRESETS
@@ -192,7 +192,14 @@ class Link:
             self.desk.asked[asked].set_result(verdict(reward))
 
     def doubt(self, step: int, doubts: list[Doubt]) -> None:
-        self.doubts.append(doubts)
+        self.doubts.append(list(doubts))
+
+
+def driven(link: Link, collector: StepCollector, train, *, deterministic: bool = True) -> None:
+    batches = MicroBatches(PROMPTS, 1, deterministic)
+    stream = StepStream(0, group_size=GROUP, micro_batches=batches)
+    stream.begin()
+    drive(stream, link, collector, train=train)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -222,9 +229,7 @@ def test_groups_are_trained_as_they_are_judged(deterministic):
         ]
 
     collector = desk.collector()
-    stream_step(
-        link, collector, Everything(collector), MicroBatches(PROMPTS, 1, deterministic), train
-    )
+    driven(link, collector, train, deterministic=deterministic)
     assert trained == [2, 1, 0]
     assert [[d.sample for d in doubts] for doubts in link.doubts] == [[0]]
     rewards = [t.reward for t in collector.trajectories()]
@@ -245,7 +250,7 @@ def test_the_window_of_a_step_without_servers_ends_with_its_last_rollout():
         return []
 
     collector = desk.collector()
-    stream_step(link, collector, Everything(collector), MicroBatches(PROMPTS, 1, True), train)
+    driven(link, collector, train)
     assert trained == [(0, 1), (1, 0), (2, 0)], "prompt 0 while the others are being judged"
 
 

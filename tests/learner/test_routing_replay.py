@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax.learner.packing import fill
-from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.trajectory import Trajectory, trajectories_digest
 from rlboost_jax.models.forward import hidden_states_and_experts
 from rlboost_jax.models.params import init_params
@@ -37,7 +37,7 @@ def params(model):
 def step_of(model, config):
     """The programs with replay and without."""
     return {
-        replayed: LearnerStep(
+        replayed: PolicyPrograms(
             model,
             config.learner,
             replace(config.algorithm, routing_replay=replayed, kl_coefficient=0.1),
@@ -158,7 +158,7 @@ class Dense:
 
 
 def response_logprobs(step, params, batch, reference=None) -> dict[str, np.ndarray]:
-    found = step.evaluate(params, reference, batch)
+    found = step.logprobs(params, reference, batch)
     return {name: np.asarray(values)[batch.response_mask] for name, values in found.items()}
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -11,18 +12,21 @@ import pytest
 from rlboost_jax.learner import preparation, training
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.opening import Makers
+from rlboost_jax.learner.preparation import programs
+from rlboost_jax.learner.reserved import ReservedEngines
 from rlboost_jax.learner.state import init_state
-from rlboost_jax.learner.step import LearnerStep
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import init_params, params_digest
-from rlboost_jax.observe import trackers
+from rlboost_jax.observe.aside import Aside
 from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.metrics import KEYS, read_metrics
 from rlboost_jax.observe.summary import headline
-from rlboost_jax.observe.tensorboard import TensorBoardTracker
-from rlboost_jax.qualification import apart, machine
+from rlboost_jax.qualification.host import Host
 from rlboost_jax.qualification.records import Trial, Verdict
+from rlboost_jax.qualification.start import trainer_run
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.memory import learner_bytes
 from rlboost_jax.weights.snapshots import SnapshotStore
@@ -78,7 +82,7 @@ class Link(ManagerLink):
         return True
 
 
-class Reserved:
+class Reserved(ReservedEngines):
     def __init__(self, *_, **__):
         pass
 
@@ -89,11 +93,11 @@ class Reserved:
         pass
 
 
-class Loop:
-    """Steps that are over at once. What a test wants of it, it hangs on the class."""
+class Loop(TrainingLoop):
+    """Steps that are over at once."""
 
-    def __init__(self, run, *, publisher, state, **_):
-        self.publisher, self.state = publisher, state
+    def __init__(self, session):
+        self.publisher = session.publisher
 
     def step(self, step):
         accuracy = 0.5 if step == 0 else None
@@ -106,18 +110,25 @@ class Loop:
         return FINAL
 
 
+def quick(run, mesh, working_bytes=0):
+    """Programs that are not compiled before they are needed."""
+    policy, critic = programs(run, mesh)
+    policy.compile = lambda *_, **__: working_bytes
+    return policy, critic
+
+
+MAKERS = Makers(
+    programs=quick,
+    manager=Manager,
+    link=Link,
+    reserved=Reserved,
+    engine=lambda run, **_: SimpleNamespace(memory="memory: a plan"),
+)
+
+
 @pytest.fixture
-def run(config, monkeypatch):
-    """A run of 3 steps whose trainer is alone in the world."""
-    for name, fake in {
-        "ManagerProcess": Manager,
-        "ManagerLink": Link,
-        "ReservedEngines": Reserved,
-        "TrainingLoop": Loop,
-        "engine_of": lambda run, **_: SimpleNamespace(memory="memory: a plan"),
-    }.items():
-        monkeypatch.setattr(training, name, fake)
-    monkeypatch.setattr(LearnerStep, "compile", lambda *_, **__: 0)
+def run(config):
+    """A run of 3 steps."""
     return dataclasses.replace(
         config,
         num_steps=STEPS,
@@ -126,54 +137,79 @@ def run(config, monkeypatch):
     )
 
 
+def train(run, workdir, loop=Loop, **makers):
+    """With a trainer that is alone in the world."""
+    return training.run_training(
+        run, workdir, makers=dataclasses.replace(MAKERS, **makers), loop=loop
+    )
+
+
+def on_a_gpu(verdict_of):
+    """What `trainer_run` chooses on a host whose trials come to this."""
+    host = Host(gpu_expected=lambda: True, facts=lambda: None, verdict_of=verdict_of)
+    return partial(trainer_run, host=host)
+
+
+def noting(lines):
+    """A console whose notes are kept."""
+
+    class Noting(Console):
+        def note(self, text):
+            lines.append(text)
+
+    return Noting
+
+
 def steps(workdir):
     return [row["step"] for row in read_metrics(workdir)]
 
 
-def test_the_fleet_is_shown_while_nothing_arrives(run, tmp_path, monkeypatch):
+def test_the_fleet_is_shown_while_nothing_arrives(run, tmp_path):
     shown = threading.Event()
-    monkeypatch.setattr(training.Console, "fleet", lambda self, status: shown.set())
 
-    def step(self, step, fake=Loop.step):
-        Link.last.status = "a fleet"
-        assert shown.wait(PATIENCE_SECONDS)
-        return fake(self, step)
+    class Watched(Console):
+        def fleet(self, status):
+            shown.set()
 
-    monkeypatch.setattr(Loop, "step", step)
-    training.run_training(run, tmp_path)
+    class Waiting(Loop):
+        def step(self, step):
+            Link.last.status = "a fleet"
+            assert shown.wait(PATIENCE_SECONDS)
+            return super().step(step)
+
+    train(run, tmp_path, Waiting, console=Watched)
 
 
-def test_the_engine_leaves_room_for_the_learner(run, tmp_path, monkeypatch):
+def test_the_engine_leaves_room_for_the_learner(run, tmp_path):
     taken = []
 
     def engine_of(run, *, taken_bytes, devices):
         taken.append(taken_bytes)
         return SimpleNamespace(memory="memory: a plan")
 
-    monkeypatch.setattr(LearnerStep, "compile", lambda *_, **__: 700)
-    monkeypatch.setattr(training, "engine_of", engine_of)
-    training.run_training(run, tmp_path)
+    train(run, tmp_path, engine=engine_of, programs=partial(quick, working_bytes=700))
     assert taken == [sum(learner_bytes(run).values()) + 700]
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_what_is_chosen_for_a_gpu_runs_and_is_told(run, tmp_path, monkeypatch, deterministic):
+def test_what_is_chosen_for_a_gpu_runs_and_is_told(run, tmp_path, deterministic):
     """Servers get it only where all engines have to run the same."""
     run = dataclasses.replace(run, deterministic=deterministic)
     trial = Trial(candidate="xla", outcome="right", seconds=0.001)
     verdict = Verdict(platform="gpu", device="NVIDIA H100", trials=(trial,))
-    monkeypatch.setattr(machine, "gpu_expected", lambda: True)
-    monkeypatch.setattr(machine, "facts", lambda: None)
-    monkeypatch.setattr(apart, "verdict_of", lambda spec: verdict)
-    built, lines, of = [], [], training.engine_of
+    built, lines = [], []
 
     def engine_of(given, **options):
         built.append(given.engine.attention)
-        return of(given, **options)
+        return MAKERS.engine(given, **options)
 
-    monkeypatch.setattr(training, "engine_of", engine_of)
-    monkeypatch.setattr(Console, "note", lambda self, text: lines.append(text))
-    training.run_training(run, tmp_path)
+    train(
+        run,
+        tmp_path,
+        kernels=on_a_gpu(lambda spec: verdict),
+        engine=engine_of,
+        console=noting(lines),
+    )
     assert built == ["xla"]
     assert any(text.startswith("engine.attention on NVIDIA H100: xla, 1 ms") for text in lines)
     kept = read_run_config(tmp_path).engine.attention
@@ -181,7 +217,7 @@ def test_what_is_chosen_for_a_gpu_runs_and_is_told(run, tmp_path, monkeypatch, d
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_what_is_chosen_for_a_learner_is_what_it_runs(run, tmp_path, monkeypatch, deterministic):
+def test_what_is_chosen_for_a_learner_is_what_it_runs(run, tmp_path, deterministic):
     """It is kept in a deterministic run; any other chooses again at its next start."""
     run = dataclasses.replace(
         run,
@@ -195,41 +231,47 @@ def test_what_is_chosen_for_a_learner_is_what_it_runs(run, tmp_path, monkeypatch
         trial = Trial(candidate=right[spec.problem], outcome="right", seconds=0.001)
         return Verdict(platform="gpu", device="NVIDIA H100", trials=(trial,))
 
-    monkeypatch.setattr(machine, "gpu_expected", lambda: True)
-    monkeypatch.setattr(machine, "facts", lambda: None)
-    monkeypatch.setattr(apart, "verdict_of", verdict_of)
-    built, lines, of = [], [], training.programs
+    built, lines = [], []
 
-    def programs(given, mesh):
+    def programs_of(given, mesh):
         built.append(given.learner.attention)
-        return of(given, mesh)
+        return quick(given, mesh)
 
-    monkeypatch.setattr(training, "programs", programs)
-    monkeypatch.setattr(Console, "note", lambda self, text: lines.append(text))
-    training.run_training(run, tmp_path)
+    train(
+        run,
+        tmp_path,
+        kernels=on_a_gpu(verdict_of),
+        programs=programs_of,
+        console=noting(lines),
+    )
     assert built == ["chunked"]
     assert any(text.startswith("learner.attention on NVIDIA H100: chunked") for text in lines)
     kept = read_run_config(tmp_path).learner.attention
     assert kept == ("chunked" if deterministic else "auto")
 
 
-def test_a_row_is_on_disk_before_its_checkpoint_is_begun(run, tmp_path, monkeypatch):
+def test_a_row_is_on_disk_before_its_checkpoint_is_begun(run, tmp_path):
     seen = {}
-    monkeypatch.setattr(
-        Loop, "save", lambda self, step: seen.update({step: steps(tmp_path)}), raising=True
-    )
-    training.run_training(run, tmp_path)
+
+    class Looking(Loop):
+        def save(self, step):
+            seen[step] = steps(tmp_path)
+
+    train(run, tmp_path, Looking)
     assert seen == {step: list(range(step)) for step in (1, 2, 3)}
 
 
-def test_a_run_stopped_at_a_checkpoint_has_the_rows_up_to_it(run, tmp_path, monkeypatch):
+class Interrupted(Loop):
+    """At its second checkpoint."""
+
     def save(self, step):
         if step == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Loop, "save", save)
+
+def test_a_run_stopped_at_a_checkpoint_has_the_rows_up_to_it(run, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        training.run_training(run, tmp_path)
+        train(run, tmp_path, Interrupted)
     assert steps(tmp_path) == [0, 1]
     assert Link.last.reason == "the trainer stopped: KeyboardInterrupt"
     assert not Link.last.over, "the tokens of the step under way are kept"
@@ -237,7 +279,7 @@ def test_a_run_stopped_at_a_checkpoint_has_the_rows_up_to_it(run, tmp_path, monk
 
 
 def test_summary_and_report_tell_the_accuracy_after_the_last_update(run, tmp_path):
-    summary = training.run_training(run, tmp_path)
+    summary = train(run, tmp_path)
     assert (summary.first_accuracy, summary.last_accuracy) == (0.5, FINAL_ACCURACY)
     assert json.loads((tmp_path / "summary.json").read_text()) == dataclasses.asdict(summary)
     page = (tmp_path / "report.html").read_text()
@@ -246,59 +288,54 @@ def test_summary_and_report_tell_the_accuracy_after_the_last_update(run, tmp_pat
 
 
 def test_a_last_version_that_cannot_be_written_is_told_and_the_run_is_complete(
-    run, tmp_path, monkeypatch, capsys
+    run, tmp_path, capsys
 ):
     begun = threading.Event()
 
-    def write(self, *_):
-        begun.set()
-        raise OSError("no space left")
+    class Full(SnapshotStore):
+        def write(self, *_):
+            begun.set()
+            raise OSError("no space left")
 
-    def final_score(self):
-        self.publisher.submit(STEPS, {}, "digest")
-        assert begun.wait(PATIENCE_SECONDS)
-        return FINAL
+    class Publishing(Loop):
+        def final_score(self):
+            self.publisher.submit(STEPS, {}, "digest")
+            assert begun.wait(PATIENCE_SECONDS)
+            return FINAL
 
-    monkeypatch.setattr(SnapshotStore, "write", write)
-    monkeypatch.setattr(Loop, "final_score", final_score)
-    assert training.run_training(run, tmp_path).steps == STEPS
+    assert train(run, tmp_path, Publishing, snapshots=Full).steps == STEPS
     assert (tmp_path / "report.html").exists()
     assert "version 3 could not be published: no space left" in capsys.readouterr().out
 
 
-def test_a_tracker_that_fails_is_told_of_once_and_the_run_is_complete(
-    run, tmp_path, monkeypatch, capsys
-):
-    def step(self, row):
+def tracked_by(board):
+    """Makes a tracker beside the run's own, in a thread, as `chosen_trackers` does."""
+    return lambda *_, note, **__: [Aside("tensorboard", lambda: board, note=note)]
+
+
+def test_a_tracker_that_fails_is_told_of_once_and_the_run_is_complete(run, tmp_path, capsys):
+    def step(row):
         raise OSError("no room for events")
 
-    monkeypatch.setattr(TensorBoardTracker, "step", step)
-    observe = dataclasses.replace(run.observe, trackers=("tensorboard",))
-    assert training.run_training(dataclasses.replace(run, observe=observe), tmp_path).steps == STEPS
+    board = SimpleNamespace(step=step, finish=lambda summary: None, close=lambda: None)
+    assert train(run, tmp_path, trackers=tracked_by(board)).steps == STEPS
     assert steps(tmp_path) == [0, 1, 2]
     assert capsys.readouterr().out.count("no room for events") == 1
 
 
-def test_trackers_hear_of_the_summary_once_the_run_is_complete(run, tmp_path, monkeypatch):
+def test_trackers_hear_of_the_summary_once_the_run_is_complete(run, tmp_path):
     told = []
     board = SimpleNamespace(
         step=lambda row: told.append("step"),
         finish=lambda summary: told.append("finish"),
         close=lambda: told.append("close"),
     )
-    monkeypatch.setattr(trackers, "_tensorboard", lambda *_: lambda: board)
-    observe = dataclasses.replace(run.observe, trackers=("tensorboard",))
-    training.run_training(dataclasses.replace(run, observe=observe), tmp_path)
+    train(run, tmp_path, trackers=tracked_by(board))
     assert told == ["step"] * STEPS + ["finish", "close"]
-
-    def save(self, step):
-        raise KeyboardInterrupt
-
     told.clear()
-    monkeypatch.setattr(Loop, "save", save)
     with pytest.raises(KeyboardInterrupt):
-        training.run_training(dataclasses.replace(run, observe=observe), tmp_path / "another")
-    assert told == ["step", "close"]
+        train(run, tmp_path / "another", Interrupted, trackers=tracked_by(board))
+    assert told == ["step", "step", "close"]
 
 
 def test_the_reference_is_the_starting_parameters_and_nothing_else(config, learner_step, tmp_path):

@@ -19,9 +19,9 @@ from rlboost_jax.learner import orders
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.followers import invite
 from rlboost_jax.learner.following import accept
-from rlboost_jax.learner.learners import learners_of
 from rlboost_jax.learner.processes import World, agreed, check_mesh, join
 from rlboost_jax.learner.trajectory import Group, Trajectory
+from rlboost_jax.learner.update.learner import learner_of
 from rlboost_jax.models.params import params_digest
 from rlboost_jax.settings.load import write_run_config
 from rlboost_jax.weights.snapshots import SnapshotStore
@@ -72,7 +72,7 @@ def measure(world: World, folder: Path):
             store.write(1, {"w": np.ones(3, np.float32)}, "digest")
         state = trainer.update(batches)
         kept.save(2, state, {"window": None})
-    learners = learners_of(
+    learners = learner_of(
         trainer.run, policy=trainer.step, critic=None, reference=None, stop_ids=()
     )
     if not world.leads:

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from rlboost_jax.observe import aside as aside_module
 from rlboost_jax.observe.aside import Aside
 from rlboost_jax.observe.summary import summarize
 from rlboost_jax.observe.tracker import Tracker, Trackers
@@ -157,11 +156,10 @@ def hanging(told: Told) -> tuple[Callable[[], Tracker], threading.Event]:
     return lambda: told, released
 
 
-def test_one_that_hangs_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside_module, "MAX_WAITING", 5)
+def test_one_that_hangs_delays_nobody() -> None:
     told, notes = Told(), list[str]()
     make, released = hanging(told)
-    tracker = Aside("board", make, note=notes.append, close_seconds=0.01)
+    tracker = Aside("board", make, note=notes.append, close_seconds=0.01, most_waiting=5)
     for step in range(20):
         tracker.step({"step": step})
     assert notes == ["board is left out from here on, the run goes on: it is 5 calls behind"]

@@ -7,14 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rlboost_jax.processes import start_time
-from rlboost_jax.qualification import apart
 from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error
 from rlboost_jax.qualification.choice import choose, described
@@ -97,10 +95,14 @@ def test_what_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             return ready
 
     monkeypatch.setenv("RLBOOST_HANGING_PID", str(report))
-    monkeypatch.setattr(apart.selectors, "DefaultSelector", Selector)
-    monkeypatch.setattr(apart, "time", SimpleNamespace(monotonic=lambda: 0.0))
     spec = spec_of("hangs", "right", seconds=HANGING_SECONDS)
-    verdict = verdict_of(spec, command=FAULTY, start_seconds=STARTING_SECONDS)
+    verdict = verdict_of(
+        spec,
+        command=FAULTY,
+        start_seconds=STARTING_SECONDS,
+        selector=Selector,
+        clock=lambda: 0.0,
+    )
     assert outcomes(verdict) == {"hangs": "hung", "right": "right"}
     assert reason(verdict, "hangs") == f"no result after {HANGING_SECONDS:g} s"
     assert waited[0] == STARTING_SECONDS and HANGING_SECONDS in waited

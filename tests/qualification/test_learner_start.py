@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from configs import base
-from rlboost_jax.qualification import apart, machine, start
+from rlboost_jax.qualification import start
+from rlboost_jax.qualification.host import Host
 from rlboost_jax.qualification.learner_start import KernelNotAvailable
 from rlboost_jax.qualification.records import Outcome, Spec, Trial, Verdict
 from rlboost_jax.settings.load import read_run_config, run_config
@@ -30,6 +31,11 @@ class Machine:
         self.outcomes: dict[tuple[str, str], tuple[Outcome, str]] = {}
         self.specs: list[Spec] = []
         self.platform, self.driver = "gpu", "old"
+        self.host = Host(
+            gpu_expected=lambda: True,
+            facts=lambda: {"device": DEVICE, "driver": self.driver},
+            verdict_of=self.verdict_of,
+        )
 
     def verdict_of(self, spec: Spec) -> Verdict:
         self.specs.append(spec)
@@ -48,12 +54,8 @@ class Machine:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    made = Machine()
-    monkeypatch.setattr(machine, "gpu_expected", lambda: True)
-    monkeypatch.setattr(machine, "facts", lambda: {"device": DEVICE, "driver": made.driver})
-    monkeypatch.setattr(apart, "verdict_of", made.verdict_of)
-    return made
+def host() -> Machine:
+    return Machine()
 
 
 @pytest.fixture
@@ -71,10 +73,10 @@ def run(tmp_path: Path) -> Callable[..., RunConfig]:
     return make
 
 
-def begin(run: RunConfig, workdir: Path) -> tuple[RunConfig, list[str]]:
+def begin(host: Machine, run: RunConfig, workdir: Path) -> tuple[RunConfig, list[str]]:
     """As `run_training` does: the trainer's own run, and the lines that it shows."""
     lines: list[str] = []
-    own = start.trainer_run(run, workdir, lines.append)
+    own = start.trainer_run(run, workdir, lines.append, host=host.host)
     with Workdir(workdir, start.published_run(run, own)):
         pass
     return own, lines
@@ -85,7 +87,7 @@ def choices(run: RunConfig) -> tuple[str, str]:
 
 
 def test_the_fastest_of_each_is_taken_and_said(host: Machine, run: Any, tmp_path: Path) -> None:
-    own, lines = begin(run(deterministic=False), tmp_path / "run")
+    own, lines = begin(host, run(deterministic=False), tmp_path / "run")
     assert choices(own) == ("cudnn", "mosaic_gpu")
     clues = (
         f"learner.attention on {DEVICE}: cudnn, 1 ms (triton 2 ms, chunked 100 ms); kept in ",
@@ -97,7 +99,7 @@ def test_the_fastest_of_each_is_taken_and_said(host: Machine, run: Any, tmp_path
         assert line.startswith(clue), line
     assert not any(spec.invariant for spec in host.specs)
     assert choices(read_run_config(tmp_path / "run")) == ("auto", "auto")
-    begin(run(deterministic=False), tmp_path / "run")
+    begin(host, run(deterministic=False), tmp_path / "run")
     assert len(host.specs) == 3  # verdicts were kept
 
 
@@ -105,20 +107,20 @@ def test_a_deterministic_run_takes_what_repeats_its_bits_and_stays_with_it(
     host: Machine, run: Any, tmp_path: Path
 ) -> None:
     host.outcomes["learner_experts", "mosaic_gpu"] = ("dependent", "other bits at a second call")
-    own, lines = begin(run(), tmp_path / "run")
+    own, lines = begin(host, run(), tmp_path / "run")
     assert choices(own) == ("triton", "blocks") and all(spec.invariant for spec in host.specs)
     assert "cudnn cannot run this (its gradients are added up in any order)" in lines[0]
     assert "mosaic_gpu does not repeat its bits (other bits at a second call)" in lines[1]
     assert choices(read_run_config(tmp_path / "run")) == ("triton", "blocks")
 
     host.outcomes, host.driver = {}, "newer"  # by now another one would be faster
-    own, lines = begin(run(), tmp_path / "run")
+    own, lines = begin(host, run(), tmp_path / "run")
     assert choices(own) == ("triton", "blocks")
     assert lines[0].startswith(f"learner.attention on {DEVICE}: triton, as the run has it")
 
     host.outcomes["learner_attention", "triton"], host.driver = WRONG, "newest"
     with pytest.raises(KernelNotAvailable, match=r"learner.attention .*'triton'.*\(a row is off\)"):
-        begin(run(), tmp_path / "run")
+        begin(host, run(), tmp_path / "run")
 
 
 def test_where_nothing_is_right_the_plain_forms_run(
@@ -126,14 +128,14 @@ def test_where_nothing_is_right_the_plain_forms_run(
 ) -> None:
     for problem, seconds in SECONDS.items():
         host.outcomes |= dict.fromkeys(((problem, name) for name in seconds), WRONG)
-    own, lines = begin(run(deterministic=False), tmp_path / "run")
+    own, lines = begin(host, run(deterministic=False), tmp_path / "run")
     assert choices(own) == ("chunked", "blocks")
     assert all("the plain path, since no candidate passed" in line for line in lines)
 
 
 def test_what_a_person_names_is_taken_as_it_is(host: Machine, run: Any, tmp_path: Path) -> None:
     named = run(deterministic=False, attention="triton", experts="xla")
-    assert choices(begin(named, tmp_path / "run")[0]) == ("triton", "xla")
+    assert choices(begin(host, named, tmp_path / "run")[0]) == ("triton", "xla")
     assert host.problems == ["engine_attention"]
 
 
@@ -142,7 +144,7 @@ def test_a_deterministic_run_has_what_a_person_names_checked(
 ) -> None:
     host.outcomes["learner_experts", "mosaic_gpu"] = WRONG
     with pytest.raises(KernelNotAvailable, match=r"begin a run with --config.learner.experts="):
-        begin(run(attention="chunked", experts="mosaic_gpu"), tmp_path / "run")
+        begin(host, run(attention="chunked", experts="mosaic_gpu"), tmp_path / "run")
     assert host.problems == ["learner_experts"]  # the plain form is trusted
 
 
@@ -151,11 +153,13 @@ def test_a_run_that_began_before_there_was_a_choice_stays_without(
 ) -> None:
     with Workdir(tmp_path / "run", run()):
         pass
-    assert choices(begin(run(), tmp_path / "run")[0]) == ("auto", "auto") and not host.specs
+    assert choices(begin(host, run(), tmp_path / "run")[0]) == ("auto", "auto") and not host.specs
 
 
 def test_only_what_is_needed_is_tried(host: Machine, run: Any, tmp_path: Path) -> None:
-    own, _ = begin(run(row_tokens=256), tmp_path / "run")  # scores of short rows are made at once
+    own, _ = begin(
+        host, run(row_tokens=256), tmp_path / "run"
+    )  # scores of short rows are made at once
     assert choices(own) == ("auto", "mosaic_gpu")
     assert host.problems == ["learner_experts", "engine_attention"]
 
@@ -164,20 +168,18 @@ def forbidden(*args: Any, **options: Any) -> Any:
     raise AssertionError("a process was started")
 
 
-def test_without_a_gpu_nothing_is_tried(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(apart, "verdict_of", forbidden)
+def test_without_a_gpu_nothing_is_tried(run: Any, tmp_path: Path) -> None:
+    host = Host(verdict_of=forbidden)
     for given in (run(), run(deterministic=False), run(attention="triton", experts="mosaic_gpu")):
-        assert start.trainer_run(given, tmp_path, forbidden) == given
+        assert start.trainer_run(given, tmp_path, forbidden, host=host) == given
 
 
 def test_a_gpu_that_jax_does_not_find_is_none(host: Machine, run: Any, tmp_path: Path) -> None:
     host.platform = "cpu"
-    own, lines = begin(run(), tmp_path / "run")
+    own, lines = begin(host, run(), tmp_path / "run")
     assert choices(own) == ("auto", "auto") and not lines
 
 
 def test_servers_try_nothing_of_a_learner(host: Machine, run: Any) -> None:
-    start.server_run(run(deterministic=False), lambda line: None)
+    start.server_run(run(deterministic=False), lambda line: None, host=host.host)
     assert host.problems == ["engine_attention"]

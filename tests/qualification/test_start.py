@@ -1,7 +1,7 @@
 """What starts run: chosen once in a deterministic run, on GPUs only, kept on disk."""
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import pytest
 
 from configs import base
 from rlboost_jax.engine.programs import AttentionNotAvailable
-from rlboost_jax.qualification import apart, machine, start
+from rlboost_jax.qualification import machine, start
+from rlboost_jax.qualification.host import Host
 from rlboost_jax.qualification.records import Outcome, Spec, Trial, Verdict
 from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.settings.run import RunConfig
@@ -24,8 +25,12 @@ class Machine:
     """A host with a GPU on which each candidate comes to what is said here."""
 
     def __init__(self, **outcomes: tuple[Outcome, str]) -> None:
-        self.outcomes, self.specs, self.facts = outcomes, list[Spec](), dict(FACTS)
+        self.outcomes, self.specs = outcomes, list[Spec]()
+        self.facts: dict[str, str] | None = dict(FACTS)
         self.platform = "gpu"
+        self.host = Host(
+            gpu_expected=lambda: True, facts=lambda: self.facts, verdict_of=self.verdict_of
+        )
 
     def verdict_of(self, spec: Spec) -> Verdict:
         self.specs.append(spec)
@@ -39,18 +44,6 @@ class Machine:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
-    def make(**outcomes: tuple[Outcome, str]) -> Machine:
-        made = Machine(**outcomes)
-        monkeypatch.setattr(machine, "gpu_expected", lambda: True)
-        monkeypatch.setattr(machine, "facts", lambda: made.facts)
-        monkeypatch.setattr(apart, "verdict_of", made.verdict_of)
-        return made
-
-    return make
-
-
-@pytest.fixture
 def run(tmp_path: Path) -> Callable[..., RunConfig]:
     def make(*, deterministic: bool = True, attention: str = "auto") -> RunConfig:
         config = base.get_config()
@@ -61,10 +54,10 @@ def run(tmp_path: Path) -> Callable[..., RunConfig]:
     return make
 
 
-def begin(run: RunConfig, workdir: Path) -> tuple[RunConfig, str]:
+def begin(found: Machine, run: RunConfig, workdir: Path) -> tuple[RunConfig, str]:
     """As `run_training` does: the trainer's own run, and the line that it shows."""
     lines: list[str] = []
-    own = start.trainer_run(run, workdir, lines.append)
+    own = start.trainer_run(run, workdir, lines.append, host=found.host)
     with Workdir(workdir, start.published_run(run, own)):
         pass
     return own, "".join(lines)
@@ -73,9 +66,9 @@ def begin(run: RunConfig, workdir: Path) -> tuple[RunConfig, str]:
 CRASH: tuple[Outcome, str] = ("crashed", "SIGSEGV")
 
 
-def test_the_fastest_is_taken_and_said(host: Any, run: Any, tmp_path: Path) -> None:
-    found = host()
-    own, line = begin(run(), tmp_path / "run")
+def test_the_fastest_is_taken_and_said(run: Any, tmp_path: Path) -> None:
+    found = Machine()
+    own, line = begin(found, run(), tmp_path / "run")
     assert own.engine.attention == "mosaic_gpu"
     assert line.startswith(
         f"engine.attention on {DEVICE}: mosaic_gpu, 0.01 ms (triton 0.02 ms, xla 9 ms); kept in "
@@ -83,114 +76,113 @@ def test_the_fastest_is_taken_and_said(host: Any, run: Any, tmp_path: Path) -> N
     assert [spec.candidates for spec in found.specs] == [("mosaic_gpu", "triton", "xla")]
 
 
-def test_the_next_best_is_taken_and_why_is_said(host: Any, run: Any, tmp_path: Path) -> None:
-    host(mosaic_gpu=CRASH)
-    own, line = begin(run(), tmp_path / "run")
+def test_the_next_best_is_taken_and_why_is_said(run: Any, tmp_path: Path) -> None:
+    found = Machine(mosaic_gpu=CRASH)
+    own, line = begin(found, run(), tmp_path / "run")
     assert own.engine.attention == "triton"
     assert "passed over: mosaic_gpu ended its process (SIGSEGV)" in line
 
 
-def test_where_nothing_is_right_the_plain_path_runs(host: Any, run: Any, tmp_path: Path) -> None:
+def test_where_nothing_is_right_the_plain_path_runs(run: Any, tmp_path: Path) -> None:
     names = ("mosaic_gpu", "triton", "xla")
-    found = host(**dict.fromkeys(names, ("raised", "no PTX for sm_130")))
+    found = Machine(**dict.fromkeys(names, ("raised", "no PTX for sm_130")))
     for folder in ("one", "two"):  # and is not kept: the next start may be luckier
-        own, line = begin(run(), tmp_path / folder)
+        own, line = begin(found, run(), tmp_path / folder)
         assert own.engine.attention == "xla"
         assert "the plain path" in line and line.count("no PTX for sm_130") == 3
     assert len(found.specs) == 2
 
 
-def test_a_kept_verdict_is_used_until_something_changes(
-    host: Any, run: Any, tmp_path: Path
-) -> None:
-    found = host(mosaic_gpu=CRASH)
-    _, first = begin(run(), tmp_path / "1")
-    own, again = begin(run(), tmp_path / "2")
+def test_a_kept_verdict_is_used_until_something_changes(run: Any, tmp_path: Path) -> None:
+    found = Machine(mosaic_gpu=CRASH)
+    _, first = begin(found, run(), tmp_path / "1")
+    own, again = begin(found, run(), tmp_path / "2")
     assert len(found.specs) == 1 and own.engine.attention == "triton"
     assert "; kept in " in first and "; as kept in " in again and "SIGSEGV" in again
     found.facts["jaxlib"] = "0.12.1"
     found.outcomes = {}
-    own, _ = begin(run(), tmp_path / "3")
+    own, _ = begin(found, run(), tmp_path / "3")
     assert len(found.specs) == 2 and own.engine.attention == "mosaic_gpu"
-    begin(run(deterministic=False), tmp_path / "4")  # rows were not checked for this one
+    begin(found, run(deterministic=False), tmp_path / "4")  # rows were not checked for this one
     assert len(found.specs) == 3 and not found.specs[-1].invariant
     for file in (tmp_path / "cache" / "qualification").iterdir():
         file.write_text(file.read_text()[:-9])
-    begin(run(), tmp_path / "5")
+    begin(found, run(), tmp_path / "5")
     assert len(found.specs) == 4
 
 
-def test_nothing_is_kept_of_a_device_that_nobody_names(
-    host: Any, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = host()
-    monkeypatch.setattr(machine, "facts", lambda: None)
+def test_nothing_is_kept_of_a_device_that_nobody_names(run: Any, tmp_path: Path) -> None:
+    found = Machine()
+    found.facts = None
     for folder in ("1", "2"):
-        begin(run(), tmp_path / folder)
+        begin(found, run(), tmp_path / folder)
     assert len(found.specs) == 2 and not (tmp_path / "cache").exists()
 
 
-def test_a_deterministic_run_keeps_its_choice(host: Any, run: Any, tmp_path: Path) -> None:
+def test_a_deterministic_run_keeps_its_choice(run: Any, tmp_path: Path) -> None:
     """Also where another one would be faster by now."""
-    found = host(mosaic_gpu=CRASH)
-    begin(run(), tmp_path / "run")
+    found = Machine(mosaic_gpu=CRASH)
+    begin(found, run(), tmp_path / "run")
     found.outcomes, found.facts = {}, {**FACTS, "driver": "newer"}
-    own, line = begin(run(), tmp_path / "run")
+    own, line = begin(found, run(), tmp_path / "run")
     assert own.engine.attention == "triton" and "as the run has it" in line
     found.outcomes, found.facts = {"triton": ("wrong", "off")}, {**FACTS, "driver": "newest"}
     with pytest.raises(AttentionNotAvailable, match=r"'triton', .* triton is wrong \(off\)"):
-        begin(run(), tmp_path / "run")
+        begin(found, run(), tmp_path / "run")
 
 
-def test_another_run_chooses_at_every_start(host: Any, run: Any, tmp_path: Path) -> None:
-    found = host(mosaic_gpu=CRASH)
-    assert begin(run(deterministic=False), tmp_path / "run")[0].engine.attention == "triton"
+def test_another_run_chooses_at_every_start(run: Any, tmp_path: Path) -> None:
+    found = Machine(mosaic_gpu=CRASH)
+    free = run(deterministic=False)
+    assert begin(found, free, tmp_path / "run")[0].engine.attention == "triton"
     found.outcomes, found.facts = {}, {**FACTS, "driver": "newer"}
-    assert begin(run(deterministic=False), tmp_path / "run")[0].engine.attention == "mosaic_gpu"
+    assert (
+        begin(found, run(deterministic=False), tmp_path / "run")[0].engine.attention == "mosaic_gpu"
+    )
     published = start.published_run(run(deterministic=False), own=run(attention="triton"))
     assert published.engine.attention == "auto"  # servers choose for their own devices
 
 
-def test_a_run_that_began_with_the_plain_path_stays_with_it(
-    host: Any, run: Any, tmp_path: Path
-) -> None:
+def test_a_run_that_began_with_the_plain_path_stays_with_it(run: Any, tmp_path: Path) -> None:
     """It began before there was a choice, or on a CPU."""
-    found = host()
+    found = Machine()
     (tmp_path / "run").mkdir()
     write_run_config(tmp_path / "run" / "config.json", run(), "id")
-    own, line = begin(run(), tmp_path / "run")
+    own, line = begin(found, run(), tmp_path / "run")
     assert own.engine.attention == "auto" and not line and not found.specs
 
 
-def test_a_server_runs_the_choice_of_the_run(host: Any, run: Any) -> None:
-    found, lines = host(), list[str]()
-    served = start.server_run(run(attention="triton"), lines.append)
+def test_a_server_runs_the_choice_of_the_run(run: Any) -> None:
+    found, lines = Machine(), list[str]()
+    served = start.server_run(run(attention="triton"), lines.append, host=found.host)
     assert served.engine.attention == "triton" and "as the run has it" in lines[0]
-    assert start.server_run(run(), lines.append).engine.attention == "auto"
+    assert start.server_run(run(), lines.append, host=found.host).engine.attention == "auto"
     assert len(found.specs) == 1
 
 
-def test_a_server_that_cannot_run_it_says_why(host: Any, run: Any) -> None:
-    host(mosaic_gpu=("unavailable", "A100 has compute capability 8.0; it takes 9.x (Hopper)"))
+def test_a_server_that_cannot_run_it_says_why(run: Any) -> None:
+    found = Machine(
+        mosaic_gpu=("unavailable", "A100 has compute capability 8.0; it takes 9.x (Hopper)")
+    )
     with pytest.raises(AttentionNotAvailable, match=r"mosaic_gpu cannot run this \(A100 has"):
-        start.server_run(run(attention="mosaic_gpu"), print)
+        start.server_run(run(attention="mosaic_gpu"), print, host=found.host)
 
 
-def test_a_server_of_another_run_chooses_for_itself(host: Any, run: Any) -> None:
-    host(mosaic_gpu=CRASH)
-    served = start.server_run(run(deterministic=False), lambda line: None)
+def test_a_server_of_another_run_chooses_for_itself(run: Any) -> None:
+    found = Machine(mosaic_gpu=CRASH)
+    served = start.server_run(run(deterministic=False), lambda line: None, host=found.host)
     assert served.engine.attention == "triton"
 
 
-def test_what_a_person_names_is_taken_as_it_is(host: Any, run: Any, tmp_path: Path) -> None:
-    found = host(triton=CRASH)
+def test_what_a_person_names_is_taken_as_it_is(run: Any, tmp_path: Path) -> None:
+    found = Machine(triton=CRASH)
     pinned = run(deterministic=False, attention="triton")
-    assert begin(pinned, tmp_path / "run")[0] == pinned and not found.specs
+    assert begin(found, pinned, tmp_path / "run")[0] == pinned and not found.specs
 
 
-def test_a_reader_takes_what_its_own_device_can(host: Any, run: Any) -> None:
-    host(mosaic_gpu=CRASH)
-    read = start.reader_run(run(attention="mosaic_gpu"), lambda line: None)
+def test_a_reader_takes_what_its_own_device_can(run: Any) -> None:
+    found = Machine(mosaic_gpu=CRASH)
+    read = start.reader_run(run(attention="mosaic_gpu"), lambda line: None, host=found.host)
     assert read.engine.attention == "triton"
 
 
@@ -199,21 +191,19 @@ def forbidden(*args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("attention", ["auto", "xla", "mosaic_gpu"])
-def test_without_a_gpu_nothing_is_tried(
-    run: Any, attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(apart, "verdict_of", forbidden)
-    given = run(attention=attention)
+def test_without_a_gpu_nothing_is_tried(run: Any, attention: str, tmp_path: Path) -> None:
+    host, given = Host(verdict_of=forbidden), run(attention=attention)
     assert not machine.gpu_expected()
-    assert start.trainer_run(given, tmp_path, forbidden) == given
-    assert start.server_run(given, forbidden) == given
-    read = start.reader_run(given, forbidden).engine.attention
+    assert start.trainer_run(given, tmp_path, forbidden, host=host) == given
+    assert start.server_run(given, forbidden, host=host) == given
+    read = start.reader_run(given, forbidden, host=host).engine.attention
     assert read == ("xla" if attention == "xla" else "auto")
 
 
-def test_a_gpu_that_jax_does_not_find_is_none(host: Any, run: Any, tmp_path: Path) -> None:
-    host().platform = "cpu"
-    own, line = begin(run(), tmp_path / "run")
+def test_a_gpu_that_jax_does_not_find_is_none(run: Any, tmp_path: Path) -> None:
+    found = Machine()
+    found.platform = "cpu"
+    own, line = begin(found, run(), tmp_path / "run")
     assert own.engine.attention == "auto" and not line
 
 
@@ -236,18 +226,17 @@ def test_when_a_gpu_is_expected(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    site = tmp_path / "jax_plugins"
+    site.mkdir()
     for name in plugins:
-        (tmp_path / "site" / "jax_plugins" / name).mkdir(parents=True)
-        (tmp_path / "site" / "jax_plugins" / name / "__init__.py").write_text("")
-    (tmp_path / "site").mkdir(exist_ok=True)
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
-    monkeypatch.delitem(sys.modules, "jax_plugins", raising=False)
+        (site / name).mkdir()
+        (site / name / "__init__.py").write_text("")
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / node).touch()
     before = jax.config.jax_platforms
     jax.config.update("jax_platforms", platforms)
     try:
-        assert machine.gpu_expected(tmp_path / "dev") is expected
+        assert machine.gpu_expected(tmp_path / "dev", [str(site)]) is expected
     finally:
         jax.config.update("jax_platforms", before)
 
@@ -255,24 +244,24 @@ def test_when_a_gpu_is_expected(
 def test_the_driver_says_what_the_device_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_DRIVER", tmp_path)
+    facts_of = partial(machine.facts, tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine.facts() is None
+    assert facts_of() is None
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA L4, 550.54'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    facts = machine.facts()
+    facts = facts_of()
     assert facts is not None and facts["device"] == "NVIDIA L4, 550.54"
     (tmp_path / "gpus" / "0").mkdir(parents=True)
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Kernel Module  560.35\nGCC\n")
     (tmp_path / "gpus" / "0" / "information").write_text("Model: \t NVIDIA H100\nIRQ: 5\n")
-    facts = machine.facts()
+    facts = facts_of()
     assert facts is not None
     assert facts["device"] == "NVIDIA H100; NVRM version: NVIDIA UNIX Kernel Module  560.35"
     assert facts["jax"] == jax.__version__ and facts["jaxlib"] and len(facts["kernels"]) == 64
 
 
-def test_a_pinned_choice_is_another_run(host: Any, run: Any, tmp_path: Path) -> None:
-    host()
-    begin(run(), tmp_path / "run")
+def test_a_pinned_choice_is_another_run(run: Any, tmp_path: Path) -> None:
+    found = Machine()
+    begin(found, run(), tmp_path / "run")
     with pytest.raises(RuntimeError, match=r"engine.attention: 'mosaic_gpu' → 'triton'"):
-        begin(run(attention="triton"), tmp_path / "run")
+        begin(found, run(attention="triton"), tmp_path / "run")

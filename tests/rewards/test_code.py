@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import socket
-import types
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,10 @@ except NotContained as error:
 SECONDS = 30.0  # for what ends by itself
 
 
-def ran(program, *, stdin="", seconds=SECONDS, memory_mb=400):
-    return run_contained(program, stdin=stdin, seconds=seconds, memory_mb=memory_mb, required=True)
+def ran(program, *, seconds=SECONDS, memory_mb=400, required=True, **options):
+    return run_contained(
+        program, seconds=seconds, memory_mb=memory_mb, required=required, **options
+    )
 
 
 def test_it_computes_reads_and_prints():
@@ -200,28 +201,26 @@ def test_a_service_on_this_host_is_out_of_reach():
             server.accept()
 
 
-def test_where_it_cannot_be_contained_it_does_not_run(monkeypatch, tmp_path):
+def test_where_it_cannot_be_contained_it_does_not_run(tmp_path):
     """The very script, on a host whose kernel has none of it."""
     source = Path(contained.__file__).read_text()
     weak = tmp_path / "contained.py"
     weak.write_text(source.replace("def main()", "contain = lambda limits: None\n\ndef main()"))
-    monkeypatch.setattr(sandbox, "_SCRIPT", weak)
     with pytest.raises(NotContained, match=r"the network and other processes and the host's files"):
-        ran("print('ran')")
-    done = run_contained("print('ran')", seconds=SECONDS, memory_mb=400, required=False)
+        ran("print('ran')", script=weak)
+    done = ran("print('ran')", required=False, script=weak)
     assert (done.completed, done.output) == (True, "ran\n")
 
 
 @pytest.mark.parametrize("name", ["kill", "socket", "clone"])
-def test_the_filter_of_system_calls_does_not_lean_on_landlock(name, monkeypatch, tmp_path):
+def test_the_filter_of_system_calls_does_not_lean_on_landlock(name, tmp_path):
     """Whose older versions know nothing of signals and sockets."""
     source = Path(contained.__file__).read_text()
     source = source.replace("    _landlock(", "    (lambda places: None)(")
     weak = tmp_path / "contained.py"
-    monkeypatch.setattr(sandbox, "_SCRIPT", weak)
     weak.write_text(source)
     with pytest.raises(NotContained, match=r"would reach the host's files on this host"):
-        ran("pass")
+        ran("pass", script=weak)
     holes = {
         "kill": ('    "kill": (62, 129),\n', ""),
         "socket": ('    "socket": (41, 198),\n', ""),
@@ -230,20 +229,19 @@ def test_the_filter_of_system_calls_does_not_lean_on_landlock(name, monkeypatch,
     assert holes[name][0] in source
     weak.write_text(source.replace(*holes[name]))
     with pytest.raises(NotContained, match=r"(the network|other processes) and the host's files"):
-        ran("pass")
+        ran("pass", script=weak)
 
 
-def test_each_guard_stands_alone(monkeypatch, tmp_path):
+def test_each_guard_stands_alone(tmp_path):
     """With the filter of system calls alone, or Landlock alone, the rest is told of."""
     source = Path(contained.__file__).read_text()
     weak = tmp_path / "contained.py"
-    monkeypatch.setattr(sandbox, "_SCRIPT", weak)
     weak.write_text(source.replace("    _landlock(", "    (lambda places: None)("))
     with pytest.raises(NotContained, match=r"would reach the host's files on this host"):
-        ran("pass")
+        ran("pass", script=weak)
     weak.write_text(source.replace("    _seccomp()\n\n\ndef gaps", "\n\ndef gaps"))
     with pytest.raises(NotContained, match=r"would reach the network and other processes on"):
-        ran("pass")
+        ran("pass", script=weak)
 
 
 @pytest.mark.parametrize(
@@ -251,20 +249,20 @@ def test_each_guard_stands_alone(monkeypatch, tmp_path):
     [("raise OSError('x')", SECONDS, r"exit code 1, .*OSError: x"), ("", 0.0, "no start in 0 s")],
 )
 def test_a_process_that_does_not_come_to_run_it_says_nothing_of_the_program(
-    script, seconds, why, monkeypatch, tmp_path
+    script, seconds, why, tmp_path
 ):
     """It is the host's fault or the configuration's, and must not be taken for a wrong answer."""
+    options = {}
     if script:
-        (tmp_path / "contained.py").write_text(script)
-        monkeypatch.setattr(sandbox, "_SCRIPT", tmp_path / "contained.py")
+        options["script"] = tmp_path / "contained.py"
+        options["script"].write_text(script)
     with pytest.raises(NotStarted, match=f"did not come to run it: {why}"):
-        ran("pass", seconds=seconds)
+        ran("pass", seconds=seconds, **options)
 
 
-def test_a_program_cannot_have_more_memory_than_who_judges_it(monkeypatch):
-    monkeypatch.setattr(sandbox.resource, "getrlimit", lambda which: (2**28, 2**28))
+def test_a_program_cannot_have_more_memory_than_who_judges_it():
     with pytest.raises(NotStarted, match=r"400 MiB \(memory_mb\), its caller 256"):
-        ran("pass")
+        ran("pass", most_bytes=lambda: 2**28)
 
 
 WRITE_ALL = """
@@ -288,11 +286,10 @@ def test_a_program_cannot_say_that_it_was_not_contained_or_not_started(texts, co
     assert not ran(program).completed
 
 
-def test_only_the_report_says_that_it_started(monkeypatch, tmp_path):
+def test_only_the_report_says_that_it_started(tmp_path):
     (tmp_path / "contained.py").write_text("import os\nfor f in 1, 2: os.write(f, b'started')")
-    monkeypatch.setattr(sandbox, "_SCRIPT", tmp_path / "contained.py")
     with pytest.raises(NotStarted, match="exit code 0"):
-        ran("pass")
+        ran("pass", script=tmp_path / "contained.py")
 
 
 DOUBLE = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```\nDone."
@@ -343,32 +340,34 @@ def test_the_program_in_a_completion(completion, program):
     assert code_module.program_in(completion) == program
 
 
-@pytest.fixture
-def slow_tests(monkeypatch):
-    """`slow_tests(2.0, NotStarted())`: a test that passes after 2 s, and one not started."""
-    clock = types.SimpleNamespace(now=100.0)
-    monkeypatch.setattr(code_module, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+def slow_tests(*happening, partial):
+    """`slow_tests((2.0, None), (1.0, NotStarted()))`: a test that passes after 2 s, and one that is
+    not started; the reward."""
+    now, happening = 100.0, iter(happening)
 
-    def judged(*happening, partial):
-        happening = iter(happening)
+    def passes(program, test, *, seconds, memory_mb):
+        nonlocal now
+        taken, error = next(happening)
+        now += taken
+        if error is not None:
+            raise error
+        return True
 
-        def passes(program, test, *, seconds, memory_mb):
-            taken, error = next(happening)
-            clock.now += taken
-            if error is not None:
-                raise error
-            return True
-
-        monkeypatch.setattr(code_module, "_passes", passes)
-        return code_module.code(["p"], ["x"], tests=[["a", "b"]], seconds=6.0, partial=partial)
-
-    return judged
+    return code_module.judged(
+        "x",
+        ["a", "b"],
+        seconds=6.0,
+        memory_mb=400,
+        partial=partial,
+        passes=passes,
+        clock=lambda: now,
+    )
 
 
 @pytest.mark.parametrize(("partial", "reward"), [(False, 0.0), (True, 0.5)])
-def test_a_test_for_which_no_time_is_left_has_failed(partial, reward, slow_tests):
-    assert slow_tests((5.9, None), (0.1, NotStarted("late")), partial=partial) == [reward]
-    assert slow_tests((6.1, None), partial=partial) == [reward]
+def test_a_test_for_which_no_time_is_left_has_failed(partial, reward):
+    assert slow_tests((5.9, None), (0.1, NotStarted("late")), partial=partial) == reward
+    assert slow_tests((6.1, None), partial=partial) == reward
 
 
 @pytest.mark.parametrize(
@@ -378,7 +377,7 @@ def test_a_test_for_which_no_time_is_left_has_failed(partial, reward, slow_tests
         [(1.0, None), (1.0, NotStarted("the host is too slow"))],
     ],
 )
-def test_a_program_that_could_have_started_and_did_not_is_a_fault(happening, slow_tests):
+def test_a_program_that_could_have_started_and_did_not_is_a_fault(happening):
     with pytest.raises(NotStarted, match="too slow"):
         slow_tests(*happening, partial=True)
 

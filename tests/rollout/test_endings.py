@@ -12,8 +12,6 @@ from rlboost_jax.messages import (
     Leave,
     Welcome,
 )
-from rlboost_jax.rollout import client as client_module
-from rlboost_jax.rollout import stream as stream_module
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.stream import Refused
 from rlboost_jax.rollout.worker import Worker
@@ -76,12 +74,10 @@ def test_leaves_after_what_the_dispatch_yields(fakes):
     asyncio.run(scenario())
 
 
-def test_leaves_without_a_word_when_the_dispatch_does_not_end(fakes, monkeypatch):
-    monkeypatch.setattr(stream_module, "LEAVE_SECONDS", 0.05)
-
+def test_leaves_without_a_word_when_the_dispatch_does_not_end(fakes):
     async def scenario():
         gate = threading.Semaphore(0)
-        async with fakes.serving(fakes.Engine(gate=gate), fakes.Weights()) as (
+        async with fakes.serving(fakes.Engine(gate=gate), fakes.Weights(), leave_seconds=0.05) as (
             manager,
             client,
             running,
@@ -173,14 +169,17 @@ def test_an_engine_that_no_manager_can_be_found_for_ends_with_the_reason(fakes):
 
 
 @pytest.mark.parametrize(("settled_seconds", "attempts"), [(1e6, [0, 1, 2]), (0.0, [0, 0, 0])])
-def test_the_pause_grows_until_a_stream_has_lived(fakes, monkeypatch, settled_seconds, attempts):
+def test_the_pause_grows_until_a_stream_has_lived(fakes, settled_seconds, attempts):
     """A manager that welcomes this server and soon hangs up on it is left in peace."""
     seen = []
-    monkeypatch.setattr(client_module, "SETTLED_SECONDS", settled_seconds)
-    monkeypatch.setattr(client_module, "_backoff", lambda attempt: seen.append(attempt) or 0.0)
 
     async def scenario():
-        async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, _):
+        async with fakes.serving(
+            fakes.Engine(),
+            fakes.Weights(),
+            settled_seconds=settled_seconds,
+            backoff=lambda attempt: seen.append(attempt) or 0.0,
+        ) as (manager, _, _):
             for _ in attempts:
                 stream = await fakes.ready(manager)
                 await manager.drop(stream)

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from configs import tiny
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.qualification import apart, machine
+from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.records import Trial, Verdict
 from rlboost_jax.rollout import server
 from rlboost_jax.settings.load import run_config, to_dict
@@ -21,14 +21,14 @@ def join(tmp_path):
     return tmp_path
 
 
-def run(fakes, join, capsys, config, *options, address=None) -> str:
+def run(fakes, join, capsys, config, *options, address=None, host=HERE) -> str:
     """The only line of standard error of a server that gave up."""
 
     async def scenario():
         async with fakes.manager() as manager:
             manager.config = config
             arguments = [f"--manager={address or manager.address}", f"--join={join}"]
-            return await asyncio.to_thread(server.main, [*arguments, *options])
+            return await asyncio.to_thread(server.main, [*arguments, *options], host=host)
 
     assert asyncio.run(scenario()) == server.CANNOT_SERVE
     *_, line = capsys.readouterr().err.splitlines()
@@ -70,8 +70,7 @@ def test_a_configuration_of_no_use(fakes, join, capsys, config, reason):
     assert reason in run(fakes, join, capsys, config)
 
 
-def test_an_engine_that_does_not_fit(fakes, join, capsys, monkeypatch):
-    monkeypatch.setattr(server.compile_cache, "enable", lambda folder: folder)
+def test_an_engine_that_does_not_fit(fakes, join, capsys):
     config = tiny.get_config()
     config.engine.memory_fraction = 1e-9
     values = {"run_id": "r", **to_dict(run_config(config))}
@@ -79,27 +78,31 @@ def test_an_engine_that_does_not_fit(fakes, join, capsys, monkeypatch):
     assert "one rollout of full length needs" in line and "raise engine.memory_fraction" in line
 
 
-def test_an_attention_that_this_device_cannot_run(fakes, join, capsys, monkeypatch):
+def test_an_attention_that_this_device_cannot_run(fakes, join, capsys):
     """The choice of a deterministic run came with its configuration."""
-    monkeypatch.setattr(server.compile_cache, "enable", lambda folder: folder)
-    monkeypatch.setattr(machine, "gpu_expected", lambda: True)
-    monkeypatch.setattr(machine, "facts", lambda: None)
     crashed = Trial(candidate="triton", outcome="crashed", reason="SIGSEGV")
     verdict = Verdict(platform="gpu", device="NVIDIA T4", trials=(crashed,))
-    monkeypatch.setattr(apart, "verdict_of", lambda spec: verdict)
+    host = Host(gpu_expected=lambda: True, facts=lambda: None, verdict_of=lambda spec: verdict)
     config = tiny.get_config()
     config.engine.attention = "triton"
     values = {"run_id": "r", **to_dict(run_config(config))}
-    line = run(fakes, join, capsys, lambda: web.json_response(values))
+    line = run(fakes, join, capsys, lambda: web.json_response(values), host=host)
     assert "engine.attention of this deterministic run is 'triton'" in line
     assert "on this NVIDIA T4 triton ended its process (SIGSEGV)" in line
 
 
-def test_the_plan_of_memory_is_told(monkeypatch, capsys):
-    monkeypatch.setattr(server.compile_cache, "enable", lambda folder: folder)
-    monkeypatch.setattr(Engine, "warm_up", lambda *_: None)
-    monkeypatch.setattr(Engine, "assert_row_invariance", lambda _: None)
-    engine = server.prepared_engine(run_config(tiny.get_config()))
+class Unchecked(Engine):
+    """Compiles nothing before it is needed."""
+
+    def warm_up(self, announce=None):
+        pass
+
+    def assert_row_invariance(self):
+        pass
+
+
+def test_the_plan_of_memory_is_told(capsys):
+    engine = server.prepared_engine(run_config(tiny.get_config()), build=Unchecked)
     assert str(engine.memory) in capsys.readouterr().out.splitlines()
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from configs import base
-from rlboost_jax.learner.gradients import GradientSum
+from rlboost_jax.learner.update.tree_sum import TreeSum
 from rlboost_jax.models.params import abstract_params
 from rlboost_jax.settings import memory
 from rlboost_jax.settings.load import run_config
@@ -206,7 +206,7 @@ def test_a_learner_of_adapters_by_hand(config: RunConfig) -> None:
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 4, 5, 8, 13])
 def test_counts_the_gradients_that_a_sum_keeps(config: RunConfig, num_parts: int) -> None:
     """Beside those of the micro-batch under way: its sum so far, and the newest part of it."""
-    total, most = GradientSum(num_parts, lambda left, right: left + right), 0
+    total, most = TreeSum(num_parts, lambda left, right: left + right), 0
     for index in range(num_parts):
         most = max(most, len(total._partial) + 2)
         total.add(index, 1)

@@ -7,6 +7,7 @@ import numpy as np
 
 from rlboost_jax.simulator.run import simulate
 from rlboost_jax.simulator.streams import NAMES, stream
+from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 
 
@@ -24,17 +25,15 @@ def test_they_are_uncorrelated():
         assert abs(np.corrcoef(one, other)[0, 1]) < 0.05
 
 
-def test_all_systems_meet_the_same_responses_and_the_same_market(tmp_path, monkeypatch):
+def test_all_systems_meet_the_same_responses_and_the_same_market(tmp_path):
     """Whatever they do with them: common random numbers."""
     seen = []
-    from rlboost_jax.simulator import systems
 
-    class Watched(systems.World):
+    class Watched(World):
         def __init__(self, config, changes, **others):
             seen.append((others["seed"], tuple(changes)))
             super().__init__(config, changes, **others)
 
-    monkeypatch.setattr(systems, "World", Watched)
     config = make_config(
         market__kind="hazard",
         market__segments=((0.0, 0.05),),
@@ -44,7 +43,7 @@ def test_all_systems_meet_the_same_responses_and_the_same_market(tmp_path, monke
         num_seeds=2,
         systems=("rlboost", "no_migration", "no_seeding"),
     )
-    simulate(config, tmp_path)
+    simulate(config, tmp_path, world=Watched)
     for seed in (0, 1):
         (market,) = {changes for own, changes in seen if own == seed}
         assert any(not change.added for change in market)

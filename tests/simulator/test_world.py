@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rlboost_jax.messages import BeginStep, Ready
+from rlboost_jax.observe.metrics import KEYS
 from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.economics import dollars
 from rlboost_jax.simulator.lengths import response_lengths
@@ -16,9 +17,9 @@ from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 
 
-def run(config, instances=0, *, seed=0, changes=None, seconds=1e6, reserved_engines=True):
+def run(config, instances=0, *, seed=0, changes=None, seconds=1e6, **options):
     changes = static(instances).changes if changes is None else changes
-    world = World(config, changes, seed=seed, seconds=seconds, reserved_engines=reserved_engines)
+    world = World(config, changes, seed=seed, seconds=seconds, **options)
     return world, world.run()
 
 
@@ -71,17 +72,19 @@ LOSSES = (
 
 
 @pytest.mark.parametrize("notice", [0.0, 30.0])
-def test_every_token_is_delivered_or_lost(notice, monkeypatch):
+def test_every_token_is_delivered_or_lost(notice):
     config = make_config(market__notice_seconds=notice, num_steps=5)
     killed = []  # rollouts in slots, of each machine that is lost
-    kill = Server.kill
 
-    def watched(server, reason):
-        kill(server, reason)
-        killed.append(len(server.engine.running))
+    class Watched(Server):
+        def kill(self, reason):
+            super().kill(reason)
+            killed.append(len(self.engine.running))
 
-    monkeypatch.setattr(Server, "kill", watched)
-    _, rows = run(config, changes=LOSSES)
+    _, rows = run(config, changes=LOSSES, server=Watched)
+    own = {"begun_at", "billed_instance_seconds", "egress_bytes"}
+    own |= {"instance_cap", "window_next_seconds"}
+    assert set(rows[0]) - own <= set(KEYS), "names are those of a run"
     lengths = [int(response_lengths(config.workload, seed=0, step=s).sum()) for s in range(5)]
     for row, length in zip(rows, lengths, strict=True):
         assert row["tokens_generated"] == row["tokens_delivered"] + row["tokens_lost"]

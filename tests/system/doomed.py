@@ -23,8 +23,8 @@ from rlboost_jax.learner import preparation, training
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop
-from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.learner.updates import BatchUpdates
+from rlboost_jax.learner.programs.policy import PolicyPrograms
+from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.settings.command_line import parse
@@ -120,9 +120,9 @@ def arrange(fate: Fate) -> None:
     around(preparation, "warm_up", after=lambda *_, **__: fate.reach("warm-up", 0))
     around(TrainingLoop, "step", before=begun)
     around(Worker, "_send", before=sending, after=sent)
-    around(LearnerStep, "micro_batch", after=lambda *_: fate.reach("streaming", fate.step))
+    around(PolicyPrograms, "accumulate", after=lambda *_: fate.reach("streaming", fate.step))
     around(
-        BatchUpdates,
+        BatchUpdate,
         "finish",
         before=lambda *_, **__: fate.reach("update", fate.step),
         after=lambda *_, **__: fate.reach("updated", fate.step),

@@ -64,6 +64,7 @@ class Metadata:
     """
     Args:
         clock: this machine's, in seconds since the epoch; a cloud's own goes before it.
+        answer_seconds: for a whole answer.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class Metadata:
         session: aiohttp.ClientSession,
         address: str = ADDRESS,
         clock: Callable[[], float] = time.time,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
+        self._answer_seconds = answer_seconds
         self._session, self._address, self._clock = session, address.rstrip("/"), clock
 
     async def ask(
@@ -91,7 +94,7 @@ class Metadata:
             NoAnswer.
         """
         timeout = aiohttp.ClientTimeout(
-            sock_connect=CONNECT_SECONDS, total=ANSWER_SECONDS + wait_seconds
+            sock_connect=CONNECT_SECONDS, total=self._answer_seconds + wait_seconds
         )
         try:
             async with self._session.request(

@@ -23,7 +23,13 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 async def watch_machine(
-    cloud: str, tell: Tell, say: Say, *, address: str = ADDRESS, sleep: Sleep = asyncio.sleep
+    cloud: str,
+    tell: Tell,
+    say: Say,
+    *,
+    address: str = ADDRESS,
+    sleep: Sleep = asyncio.sleep,
+    sources: Callable[[str, Metadata], list[Source]] | None = None,
 ) -> None:
     """Pass on what a cloud says of this machine, until cancelled.
 
@@ -31,6 +37,7 @@ async def watch_machine(
         cloud: "aws", "gcp", "azure"; "none", or "auto" where none of them answers, returns.
         tell: called with each notice and hint, once.
         say: told in a line what is watched, and what went wrong for good.
+        sources: of a cloud; None: `sources_of`.
     """
     if cloud == "none":
         return
@@ -42,11 +49,14 @@ async def watch_machine(
             cloud = await which_cloud(metadata)
             say(f"notices of {cloud}" if cloud != "none" else "no cloud here gives notices")
         await asyncio.gather(
-            *(_guarded(watch(s, tell, sleep), s, say) for s in sources(cloud, metadata))
+            *(
+                _guarded(watch(source, tell, sleep), source, say)
+                for source in (sources or sources_of)(cloud, metadata)
+            )
         )
 
 
-def sources(cloud: str, metadata: Metadata) -> list[Source]:
+def sources_of(cloud: str, metadata: Metadata) -> list[Source]:
     match cloud:
         case "aws":
             return [aws.interruption(metadata), aws.rebalance(metadata)]
@@ -57,14 +67,14 @@ def sources(cloud: str, metadata: Metadata) -> list[Source]:
     return []
 
 
-async def which_cloud(metadata: Metadata) -> str:
+async def which_cloud(metadata: Metadata, probe_seconds: float = PROBE_SECONDS) -> str:
     """Asks all at once for what only their own machines are told; "none" if none answers."""
     probes = {
         "aws": asyncio.ensure_future(aws.present(metadata)),
         "gcp": asyncio.ensure_future(gcp.present(metadata)),
         "azure": asyncio.ensure_future(Azure(metadata).present()),
     }
-    await asyncio.wait(probes.values(), timeout=PROBE_SECONDS)
+    await asyncio.wait(probes.values(), timeout=probe_seconds)
     for probe in probes.values():
         probe.cancel()
     answers = await asyncio.gather(*probes.values(), return_exceptions=True)

@@ -38,7 +38,7 @@ class StandIn:
 
 
 @asynccontextmanager
-async def at_work() -> AsyncIterator[StandIn]:
+async def at_work(**options: float) -> AsyncIterator[StandIn]:
     stand_in = StandIn()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", stand_in.answer)
@@ -46,13 +46,13 @@ async def at_work() -> AsyncIterator[StandIn]:
     await server.start_server()
     stand_in.address = f"http://{server.host}:{server.port}"
     async with aiohttp.ClientSession() as session:
-        stand_in.metadata = Metadata(session, stand_in.address, clock=lambda: LOCAL_TIME)
+        stand_in.metadata = Metadata(session, stand_in.address, clock=lambda: LOCAL_TIME, **options)
         yield stand_in
     await server.close()
 
 
 @pytest.fixture
-def cloud() -> Callable[[], Any]:
+def cloud() -> Callable[..., Any]:
     """`async with cloud() as stand_in`."""
     return at_work
 

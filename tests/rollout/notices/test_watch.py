@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import unused_port
 
-from rlboost_jax.rollout.notices import aws, gcp, metadata, watch
+from rlboost_jax.rollout.notices import aws, gcp, watch
 from rlboost_jax.rollout.notices.azure import NAME_PATH
 from rlboost_jax.rollout.notices.metadata import CloudNotice, Metadata, NoAnswer, http_date, utc
 
@@ -76,9 +76,7 @@ def test_auto_finds_out_where_it_is(cloud, run, name):
     run(story())
 
 
-def test_auto_does_not_wait_for_a_server_that_hangs(cloud, run, monkeypatch):
-    monkeypatch.setattr(watch, "PROBE_SECONDS", 0.2)
-
+def test_auto_does_not_wait_for_a_server_that_hangs(cloud, run):
     async def story():
         async with cloud() as stand_in:
             forever = asyncio.Event()
@@ -91,7 +89,7 @@ def test_auto_does_not_wait_for_a_server_that_hangs(cloud, run, monkeypatch):
                 stand_in.routes[path] = hang
             path, answer = GENUINE["gcp"]
             stand_in.routes[path] = answer
-            assert await watch.which_cloud(stand_in.metadata) == "gcp"
+            assert await watch.which_cloud(stand_in.metadata, 0.2) == "gcp"
             del stand_in.routes[path]
             assert await watch.which_cloud(stand_in.metadata) == "none"
             forever.set()
@@ -140,13 +138,14 @@ def test_none_asks_nobody(run):
     run(story())
 
 
-def test_a_mistake_in_a_watcher_is_said_and_ends_it_alone(run, monkeypatch):
+def test_a_mistake_in_a_watcher_is_said_and_ends_it_alone(run):
     sources = [Script(ZeroDivisionError("oops")), Script([TOLD])]
-    monkeypatch.setattr(watch, "sources", lambda *_: sources)
 
     async def story():
         told, lines = asyncio.Queue(), []
-        watching = asyncio.create_task(watch.watch_machine("aws", told.put_nowait, lines.append))
+        watching = asyncio.create_task(
+            watch.watch_machine("aws", told.put_nowait, lines.append, sources=lambda *_: sources)
+        )
         assert await told.get() == TOLD
         assert lines == ["notices of script are not watched any more: ZeroDivisionError('oops')"]
         assert not watching.done()
@@ -180,11 +179,9 @@ async def drip(request):
 
 
 @pytest.mark.parametrize("handler", [flood, drip])
-def test_answers_are_bounded_in_size_and_time(cloud, run, monkeypatch, handler):
-    monkeypatch.setattr(metadata, "ANSWER_SECONDS", 0.3)
-
+def test_answers_are_bounded_in_size_and_time(cloud, run, handler):
     async def story():
-        async with cloud() as stand_in:
+        async with cloud(answer_seconds=0.3) as stand_in:
             stand_in.routes["/a"] = handler
             with pytest.raises(NoAnswer):
                 await stand_in.metadata.ask("/a", {})

@@ -104,18 +104,21 @@ def pace_worker(module: Any) -> None:
 
 
 def pace_learner(module: Any) -> None:
-    original = module.LearnerStep.micro_batch
+    original = module.PolicyPrograms.accumulate
 
-    def micro_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def accumulate(self: Any, *args: Any, **kwargs: Any) -> Any:
         began = time.monotonic()
         result = original(self, *args, **kwargs)
         stretch(began)
         return result
 
-    module.LearnerStep.micro_batch = micro_batch
+    module.PolicyPrograms.accumulate = accumulate
 
 
-PACED = {"rlboost_jax.rollout.worker": pace_worker, "rlboost_jax.learner.step": pace_learner}
+PACED = {
+    "rlboost_jax.rollout.worker": pace_worker,
+    "rlboost_jax.learner.programs.policy": pace_learner,
+}
 
 
 class PacedLoader(Loader):

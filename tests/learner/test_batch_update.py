@@ -1,6 +1,7 @@
 """The updates of a batch against an optimizer that is given the whole of it each time."""
 
 import itertools
+from copy import copy
 from dataclasses import replace
 from functools import cache, partial
 
@@ -9,15 +10,15 @@ import numpy as np
 import optax
 import pytest
 
-from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, StepNotWhole
-from rlboost_jax.learner.learners import Learners
+from rlboost_jax.learner.programs.critic import CriticPrograms
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import init_state
-from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.learner.streaming import Doubt
+from rlboost_jax.learner.stream.step_stream import Doubt
 from rlboost_jax.learner.trajectory import Group
-from rlboost_jax.learner.updates import BatchUpdates
+from rlboost_jax.learner.update.batch import BatchUpdate
+from rlboost_jax.learner.update.learner import Learner
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.settings.presets import PRESETS
@@ -46,11 +47,11 @@ def build(config):
         )
         mesh = make_mesh((1, 1, 1))
         options = {"num_updates": 40, "mesh": mesh}
-        policy = LearnerStep(run.model, run.learner, algorithm, run.sampling, **options)
+        policy = PolicyPrograms(run.model, run.learner, algorithm, run.sampling, **options)
         critic = None
         if algorithm.has_critic:
-            critic = CriticStep(run.model, run.learner, algorithm, **options)
-        return Learners(
+            critic = CriticPrograms(run.model, run.learner, algorithm, **options)
+        return Learner(
             run=run,
             policy=policy,
             critic=critic,
@@ -93,7 +94,7 @@ def batch_of(learners, groups):
 def updated(learners, groups, order=None, checkpoint=lambda: 7):
     state = fresh(learners)
     host_params = jax.device_get(state.params)
-    updates = BatchUpdates(learners, state, step=STEP, checkpoint=checkpoint)
+    updates = BatchUpdate(learners, state, step=STEP, checkpoint=checkpoint)
     by_prompt = {group.prompt: group for group in batch_of(learners, groups)}
     for prompt in order or range(len(by_prompt)):
         for index, ready in updates.micro_batches.add(by_prompt[prompt]):
@@ -108,7 +109,7 @@ def by_hand(learners, groups):
     batch = batch_of(learners, groups)
     members = [t for group in batch for t in group.trajectories]
     if algorithm.has_evaluation_pass:
-        members, _, _ = learners.look(state, batch)
+        members, _, _ = learners.score(state, batch)
     members = learners.estimates.of_batch(members)
     params, opt_state = state.params, state.opt_state
     critic = state.critic
@@ -116,12 +117,12 @@ def by_hand(learners, groups):
     for _, mini_batch in itertools.product(range(algorithm.epochs), range(algorithm.mini_batches)):
         own = [t for t in members if t.prompt // size == mini_batch]
         tokens = sum(len(t.response_tokens) for t in own)
-        gradients, _ = learners.gradients(params, own)
+        gradients, _ = learners.policy_part(params, own)
         divisor = tokens if algorithm.loss_aggregation == "token_mean" else len(own)
         gradients = jax.tree.map(lambda g, d=divisor: np.asarray(g) / np.float32(d), gradients)
         params, opt_state = moved(learners.policy.optimizer, gradients, opt_state, params)
         if critic is not None:
-            gradients, _ = learners.critic_gradients(critic.params, own)
+            gradients, _ = learners.critic_part(critic.params, own)
             gradients = jax.tree.map(lambda g, d=tokens: np.asarray(g) / np.float32(d), gradients)
             params_now, opt = moved(
                 learners.critic.optimizer, gradients, critic.opt_state, critic.params
@@ -178,7 +179,7 @@ def test_the_trap_of_old_log_probabilities_later_updates_keep_those_of_before_th
         build("grpo", **choices),
         build("grpo", old_policy="recomputed", **choices),
     )
-    looked, _, _ = recorded.look(fresh(recorded), batch_of(recorded, groups))
+    looked, _, _ = recorded.score(fresh(recorded), batch_of(recorded, groups))
     exact = [
         Group(
             prompt=prompt,
@@ -215,7 +216,7 @@ def test_the_critics_loss_is_the_mean_over_the_tokens_it_is_trained_on(build, gr
         state, told = updated(these, groups)
         figures.append(told["value_loss"])
         critics.append(state.critic.params)
-    looked, _, _ = these.look(fresh(these), batch_of(these, groups))
+    looked, _, _ = these.score(fresh(these), batch_of(these, groups))
     trained = [t for t in looked if t.trained]
     assert 0 < len(trained) < len(looked)
     errors = [np.float64(t.old_values) - np.float64(t.returns) for t in trained]
@@ -227,7 +228,7 @@ def test_the_critics_loss_is_the_mean_over_the_tokens_it_is_trained_on(build, gr
 def test_what_was_trained_on_is_told_with_its_advantages(build, groups):
     """The collector does not know them: they wait for a look at the batch, and for all of it."""
     learners = build("reinforce_pp")
-    updates = BatchUpdates(learners, fresh(learners), step=STEP, checkpoint=lambda: None)
+    updates = BatchUpdate(learners, fresh(learners), step=STEP, checkpoint=lambda: None)
     batch = batch_of(learners, groups)
     for index in (2, 0, 3, 1):
         updates.train(index, (batch[index],))
@@ -236,7 +237,7 @@ def test_what_was_trained_on_is_told_with_its_advantages(build, groups):
     updates.finish(members, prompts=range(PROMPTS), host_params=None)
     told = updates.trajectories()
     assert [t.sample for t in told] == [t.sample for t in members]
-    looked, _, _ = learners.look(fresh(learners), batch)
+    looked, _, _ = learners.score(fresh(learners), batch)
     for t, expected in zip(told, learners.estimates.of_batch(looked), strict=True):
         np.testing.assert_allclose(t.advantages, expected.advantages, rtol=1e-5, atol=1e-6)
 
@@ -248,14 +249,14 @@ def test_what_was_trained_on_is_told_with_its_advantages(build, groups):
         ({"finite": True, "gradient_norm": 99.0}, GuardTripped, "the critic's gradient_norm is 99"),
     ],
 )
-def test_the_critic_is_guarded_as_the_policy_is(build, groups, monkeypatch, metrics, error, said):
+def test_the_critic_is_guarded_as_the_policy_is(build, groups, metrics, error, said):
     learners = build(*CASES[3][:1], **CASES[3][1])
     guarded = replace(learners.run.learner, guard_gradient_norm=98.0)
-    monkeypatch.setattr(
-        learners.critic, "apply", lambda state, gradients, divisor: (state, metrics)
-    )
+    critic = copy(learners.critic)
+    critic.apply = lambda state, gradients, divisor: (state, metrics)
+    run = replace(learners.run, learner=guarded)
     with pytest.raises(error, match=f"step 3.*{said}.*checkpoint 7 is sound"):
-        updated(replace(learners, run=replace(learners.run, learner=guarded)), groups)
+        updated(replace(learners, critic=critic, run=run), groups)
 
 
 def test_a_member_of_a_mini_batch_is_known_by_its_rank(build, groups):
@@ -268,7 +269,7 @@ def test_a_member_of_a_mini_batch_is_known_by_its_rank(build, groups):
     def state_of(names):
         state = fresh(learners)
         host_params = jax.device_get(state.params)
-        updates = BatchUpdates(learners, state, step=STEP, checkpoint=lambda: None)
+        updates = BatchUpdate(learners, state, step=STEP, checkpoint=lambda: None)
         for rank, prompt in enumerate(order):
             group = Group(prompt=rank, trajectories=tuple(map(names, batch[prompt].trajectories)))
             for index, ready in updates.micro_batches.add(group):
@@ -287,23 +288,23 @@ def test_a_member_of_a_mini_batch_is_known_by_its_rank(build, groups):
 def test_micro_batches_of_other_samples_than_the_batchs_are_not_applied(build, groups):
     learners = build("grpo", **CASES[1][1])
     state = fresh(learners)
-    updates = BatchUpdates(learners, state, step=STEP, checkpoint=lambda: None)
+    updates = BatchUpdate(learners, state, step=STEP, checkpoint=lambda: None)
     batch = batch_of(learners, groups)
     for index in range(PROMPTS):
         updates.train(index, (batch[0 if index == 3 else index],))
+    members = [t for group in batch for t in group.trajectories]
     with pytest.raises(StepNotWhole, match="12 samples, the batch has 12, and they are not"):
-        updates.finish(
-            [t for group in batch for t in group.trajectories],
-            prompts=range(PROMPTS),
-            host_params=None,
-        )
+        updates.finish(members, prompts=range(PROMPTS), host_params=None)
+    with pytest.raises(StepNotWhole, match="missing: sample 11"):
+        updates.finish(members[:-1], prompts=range(PROMPTS), host_params=None)
+    assert int(state.step) == 0
 
 
 def test_nothing_is_applied_before_the_batch_is_whole(build, groups):
     learners = build("grpo", mini_batches=2, epochs=2, old_policy="recomputed")
     state = fresh(learners)
     before = params_digest(state.params)
-    updates = BatchUpdates(learners, state, step=STEP, checkpoint=lambda: None)
+    updates = BatchUpdate(learners, state, step=STEP, checkpoint=lambda: None)
     for group in batch_of(learners, groups):
         for index, ready in updates.micro_batches.add(group):
             updates.train(index, ready)
@@ -314,7 +315,7 @@ def test_nothing_is_applied_before_the_batch_is_whole(build, groups):
 def test_what_is_doubted_leaves_no_trace(build, groups, name):
     """Whether responses are looked at first or with their gradients."""
     learners = build(name)
-    updates = BatchUpdates(
+    updates = BatchUpdate(
         replace(learners, tolerated_gap=2.0), fresh(learners), step=STEP, checkpoint=lambda: None
     )
     batch = batch_of(learners, groups)
@@ -340,7 +341,7 @@ def test_a_rejected_token_counts_in_no_divisor(build, groups):
     )
     _, figures = updated(learners, groups)
     assert 0 < figures["corrected"] < 1
-    looked, _, _ = learners.look(fresh(learners), batch_of(learners, groups))
+    looked, _, _ = learners.score(fresh(learners), batch_of(learners, groups))
     loss, kept, tokens = 0.0, 0, 0
     for t in looked:
         for old, behaviour in zip(t.old_logprobs, t.behaviour_logprobs, strict=True):

@@ -6,26 +6,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.doubts import tolerated_gap
-from rlboost_jax.learner.estimates import ByToken, Estimates, Evaluations
-from rlboost_jax.learner.optimization import Part
+from rlboost_jax.learner.estimates import ByToken, Estimates, Scores
 from rlboost_jax.learner.packing import PackedBatch, by_sample, pack
+from rlboost_jax.learner.programs.apply import Part
+from rlboost_jax.learner.programs.critic import CriticPrograms
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import TrainState
-from rlboost_jax.learner.step import LearnerStep
-from rlboost_jax.learner.streaming import Doubt
+from rlboost_jax.learner.stream.step_stream import Doubt
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.models.params import Params
 from rlboost_jax.settings.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learners:
+class Learner:
     """What updates are made with; the same for all steps of a run."""
 
     run: RunConfig
-    policy: LearnerStep
-    critic: CriticStep | None
+    policy: PolicyPrograms
+    critic: CriticPrograms | None
     reference: Params | None
     estimates: Estimates
     tolerated_gap: float  # nats
@@ -40,17 +40,17 @@ class Learners:
             routing=self.policy.routing,
         )
 
-    def gradients(self, params: Params, trajectories: Sequence[Trajectory]) -> Part:
-        """Of the undivided loss over these trajectories, with its sums."""
+    def policy_part(self, params: Params, trajectories: Sequence[Trajectory]) -> Part:
+        """Gradients of the undivided loss over these trajectories, with its sums."""
         in_loss = None if self.run.algorithm.kl_in_reward else self.reference
-        return self.policy.micro_batch(params, in_loss, self.pack(trajectories))
+        return self.policy.accumulate(params, in_loss, self.pack(trajectories))
 
-    def critic_gradients(self, params: Params, trajectories: Sequence[Trajectory]) -> Part:
+    def critic_part(self, params: Params, trajectories: Sequence[Trajectory]) -> Part:
         """The same of the critic's."""
         assert self.critic is not None
-        return self.critic.micro_batch(params, self.pack(trajectories))
+        return self.critic.accumulate(params, self.pack(trajectories))
 
-    def look(
+    def score(
         self, state: TrainState, groups: Sequence[Group]
     ) -> tuple[tuple[Trajectory, ...], float, float]:
         """Forward passes over a micro-batch, before the first update of its batch.
@@ -62,7 +62,7 @@ class Learners:
         everything = [t for group in groups for t in group.trajectories]
         batches = self.pack(everything)
         in_reward = self.reference if self.run.algorithm.kl_in_reward else None
-        parts = [self.policy.evaluate(state.params, in_reward, batch) for batch in batches]
+        parts = [self.policy.logprobs(state.params, in_reward, batch) for batch in batches]
         found: dict[str, ByToken] = {
             name: by_sample(batches, [np.asarray(part[name]) for part in parts])
             for name in parts[0]
@@ -70,12 +70,12 @@ class Learners:
         if self.critic is not None:
             values = [self.critic.values(state.critic.params, batch) for batch in batches]
             found["values"] = by_sample(batches, [np.asarray(part) for part in values])
-        evaluations = Evaluations(**found)
+        scores = Scores(**found)
         gaps = [np.abs(found["policy"][t.sample] - t.behaviour_logprobs) for t in everything]
         members = [
-            t for group in groups for t in self.estimates.evaluated(group.trajectories, evaluations)
+            t for group in groups for t in self.estimates.evaluated(group.trajectories, scores)
         ]
-        kl = math.fsum(self.estimates.kl_of(t, evaluations) for t in everything)
+        kl = math.fsum(self.estimates.kl_of(t, scores) for t in everything)
         return tuple(members), float(np.concatenate(gaps).max()), kl
 
     def check(self, state: TrainState, groups: Sequence[Group]) -> list[Doubt]:
@@ -106,16 +106,16 @@ class Learners:
         return doubts
 
 
-def learners_of(
+def learner_of(
     run: RunConfig,
     *,
-    policy: LearnerStep,
-    critic: CriticStep | None,
+    policy: PolicyPrograms,
+    critic: CriticPrograms | None,
     reference: Params | None,
     stop_ids: Sequence[int],
-) -> Learners:
+) -> Learner:
     """What the updates of `run` are made with, on every process."""
-    return Learners(
+    return Learner(
         run=run,
         policy=policy,
         critic=critic,

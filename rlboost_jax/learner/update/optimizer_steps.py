@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlboost_jax.learner.batch_gradients import BatchGradients, Members
-from rlboost_jax.learner.critic import CriticStep
 from rlboost_jax.learner.guards import NotFinite, check_counted, check_guards, kept
-from rlboost_jax.learner.learners import Learners
 from rlboost_jax.learner.packing import update_divisor
+from rlboost_jax.learner.programs.critic import CriticPrograms
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import TrainState
-from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.update.accumulation import Accumulation, Members
+from rlboost_jax.learner.update.learner import Learner
 
 Figures = dict[str, float]
 
@@ -25,7 +25,7 @@ class OptimizerSteps:
 
     def __init__(
         self,
-        learners: Learners,
+        learner: Learner,
         state: TrainState,
         *,
         step: int,
@@ -42,10 +42,10 @@ class OptimizerSteps:
                 every update. None: the KL is of the loss.
         """
         self.state = state
-        self._learners, self._step, self._checkpoint = learners, step, checkpoint
+        self._learner, self._step, self._checkpoint = learner, step, checkpoint
         self._culprits, self._kl = culprits, kl
 
-    def policy(self, update: int, gradients: BatchGradients, parts: Sequence[Members]) -> Figures:
+    def policy(self, update: int, accumulated: Accumulation, parts: Sequence[Members]) -> Figures:
         """One of the policy.
 
         Returns:
@@ -54,9 +54,9 @@ class OptimizerSteps:
         Raises:
             StepNotWhole, NotFinite, GuardTripped
         """
-        learners, run = self._learners, self._learners.run
+        learner, run = self._learner, self._learner.run
         members = [t for part in parts for t in part]
-        sums = gradients.total(self.state.params, parts)
+        sums = accumulated.total(self.state.params, parts)
         figures = {name: float(value) for name, value in sums.items()}
         del figures["max_logprob_gap"]  # of this update's own policy: no longer the engine's
         check_counted(members, figures["tokens"], step=self._step)
@@ -72,14 +72,14 @@ class OptimizerSteps:
         )
         divisor = max(1.0, figures.pop("divisor", divisor))  # less, where some were rejected
         policy = replace(self.state, critic=None)
-        state, finite = self._applied(learners.policy, policy, gradients, divisor)
+        state, finite = self._applied(learner.policy, policy, accumulated, divisor)
         if not (finite and math.isfinite(figures["loss"])):
             del state  # room to look for the reason
             raise self._not_finite(update, "the gradient", figures["loss"], self._culprits())
         self.state = replace(state, critic=self.state.critic)
         return {**figures, "loss": figures["loss"] / divisor}
 
-    def critic(self, update: int, gradients: BatchGradients, parts: Sequence[Members]) -> Figures:
+    def critic(self, update: int, accumulated: Accumulation, parts: Sequence[Members]) -> Figures:
         """One of the critic; its loss is the mean over tokens that are trained on.
 
         Returns:
@@ -88,12 +88,12 @@ class OptimizerSteps:
         Raises:
             NotFinite, GuardTripped
         """
-        programs, state = self._learners.critic, self.state.critic
+        programs, state = self._learner.critic, self.state.critic
         assert programs is not None
-        sums = gradients.total(state.params, parts)
+        sums = accumulated.total(state.params, parts)
         loss, tokens = float(sums["loss"]), float(sums["tokens"])
         state, finite = self._applied(
-            programs, state, gradients, max(1.0, tokens), whose="the critic's "
+            programs, state, accumulated, max(1.0, tokens), whose="the critic's "
         )
         if not (finite and math.isfinite(loss)):
             reason = "of the critic no sample is looked for"
@@ -103,15 +103,15 @@ class OptimizerSteps:
 
     def _applied(
         self,
-        programs: LearnerStep | CriticStep,
+        programs: PolicyPrograms | CriticPrograms,
         state: TrainState,
-        gradients: BatchGradients,
+        accumulated: Accumulation,
         divisor: float,
         *,
         whose: str = "",
     ) -> tuple[TrainState, bool]:
         """The state after an update, and whether that is finite."""
-        state, metrics = programs.apply(state, gradients.take(), np.float32(divisor))
+        state, metrics = programs.apply(state, accumulated.take(), np.float32(divisor))
         finite = bool(metrics["finite"])
         if finite:
             self._guard({"gradient_norm": float(metrics["gradient_norm"])}, whose)
@@ -119,7 +119,7 @@ class OptimizerSteps:
 
     def _guard(self, measured: Figures, whose: str = "") -> None:
         check_guards(
-            self._learners.run.learner,
+            self._learner.run.learner,
             measured,
             step=self._step,
             checkpoint=self._checkpoint,
@@ -127,7 +127,7 @@ class OptimizerSteps:
         )
 
     def _not_finite(self, update: int, what: str, loss: float, reason: str) -> NotFinite:
-        several = self._learners.run.algorithm.updates_per_batch > 1
+        several = self._learner.run.algorithm.updates_per_batch > 1
         which = f", update {update + 1} of its batch" if several else ""
         return NotFinite(
             f"step {self._step}{which}: {what} is not finite (loss {loss:.4g}); {reason}; "

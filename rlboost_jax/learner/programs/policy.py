@@ -1,15 +1,16 @@
-"""The learner's programs: what it looks at in a packed batch, its gradients, and the update."""
+"""The policy's programs: gradients, what else there is to know of a batch, and the update."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rlboost_jax.learner.optimization import Part, add_up, update_programs
 from rlboost_jax.learner.packing import PackedBatch, empty
-from rlboost_jax.learner.passes import evaluate_of, gaps_of, gradients_of
+from rlboost_jax.learner.programs.apply import Part, add_up, apply_programs
+from rlboost_jax.learner.programs.passes import gaps_of, gradients_of, logprobs_of
 from rlboost_jax.learner.state import TrainState, make_optimizer, state_shardings
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
@@ -20,21 +21,20 @@ from rlboost_jax.settings.routing import routing_of
 from rlboost_jax.settings.sampling import SamplingConfig
 
 
-class LearnerStep:
-    """Programs of one run, each compiled at its first use and never again.
+class PolicyPrograms:
+    """Programs of one run, each compiled at its first use and never again. They change nothing.
 
     Attributes:
         gradients: (params, reference params or None, packed batch) → (gradients, sums).
-        combine, apply: see `update_programs`.
-        evaluate: (params, reference params or None, packed batch) → log-probabilities of each
+        combine, apply: see `apply_programs`.
+        logprobs: (params, reference params or None, packed batch) → log-probabilities of each
             target [R, T], without gradients: "policy", as sampled, and with a reference also
             "whole" and "reference", under the whole softmax of either.
         gaps: (params, packed batch) → |recomputed - behaviour| of each target, 0 outside
             responses; to find out whose they are where `max_logprob_gap` is too large.
         shardings: of a TrainState.
-        base: what the parameters of the state are added to, where they are adapters: the first
-            three programs take it along. To be set before their first use; None where everything
-            is trained.
+        base: what the parameters of the state are added to, where they are adapters: gradients,
+            logprobs and gaps take it along, see `over`. None where everything is trained.
         routing: of the routes that batches have to bring; None: routers choose.
 
     The sums are those of `objective`.
@@ -64,8 +64,8 @@ class LearnerStep:
             in_shardings=(params, None, rows),
             out_shardings=(params, whole),
         )
-        self.evaluate = self._on_base(
-            evaluate_of(model, learner, sampling, mesh),
+        self.logprobs = self._on_base(
+            logprobs_of(model, learner, sampling, mesh),
             in_shardings=(params, None, rows),
             out_shardings=whole,
         )
@@ -74,7 +74,7 @@ class LearnerStep:
             in_shardings=(params, rows),
             out_shardings=whole,
         )
-        self.combine, self.apply = update_programs(
+        self.combine, self.apply = apply_programs(
             learner, self.optimizer, self.shardings, mesh, num_updates=num_updates
         )
 
@@ -84,7 +84,16 @@ class LearnerStep:
         program = program_on(
             self.mesh, function, in_shardings=(None, *in_shardings), out_shardings=out_shardings
         )
-        return _OnBase(program, lambda: self.base)
+        return _OnBase(program, None)
+
+    def over(self, base: Params) -> "PolicyPrograms":
+        """The same programs, for adapters of `base`."""
+        other = copy(self)
+        other.base = base
+        other.gradients, other.logprobs, other.gaps = (
+            each.over(base) for each in (self.gradients, self.logprobs, self.gaps)
+        )
+        return other
 
     def compile(
         self,
@@ -111,7 +120,7 @@ class LearnerStep:
         for rows, row_tokens in shapes:
             batch = empty(rows, row_tokens, self.routing)
             if self._algorithm.has_evaluation_pass:
-                self.evaluate(state.params, in_reward, batch)
+                self.logprobs(state.params, in_reward, batch)
             self.gaps(state.params, batch)
             part = self.gradients(state.params, in_loss, batch)
             programs.append(self.gradients.lower(state.params, in_loss, batch).compile())
@@ -119,7 +128,7 @@ class LearnerStep:
         programs.append(self.apply.lower(state, gradients, np.float32(1)).compile())
         return max(map(_working_bytes, programs))
 
-    def micro_batch(
+    def accumulate(
         self, params: Params, reference: Params | None, batches: Sequence[PackedBatch]
     ) -> Part:
         """Gradients and sums over the packed batches of a micro-batch, in their order."""
@@ -127,16 +136,19 @@ class LearnerStep:
 
 
 class _OnBase:
-    """A program whose first argument is the base of that moment."""
+    """A program whose first argument is given."""
 
-    def __init__(self, program: Any, base: Callable[[], Params | None]) -> None:
+    def __init__(self, program: Any, base: Params | None) -> None:
         self._program, self._base = program, base
 
+    def over(self, base: Params) -> "_OnBase":
+        return _OnBase(self._program, base)
+
     def __call__(self, *args: Any) -> Any:
-        return self._program(self._base(), *args)
+        return self._program(self._base, *args)
 
     def lower(self, *args: Any) -> Any:
-        return self._program.lower(self._base(), *args)
+        return self._program.lower(self._base, *args)
 
 
 def _working_bytes(program: jax.stages.Compiled) -> int:

@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from rlboost_jax.learner.gradients import GradientSum
-from rlboost_jax.learner.objective import Sums
-from rlboost_jax.learner.optimization import Part
+from rlboost_jax.learner.programs.apply import Part
+from rlboost_jax.learner.programs.objective import Sums
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.learner.update.tree_sum import TreeSum
 from rlboost_jax.models.params import Params
 
 Members = tuple[Trajectory, ...]  # of a micro-batch
 
 
-class BatchGradients:
+class Accumulation:
     """Those of the first update stream in with micro-batches, where that can be; the others are
     computed when their turn comes. Added up in the order of micro-batches all the same."""
 
@@ -69,5 +69,5 @@ class BatchGradients:
         assert gradients is not None
         return gradients
 
-    def _sum(self) -> GradientSum:
-        return GradientSum(self._num_parts, self._combine)
+    def _sum(self) -> TreeSum:
+        return TreeSum(self._num_parts, self._combine)

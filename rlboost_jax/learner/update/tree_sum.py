@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class GradientSum:
+class TreeSum:
     """Pairwise tree sum of `num_parts` pytrees of gradients.
 
     The parts are consumed: an added tree must not be used again.

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.gradients import GradientSum
 from rlboost_jax.learner.packing import fill, pack, update_divisor
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import init_state
-from rlboost_jax.learner.step import LearnerStep
+from rlboost_jax.learner.update.tree_sum import TreeSum
 from rlboost_jax.models.forward import head, hidden_states_and_experts
 from rlboost_jax.models.params import abstract_params, init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
@@ -78,9 +78,9 @@ def packed_parts(groups, *, size=2, loss_aggregation="token_mean", row_lengths=1
 
 
 def accumulate(step, params, parts, *, reference=None, order=None):
-    total = GradientSum(len(parts), combine=step.combine)
+    total = TreeSum(len(parts), combine=step.combine)
     for index in order or range(len(parts)):
-        total.add(index, step.micro_batch(params, reference, parts[index]))
+        total.add(index, step.accumulate(params, reference, parts[index]))
     return total.total()
 
 
@@ -159,7 +159,7 @@ def test_the_gap_is_rounding_when_the_same_weights_sampled(config, learner_step,
         for t, row, mask in zip(everything(groups), recorded, padded["mask"], strict=True)
     ]
     batches = pack(trajectories, rows=ROWS, row_tokens=ROW_TOKENS, loss_aggregation="token_mean")
-    _, sums = learner_step().micro_batch(params, None, batches)
+    _, sums = learner_step().accumulate(params, None, batches)
     assert sums["max_logprob_gap"] <= 1e-5
     assert sums["clipped"] == 0
 
@@ -183,7 +183,7 @@ def test_any_arrival_order_gives_the_same_bits(config, learner_step, groups):
 
 def test_an_update_compiles_nothing_after_the_first(config, groups, count_compiles):
     mesh = make_mesh((1, 1, 1))
-    step = LearnerStep(
+    step = PolicyPrograms(
         config.model, config.learner, config.algorithm, config.sampling, num_updates=3, mesh=mesh
     )
     state, made = fresh(config, step), []
@@ -280,7 +280,7 @@ def test_no_logits_of_all_tokens_are_made(config, top_p):
     N, V = 64 * 64, 16_384
     model = replace(config.model, vocab_size=V)
     sampling = replace(config.sampling, top_p=top_p)
-    step = LearnerStep(
+    step = PolicyPrograms(
         model,
         config.learner,
         config.algorithm,
@@ -310,7 +310,7 @@ def test_bfloat16_activations_leave_float32_gradients_that_add_up(config, groups
     """Masters, gradients and their sums are float32, so that a small part is not lost in a large
     sum; what is rounded are activations, and with them gradients by less than a percent."""
     step, rounded = (
-        LearnerStep(
+        PolicyPrograms(
             replace(config.model, dtype=dtype),
             config.learner,
             config.algorithm,

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from rlboost_jax.learner.logprobs import sampled_logprobs, whole_logprobs
-from rlboost_jax.learner.objective import Sums, objective
 from rlboost_jax.learner.packing import PackedBatch
+from rlboost_jax.learner.programs.logprobs import sampled_logprobs, whole_logprobs
+from rlboost_jax.learner.programs.objective import Sums, objective
 from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
@@ -88,7 +88,7 @@ def _experts(batch: PackedBatch) -> Int[Array, "L N A"] | None:
 def gaps_of(
     model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
 ) -> Callable[[Params | None, Params, PackedBatch], Float[Array, "R T"]]:
-    """See `LearnerStep.gaps`; all functions here take the base of adapters first, or None."""
+    """See `PolicyPrograms.gaps`; all functions here take the base of adapters first, or None."""
     factors_of = _factors(model, learner, mesh)
 
     def gaps(base: Params | None, params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
@@ -108,13 +108,13 @@ def gaps_of(
     return gaps
 
 
-def evaluate_of(
+def logprobs_of(
     model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
 ) -> Callable[..., dict[str, Float[Array, "R T"]]]:
-    """See `LearnerStep.evaluate`."""
+    """See `PolicyPrograms.logprobs`."""
     factors_of = _factors(model, learner, mesh)
 
-    def evaluate(
+    def logprobs_by_policy(
         base: Params | None, params: Params, reference: Params | None, batch: PackedBatch
     ) -> dict[str, Float[Array, "R T"]]:
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
@@ -137,7 +137,7 @@ def evaluate_of(
             found["whole"] = whole_of(*factors)[0] if sampling.truncated else found["policy"]
         return {name: values.reshape(batch.tokens.shape) for name, values in found.items()}
 
-    return evaluate
+    return logprobs_by_policy
 
 
 def gradients_of(
@@ -147,7 +147,7 @@ def gradients_of(
     sampling: SamplingConfig,
     mesh: Mesh,
 ) -> Callable[..., tuple[Params, Sums]]:
-    """See `LearnerStep.gradients`."""
+    """See `PolicyPrograms.gradients`."""
     factors_of = _factors(model, learner, mesh)
 
     def loss(

@@ -16,10 +16,10 @@ from jaxtyping import Array, Float
 from rlboost_kernels import product_precision
 
 from rlboost_jax.algorithms.values import value_losses
-from rlboost_jax.learner.objective import Sums
-from rlboost_jax.learner.optimization import Part, add_up, update_programs
 from rlboost_jax.learner.packing import PackedBatch, empty
-from rlboost_jax.learner.passes import grouped, hidden_states
+from rlboost_jax.learner.programs.apply import Part, add_up, apply_programs
+from rlboost_jax.learner.programs.objective import Sums
+from rlboost_jax.learner.programs.passes import grouped, hidden_states
 from rlboost_jax.learner.state import (
     TrainState,
     abstract_of,
@@ -37,7 +37,7 @@ from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.routing import routing_of
 
 
-class CriticStep:
+class CriticPrograms:
     """Programs of one run's critic, each compiled at its first use and never again.
 
     Attributes:
@@ -45,7 +45,7 @@ class CriticStep:
             expected before its target is sampled.
         gradients: (params, packed batch) → (gradients, sums), undivided. The sums are over
             response tokens that are trained on: `loss` and `tokens`.
-        combine, apply: see `update_programs`.
+        combine, apply: see `apply_programs`.
         shardings: of a TrainState, whose parameters are those of a decoder with tied embeddings,
             and "value": {"kernel": [E]}.
     """
@@ -80,7 +80,7 @@ class CriticStep:
             in_shardings=(params, rows),
             out_shardings=(params, whole),
         )
-        self.combine, self.apply = update_programs(
+        self.combine, self.apply = apply_programs(
             learner, self.optimizer, self.shardings, mesh, num_updates=num_updates
         )
 
@@ -99,7 +99,7 @@ class CriticStep:
         return abstract_of(self._shapes(), self.optimizer, self.shardings)
 
     def compile(self, state: TrainState, *, shapes: Iterable[tuple[int, int]]) -> None:
-        """Compile everything before the first step, as `LearnerStep.compile` does."""
+        """Compile everything before the first step, as `PolicyPrograms.compile` does."""
         for rows, row_tokens in shapes:
             batch = empty(rows, row_tokens, self._routing)
             self.values(state.params, batch)
@@ -107,7 +107,7 @@ class CriticStep:
         gradients, _ = self.combine(part, self.gradients(state.params, batch))
         self.apply.lower(state, gradients, np.float32(1)).compile()
 
-    def micro_batch(self, params: Params, batches: Sequence[PackedBatch]) -> Part:
+    def accumulate(self, params: Params, batches: Sequence[PackedBatch]) -> Part:
         """Gradients and sums over the packed batches of a micro-batch, in their order."""
         return add_up((self.gradients(params, b) for b in batches), self.combine)
 

@@ -14,7 +14,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from rlboost_jax.learner.objective import MAXIMA, Sums
+from rlboost_jax.learner.programs.objective import MAXIMA, Sums
 from rlboost_jax.learner.state import TrainState, learning_rate_schedule, on_device
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import program_on, replicated
@@ -43,7 +43,7 @@ def add_up(parts: Iterable[Part], combine: Callable[[Part, Part], Part]) -> Part
     return total
 
 
-def update_programs(
+def apply_programs(
     learner: LearnerConfig,
     optimizer: optax.GradientTransformation,
     shardings: TrainState,

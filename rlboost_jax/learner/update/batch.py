@@ -21,19 +21,19 @@ from statistics import fmean
 import jax
 import numpy as np
 
-from rlboost_jax.learner.batch_gradients import BatchGradients, Members
-from rlboost_jax.learner.diagnosis import culprits
 from rlboost_jax.learner.guards import StepNotWhole, check_judged, check_whole
-from rlboost_jax.learner.learners import Learners
-from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.optimizer_steps import Figures, OptimizerSteps
 from rlboost_jax.learner.state import TrainState
-from rlboost_jax.learner.streaming import Doubt
+from rlboost_jax.learner.stream.micro_batches import MicroBatches
+from rlboost_jax.learner.stream.step_stream import Doubt
 from rlboost_jax.learner.trajectory import Group, Trajectory
+from rlboost_jax.learner.update.accumulation import Accumulation, Members
+from rlboost_jax.learner.update.diagnosis import culprits
+from rlboost_jax.learner.update.learner import Learner
+from rlboost_jax.learner.update.optimizer_steps import Figures, OptimizerSteps
 from rlboost_jax.models.params import Params
 
 
-class BatchUpdates:
+class BatchUpdate:
     """One step's batch on its way into the parameters.
 
     `train` takes micro-batches in any order; once it has had all, `finish` makes the updates.
@@ -41,7 +41,7 @@ class BatchUpdates:
 
     def __init__(
         self,
-        learners: Learners,
+        learner: Learner,
         state: TrainState,
         *,
         step: int,
@@ -53,29 +53,29 @@ class BatchUpdates:
             state: whose parameters sample the batch. The updates consume it.
             checkpoint: tells the last complete one, for messages.
         """
-        self._algorithm, learner = learners.run.algorithm, learners.run.learner
-        self._learners, self._state = learners, state
+        self._algorithm, settings = learner.run.algorithm, learner.run.learner
+        self._learner, self._state = learner, state
         self._step, self._checkpoint = step, checkpoint
         self.micro_batches = MicroBatches(
-            learner.prompts_per_step,
-            learner.micro_batch_prompts,
-            learners.run.deterministic or self._algorithm.mini_batches > 1,
+            settings.prompts_per_step,
+            settings.micro_batch_prompts,
+            learner.run.deterministic or self._algorithm.mini_batches > 1,
         )
         self._size = self.micro_batches.num_micro_batches // self._algorithm.mini_batches
         self._members: dict[int, Members] = {}  # by micro-batch
         self._gaps: dict[int, float] = {}
         self._kl: dict[int, float] = {}
-        self._policy = BatchGradients(
-            learners.gradients,
-            learners.policy.combine,
+        self._policy = Accumulation(
+            learner.policy_part,
+            learner.policy.combine,
             num_parts=self._size,
             streams=not self._algorithm.whiten,
         )
-        self._critic: BatchGradients | None = None
-        if learners.critic is not None:
-            self._critic = BatchGradients(
-                learners.critic_gradients,
-                learners.critic.combine,
+        self._critic: Accumulation | None = None
+        if learner.critic is not None:
+            self._critic = Accumulation(
+                learner.critic_part,
+                learner.critic.combine,
                 num_parts=self._size,
                 streams=True,
             )
@@ -87,16 +87,16 @@ class BatchUpdates:
             The responses that were not sampled as their servers say. Then nothing of the
             micro-batch is kept, and it comes again.
         """
-        learners, part, gap, kl = self._learners, None, math.nan, 0.0
+        learner, part, gap, kl = self._learner, None, math.nan, 0.0
         members = tuple(t for group in groups for t in group.trajectories)
         if self._algorithm.has_evaluation_pass:
-            members, gap, kl = learners.look(self._state, groups)
+            members, gap, kl = learner.score(self._state, groups)
         if self._policy.wants(index):
             part = self._policy.part(self._state.params, members)
             gap = gap if self._algorithm.has_evaluation_pass else float(part[1]["max_logprob_gap"])
         # Dynamic sampling has checked the group already. What is not a number is no small gap.
-        if not (self._algorithm.dynamic_sampling or gap <= learners.tolerated_gap):
-            doubts = learners.doubts(self._state, groups)
+        if not (self._algorithm.dynamic_sampling or gap <= learner.tolerated_gap):
+            doubts = learner.doubts(self._state, groups)
             if doubts:
                 return doubts
         self._members[index], self._gaps[index], self._kl[index] = members, gap, kl
@@ -137,7 +137,7 @@ class BatchUpdates:
         check_judged(
             trajectories,
             step=self._step,
-            tolerated=self._learners.run.rewards.tolerated_failures,
+            tolerated=self._learner.run.rewards.tolerated_failures,
             checkpoint=self._checkpoint,
         )
         taken = sorted(t.sample for t in self.trajectories())
@@ -148,7 +148,7 @@ class BatchUpdates:
             )
         self._whiten()
         steps = OptimizerSteps(
-            self._learners,
+            self._learner,
             self._state,
             step=self._step,
             checkpoint=self._checkpoint,
@@ -179,7 +179,7 @@ class BatchUpdates:
     def _whiten(self) -> None:
         if not self._algorithm.whiten:
             return
-        white = {t.sample: t for t in self._learners.estimates.of_batch(self.trajectories())}
+        white = {t.sample: t for t in self._learner.estimates.of_batch(self.trajectories())}
         for index, part in self._members.items():
             self._members[index] = tuple(white[t.sample] for t in part)
 
@@ -196,9 +196,9 @@ class BatchUpdates:
         """All that can be found out, from the parameters that servers sampled with."""
         if host_params is None:
             return "with several processes no sample is looked for"
-        params = jax.device_put(host_params, self._learners.policy.shardings.params)
+        params = jax.device_put(host_params, self._learner.policy.shardings.params)
         return culprits(
             self.trajectories(),
-            lambda members: self._learners.gradients(params, members),
-            micro_batch_prompts=self._learners.run.learner.micro_batch_prompts,
+            lambda members: self._learner.policy_part(params, members),
+            micro_batch_prompts=self._learner.run.learner.micro_batch_prompts,
         )

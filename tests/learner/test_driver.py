@@ -8,11 +8,11 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.learner.collector import StepCollector, WrongVersion
-from rlboost_jax.learner.dynamic_sampling import DynamicSampling
 from rlboost_jax.learner.estimates import Estimates
-from rlboost_jax.learner.micro_batches import MicroBatches
-from rlboost_jax.learner.selection import Everything, Informative
-from rlboost_jax.learner.streaming import Doubt, stream_step
+from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling
+from rlboost_jax.learner.stream.micro_batches import MicroBatches
+from rlboost_jax.learner.stream.step_stream import Doubt, StepStream, StreamTimes
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.sequences.identities import Work
@@ -63,7 +63,22 @@ class ScriptedLink:
         return self.script.popleft()
 
     def doubt(self, step: int, doubts: list[Doubt]) -> None:
-        self.doubts.append((step, doubts))
+        self.doubts.append((step, list(doubts)))
+
+
+def driven(
+    link: ScriptedLink, step: StepCollector, batches: MicroBatches, train, *, sampling=None, **more
+) -> tuple[StepStream, StreamTimes]:
+    """A step from its begin to its update, on the link's clock."""
+    stream = StepStream(
+        0,
+        group_size=GROUP,
+        micro_batches=batches,
+        sampling=sampling,
+        awaited=more.get("measured"),
+    )
+    stream.begin()
+    return stream, drive(stream, link, step, train=train, clock=lambda: link.now, **more)
 
 
 def closed(step: int = 0) -> m.WindowClosed:
@@ -84,15 +99,7 @@ def run(link: ScriptedLink, micro_batch_prompts: int = 1) -> tuple[list[int], ob
         link.now += 10.0
         return []
 
-    step = collector()
-    times = stream_step(
-        link,
-        step,
-        Everything(step),
-        MicroBatches(4, micro_batch_prompts, True),
-        train,
-        clock=lambda: link.now,
-    )
+    _, times = driven(link, collector(), MicroBatches(4, micro_batch_prompts, True), train)
     return trained, (times, at)
 
 
@@ -146,8 +153,7 @@ def test_what_is_doubted_is_waited_for_again(deterministic: bool):
         ]
 
     step = collector()
-    batches = MicroBatches(4, 2, deterministic)
-    stream_step(link, step, Everything(step), batches, train, clock=lambda: link.now)
+    driven(link, step, MicroBatches(4, 2, deterministic), train)
     assert link.doubts == [(0, [Doubt(prompt=1, sample=2, attempt=0, position=1, gap=3.0)])]
     assert sorted(index for index, _ in trained) == [0, 1]
     assert sorted(prompt for _, prompts in trained for prompt in prompts) == [0, 1, 2, 3]
@@ -178,9 +184,8 @@ def test_what_is_generated_beside_a_step_is_waited_for_in_no_ones_time():
         trained.append(link.now)
         return []
 
-    aside, batches = Aside(), MicroBatches(4, 1, True)
-    clock = lambda: link.now  # noqa: E731
-    times = stream_step(link, step, Everything(step), batches, train, beside=aside, clock=clock)
+    aside = Aside()
+    _, times = driven(link, step, MicroBatches(4, 1, True), train, measured=aside)
     assert aside.complete and not link.script
     assert trained[-1] == 9.0 and link.now == 10.0
     assert times.waiting == 8.0, "until the last micro-batch"
@@ -191,10 +196,7 @@ def test_what_is_withdrawn_beside_a_step_is_waited_for_again():
     withdrawn = m.Withdrawn(step=0, samples=m.pack_ids([18]))
     link, step = ScriptedLink([rollout(9, 0), *groups[:4], withdrawn, *groups[4:]]), collector()
     link.script.append(rollout(9, 0))
-    stream_step(
-        *(link, step, Everything(step), MicroBatches(4, 1, True), lambda index, groups: []),
-        beside=Aside(),
-    )
+    driven(link, step, MicroBatches(4, 1, True), lambda index, groups: [], measured=Aside())
     assert not link.script
 
 
@@ -208,7 +210,7 @@ def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
     link, step = ScriptedLink([*script, rollout(1, 0), *whole_group(4)]), collector(prompts=2)
     trained: list[list[int]] = []
 
-    def request(places: range) -> None:
+    def extend(places: range) -> None:
         asked.append(places)
         step.extend([np.array([1, p], np.int32) for p in places])
         link.script = deque(sorted(link.script, key=lambda r: r.work.prompt == 3))
@@ -224,14 +226,13 @@ def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
         return []
 
     sampling = DynamicSampling(num_groups=2, most_prompts=8)
-    assert sampling.ask() == range(2)
-    selection = Informative(sampling, check=check, request=request)
-    stream_step(link, step, selection, MicroBatches(2, 1, True), train, clock=lambda: link.now)
+    batches = MicroBatches(2, 1, True)
+    stream, _ = driven(link, step, batches, train, sampling=sampling, check=check, extend=extend)
     assert asked == [range(2, 3), range(3, 4)]
     assert trained == [[1], [3]]
-    assert [t.sample for t in selection.trajectories()] == [2, 3, 6, 7]
+    assert [t.sample for t in stream.trajectories()] == [2, 3, 6, 7]
     assert link.doubts == [(0, [Doubt(prompt=1, sample=2, attempt=0, position=1, gap=3.0)])]
-    assert sampling.prompts_used == 4
+    assert stream.prompts_used == 4
 
 
 def test_groups_are_checked_when_the_devices_are_free_and_that_is_no_waiting():
@@ -249,10 +250,7 @@ def test_groups_are_checked_when_the_devices_are_free_and_that_is_no_waiting():
         return []
 
     sampling = DynamicSampling(num_groups=3, most_prompts=3)
-    sampling.ask()
-    selection = Informative(sampling, check=check, request=lambda places: None)
-    batches = MicroBatches(3, 1, True)
-    times = stream_step(link, step, selection, batches, train, clock=lambda: link.now)
+    _, times = driven(link, step, MicroBatches(3, 1, True), train, sampling=sampling, check=check)
     assert looked == [(0, 5.0), (1, 8.0), (2, 33.0)], "five messages first; then both, and train"
     assert times.training == 3 * 3.0 + 3 * 10.0
     assert times.waiting == 2.0

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.learner.gradients import GradientSum
+from rlboost_jax.learner.update.tree_sum import TreeSum
 
 
 def add(left, right):
@@ -23,7 +23,7 @@ def parts_and_order(draw):
 
 
 def summed(parts, order):
-    total = GradientSum(len(parts), combine=add)
+    total = TreeSum(len(parts), combine=add)
     for index in order:
         total.add(index, {"w": parts[index]})
     return total.total()["w"]
@@ -60,7 +60,7 @@ def test_in_order_it_keeps_one_sum_per_level(num_parts):
         combined.append(1)
         return add(left, right)
 
-    total = GradientSum(num_parts, combine=counted)
+    total = TreeSum(num_parts, combine=counted)
     for index in range(num_parts):
         total.add(index, {"w": np.ones(1)})
         live = index + 1 - len(combined)  # each addition makes one sum of two
@@ -71,14 +71,14 @@ def test_in_order_it_keeps_one_sum_per_level(num_parts):
 
 @given(st.integers(1, 20).flatmap(lambda n: st.permutations(range(n))))
 def test_the_left_of_two_has_the_lower_indices(order):
-    total = GradientSum(len(order), combine=lambda left, right: left + right)
+    total = TreeSum(len(order), combine=lambda left, right: left + right)
     for index in order:
         total.add(index, [index])
     assert total.total() == list(range(len(order)))
 
 
 def test_parts_are_taken_once_and_all_of_them():
-    total = GradientSum(3, combine=add)
+    total = TreeSum(3, combine=add)
     total.add(1, {"w": np.ones(1)})
     with pytest.raises(ValueError, match="part 1 of 3 was added before"):
         total.add(1, {"w": np.ones(1)})

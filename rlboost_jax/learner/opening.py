@@ -1,0 +1,311 @@
+"""Set a run up: what is chosen before the first device is touched, and the session of a trainer.
+
+The order counts: the folder is taken before anything is written, the fleet starts while the learner
+warms up and compiles, and everything is taken down in the opposite order.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from rlboost_jax.data.exercises import Exercises
+from rlboost_jax.data.open import keep_record, open_exercises, record_lines
+from rlboost_jax.learner import fit, kernels, orders
+from rlboost_jax.learner.base import Base, check_same
+from rlboost_jax.learner.best import BestCheckpoint
+from rlboost_jax.learner.checkpoint_extra import window_of
+from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.followers import Followers, invite
+from rlboost_jax.learner.link import EventLoopThread, ManagerLink
+from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.origin import keep_origin
+from rlboost_jax.learner.preparation import Prepared, prepared, programs, restore
+from rlboost_jax.learner.processes import World, agreed, check_mesh
+from rlboost_jax.learner.publisher import Publisher
+from rlboost_jax.learner.reserved import ReservedEngines, devices_of_slices
+from rlboost_jax.learner.session import Session
+from rlboost_jax.learner.update.learner import learner_of
+from rlboost_jax.messages import TrainerHello
+from rlboost_jax.models.params import Params, params_digest
+from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.observe.console import Console
+from rlboost_jax.observe.files import FilesTracker
+from rlboost_jax.observe.profile import StepProfile
+from rlboost_jax.observe.tracker import Tracker, Trackers
+from rlboost_jax.observe.trackers import chosen_trackers
+from rlboost_jax.qualification.start import published_run, trainer_run
+from rlboost_jax.rollout.instance import engine_of
+from rlboost_jax.settings.memory import learner_bytes_per_device
+from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.weights.seal import sealed
+from rlboost_jax.weights.snapshots import SnapshotStore
+from rlboost_jax.workdir import Workdir
+
+LOOK_SECONDS = 0.25  # between two looks at the fleet, for the live view
+
+
+@dataclass(frozen=True, kw_only=True)
+class Makers:
+    """Who makes what a session is made of. A test gives others."""
+
+    kernels: Callable[[RunConfig, Path, Callable[[str], None]], RunConfig] = trainer_run
+    console: Callable[..., Console] = Console
+    fits: Callable[..., None] = fit.check_devices
+    programs: Callable[..., Any] = programs
+    manager: Callable[..., ManagerProcess] = ManagerProcess
+    link: Callable[..., ManagerLink] = ManagerLink
+    engine: Callable[..., Any] = engine_of
+    reserved: Callable[..., ReservedEngines] = ReservedEngines
+    snapshots: Callable[..., SnapshotStore] = SnapshotStore
+    trackers: Callable[..., list[Tracker]] = chosen_trackers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is settled before anything is written."""
+
+    run: RunConfig  # with the learner's own kernels
+    own: RunConfig  # with those of the trainer's engines, too
+    published: RunConfig  # of the folder, for later starts and for servers
+    mesh: Mesh
+    lines: tuple[str, ...]  # for a person: what was chosen and why
+
+
+def plan_of(run: RunConfig, path: Path, world: World, makers: Makers) -> Plan:
+    """
+    Raises:
+        NotEnoughDevices, IdleProcess, NotEnoughMemory, AttentionNotAvailable, KernelNotAvailable:
+            this trainer's devices cannot do it.
+    """
+    lines: list[str] = []
+    own = agreed(makers.kernels(run, path, lines.append), world)
+    published = published_run(run, own)
+    run = replace(published, learner=own.learner)
+    mesh = make_mesh(run.learner.mesh)
+    check_mesh(mesh, world)
+    kernels.check(run, mesh)
+    makers.fits(run, list(mesh.devices.flat), lines.append)
+    return Plan(run=run, own=own, published=published, mesh=mesh, lines=tuple(lines))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A session, and what is done about it from outside of its steps."""
+
+    session: Session
+    workdir: Workdir
+    profile: StepProfile
+    trackers: Trackers
+    first: int  # the step to go on with
+
+
+class Opening:
+    """One session, part by part; `stack` takes down what was set up."""
+
+    def __init__(
+        self, plan: Plan, path: Path, world: World, stack: contextlib.ExitStack, makers: Makers
+    ) -> None:
+        """Takes the folder. Raises WorkdirUnusable."""
+        self._plan, self._run, self._world = plan, plan.run, world
+        self._stack, self._makers = stack, makers
+        self._workdir = stack.enter_context(Workdir(path, plan.published))
+        self._path = self._workdir.path
+        self._console = stack.enter_context(
+            makers.console(
+                num_steps=plan.run.num_steps,
+                reserved_price_per_hour=plan.run.fleet.reserved_price_per_hour,
+                live=plan.run.observe.live,
+            )
+        )
+
+    def open(self) -> Opened:
+        """Raises what `run_training` does, before the first step."""
+        run, console, stack = self._run, self._console, self._stack
+        for line in self._plan.lines:
+            console.note(line)
+        keep_origin(self._path, run.model.source)
+        exercises = self._exercises()
+        policy, critic = self._makers.programs(run, self._plan.mesh)
+        followers = stack.enter_context(invite(self._world, self._workdir.run_id))
+        manager, link = self._manager()
+        followers.fail_to(link.fail)
+        profile = stack.enter_context(StepProfile(run.observe, self._path, note=console.note))
+        checkpoints = stack.enter_context(
+            Checkpoints(
+                self._path / "checkpoints",
+                keep=run.checkpoint.keep,
+                on_durable=lambda step: link.committed(step - 1) if step else None,
+            )
+        )
+        restored = restore(run, policy, critic, checkpoints)
+        extra = restored[1] if restored else {}
+        first = checkpoints.latest() or 0
+        trackers = self._trackers(first)
+        stack.enter_context(_sending_home(link, manager))
+        stack.enter_context(_showing_fleet(self._thread, link, console))
+        # The fleet starts now, while the learner warms up and compiles.
+        with console.phase("starting the manager and its fleet"):
+            window = window_of(extra) if restored else None
+            link.connect(TrainerHello(run_id=self._workdir.run_id, window=window))
+        if restored:
+            console.note(f"going on with step {first + 1} of {run.num_steps}")
+        ready = prepared(run, self._path, policy, critic, checkpoints, restored, console)
+        store = self._makers.snapshots(
+            self._path / "snapshots",
+            dtype=run.weights.rollout_dtype,
+            keep=run.weights.keep_versions,
+        )
+        base = None
+        if ready.policy.base is not None:
+            with console.phase("copying the base for servers"):
+                base = _published_base(ready.policy.base, followers, store)
+            check_same(base.digest, extra, self._path)
+        session = Session(
+            run=run,
+            exercises=exercises,
+            learner=learner_of(
+                run,
+                policy=ready.policy,
+                critic=ready.critic,
+                reference=ready.reference,
+                stop_ids=exercises.stop_ids,
+            ),
+            state=ready.state,
+            prompts_used=extra.get("prompts_used", 0),
+            base=base,
+            link=link,
+            reserved=self._reserved(ready, manager, link, profile),
+            publisher=self._publisher(store, manager, link, profile),
+            checkpoints=checkpoints,
+            best=BestCheckpoint(self._path, checkpoints) if run.evaluation.keep_best else None,
+            followers=followers,
+            note=console.note,
+            show=trackers.samples,
+            spans=profile.spans,
+        )
+        return Opened(
+            session=session,
+            workdir=self._workdir,
+            profile=profile,
+            trackers=trackers,
+            first=first,
+        )
+
+    def _exercises(self) -> Exercises:
+        run, console = self._run, self._console
+        with console.phase(f"reading the data of task {run.task.name}"):
+            exercises = open_exercises(run)
+        self._stack.callback(exercises.close)
+        if exercises.record is not None:
+            keep_record(self._path, exercises.record)
+            for line in record_lines(exercises.record):
+                console.note(line)
+        return exercises
+
+    def _manager(self) -> tuple[ManagerProcess, ManagerLink]:
+        """Neither is started yet."""
+        self._thread = EventLoopThread()
+        self._stack.callback(self._thread.close)
+        manager = self._makers.manager(self._path, self._workdir.run_id)
+        self._stack.callback(manager.close)
+        if self._workdir.config_changed:
+            manager.dismiss()  # it serves the configuration of before
+        return manager, self._makers.link(self._thread, locate=manager.locate)
+
+    def _trackers(self, first: int) -> Trackers:
+        """Closed after the fleet is sent home: it may take a minute."""
+        chosen = self._makers.trackers(
+            self._run, self._path, self._workdir.run_id, step=first, note=self._console.note
+        )
+        trackers = Trackers([FilesTracker(self._path, step=first), self._console, *chosen])
+        self._stack.callback(trackers.close)
+        return trackers
+
+    def _reserved(
+        self, ready: Prepared, manager: ManagerProcess, link: ManagerLink, profile: StepProfile
+    ) -> ReservedEngines:
+        """The trainer's own engines, on their way into the fleet."""
+        run, makers = self._run, self._makers
+        with self._console.phase("compiling the engine's programs"):
+            taken_bytes = learner_bytes_per_device(run) + ready.working_bytes
+            engines = [
+                makers.engine(self._plan.own, taken_bytes=taken_bytes, devices=devices)
+                for devices in devices_of_slices(self._plan.mesh, run.engine.tensor_parallel)
+            ]
+        self._console.note(str(engines[0].memory))
+        reserved = makers.reserved(
+            run,
+            engines,
+            self._thread,
+            on_failure=link.fail,
+            spans=profile.spans,
+            clock=profile.clock,
+        )
+        self._stack.callback(reserved.close)
+        reserved.connect(manager.locate)
+        return reserved
+
+    def _publisher(
+        self,
+        store: SnapshotStore,
+        manager: ManagerProcess,
+        link: ManagerLink,
+        profile: StepProfile,
+    ) -> Publisher:
+        publisher = Publisher(
+            store,
+            announce=lambda manifest: link.publish(sealed(manifest, manager.server_token())),
+            in_use=lambda: link.status.versions_in_use if link.status else (),
+            report=self._console.note,
+            spans=profile.spans,
+        )
+        self._stack.callback(publisher.close)
+        return publisher
+
+
+@contextlib.contextmanager
+def _sending_home(link: ManagerLink, manager: ManagerProcess) -> Iterator[None]:
+    """However the run ends, manager and servers do not stay behind.
+
+    Of one that is not complete they leave the tokens so far in the manager's journal.
+    """
+    reason, over = "the trainer stopped", False
+    try:
+        yield
+        reason, over = "the run is over", True
+    except BaseException as error:
+        reason = f"the trainer stopped: {type(error).__name__}"
+        raise
+    finally:
+        if not link.end(reason, over=over):
+            manager.dismiss()
+
+
+@contextlib.contextmanager
+def _showing_fleet(thread: EventLoopThread, link: ManagerLink, console: Console) -> Iterator[None]:
+    """Show the fleet as the manager last described it, whatever the trainer waits for."""
+
+    async def show() -> None:
+        while True:
+            if link.status is not None:
+                console.fleet(link.status)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    showing = thread.start(show())
+    try:
+        yield
+    finally:
+        showing.cancel()
+
+
+def _published_base(params: Params, followers: Followers, store: SnapshotStore) -> Base:
+    """Written for servers, once for all versions of this start."""
+    host_params = followers.gather(params, orders.BASE)
+    store.write_base(host_params)
+    digest = params_digest(host_params)
+    return Base(params=host_params if followers else params, digest=digest)

@@ -1,0 +1,44 @@
+"""What a run has once it has been prepared."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rlboost_jax.data.exercises import Exercises
+from rlboost_jax.learner.base import Base
+from rlboost_jax.learner.best import BestCheckpoint
+from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.followers import Followers
+from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.publisher import Publisher
+from rlboost_jax.learner.reserved import ReservedEngines
+from rlboost_jax.learner.state import TrainState
+from rlboost_jax.learner.update.learner import Learner
+from rlboost_jax.models.params import params_digest
+from rlboost_jax.observe.samples import SampleRow
+from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.settings.run import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """All that a training loop works with. What changes from step to step is the loop's own."""
+
+    run: RunConfig
+    exercises: Exercises
+    learner: Learner
+    state: TrainState  # to begin with; the first update consumes it
+    prompts_used: int = 0  # of the prompt stream, by the steps before
+    base: Base | None = None  # of the adapters, where these are what is trained
+    link: ManagerLink
+    reserved: ReservedEngines
+    publisher: Publisher
+    checkpoints: Checkpoints
+    best: BestCheckpoint | None = None  # is offered every checkpoint that is evaluated
+    followers: Followers = field(default_factory=Followers)
+    note: Callable[[str], None] = lambda line: None  # shows a line to whoever watches
+    # Is given the samples of every step that has any to show.
+    show: Callable[[Sequence[SampleRow]], None] = lambda rows: None
+    spans: Recorder = field(default_factory=Recorder)  # of this process
+    clock: Callable[[], float] = time.perf_counter  # seconds
+    digest: Callable[..., str] = params_digest

@@ -1,0 +1,122 @@
+"""One step as the learner lives it: wait, receive, have judged, train what is ready.
+
+What is next is decided by `stream.py`; here it is done, and timed. Rewards are computed elsewhere;
+an answer wakes the learner like a message does.
+
+Rollouts that the learner's own log-probabilities contradict are sent back and generated again;
+no gradient has been taken of them then.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, assert_never, runtime_checkable
+
+from rlboost_jax import messages
+from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.stream.step_stream import (
+    Asked,
+    Check,
+    Doubt,
+    Extend,
+    Resample,
+    StepStream,
+    StreamTimes,
+    TakeDevices,
+    Train,
+    Update,
+    Wait,
+)
+from rlboost_jax.learner.trajectory import Group
+
+
+@runtime_checkable
+class Receiver(Protocol):
+    """What is needed of `ManagerLink`."""
+
+    def receive(self, timeout: float | None = None) -> messages.ToTrainer | None: ...
+    def doubt(self, step: int, doubts: Sequence[Doubt]) -> None: ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """Responses that are generated with the step and not trained on: a `Measurement`."""
+
+    def take(self, rollout: messages.FinishedRollout, /) -> bool: ...
+    def withdraw(self, withdrawn: messages.Withdrawn, /) -> None: ...
+
+
+def drive(
+    stream: StepStream,
+    link: Receiver,
+    collector: StepCollector,
+    *,
+    train: Callable[[int, tuple[Group, ...]], Sequence[Doubt]],
+    check: Callable[[tuple[Group, ...]], Sequence[Doubt]] = lambda groups: (),
+    extend: Callable[[range], None] = lambda places: None,
+    measured: Measured | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> StreamTimes:
+    """Receive rollouts and do what the stream says until the update can be made.
+
+    Args:
+        stream: begun, and so is the step.
+        train: (micro-batch index, its groups) → what it doubts of them. Called in the order of
+            completion; where it doubts anything it has kept nothing, and is called again.
+        check: what is doubted of groups that are not trained on yet.
+        extend: has more prompts generated, named by their places from the step's cursor.
+        measured: takes the responses that are its own.
+
+    Raises:
+        ManagerLost, ManagerNotStarted, WrongVersion: from the link and the collector.
+        RewardWorkersLost: responses can no longer be judged.
+    """
+    times = StreamTimes()
+
+    def take(message: messages.ToTrainer | None) -> None:
+        match message:
+            case messages.FinishedRollout():
+                if measured is not None and measured.take(message):
+                    return
+                if stream.arrived(message):
+                    finished(collector.add(message))
+            case messages.Withdrawn() if measured is not None:
+                measured.withdraw(message)
+            case messages.WindowClosed():
+                stream.window_closed(message)
+
+    def finished(groups: Sequence[Group]) -> None:
+        for group in groups:
+            stream.finished(group)
+
+    def ask(asked: Asked) -> None:
+        for each in asked:
+            match each:
+                case Extend(places):
+                    extend(places)
+                case Resample(doubts):
+                    link.doubt(stream.step, doubts)
+                    collector.reject(doubt.sample for doubt in doubts)
+                case _:
+                    assert_never(each)
+
+    while True:
+        finished(collector.settle())
+        since = clock()
+        match stream.next():
+            case Wait():
+                take(link.receive())  # or None, woken by an answer
+            case TakeDevices():
+                times.took_devices(since)
+                stream.took_devices()
+            case Check(group):
+                ask(stream.checked(group, check((group,))))
+                times.worked((now := clock()) - since, now)
+            case Train(index, groups):
+                ask(stream.trained(index, groups, train(index, groups)))
+                times.worked((now := clock()) - since, now)
+                while (message := link.receive(timeout=0)) is not None:
+                    take(message)
+            case Update():
+                return times
+            case unknown:
+                assert_never(unknown)

@@ -1,0 +1,268 @@
+"""What a learner does in one step, decided without I/O: responses arrive, and what is next follows.
+
+The trainer of a run drives it in real time (`driver.py`), the simulator's in virtual time. It has
+no clock, socket, device or thread: verbs say what happened, `next` says what to do.
+
+    prompts = stream.begin()                      # the manager is asked for their responses
+    stream.arrived(rollout), stream.finished(group), stream.window_closed(closed)
+    match stream.next():
+        case Wait():                              # until more arrives
+        case TakeDevices(): …; stream.took_devices()
+        case Check(group): asked = stream.checked(group, doubts)
+        case Train(index, groups): asked = stream.trained(index, groups, doubts)
+        case Update():                            # the batch is whole
+
+`asked` is what the manager is asked for because of it: more prompts, or responses again.
+
+Invariants:
+- nothing is checked or trained while the reserved devices generate: they are free once they have
+  handed over (`WindowClosed`) or nothing is left to generate;
+- a response counts once; one that is doubted counts no more until it has come again;
+- every group of the batch is in exactly one micro-batch, and the update is made when all of them
+  are trained and whatever is measured beside the step is there.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from rlboost_jax import messages
+from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling, informative
+from rlboost_jax.learner.stream.micro_batches import MicroBatch, MicroBatches
+from rlboost_jax.learner.trajectory import Group, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """A response of which one token at least was not sampled as is said."""
+
+    prompt: int
+    sample: int
+    attempt: int
+    position: int  # in the response, of the first such token
+    gap: float  # nats between the two log-probabilities, the largest in the response
+
+
+@dataclass(frozen=True)
+class Extend:
+    """Ask for responses to more prompts, named by their places from the step's cursor."""
+
+    places: range
+
+
+@dataclass(frozen=True)
+class Resample:
+    """Ask for these responses again; what is known of them is forgotten."""
+
+    doubts: tuple[Doubt, ...]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do before more arrives."""
+
+
+@dataclass(frozen=True)
+class TakeDevices:
+    """The reserved devices are the learner's from now on."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Look whether the tokens of a group were sampled as is said, before it counts."""
+
+    group: Group
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train on a micro-batch, groups numbered by their places in the batch."""
+
+    index: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True)
+class Update:
+    """Every micro-batch has been trained on. It is said once."""
+
+
+Asked = tuple[Extend | Resample, ...]  # of the manager
+Next = Wait | TakeDevices | Check | Train | Update
+
+
+@runtime_checkable
+class Awaited(Protocol):
+    """Responses that are generated with the step and not trained on: a `Measurement`."""
+
+    @property
+    def complete(self) -> bool: ...
+
+
+class StreamTimes:
+    """Of one step's stream, from its begin to the last micro-batch, in seconds of any clock."""
+
+    def __init__(self) -> None:
+        self.training = 0.0  # on micro-batches, and on groups that may make up the batch
+        self._taken_at: float | None = None
+        self._end = 0.0
+
+    def took_devices(self, now: float) -> None:
+        self._taken_at = now
+
+    def worked(self, seconds: float, now: float) -> None:
+        """The learner did something to the batch until now."""
+        self.training += seconds
+        self._end = now
+
+    @property
+    def waiting(self) -> float:
+        """Idle for want of a complete micro-batch, once the devices were free."""
+        taken_at = self._end if self._taken_at is None else self._taken_at
+        return max(0.0, self._end - taken_at - self.training)
+
+
+class StepStream:
+    """One step, from its first prompt to its update."""
+
+    def __init__(
+        self,
+        step: int,
+        *,
+        group_size: int,
+        micro_batches: MicroBatches,
+        sampling: DynamicSampling | None = None,
+        awaited: Awaited | None = None,
+        takes_devices: bool = True,
+    ) -> None:
+        """Nothing is asked for yet.
+
+        Args:
+            group_size: responses to each prompt.
+            micro_batches: of as many groups as the batch has.
+            sampling: chooses these groups; None: they are those of the first prompts.
+            awaited: is waited for as well, in no one's time.
+            takes_devices: also when all is generated; False: only when the window is closed.
+        """
+        self.step, self._group_size, self._micro_batches = step, group_size, micro_batches
+        self._sampling, self._awaited, self._takes_devices = sampling, awaited, takes_devices
+        self._num_prompts = 0  # asked for
+        self._here: set[int] = set()  # samples
+        self._finished: deque[Group] = deque()  # not chosen from yet
+        self._groups: dict[int, Group] = {}  # by prompt, those that were chosen from
+        self._ready: deque[MicroBatch] = deque()
+        self._window_closed = self._free = self._over = False
+
+    @property
+    def prompts_used(self) -> int:
+        """How far the batch has moved the prompt stream on."""
+        return self._sampling.prompts_used if self._sampling else self._num_prompts
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The prompts of the batch, by their places from the step's cursor."""
+        return self._sampling.members if self._sampling else range(self._num_prompts)
+
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """Those of the batch, in (prompt, sample) order."""
+        return tuple(
+            trajectory
+            for prompt in sorted(self.members)
+            if prompt in self._groups
+            for trajectory in self._groups[prompt].trajectories
+        )
+
+    def begin(self) -> range:
+        """The prompts to begin the step with, by their places from its cursor."""
+        sampling = self._sampling
+        first = sampling.ask() if sampling else range(self._micro_batches.num_prompts)
+        self._num_prompts = len(first)
+        return first
+
+    def arrived(self, rollout: messages.FinishedRollout) -> bool:
+        """Note a response of this step; False: it was not asked for, or is here already."""
+        work = rollout.work
+        place = work.sample - work.prompt * self._group_size
+        known = work.prompt < self._num_prompts and 0 <= place < self._group_size
+        ours = work.purpose == "train" and work.batch == self.step
+        if not (ours and known) or work.sample in self._here:
+            return False
+        self._here.add(work.sample)
+        return True
+
+    def finished(self, group: Group) -> None:
+        """All responses to a prompt are here and judged."""
+        self._finished.append(group)
+
+    def window_closed(self, closed: messages.WindowClosed) -> None:
+        """The reserved engines have handed over what they had of a step."""
+        self._window_closed |= closed.step == self.step
+
+    def took_devices(self) -> None:
+        """The learner has its devices back."""
+        self._free = True
+
+    def next(self) -> Next:
+        """What to do now. Its answer, if it has one, is due before the next call."""
+        if not self._free:
+            mine = self._takes_devices and self._generated and (self._finished or self._ready)
+            return TakeDevices() if self._window_closed or mine else Wait()
+        while self._finished and self._sampling is None:
+            self._choose(self._finished.popleft())
+        if self._finished:  # before training: it may want more prompts generated meanwhile
+            return Check(self._finished.popleft())
+        if self._ready:
+            index, groups = self._ready.popleft()
+            return Train(index, groups)
+        awaited = self._awaited is not None and not self._awaited.complete
+        if self._over or awaited or not self._complete:
+            return Wait()
+        self._over = True
+        return Update()
+
+    def checked(self, group: Group, doubts: Sequence[Doubt] = ()) -> Asked:
+        """A group was looked at. Where anything is doubted, it does not count and comes again."""
+        if doubts:
+            return (self._reject(doubts),)
+        self._choose(group)
+        sampling = self._sampling
+        more = sampling.ask() if sampling else range(0)
+        if not more:
+            return ()
+        self._num_prompts = more.stop
+        return (Extend(more),)
+
+    def trained(self, index: int, groups: tuple[Group, ...], doubts: Sequence[Doubt] = ()) -> Asked:
+        """A micro-batch was trained on, or nothing of it was kept because of doubts."""
+        if not doubts:
+            return ()
+        self._micro_batches.take_back(index, groups, {doubt.prompt for doubt in doubts})
+        return (self._reject(doubts),)
+
+    @property
+    def _generated(self) -> bool:
+        """Whether every response is here; some may not be judged yet."""
+        return len(self._here) == self._num_prompts * self._group_size
+
+    @property
+    def _complete(self) -> bool:
+        """Whether every group of the batch is known."""
+        return self._sampling.complete if self._sampling else len(self._groups) == self._num_prompts
+
+    def _choose(self, group: Group) -> None:
+        """Count a group, and hand on whoever is a member of the batch for certain by it."""
+        self._groups[group.prompt] = group
+        members = [(group.prompt, group.prompt)]
+        if self._sampling:
+            differ = informative([t.reward for t in group.trajectories])
+            members = self._sampling.add(group.prompt, differ)
+        for rank, prompt in members:
+            member = Group(prompt=rank, trajectories=self._groups[prompt].trajectories)
+            self._ready.extend(self._micro_batches.add(member))
+
+    def _reject(self, doubts: Sequence[Doubt]) -> Resample:
+        self._here.difference_update(doubt.sample for doubt in doubts)
+        for doubt in doubts:
+            self._groups.pop(doubt.prompt, None)
+        return Resample(tuple(doubts))
