@@ -13,6 +13,7 @@ from rlboost_jax.logits import learner_logits
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
+from rlboost_jax.sequences.identities import Batch, Work
 from rlboost_jax.settings.huggingface import to_huggingface
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.sources import source_fields
@@ -69,12 +70,12 @@ def test_greedy_generation(family, engine, tokens):
     prompts = tokens[:, :PROMPT]
     expected = generate(family[2], prompts.astype(np.int64), T - PROMPT)
     greedy = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=T - PROMPT, stop_ids=())
-    ask = partial(GenerateRequest, step=0, sample=0, version=1, seed=0, sampling=greedy)
+    ask = partial(GenerateRequest, version=1, sampling=greedy)
     engine.submit(
         [
             ask(
                 request_id=b,
-                prompt=b,
+                work=Work(seed=0, batch=Batch(0), prompt=b, sample=0),
                 prompt_tokens=pack_tokens(prompt.tolist()),
                 response_tokens=b"",
             )
