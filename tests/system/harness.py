@@ -270,7 +270,11 @@ class Run:
         if version is None and left < status["total"] // 2:  # it had begun too long before
             self.hold(dispatches)
             return None
-        busy = {each["instance"] for each in status["instances"] if each["running"]}
+        busy = {
+            each["instance"]
+            for each in status["instances"]
+            if each["running"] and version in (None, each["version"])  # not of the step before
+        }
         at_work = {n: pid for n, pid in servers.items() if n in busy and pid in waiting}
         return Standstill(at_work) if at_work or not with_servers else None
 

@@ -47,9 +47,9 @@ class Forger(worker.Worker):
         super()._send()
 
 
-def prepared_engine(config: Any) -> Any:
+def prepared_engine(config: Any, **options: Any) -> Any:
     Forger.vocab_size = config.model.vocab_size
-    return honest_engine(config)
+    return honest_engine(config, **options)
 
 
 honest_engine = server.prepared_engine
