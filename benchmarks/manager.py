@@ -173,7 +173,7 @@ def measure() -> dict[str, Any]:
 def _hello(stream: int, slots: int) -> m.Hello:
     return m.Hello(
         instance=f"i{stream}", reserved=False, slots=slots, slot_tokens=14_536, price_per_hour=5.32,
-        zone="", host="h", pid=stream, device="d", fingerprint="f",
+        zone="", host="h", device="d", fingerprint="f", nonce=str(stream),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.stand_in import StandIn
-from rlboost_jax.fleet.market import market_events
+from rlboost_jax.providers.market import market_events
 from rlboost_jax.settings.fleet import FleetConfig
 
 ROOT = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ engine is a clock. All rollouts in slots advance together and a dispatch of n to
 n / rate seconds, so that the rate does not depend on how many there are.
 
 With `--nursery` it forks such servers on request, in the language of
-`rlboost_jax.fleet.zygote`: a joiner is there at once, and its imports take no time from
+`rlboost_jax.rollout.zygote`: a joiner is there at once, and its imports take no time from
 the others.
 """
 
@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.credentials import Endpoint, read_credentials
-from rlboost_jax.fleet.zygote import Zygote
 from rlboost_jax.messages import GenerateRequest, Hello, Manifest, unpack_tokens
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.rollout.zygote import Zygote
 
 STOP = 1
 FILLER = 2
@@ -159,9 +159,9 @@ def stand_in_hello(name: str, settings: StandIn, *, reserved: bool) -> Hello:
         price_per_hour=0.0 if reserved else 2.66,
         zone="stand-in",
         host="localhost",
-        pid=os.getpid(),
         device="clock",
         fingerprint=FINGERPRINT,
+        nonce=str(os.getpid()),
     )
 
 

@@ -34,7 +34,7 @@ async def serve(manager: Endpoint, name: str, joined: asyncio.Event) -> None:
     ):
         hello = m.Hello(
             instance=name, reserved=False, slots=SLOTS, slot_tokens=SLOT_TOKENS,
-            price_per_hour=0.0, zone="", host="", pid=0, device="none", fingerprint="none",
+            price_per_hour=0.0, zone="", host="", device="none", fingerprint="none",
         )  # fmt: skip
         await stream.send_bytes(m.encode(hello))
         welcome = m.decode_to_server(await stream.receive_bytes(timeout=JOIN_SECONDS))

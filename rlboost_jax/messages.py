@@ -118,10 +118,11 @@ class Hello(Message, frozen=True, kw_only=True):
     price_per_hour: float
     zone: Label
     host: Label
-    pid: Count
     device: Label
     fingerprint: Label  # what equal bits depend on: program, jax version, device kind
-    process: Name = ""  # drawn by chance as it starts: hosts and pids are used again
+    # Unlike any other's: what whoever asked for this server gave it, or drawn by chance as it
+    # starts. With the name it is the instance; see `rlboost_jax.providers.base`.
+    nonce: Name = ""
 
 
 class Renew(Message, frozen=True, kw_only=True):

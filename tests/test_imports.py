@@ -23,8 +23,8 @@ LAYERS = (
     {"sequences", "settings", "messages", "pytree", "compile_cache"}
     | {"workdir", "processes", "backoff", "closing", "credentials", "exits"},
     {"data", "rewards", "models", "algorithms", "observe"},
-    {"engine", "weights", "manager", "qualification"},
-    {"learner", "rollout", "simulator", "fleet"},
+    {"engine", "weights", "manager", "providers", "qualification"},
+    {"learner", "rollout", "simulator"},
 )
 ENTRY = len(LAYERS)
 
@@ -170,6 +170,16 @@ def test_a_class_name_is_that_of_one_class(package: str) -> None:
     assert not [name for name, count in names.items() if count > 1]
 
 
+def test_the_manager_knows_providers_by_their_seam_only() -> None:
+    """And the seam knows nobody: no clock, file or process, and no provider."""
+    seam = "rlboost_jax.providers.base"
+    for name in OF_MANAGER:
+        known = {t for t in own_imports(name) if unit(t) == "providers"} - {"rlboost_jax.providers"}
+        assert known <= {seam} or name == "rlboost_jax.manager.__main__", name
+    assert own_imports(seam) <= {"rlboost_jax", "rlboost_jax.providers"}
+    assert not foreign_imports(seam) & (INPUT_OUTPUT - {"pathlib"})
+
+
 def test_no_module_imports_itself_in_a_circle() -> None:
     """Not even for types."""
     names = {name for name in MODULES if unit(name) != "simulator"}
@@ -185,8 +195,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 WITHOUT_JAX = [
     name
     for name in MODULES
-    if unit(name) in ("manager", "fleet", "simulator", "settings", "messages")
-    and name != "rlboost_jax.fleet.zygote"  # it imports JAX so that its children need not
+    if unit(name) in ("manager", "providers", "simulator", "settings", "messages")
 ]
 
 

@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import logging
 import os
+import secrets
 import signal
 import ssl
 import sys
@@ -24,14 +25,10 @@ from pathlib import Path
 from aiohttp import web
 
 from rlboost_jax import processes
-from rlboost_jax.fleet.local import LocalProvider
-from rlboost_jax.fleet.market import MarketEvent, initial_capacity, market_events
 from rlboost_jax.manager.events import (
-    InstanceExited,
     MachineAdded,
     MachineRemoved,
     Record,
-    ServerFound,
     Shutdown,
 )
 from rlboost_jax.manager.limits import server_frame_bytes
@@ -57,8 +54,10 @@ from rlboost_jax.manager.service.run_files import (
 )
 from rlboost_jax.manager.service.tracing import StepTracer
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.messages import SICK_EXIT_CODE
 from rlboost_jax.observe.events import EventsWriter
+from rlboost_jax.providers.base import Rendezvous
+from rlboost_jax.providers.choice import open_provider
+from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_events
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.load import read_run_config, read_run_id
@@ -110,7 +109,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         stack.callback(journal.close)
         entries, damages = journal.read()
         settings = Settings.of(run, run_id)
-        manager = Manager(settings, loop.time())
+        manager = Manager(settings, loop.time(), life=secrets.token_hex(8))
         watch = None
         if run.observe.profile_step:
             watch = StepTracer(workdir, run.observe.profile_step)
@@ -197,39 +196,20 @@ async def _manage(
     )
     with recorded(workdir, record):
         log.info("listening on %s", record.address)
-        if run.fleet.provider == "local":  # else servers are started by hand
-            await _open_fleet(driver, run, workdir, record, expected=port == former)
-            events = market_events(run.fleet, seed=run.seed)
-            driver.follow(_market(events, run.fleet, driver.begun))
+        rendezvous = Rendezvous(
+            run_id=run_id,
+            workdir=workdir,
+            address=record.address,
+            local_address=record.local_address,
+            join=join_folder(workdir),
+        )
+        provider = open_provider(run.fleet, rendezvous)
+        await driver.employ(provider, found_us=port == former)
+        events = market_events(run.fleet, seed=run.seed)
+        driver.follow(_market(events, run.fleet, driver.begun))
         code = (await driver.finished).code
         await driver.close()
     return code
-
-
-async def _open_fleet(
-    driver: Driver, run: RunConfig, workdir: Path, record: ManagerRecord, *, expected: bool
-) -> None:
-    """Give the driver a provider, with the servers that a manager which died has left.
-
-    Args:
-        expected: this is where they look for a manager. Elsewhere they would never find it:
-            they are ended, and count until they are gone.
-    """
-    provider = LocalProvider(
-        workdir,
-        record.local_address,
-        join_folder(workdir),
-        price_per_hour=run.fleet.price_per_hour,
-        on_exit=lambda name, code: driver.apply(
-            InstanceExited(name, f"exit code {code}", sick=code == SICK_EXIT_CODE)
-        ),
-        on_failure=driver.fail,
-    )
-    driver.provider = provider
-    for name, pid in provider.adopt().items():
-        driver.apply(ServerFound(name, pid))
-        if not expected:
-            await provider.signal(name, signal.SIGKILL)
 
 
 async def _market(

@@ -1,7 +1,7 @@
 """What the manager hears (events) and what it wants done (actions).
 
 A stream is one connection of a server or of the trainer, named by a number that is never
-used twice. The driver turns sockets, processes and clocks into events, and actions back.
+used twice. The driver turns sockets, the provider's words and clocks into events, and actions back.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from typing import Any
 
 from rlboost_jax.manager.journal import Entry
 from rlboost_jax.messages import ServerMessage, ToServer, ToTrainer, TrainerMessage
+from rlboost_jax.providers.base import Listed, ProviderEvent
 
 # Events -------------------------------------------------------------------------------
 
@@ -41,31 +42,6 @@ class FromTrainer:
 class TrainerGone:
     stream: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStarted:
-    """The provider has started a server; what names the same process in its Hello is it."""
-
-    instance: str
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceExited:
-    """A process that the provider started has ended, or could not be started."""
-
-    instance: str
-    detail: str
-    sick: bool = False  # it says so with its exit code
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFound:
-    """A server that the provider of an earlier manager started still runs."""
-
-    instance: str
-    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +88,8 @@ Event = (
     | ServerGone
     | FromTrainer
     | TrainerGone
-    | ServerStarted
-    | InstanceExited
-    | ServerFound
+    | ProviderEvent
+    | Listed
     | MachineAdded
     | MachineRemoved
     | Stalled
@@ -147,18 +122,20 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Have the provider start a server of this name."""
+class Request:
+    """Ask the provider for an instance. What comes of it is a `ProviderEvent`."""
 
     instance: str
+    nonce: str  # its `Hello` will echo it
+    pool: str
 
 
 @dataclass(frozen=True, slots=True)
-class Signal:
-    """Have the provider end a server it started."""
+class Terminate:
+    """Have the provider end an instance that it was asked for."""
 
     instance: str
-    notice: bool  # SIGTERM, else SIGKILL
+    grace_seconds: float  # 0: at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,4 +154,4 @@ class Exit:
     reason: str
 
 
-Action = Append | Send | Close | Start | Signal | Record | Exit
+Action = Append | Send | Close | Request | Terminate | Record | Exit

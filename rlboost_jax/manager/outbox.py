@@ -9,9 +9,9 @@ from rlboost_jax.manager.events import (
     Close,
     Exit,
     Record,
+    Request,
     Send,
-    Signal,
-    Start,
+    Terminate,
 )
 from rlboost_jax.manager.journal import Entry
 from rlboost_jax.messages import FinishedRollout, ToServer, ToTrainer, WindowClosed, Withdrawn
@@ -79,11 +79,11 @@ class Outbox:
     def close(self, stream: int, reason: str) -> None:
         self._actions.append(Close(stream, reason))
 
-    def start(self, instance: str) -> None:
-        self._actions.append(Start(instance))
+    def request(self, instance: str, nonce: str, pool: str) -> None:
+        self._actions.append(Request(instance, nonce, pool))
 
-    def signal(self, instance: str, *, notice: bool) -> None:
-        self._actions.append(Signal(instance, notice))
+    def terminate(self, instance: str, grace_seconds: float = 0.0) -> None:
+        self._actions.append(Terminate(instance, grace_seconds))
 
     def record(self, kind: str, instance: str = "", **detail: Any) -> None:
         self._actions.append(Record(kind, self.step, instance, detail))

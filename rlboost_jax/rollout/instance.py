@@ -1,7 +1,6 @@
 """What makes an instance of the fleet: the run's engine, and how it introduces itself."""
 
 import gc
-import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
@@ -56,8 +55,9 @@ def engine_of(
 
 
 def hello_of(
-    engine: Engine, *, name: str, reserved: bool, price_per_hour: float, zone: str
+    engine: Engine, *, name: str, reserved: bool, price_per_hour: float, zone: str, nonce: str = ""
 ) -> Hello:
+    """Args: nonce: that the provider gave it; "" draws one."""
     return Hello(
         instance=name,
         reserved=reserved,
@@ -66,8 +66,7 @@ def hello_of(
         price_per_hour=price_per_hour,
         zone=zone,
         host=socket.gethostname(),
-        pid=os.getpid(),
         device=engine.device_kind,
         fingerprint=engine.fingerprint,
-        process=secrets.token_hex(8),
+        nonce=nonce or secrets.token_hex(8),
     )

@@ -7,6 +7,7 @@ registers: a server that is known to the manager is one that can work at once.
 import argparse
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -35,6 +36,7 @@ from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.messages import MAX_NOTICE_SECONDS, SICK_EXIT_CODE, decode_server, encode
 from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.providers.base import NONCE_VARIABLE
 from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.start import server_run
 from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
@@ -158,15 +160,20 @@ async def _serve(
     args: argparse.Namespace, manager: Endpoint, config: RunConfig, engine: Engine
 ) -> str:
     hello = hello_of(
-        engine, name=args.name, reserved=False, price_per_hour=args.price, zone=args.zone
+        engine,
+        name=args.name,
+        reserved=False,
+        price_per_hour=args.price,
+        zone=args.zone,
+        nonce=os.environ.get(NONCE_VARIABLE, ""),
     )
     puller = Puller(source=config.weights.source, manager=manager)
     try:
         decode_server(encode(hello))
     except msgspec.ValidationError as error:
         raise CannotServe(
-            f"a manager would not take its introduction: {error}; --name has letters, digits, "
-            "'.', '_' and '-' only and is short, and so is --zone"
+            f"a manager would not take its introduction: {error}; --name and {NONCE_VARIABLE} have "
+            "letters, digits, '.', '_' and '-' only and are short, and so is --zone"
         ) from None
     before = num_compiles()
     client = InstanceClient(

@@ -149,7 +149,7 @@ def _fleet(config: RunConfig) -> str:
             f"{chaos.joins_per_minute:g} joins a minute"
         )
     change = ", ".join(changes) or "nothing is taken away"
-    return f"local processes, at most {fleet.max_instances}; {change}"
+    return f"provider {fleet.provider}, at most {fleet.max_instances}; {change}"
 
 
 def _memory(parts: dict[str, int]) -> str:

@@ -11,7 +11,8 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager.events import FromServer, InstanceExited, ServerGone
+from rlboost_jax.manager.events import FromServer, ServerGone
+from rlboost_jax.providers.base import Exited
 from rlboost_jax.simulator.engine import Engine, NewTokens, Row
 
 if TYPE_CHECKING:
@@ -25,12 +26,12 @@ _ONE_BYTES: Final = m.pack_tokens([1])
 class Server:
     """
     Args:
-        name: "" for a reserved engine, else what the provider calls it.
+        name: "" for a reserved engine, else what the manager asked for.
+        nonce: what the manager asked for with that name.
     """
 
-    def __init__(self, world: World, name: str, *, reserved: bool) -> None:
-        self._world, self.name, self.reserved = world, name, reserved
-        self.pid = world.next_pid()
+    def __init__(self, world: World, name: str, nonce: str, *, reserved: bool) -> None:
+        self._world, self.name, self.nonce, self.reserved = world, name, nonce, reserved
         self.stream = 0  # 0: not connected
         self.alive = True
         engine = world.config.engine
@@ -63,9 +64,9 @@ class Server:
                 price_per_hour=price,
                 zone="",
                 host="simulated",
-                pid=self.pid,
                 device="simulated",
                 fingerprint="simulated",
+                nonce=self.nonce,
             )
         )
 
@@ -120,11 +121,11 @@ class Server:
         self.alive = False
         self._world.link.give_up(self._pulling)
         self._world.ended(self)
-        stream, name = self.stream, self.name
+        stream, exited = self.stream, Exited(self.name, self.nonce, reason)
         clock, deliver = self._world.clock, self._world.deliver
         if stream:
             clock.after(known_after, lambda: deliver(ServerGone(stream, reason)))
-        clock.after(known_after, lambda: deliver(InstanceExited(name, reason)))
+        clock.after(known_after, lambda: deliver(exited))
 
     def _take(self, requests: tuple[m.GenerateRequest, ...], digest: str) -> None:
         if digest != self._digest:

@@ -19,15 +19,15 @@ from rlboost_jax.manager.events import (
     MachineAdded,
     MachineRemoved,
     Record,
+    Request,
     Send,
-    ServerStarted,
-    Signal,
-    Start,
+    Terminate,
     Tick,
 )
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.messages import ToServer, ToTrainer
+from rlboost_jax.providers.base import Granted, Started
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.manager import ManagerConfig
 from rlboost_jax.simulator.clock import Clock
@@ -81,7 +81,6 @@ class World:
         self.sleeps = sleeps
         self.published_at = 0.0  # the newest weights
         self._streams = STREAM
-        self._pids = 0
         self._peers: dict[int, Server] = {}
         self._servers: dict[str, Server] = {}  # of the provider, by name
         self._billed_since: dict[str, float] = {}
@@ -94,8 +93,8 @@ class World:
         self._handling = False
         self.trainer = Trainer(self)
         self.reserved = [
-            server(self, "", reserved=True)
-            for _ in range(config.num_engines if reserved_engines else 0)
+            server(self, "", f"engine-{number}", reserved=True)
+            for number in range(config.num_engines if reserved_engines else 0)
         ]
         for change in changes:
             self._plan(change)
@@ -129,10 +128,6 @@ class World:
 
     def forget(self, step: int) -> None:
         self._lengths.pop(step, None)
-
-    def next_pid(self) -> int:
-        self._pids += 1
-        return self._pids
 
     def open(self, server: Server) -> int:
         self._streams += 1
@@ -178,10 +173,10 @@ class World:
                     self.trainer.hear(cast(ToTrainer, message))
                 elif stream in self._peers:
                     self._peers[stream].hear(cast(ToServer, message))
-            case Start(name):
-                self._start(name)
-            case Signal(name, notice):
-                self._signal(name, notice)
+            case Request(name, nonce):
+                self._start(name, nonce)
+            case Terminate(name, grace_seconds):
+                self._terminate(name, notice=grace_seconds > 0)
             case Close(stream, _):
                 self._peers.pop(stream, None)
             case Record("foreseen", step, _, detail):
@@ -196,18 +191,19 @@ class World:
             event = MachineRemoved(change.machine, self.config.market.notice_seconds > 0)
         self.clock.at(change.seconds, lambda: self.deliver(event))
 
-    def _start(self, name: str) -> None:
-        server = self._server(self, name, reserved=False)
+    def _start(self, name: str, nonce: str) -> None:
+        server = self._server(self, name, nonce, reserved=False)
         self._servers[name] = server
         self._billed_since[name] = self.clock.now
-        self.deliver(ServerStarted(name, server.pid))
+        self.deliver(Granted(name, nonce))
+        self.deliver(Started(name, nonce))
         seconds = self.config.instance.start_seconds
         if self.clock.now == 0:
             seconds = 0.0
             self.manager.was_there(name)
         self.clock.after(seconds, server.connect)
 
-    def _signal(self, name: str, notice: bool) -> None:
+    def _terminate(self, name: str, *, notice: bool) -> None:
         server = self._servers.pop(name, None)
         if server is None:
             return

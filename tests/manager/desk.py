@@ -17,6 +17,7 @@ from rlboost_jax.manager.events import (
 from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.providers.base import Exited, Granted, Started
 from tests.manager.fakes import (
     RUN,
     batch,
@@ -25,6 +26,7 @@ from tests.manager.fakes import (
     lead,
     length,
     manifest,
+    nonce_of,
     ready,
     settings,
     token,
@@ -41,6 +43,7 @@ class Desk:
         self.now = 0.0
         self.settings = chosen or settings()
         self.manager = Manager(self.settings)
+        self._lives = 0
         self.actions: list[Action] = []
         self.entries: list[Entry] = []  # of the journal
         self._sequence: dict[int, int] = {}
@@ -57,9 +60,19 @@ class Desk:
     def crash(self, at: float) -> None:
         """The manager is killed; another goes on from what it had written down."""
         self.now = at
-        self.manager = Manager(self.settings, at)
+        self._lives += 1
+        self.manager = Manager(self.settings, at, life=str(self._lives))
         self.actions = self.manager.recover(self.entries, at)
         self._sequence.clear()
+
+    def grant(self, name: str) -> list[Action]:
+        """The provider has a server for it that begins."""
+        self(Granted(name, nonce_of(name)))
+        return self.actions + self(Started(name, nonce_of(name)))
+
+    def exit(self, name: str, reason: str, code: int | None = None) -> list[Action]:
+        """The provider's last word on it."""
+        return self(Exited(name, nonce_of(name), reason, code))
 
     def tick(self, at: float) -> list[Action]:
         return self(Tick(), at)
@@ -76,6 +89,10 @@ class Desk:
         self.trainer(m.TrainerHello(run_id=RUN, window=window))
         if reserved:
             self.server(RESERVED, hello(instance="trainer", reserved=True))
+
+    def join_granted(self, stream: int, name: str, version: int | None = 0) -> None:
+        """One of the provider's."""
+        self.join(stream, version, instance=name, nonce=nonce_of(name))
 
     def join(self, stream: int, version: int | None = None, **changes: Any) -> None:
         """A preemptible server; ready where `version` is given."""

@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from rlboost_jax import messages as m
+from rlboost_jax.manager.events import Request
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.providers.base import ANY_POOL
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.manager import ManagerConfig
 from rlboost_jax.settings.routing import Routing
@@ -104,10 +106,20 @@ def manifest(version: int, digest: str) -> m.Manifest:
     )
 
 
+def nonce_of(name: str) -> str:
+    """What the first manager of a run asks for that server with."""
+    return f"0-{name.rpartition('-')[2]}"
+
+
+def request(name: str) -> Request:
+    """What it asks the provider."""
+    return Request(name, nonce_of(name), ANY_POOL)
+
+
 def hello(**changes: Any) -> m.Hello:
     values: dict[str, Any] = dict(
         instance="", reserved=False, slots=2, slot_tokens=4 + MAX_TOKENS, price_per_hour=3600.0,
-        zone="z", host="h", pid=1, device="cpu", fingerprint="same",
+        zone="z", host="h", device="cpu", fingerprint="same", nonce="1",
     )  # fmt: skip
     return m.Hello(**{**values, **changes})
 

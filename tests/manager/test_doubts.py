@@ -28,7 +28,7 @@ def two_servers() -> tuple[Desk, dict[int, list[m.GenerateRequest]]]:
     desk.open_run(reserved=False)
     desk.publish(0)
     desk.join(A, 0)
-    desk.join(B, 0, pid=2)
+    desk.join(B, 0, nonce="2")
     desk.begin(0)
     held = {stream: desk.requests(stream) for stream in (A, B)}
     for stream, requests in held.items():
@@ -139,13 +139,13 @@ def test_a_response_is_redone_from_before_the_liars_first_token() -> None:
     assert rollout.result is None and bytes(rollout.tokens) == honest
 
 
-def test_a_liar_does_not_come_back_under_the_same_name_of_its_process() -> None:
+def test_a_liar_does_not_come_back_with_the_same_name_and_nonce() -> None:
     desk, held = two_servers()
     finish(desk, A, held[A][0])
     desk.trainer(doubt((held[A][0].work.sample, 0)))
     desk.server(12, hello(instance="server-10"))
     assert "sent away" in desk.closed()[12]
-    desk.server(13, hello(instance="server-10", pid=77))
+    desk.server(13, hello(instance="server-10", nonce="77"))
     assert 13 not in desk.closed(), "started anew"
     desk.crash(at=1.0)
     desk.server(14, hello(instance="server-10"))
@@ -230,9 +230,9 @@ def test_nobody_takes_the_name_of_the_trainers_own_engine() -> None:
     assert "own engine" in desk.closed()[12]
 
 
-def test_a_name_is_one_processs_only() -> None:
+def test_a_name_is_one_servers_only() -> None:
     desk, _ = two_servers()
     desk(ServerGone(A, "killed"))
-    desk.server(12, hello(instance="server-10", pid=9))
+    desk.server(12, hello(instance="server-10", nonce="9"))
     (welcome,) = desk.sent(m.Welcome, 12)
     assert welcome.instance != "server-10"

@@ -9,12 +9,14 @@ from rlboost_jax.manager.events import (
     MachineAdded,
     MachineRemoved,
     ServerGone,
-    ServerStarted,
     Stalled,
+    Terminate,
 )
 from rlboost_jax.manager.reducer.drains import LEAVE_SECONDS, MARGIN_SECONDS, MAX_NOTICES
+from rlboost_jax.manager.state.fleet import FIRST_RETRY_SECONDS
+from rlboost_jax.providers.base import Withdrawn
 from tests.manager.desk import RESERVED, Desk
-from tests.manager.fakes import ready, settings
+from tests.manager.fakes import nonce_of, ready, request, settings
 
 A = 10
 NOTICE = 60.0  # of these tests, given at second 0
@@ -237,8 +239,8 @@ def test_a_notice_after_the_markets_own_is_heeded() -> None:
     desk.open_run()
     desk.publish(0)
     desk(MachineAdded("m1"))
-    desk(ServerStarted("local-1", 77))
-    desk.join(A, version=0, instance="local-1", pid=77)
+    desk.grant("local-1")
+    desk.join_granted(A, "local-1")
     desk.begin(0)
     requests = desk.requests(A)
     desk(MachineRemoved("m1", notice=True))
@@ -254,3 +256,48 @@ def test_a_stall_of_the_manager_does_not_hold_up_a_machine() -> None:
     assert desk.sent(m.Leave, A), "it goes when it goes"
     desk(Stalled(LEAVE_SECONDS), at=NOTICE + LEAVE_SECONDS)
     assert not desk.closed(), "but its goodbye may lie in the socket"
+
+
+def granted() -> Desk:
+    """The provider has an instance for the only machine."""
+    desk = Desk(
+        settings(manager__max_pending=4, manager__seeding=False, manager__lease_seconds=1e6)
+    )
+    desk.open_run()
+    desk.publish(0)
+    desk(MachineAdded("m1"))
+    desk.grant("local-1")
+    return desk
+
+
+def withdraw(desk: Desk, nonce: str = "") -> None:
+    desk(Withdrawn("local-1", nonce or nonce_of("local-1"), NOTICE, "the spot market"))
+
+
+def test_what_the_provider_withdraws_is_under_notice() -> None:
+    desk = granted()
+    desk.join_granted(A, "local-1")
+    desk.begin(0)
+    requests = desk.requests(A)
+    withdraw(desk, nonce="of-another")
+    assert not desk.actions, "nobody that we know of"
+    withdraw(desk)
+    (record,) = desk.records("notice")
+    assert record.detail == {"reason": "the spot market", "hint": False, "seconds": NOTICE}
+    assert asked_back(desk) == [r.request_id for r in requests[2:]]
+    assert not [a for a in desk.actions if isinstance(a, Terminate)], "others end it"
+    desk.tokens(A, requests[:2], 1)
+    assert not [a for a in desk.exit("local-1", "taken", None) if isinstance(a, Terminate)]
+    assert request("local-2") in desk.actions, "it has worked: the next one need not wait"
+
+
+def test_an_instance_withdrawn_before_it_joins_goes_all_the_same() -> None:
+    desk = granted()
+    withdraw(desk)
+    desk.now = 20.0
+    desk.join_granted(A, "local-1", None)
+    (record,) = desk.records("notice")
+    assert record.detail["seconds"] == NOTICE - 20.0
+    desk.exit("local-1", "taken")
+    assert request("local-2") not in desk.actions, "it gave no token: a pause first"
+    assert request("local-2") in desk.tick(20.0 + FIRST_RETRY_SECONDS)

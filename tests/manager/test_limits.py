@@ -110,7 +110,7 @@ def test_the_largest_honest_frames_pass(slots: int, slot_tokens: int, max_pendin
     [
         {"instance": "a b"}, {"instance": "n\n"}, {"instance": "x" * 101}, {"instance": "<b>"},
         {"zone": "\x1b[2J"}, {"host": "h\n"}, {"device": "d" * 201}, {"fingerprint": "f\x00"},
-        {"slots": -1}, {"slots": 2**31}, {"pid": -1}, {"slot_tokens": 2**40},
+        {"slots": -1}, {"slots": 2**31}, {"nonce": "a b"}, {"slot_tokens": 2**40},
     ],
 )  # fmt: skip
 def test_an_introduction_that_nobody_wants_to_read(changes: dict[str, object]) -> None:

@@ -252,7 +252,8 @@ def test_servers_that_cannot_find_it_are_ended(workdir: Path, taken: bool) -> No
     with manager(workdir) as process:
         process.kill()
     (workdir / "servers").mkdir()
-    (workdir / "servers" / "local-3").write_text(f"{server.pid} {start_time(server.pid)}\n")
+    note = {"nonce": "n", "pid": server.pid, "started": start_time(server.pid)}
+    (workdir / "servers" / "local-3").write_text(json.dumps(note))
     with contextlib.ExitStack() as stack:
         stack.callback(server.kill)
         if taken:

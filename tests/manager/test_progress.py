@@ -6,12 +6,10 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import (
-    InstanceExited,
     MachineAdded,
     ServerGone,
-    ServerStarted,
-    Signal,
     Stalled,
+    Terminate,
 )
 from rlboost_jax.manager.state.fleet import ABSENT_SECONDS, FIRST_RETRY_SECONDS
 from tests.manager.desk import RESERVED, Desk, at_work
@@ -228,15 +226,15 @@ def test_the_machine_of_a_sick_server_rests_longer_each_time(by: str) -> None:
     pauses = []
     for number in range(1, 4):
         name, stream = f"local-{number}", 100 + number
-        desk(ServerStarted(name, number))
-        desk.join(stream, version=0, instance=name, pid=number)
+        desk.grant(name)
+        desk.join_granted(stream, name)
         desk.tokens(stream, desk.requests(stream)[:1], 1)
         assert desk.manager.view.fleet.servers[name].proved
         if by == "goodbye":
             desk.server(stream, m.Goodbye(reason="sick: x", sick=True))
         else:
             desk(ServerGone(stream, "stream closed"))
-        desk(InstanceExited(name, "exit code 5", sick=by == "exit code"))
+        desk.exit(name, "exit code", m.SICK_EXIT_CODE if by == "exit code" else None)
         assert not desk.manager.view.fleet.servers
         pauses.append(desk.manager.view.fleet.retry_at - desk.now)
         desk.tick(desk.manager.view.fleet.retry_at)
@@ -245,18 +243,18 @@ def test_the_machine_of_a_sick_server_rests_longer_each_time(by: str) -> None:
 
 
 def test_a_server_that_dials_again_before_its_old_stream_is_missed_lives_on() -> None:
-    """Its provider's process is there all the time, so nothing is killed."""
+    """It is there all the time, so nothing is terminated."""
     desk = Desk(settings(manager__lease_seconds=1e6))
     desk.open_run()
     desk.publish(0)
     desk(MachineAdded("machine"))
-    desk(ServerStarted("local-1", 101))
-    desk.join(A, version=0, instance="local-1", pid=101)
-    desk.join(A + 1, version=0, instance="local-1", pid=101)
+    desk.grant("local-1")
+    desk.join_granted(A, "local-1")
+    desk.join_granted(A + 1, "local-1")
     desk(ServerGone(A, "the old one, at last"))
     assert A + 1 not in desk.closed()
     desk.tick(desk.now + 10 * ABSENT_SECONDS)
-    assert not [a for a in desk.actions if isinstance(a, Signal)]
+    assert not [a for a in desk.actions if isinstance(a, Terminate)]
     desk(ServerGone(A + 1, "and the new one"))
     desk.tick(desk.now + 2 * ABSENT_SECONDS)
-    assert [a.instance for a in desk.actions if isinstance(a, Signal)] == ["local-1"]
+    assert [a.instance for a in desk.actions if isinstance(a, Terminate)] == ["local-1"]

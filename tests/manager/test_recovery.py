@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager.events import MachineAdded, Start
+from rlboost_jax.manager.events import MachineAdded, Request
 from rlboost_jax.manager.journal import Counted, RunOver, StepClosed
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
 from tests.manager.fakes import manifest, settings
@@ -148,14 +148,14 @@ def test_names_are_not_given_twice() -> None:
     assert first.instance != second.instance
 
 
-def test_nor_are_names_of_processes() -> None:
+def test_nor_are_names_of_servers() -> None:
     desk = Desk()
     desk.open_run()
     desk(MachineAdded("m"))
-    (first,) = [a.instance for a in desk.actions if isinstance(a, Start)]
+    (first,) = [a.instance for a in desk.actions if isinstance(a, Request)]
     desk.crash(at=1.0)  # before the provider could say that it had started it
     desk(MachineAdded("m"))
-    (second,) = [a.instance for a in desk.actions if isinstance(a, Start)]
+    (second,) = [a.instance for a in desk.actions if isinstance(a, Request)]
     assert first != second
 
 

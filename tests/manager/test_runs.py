@@ -7,21 +7,21 @@ from rlboost_jax import messages as m
 from rlboost_jax.manager.events import (
     Append,
     Exit,
-    InstanceExited,
     MachineAdded,
     MachineRemoved,
+    Request,
     ServerGone,
-    ServerStarted,
     Shutdown,
-    Signal,
     Stalled,
-    Start,
+    Terminate,
     TrainerGone,
 )
 from rlboost_jax.manager.journal import RunOver
 from rlboost_jax.manager.reducer.manager import ORPHANED
+from rlboost_jax.manager.reducer.staffing import GRACE_SECONDS
+from rlboost_jax.providers.base import Exited, Granted, Refused
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
-from tests.manager.fakes import RUN, begin_step, settings
+from tests.manager.fakes import RUN, begin_step, nonce_of, request, settings
 from tests.manager.fakes import hello as server_hello
 
 A, B = 10, 11
@@ -70,8 +70,8 @@ def test_a_server_under_notice_is_churn() -> None:
     desk.open_run(reserved=False)
     desk.publish(0)
     desk(MachineAdded("m1"))
-    desk(ServerStarted("local-1", 1))
-    desk.join(A, version=0, instance="local-1")
+    desk.grant("local-1")
+    desk.join_granted(A, "local-1")
     desk.join(B, version=0)
     desk.begin(0, prompts=1)
     desk.now = 1.0
@@ -141,19 +141,19 @@ def test_tokens_are_kept_for_a_run_that_is_not_complete(over: bool) -> None:
 def test_the_market_gives_and_takes() -> None:
     desk = seeded(manager__seeding=False)
     desk.publish(0)
-    assert [a for a in desk(MachineAdded("m1")) if isinstance(a, Start)] == [Start("local-1")]
-    desk(ServerStarted("local-1", 1))
+    assert [a for a in desk(MachineAdded("m1")) if isinstance(a, Request)] == [request("local-1")]
+    desk.grant("local-1")
     assert not desk(MachineRemoved("", notice=True)), "it has not even joined"
-    desk.join(A, version=0, instance="local-1")
-    assert not [a for a in desk.actions if isinstance(a, Signal)], "it is not at work"
+    desk.join_granted(A, "local-1")
+    assert not [a for a in desk.actions if isinstance(a, Terminate)], "it is not at work"
     desk.tokens(A, [], in_flight=8)
-    assert Signal("local-1", notice=True) in desk.actions and desk.records("notice")
+    assert Terminate("local-1", GRACE_SECONDS) in desk.actions and desk.records("notice")
     assert desk.manager.status(0.0).instances[-1].state == "leaving"
     desk.server(A, m.Goodbye(reason="SIGTERM"))
-    assert not [a for a in desk(InstanceExited("local-1", "0")) if isinstance(a, Start)]
-    assert Start("local-2") in desk(MachineAdded(""))
+    assert not [a for a in desk.exit("local-1", "0") if isinstance(a, Request)]
+    assert request("local-2") in desk(MachineAdded(""))
     desk(MachineRemoved("m1", notice=False))
-    assert Signal("local-2", notice=False) in desk.actions
+    assert Terminate("local-2", 0.0) in desk.actions
 
 
 def test_the_fleet_begins_with_as_many_as_there_are_reserved_engines() -> None:
@@ -163,8 +163,8 @@ def test_the_fleet_begins_with_as_many_as_there_are_reserved_engines() -> None:
     desk.server(RESERVED + 1, server_hello(instance="trainer-2", reserved=True))
     started = []
     for number in range(4):
-        started += [a for a in desk(MachineAdded(f"m{number}")) if isinstance(a, Start)]
-    assert started == [Start("local-1"), Start("local-2")]
+        started += [a for a in desk(MachineAdded(f"m{number}")) if isinstance(a, Request)]
+    assert started == [request("local-1"), request("local-2")]
 
 
 def test_money_and_time() -> None:
@@ -239,45 +239,45 @@ def test_servers_that_crash_once_they_are_ready_are_replaced_ever_more_rarely() 
     pauses = []
     for number in range(1, 4):
         name, stream = f"local-{number}", 100 + number
-        desk(ServerStarted(name, number))
-        desk.join(stream, version=0, instance=name, pid=number)
+        desk.grant(name)
+        desk.join_granted(stream, name)
         desk(ServerGone(stream, "killed"))
-        desk(InstanceExited(name, "exit code -11"))
+        desk.exit(name, "exit code -11")
         pauses.append(desk.manager.view.fleet.retry_at - desk.now)
         desk.tick(desk.manager.view.fleet.retry_at)
-        assert Start(f"local-{number + 1}") in desk.actions
+        assert request(f"local-{number + 1}") in desk.actions
     assert pauses == [0.5, 1.0, 2.0]
-    desk(ServerStarted("local-4", 4))
-    desk.join(104, version=0, instance="local-4", pid=4)
+    desk.grant("local-4")
+    desk.join_granted(104, "local-4")
     desk.tokens(104, desk.requests(104), 1)
     desk(ServerGone(104, "killed"))
-    assert Start("local-5") in desk(InstanceExited("local-4", "exit code -11"))
+    assert request("local-5") in desk.exit("local-4", "exit code -11")
 
 
 def test_a_server_started_by_hand_is_not_the_fleets_whatever_its_name() -> None:
     desk = seeded(manager__seeding=False)
     desk.publish(0)
     desk(MachineAdded("m1"))
-    desk.join(A, version=0, instance="local-1", pid=77)
+    desk.join(A, version=0, instance="local-1", nonce="77")
     desk.tokens(A, [], in_flight=8)
-    desk(ServerStarted("local-1", 5))
+    desk.grant("local-1")
     assert desk.manager.view.fleet.starting == 1, "it has not joined"
     desk(MachineRemoved("", notice=True))
-    assert not [a for a in desk.actions if isinstance(a, Signal)]
-    desk.join(B, version=0, instance="local-1", pid=5)
+    assert not [a for a in desk.actions if isinstance(a, Terminate)]
+    desk.join_granted(B, "local-1")
     assert desk.manager.view.fleet.starting == 0
     desk.tokens(B, [], in_flight=8)
-    assert Signal("local-1", notice=True) in desk.actions
-    states = {i.hello.pid: i.state for i in desk.manager.view.roster if not i.reserved}
-    assert states == {77: "ready", 5: "leaving"}
+    assert Terminate("local-1", GRACE_SECONDS) in desk.actions
+    states = {i.hello.nonce: i.state for i in desk.manager.view.roster if not i.reserved}
+    assert states == {"77": "ready", nonce_of("local-1"): "leaving"}
 
 
 def test_a_server_may_say_hello_before_it_is_known_to_have_started() -> None:
     desk = seeded()
     desk(MachineAdded("m1"))
-    desk.join(A, instance="local-1", pid=5)
-    assert desk.manager.view.fleet.starting == 1
-    desk(ServerStarted("local-1", 5))
+    desk.join_granted(A, "local-1", None)
+    assert desk.manager.view.fleet.servers["local-1"].joined
+    desk.grant("local-1")
     assert desk.manager.view.fleet.starting == 0
 
 
@@ -293,22 +293,62 @@ def test_status_comes_about_once_a_second() -> None:
     assert desk.now == 3.0 and desk.manager.status(3.0).versions_in_use == (5,)
 
 
-def test_a_process_that_does_not_dial_again_is_replaced() -> None:
+def test_a_server_that_does_not_dial_again_is_replaced() -> None:
     """Stopped for good, it would keep its machine for ever."""
     desk = Desk()
     desk.open_run()
     desk(MachineAdded("m"))
-    desk(ServerStarted("local-1", 7))
-    desk.join(A, instance="local-1", pid=7)
+    desk.grant("local-1")
+    desk.join_granted(A, "local-1", None)
     desk(ServerGone(A, "cut"), at=5.0)
-    desk.join(B, instance="local-1", pid=7)  # it does
+    desk.join_granted(B, "local-1", None)  # it does
     desk.server(B, m.Renew())
     desk.now = 6.0
     desk(ServerGone(B, "cut"), at=6.0)
     for second in range(7, 36):
         desk.tick(float(second))
-        assert not [a for a in desk.actions if isinstance(a, Signal)]
+        assert not [a for a in desk.actions if isinstance(a, Terminate)]
     desk.tick(36.0)
-    assert [a for a in desk.actions if isinstance(a, Signal)] == [Signal("local-1", notice=False)]
-    desk(InstanceExited("local-1", "killed"))
-    assert [a.instance for a in desk.actions if isinstance(a, Start)] == ["local-2"]
+    assert [a for a in desk.actions if isinstance(a, Terminate)] == [Terminate("local-1", 0.0)]
+    desk.exit("local-1", "killed")
+    assert [a.instance for a in desk.actions if isinstance(a, Request)] == ["local-2"]
+
+
+def test_a_refusal_is_recorded_and_tried_again_after_a_pause() -> None:
+    desk = seeded()
+    assert request("local-1") in desk(MachineAdded("m1"))
+    assert desk.manager.view.fleet.starting == 0, "nothing is paid for yet"
+    desk(Refused("local-1", nonce_of("local-1"), "no capacity"))
+    (lost,) = desk.records("lost")
+    assert lost.detail == {"reason": "refused: no capacity"}
+    pause = desk.manager.view.fleet.retry_at - desk.now
+    assert pause == 0.5 and request("local-2") in desk.tick(desk.now + pause)
+
+
+def test_words_about_another_nonce_are_about_nobody() -> None:
+    """As of an instance that a manager before this one had asked for under the same name."""
+    desk = seeded()
+    desk(MachineAdded("m1"))
+    for event in (
+        Granted("local-1", "of-another"),
+        Refused("local-1", "of-another", "no capacity"),
+        Exited("local-1", "of-another", "over"),
+    ):
+        assert not [a for a in desk(event) if isinstance(a, Request)]
+        fleet = desk.manager.view.fleet
+        assert fleet.standing == ["local-1"] and fleet.starting == 0
+
+
+def test_what_is_granted_is_paid_for_until_it_is_over() -> None:
+    """A dollar a second each; the reserved engine costs two."""
+    desk = seeded(fleet__price_per_hour=3600.0, manager__lease_seconds=1e6)
+    cost = desk.manager.view.roster.cost
+    since = cost.total(desk.now) - 2.0 * desk.now
+    desk(MachineAdded("m1"))
+    desk.now += 10.0
+    desk.grant("local-1")
+    desk.now += 5.0
+    desk.exit("local-1", "over")
+    desk.now += 3.0
+    desk.server(RESERVED, m.Renew())
+    assert cost.total(desk.now) - 2.0 * desk.now == pytest.approx(since + 5.0)

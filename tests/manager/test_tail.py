@@ -2,17 +2,15 @@
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import (
-    InstanceExited,
     MachineAdded,
+    Request,
     ServerGone,
-    ServerStarted,
-    Signal,
-    Start,
+    Terminate,
 )
 from rlboost_jax.manager.reducer.drains import LEAVE_SECONDS, MARGIN_SECONDS
 from rlboost_jax.manager.state.fleet import ABSENT_SECONDS
 from tests.manager.desk import Desk
-from tests.manager.fakes import begin_step, hello, ready, settings
+from tests.manager.fakes import begin_step, hello, ready, request, settings
 
 A, B, AGAIN = 11, 12, 13
 PATIENT = {"manager__lease_seconds": 1e6, "manager__renew_seconds": 1.0}
@@ -25,8 +23,8 @@ def at_work() -> Desk:
     desk.publish(0)
     for number, stream in enumerate((A, B), 1):
         desk(MachineAdded(f"m{number}"))
-        desk(ServerStarted(f"local-{number}", 100 + number))
-        desk.server(stream, hello(instance=f"local-{number}", pid=100 + number))
+        desk.grant(f"local-{number}")
+        desk.server(stream, hello(instance=f"local-{number}", nonce=f"0-{number}"))
         desk.server(stream, ready(0))
     desk.server(2, hello(instance="trainer", reserved=True))
     desk.server(2, ready(0))
@@ -53,8 +51,8 @@ def test_it_gives_its_work_back_and_goes() -> None:
     assert desk.sent(m.Leave, A) and not desk.manager.view.instances[A].held
     assert {r.holder for r in desk.manager.view.steps[0].rollouts} <= {"local-2", ""}
     desk.server(A, m.Goodbye(reason="told to"))
-    desk(InstanceExited("local-1", "0"))
-    assert desk.records("drained") == [] and not any(isinstance(a, Start) for a in desk.actions)
+    desk.exit("local-1", "0")
+    assert desk.records("drained") == [] and not any(isinstance(a, Request) for a in desk.actions)
     assert desk.manager.view.roster.losses == 0 and desk.manager.view.roster.lost == 0
 
 
@@ -62,16 +60,16 @@ def test_all_come_back_when_there_is_work_again() -> None:
     desk = at_work()
     dismiss(desk, A)
     desk.server(A, m.Goodbye(reason="told to"))
-    desk(InstanceExited("local-1", "0"))
+    desk.exit("local-1", "0")
     desk.manager.parts.tail.resting = None
-    assert Start("local-3") in desk.tick(desk.now + 1.0) + desk(ServerStarted("local-2", 102))
+    assert request("local-3") in desk.tick(desk.now + 1.0) + desk.grant("local-2")
 
 
 def test_one_that_dials_again_is_sent_away_again() -> None:
     desk = at_work()
     dismiss(desk, A)
     desk(ServerGone(A, "cut"))
-    desk.server(AGAIN, hello(instance="local-1", pid=101))
+    desk.server(AGAIN, hello(instance="local-1", nonce="0-1"))
     assert desk.sent(m.Leave, AGAIN) and AGAIN in desk.closed()
     assert AGAIN not in desk.manager.view.instances
 
@@ -86,7 +84,7 @@ def test_one_that_stays_is_hung_up_on_and_killed() -> None:
     assert A in desk.closed() and desk.records("lost")
     assert desk.manager.view.fleet.absent_at == desk.now + ABSENT_SECONDS
     desk.tick(desk.now + ABSENT_SECONDS)
-    assert Signal("local-1", notice=False) in desk.actions
+    assert Terminate("local-1", 0.0) in desk.actions
 
 
 def test_a_server_started_by_hand_is_never_sent_home() -> None:

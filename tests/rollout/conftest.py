@@ -213,9 +213,9 @@ def hello(reserved: bool = False) -> Hello:
         price_per_hour=1.0,
         zone="",
         host="h",
-        pid=1,
         device="none",
         fingerprint="f",
+        nonce="1",
     )
 
 

@@ -1,6 +1,7 @@
 """Real server processes with a real engine, forked, fed over HTTP, killed."""
 
 import asyncio
+import json
 import os
 import signal
 
@@ -11,7 +12,6 @@ from aiohttp import web
 
 from configs import tiny
 from rlboost_jax import messages
-from rlboost_jax.fleet.local import LocalProvider, ServerNotStarted
 from rlboost_jax.messages import (
     SICK_EXIT_CODE,
     Announce,
@@ -23,6 +23,15 @@ from rlboost_jax.messages import (
     TokenBatch,
 )
 from rlboost_jax.models.params import init_params
+from rlboost_jax.providers.base import (
+    ANY_POOL,
+    Exited,
+    Granted,
+    Listed,
+    Rendezvous,
+    Started,
+)
+from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.load import run_config, to_dict
 from rlboost_jax.weights.seal import sealed
@@ -74,27 +83,35 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
     (folder / "token").write_text("secret")
 
     async def scenario():
-        exits: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
         async with fakes.manager(PATIENCE_SECONDS) as manager:
             manager.config = lambda: web.json_response({"run_id": "r", **to_dict(run)})
             manager.manifest = manifest
-            provider = LocalProvider(
-                tmp_path,
-                manager.address,
-                folder,
-                price_per_hour=2.0,
-                on_exit=lambda name, code: exits.put_nowait((name, code)),
-                on_failure=pytest.fail,
+            rendezvous = Rendezvous(
+                run_id="r",
+                workdir=tmp_path,
+                address="nowhere:9",
+                local_address=manager.address,
+                join=folder,
             )
+            provider = LocalProvider(rendezvous, price_per_hour=2.0)
+            heard = provider.events()
 
             async def join(name: str):
-                pid = await provider.start(name)
+                nonce = f"nonce-of-{name}"
+                await provider.request(name, nonce, ANY_POOL)
+                assert await anext(heard) == Granted(name, nonce)
+                assert await anext(heard) == Started(name, nonce)
                 stream, hello = await manager.accept()
-                assert (hello.instance, hello.pid, hello.price_per_hour) == (name, pid, 2.0)
+                assert (hello.instance, hello.nonce, hello.price_per_hour) == (name, nonce, 2.0)
                 assert (hello.slots, hello.slot_tokens) == (run.engine.slots, run.slot_tokens)
                 await stream.send(Announce(manifest=manifest))
                 assert (await stream.next()).version == 1
                 return stream
+
+            async def exited(name: str) -> Exited:
+                event = await anext(heard)
+                assert isinstance(event, Exited) and event.name == name
+                return event
 
             try:
                 whole = await join("whole")
@@ -103,17 +120,16 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
                 assert len(wanted) == NUM_TOKENS
                 await whole.send(Generate(params_digest="d", requests=(request([]),)))
                 await whole.next()  # it is in the middle of a dispatch
-                assert await provider.signal("whole", signal.SIGTERM)
+                await provider.terminate("whole", 1e6)
                 await whole.until(Goodbye)
                 assert await whole.next() is None
-                assert await exits.get() == ("whole", 0)
-                assert not await provider.signal("whole", signal.SIGTERM)
+                assert (await exited("whole")).code == 0
 
                 killed = await join("killed")
                 await killed.send(Generate(params_digest="d", requests=(request([]),)))
                 collected = await tokens_of(killed, 8)
-                assert await provider.signal("killed", signal.SIGKILL)
-                assert await exits.get() == ("killed", -signal.SIGKILL)
+                await provider.terminate("killed", 0.0)
+                assert (await exited("killed")).code == -signal.SIGKILL
 
                 heir = await join("heir")
                 await heir.send(Generate(params_digest="d", requests=(request(collected),)))
@@ -130,20 +146,19 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
                 assert goodbye.sick and goodbye.reason.startswith(
                     "sick: NonFiniteLogits: version 2"
                 )
-                assert await exits.get() == ("heir", SICK_EXIT_CODE)
+                assert (await exited("heir")).code == SICK_EXIT_CODE
                 *_, line = (tmp_path / "logs" / "heir.log").read_text().splitlines()
                 assert "sick: NonFiniteLogits: version 2" in line
 
                 manager.manifest = manifest
                 await join("last")
-                assert provider.pids.keys() == {"last"}
-                pid = provider.pids["last"]
+                assert await provider.list() == (Listed("last", "nonce-of-last"),)
+                pid = json.loads((tmp_path / "servers" / "last").read_text())["pid"]
             finally:
                 await provider.close()
-            assert await exits.get() == ("last", 0)
+            assert (await exited("last")).code == 0
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
-            with pytest.raises(ServerNotStarted, match="the run is over"):
-                await provider.start("late")
+            assert [event async for event in heard] == []
 
     asyncio.run(scenario())

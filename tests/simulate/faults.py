@@ -17,6 +17,7 @@ import msgspec
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Event, FromServer, MachineAdded, MachineRemoved, Stalled
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.providers.base import Withdrawn
 from rlboost_jax.settings.fleet import Sizing
 from rlboost_jax.settings.manager import Routing, Window
 from tests.manager.fakes import ROUTING, settings
@@ -31,7 +32,7 @@ NUM_STEPS = 2
 PROGRESS_SECONDS, DRAIN_SECONDS = 3.0, 2.5
 MEAN_GAP = 0.3  # seconds between faults
 CPU_SECONDS = 20.0  # for a schedule, which takes 0.01 s
-DISMISSALS = 3  # instances dismissed, of a schedule with policies other than the paper's
+DISMISSALS = 4  # instances dismissed, of a schedule with policies other than the paper's
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ def schedule_of(seed: int) -> Schedule:
             Fault(round(apart.uniform(0.5, FAULTS_END), 3), "dismiss", apart.randrange(8), 0.0)
             for _ in range(DISMISSALS)
         ]
+    if seed % 5 == 2:
+        apart = random.Random(f"provider {seed}")
+        for kind in ("refuse", "refuse", "withdraw", "withdraw"):
+            moment, amount = round(apart.uniform(0.0, FAULTS_END), 3), round(apart.random(), 3)
+            faults.append(Fault(moment, kind, apart.randrange(8), amount))
     servers = 1 if not seeding else rng.randint(0, 1)
     extends = seed % 4 == 1
     return Schedule(seed, seeding, extends, servers, rng.randint(0, 2), tuple(faults))
@@ -156,6 +162,7 @@ class Run:
         """The faults are over; somebody must be there to work."""
         self._next.clear()
         self.world.journal.full = False
+        self.world.refusals = 0
         for server in self.world.servers:
             server.thaw()
             server.slow = 1.0
@@ -316,6 +323,23 @@ class Run:
         self.world.deliver(Stalled(0.0))  # of all events the one that changes least
         return True
 
+    def refuse(self, fault: Fault) -> bool:
+        """The provider has no machine for what it is asked for next."""
+        self.world.refusals += 1
+        return True
+
+    def withdraw(self, fault: Fault) -> bool:
+        """The owner of a server's machine takes it back, the provider says; and does then or
+        before, or later. It may not have joined yet."""
+        granted = [s for s in self.world.servers if s.alive and s.granted]
+        if not granted:
+            return False
+        server = granted[fault.target % len(granted)]
+        seconds = 3.0 * fault.amount
+        self.world.deliver(Withdrawn(server.name, server.nonce, seconds, "the market"))
+        self.world.later(seconds * (1.0, 0.5, 1.5)[fault.target % 3], server.kill)
+        return True
+
     def twice(self, fault: Fault) -> bool:
         return self._on_frame("twice", fault)
 
@@ -381,7 +405,9 @@ KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "late": (Run.late, 1),
     "lose": (Run.lose, 1),
     "break_frame": (Run.break_frame, 1),
-    "dismiss": (Run.dismiss, 0),  # drawn apart
+    "dismiss": (Run.dismiss, 0),  # this and the others drawn apart
+    "refuse": (Run.refuse, 0),
+    "withdraw": (Run.withdraw, 0),
 }
 
 

@@ -113,11 +113,10 @@ def _servers(world: World) -> None:
     for server in fleet.servers.values():
         if not server.doomed:
             standing.append(server.name)
-            starting += not server.joined
+            starting += server.granted and not server.joined
         if server.joined and (server.dismissed or not server.doomed):
-            name, pid = server.name, server.pid
-            hellos = [i.hello for i in manager.view.roster]
-            absent |= not [h for h in hellos if h.instance == name and h.pid == pid]
+            hellos = [(i.hello.instance, i.hello.nonce) for i in manager.view.roster]
+            absent |= (server.name, server.nonce) not in hellos
     assert standing == fleet.standing
     assert fleet.starting == starting
     assert (fleet.absent_at < math.inf) == absent

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager.events import FromServer, InstanceExited, ServerGone
+from rlboost_jax.manager.events import FromServer, ServerGone
+from rlboost_jax.providers.base import Exited
 from tests.manager.fakes import MAX_TOKENS, VOCAB, batch, hello, lead, length, response, token
 
 REDIAL_SECONDS = 0.1
@@ -50,15 +51,18 @@ class Server:
     """
     Args:
         world: what `tests.simulate.world.World` is.
+        nonce: that the manager asked for; "" if the server was started by hand.
         reserved: the trainer's own engine: it is handed its weights.
     """
 
-    def __init__(self, world: Any, *, name: str = "", reserved: bool = False) -> None:
+    def __init__(
+        self, world: Any, *, name: str = "", nonce: str = "", reserved: bool = False
+    ) -> None:
         self.world, self.name, self.reserved = world, name, reserved
-        self.pid = 100 + len(world.servers)
+        self.nonce = nonce or f"by-hand-{len(world.servers)}"
         self.slots = 2
         self.alive = True
-        self.started = False  # the provider has said so
+        self.granted = False  # the provider has said so
         self.frozen = False
         self.wedged = False  # renews its lease and does nothing else
         self.stays = False  # whatever it is told
@@ -92,7 +96,7 @@ class Server:
         self._pull = 0
         self._pulling: m.Manifest | None = None
         name, reserved = self.name, self.reserved
-        self.say(hello(instance=name, reserved=reserved, slots=self.slots, pid=self.pid))
+        self.say(hello(instance=name, reserved=reserved, slots=self.slots, nonce=self.nonce))
         if self.reserved and self.version >= 0:
             self._say_ready()
         self._renew(self.stream)
@@ -107,8 +111,8 @@ class Server:
             return
         self.alive = False
         self.world.up(self.stream, ServerGone(self.stream, why))
-        if self.name.startswith("local-"):
-            exited = InstanceExited(self.name, why)
+        if self.granted:  # else the provider says so together
+            exited = Exited(self.name, self.nonce, why)
             self.world.later(0.05, lambda: self.world.deliver(exited))
 
     def notice(self) -> None:

@@ -22,16 +22,13 @@ from rlboost_jax.manager.events import (
     Event,
     Exit,
     FromServer,
-    InstanceExited,
     MachineAdded,
     Record,
+    Request,
     Send,
-    ServerFound,
     ServerGone,
-    ServerStarted,
-    Signal,
     Stalled,
-    Start,
+    Terminate,
     Tick,
     TrainerGone,
 )
@@ -39,6 +36,7 @@ from rlboost_jax.manager.journal import Entry, StepOpened
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.journal_files import SUFFIX, Journal
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.providers.base import Exited, Granted, Listed, Refused, Started
 from tests.manager.fakes import RUN
 from tests.simulate.server import Server
 
@@ -80,6 +78,7 @@ class World:
         self.heard: dict[int, float] = {}  # stream → when its last frame came in
         self.tamper: Callable[[Server, Event], Sequence[tuple[float, Event]]] | None = None
         self.machines: set[str] = set()  # that the market has lent
+        self.refusals = 0  # requests that the provider will refuse
         self.seen: set[str] = set()  # faults that came about
         self.checked = 0  # records that the invariants have seen
         self.named: dict[str, int] = {}  # instance → its stream, at the last check
@@ -139,13 +138,13 @@ class World:
         self._lives += 1
         self.journal = Disk(Path(self._folder.name), RUN)
         entries, _ = self.journal.read()
-        self.manager = Manager(self.settings, self.clock())
+        self.manager = Manager(self.settings, self.clock(), life=str(self._lives))
         self._tick_at = float("inf")
         for action in self.manager.recover(entries, self.clock()):
             self._perform(action)
         for server in self.servers:
-            if server.name.startswith("local-") and server.alive and server.started:
-                self.deliver(ServerFound(server.name, server.pid))
+            if server.granted and server.alive:
+                self.deliver(Listed(server.name, server.nonce))
         for machine in sorted(self.machines):
             self.deliver(MachineAdded(machine))
         self._wake()
@@ -272,14 +271,18 @@ class World:
                 self._down(stream, lambda: self._streams[stream].hung_up(stream))
             case Record():
                 self.records.append(action)
-            case Start(name):
-                server = Server(self, name=name)
+            case Request(name, nonce) if self.refusals:
+                self.refusals -= 1
+                refused = Refused(name, nonce, "no capacity")
+                self.later(self.random.uniform(0.0, 0.5), lambda: self.deliver(refused))
+            case Request(name, nonce):
+                server = Server(self, name=name, nonce=nonce)
                 self.later(0.2, server.connect)
-                self.later(self.random.uniform(0.1, 0.25), lambda: self._started(server))
-            case Signal(name, notice):
+                self.later(self.random.uniform(0.1, 0.25), lambda: self._grant(server))
+            case Terminate(name, grace_seconds):
                 for server in self.servers:
                     if server.name == name and server.alive:
-                        server.notice() if notice else server.kill()
+                        server.notice() if grace_seconds else server.kill()
             case Exit():
                 self.exit = action
 
@@ -293,11 +296,13 @@ class World:
         elif opened:
             self._gapped -= opened
 
-    def _started(self, server: Server) -> None:
-        server.started = True
-        self.deliver(ServerStarted(server.name, server.pid))
+    def _grant(self, server: Server) -> None:
+        """The provider's words come when they come: its server may have joined before, or ended."""
+        server.granted = True
+        self.deliver(Granted(server.name, server.nonce))
+        self.deliver(Started(server.name, server.nonce))
         if not server.alive:
-            self.deliver(InstanceExited(server.name, "killed"))
+            self.deliver(Exited(server.name, server.nonce, "killed"))
 
     def _down(self, stream: int, what: Callable[[], None]) -> None:
         self._on_wire(stream, False, lambda: None if stream in self._cut else what())

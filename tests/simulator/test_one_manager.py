@@ -11,13 +11,14 @@ import pytest
 
 import rlboost_jax.manager.__main__ as production
 from configs import tiny
-from rlboost_jax.manager.events import Start
+from rlboost_jax.manager.events import Request
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.settings.load import run_config_from_dict
 from rlboost_jax.simulator import world as simulation
 from rlboost_jax.simulator.markets import Change, static
+from tests.providers.fake import Cloud, FakeProvider
 from tests.simulator.conftest import make_config
 
 FLEET = (
@@ -53,7 +54,7 @@ def replay(config, told):
             record=lambda time, record: None,
             watch=lambda event, actions, began, ended: wanted.append((event, list(actions))),
         )
-        driver.provider = Provider()
+        await driver.employ(Silent(Cloud()))
         for event, now, _ in told:
             driver.now = lambda now=now: now
             driver._ran_at, driver._due = now, float("inf")  # its own clock stood still
@@ -63,16 +64,13 @@ def replay(config, told):
     return asyncio.run(drive())
 
 
-class Provider:
-    """Starts nothing: the simulation's events say what came of it."""
+class Silent(FakeProvider):
+    """Answers nothing: the simulation's events say what came of it."""
 
-    async def start(self, instance):
+    async def request(self, name, nonce, pool):
         await asyncio.Event().wait()
 
-    async def signal(self, target, number):
-        return True
-
-    async def close(self):
+    async def terminate(self, name, grace_seconds):
         pass
 
 
@@ -86,8 +84,8 @@ def test_productions_driver_decides_what_the_simulation_decided(notice):
     for (event, now, actions), (same, again) in zip(told, wanted, strict=True):
         assert same == event and again == actions, f"at {now:.3f} s, {type(event).__name__}"
     kinds = {type(action).__name__ for _, _, actions in told for action in actions}
-    assert {"Send", "Start", "Signal", "Record", "Append"} <= kinds
-    assert sum(isinstance(a, Start) for _, _, actions in told for a in actions) == 5
+    assert {"Send", "Request", "Terminate", "Record", "Append"} <= kinds
+    assert sum(isinstance(a, Request) for _, _, actions in told for a in actions) == 5
 
 
 def test_both_make_the_same_class_with_the_same_parts():

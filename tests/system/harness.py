@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlboost_jax.credentials import Endpoint, read_credentials
+from rlboost_jax.providers.base import NONCE_VARIABLE
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import living
 
@@ -78,9 +79,13 @@ class Child:
     Args:
         logs: folder for the files.
         environment: besides ours.
+        nonce: of a server: by it its events are known.
     """
 
-    def __init__(self, command: list[str], logs: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, command: list[str], logs: Path, environment: dict[str, str], nonce: str = ""
+    ) -> None:
+        self.nonce = nonce
         logs.mkdir(parents=True, exist_ok=True)
         number = len(list(logs.iterdir()))
         self._files = [logs / f"{number}.{name}" for name in ("stdout", "stderr")]
@@ -168,14 +173,15 @@ class Run:
         self.process = self._child(self.command)
         return self
 
-    def _child(self, command: list[str]) -> Child:
+    def _child(self, command: list[str], nonce: str = "") -> Child:
         path = os.pathsep.join(filter(None, [str(PACED), os.environ.get("PYTHONPATH")]))
         environment = {
             MARK: str(self.workdir),
             "RLBOOST_TEST_PACE": str(self._pace),
             "PYTHONPATH": path,
+            **({NONCE_VARIABLE: nonce} if nonce else {}),
         }
-        return Child(command, self._logs, environment)
+        return Child(command, self._logs, environment, nonce)
 
     def finish(self) -> str:
         """Wait for a good end; returns what was printed."""
@@ -308,9 +314,14 @@ class Run:
     def servers(self) -> dict[str, int]:
         """Process ids of the rollout servers that live now, by the name of their instance."""
         joined = [e for e in self.events("joined") if not e["detail"]["reserved"]]
+        nonces = {event["instance"]: event["detail"]["nonce"] for event in joined}
+        pids = {server.nonce: server.pid for server in self.by_hand}
+        for path in (self.workdir / "servers").glob("*"):
+            with contextlib.suppress(OSError, ValueError):  # it ends, or begins, just now
+                note = json.loads(path.read_text())
+                pids[note["nonce"]] = note["pid"]
         living = self.processes()
-        pids = {event["instance"]: event["detail"]["pid"] for event in joined}
-        return {name: pid for name, pid in pids.items() if pid in living}
+        return {n: pids[nonce] for n, nonce in nonces.items() if pids.get(nonce) in living}
 
     def processes(self) -> dict[int, str]:
         """Whatever this run has started that still lives: process ids and command lines."""
@@ -344,7 +355,8 @@ class Run:
                 f"--manager={self.manager()['address']}",
                 f"--join={join or self.workdir / 'join'}",
                 *options,
-            ]
+            ],
+            nonce=f"by-hand-{len(self.by_hand)}",
         )
         self.by_hand.append(server)
         return server

@@ -104,7 +104,7 @@ def test_a_killed_server_holds_nobody_up(run):
 def test_a_server_from_a_second_terminal_works_at_once_and_leaves_politely(run):
     with run.at_a_standstill():
         server = run.serve("--name=second", "--price=1.5", "--zone=here")
-        joined = run.wait_until(lambda: events(run, "joined", pid=server.pid), "the server")[0]
+        joined = run.wait_until(lambda: events(run, "joined", nonce=server.nonce), "the server")[0]
         name = "second"
         assert joined["instance"] == name
         assert joined["detail"]["price_per_hour"] == 1.5
@@ -129,6 +129,8 @@ def test_a_server_from_a_second_terminal_works_at_once_and_leaves_politely(run):
 def test_a_silent_server_is_lost_and_its_late_tokens_change_nothing(run):
     with run.at_a_standstill() as still:
         name, pid = still.one
+        (*_, joined) = (e for e in run.events("joined") if e["instance"] == name)
+        nonce = joined["detail"]["nonce"]
         since = time.time()
         with stopped(pid):
             lost = one_lost(run, name, since)
@@ -136,7 +138,7 @@ def test_a_silent_server_is_lost_and_its_late_tokens_change_nothing(run):
             run.let_go()
             assert_work_went_on(run, lost)
     # It wakes with tokens in its pipe, finds itself given up and comes back.
-    run.wait_until(lambda: events(run, "joined", lost["time"], pid=pid), "it again")
+    run.wait_until(lambda: events(run, "joined", lost["time"], nonce=nonce), "it again")
     run.assert_accounts_hold()
 
 
@@ -153,7 +155,7 @@ def test_damaged_weights_are_refused_and_delay_nobody(run):
         file.write_bytes(flipped)
 
         server = run.serve("--name=damaged")
-        joined = run.wait_until(lambda: events(run, "joined", pid=server.pid), "the server")[0]
+        joined = run.wait_until(lambda: events(run, "joined", nonce=server.nonce), "the server")[0]
 
         def its(kind: str, **detail) -> list[dict]:
             found = events(run, kind, joined["time"], **detail)
@@ -232,7 +234,7 @@ def test_a_killed_manager_is_replaced_and_found_again(run):
 
         def back():
             joined = events(run, "joined", since, reserved=False)
-            return servers.items() <= {e["instance"]: e["detail"]["pid"] for e in joined}.items()
+            return servers.keys() <= {event["instance"] for event in joined}
 
         run.wait_until(back, "its servers")
     run.wait_until(lambda: len(run.metrics()) > done + 1, "the end of the next step")

@@ -17,12 +17,9 @@ from rlboost_jax.manager.events import (
     Event,
     FromServer,
     FromTrainer,
-    InstanceExited,
     MachineAdded,
     MachineRemoved,
-    ServerFound,
     ServerGone,
-    ServerStarted,
     Shutdown,
     Stalled,
     Tick,
@@ -35,12 +32,16 @@ from rlboost_jax.manager.reducer.view import View
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.messages import FleetStatus, Manifest, Refused, TrainerMessage
+from rlboost_jax.providers import base as providers
 
 ORPHANED = 3  # exit code: no trainer came, or came back
 
 
 class Manager:
     """Every open request and its tokens, the fleet, the versions, the seeding window.
+
+    Args:
+        life: unlike that of any other manager of the run; nonces of instances begin with it.
 
     Attributes:
         owners: of all that it knows; written by their verbs alone.
@@ -50,11 +51,16 @@ class Manager:
     """
 
     def __init__(
-        self, settings: Settings, now: float = 0.0, choices: Choices | None = None
+        self,
+        settings: Settings,
+        now: float = 0.0,
+        choices: Choices | None = None,
+        *,
+        life: str = "0",
     ) -> None:
         self._status_seconds = settings.status_seconds
         self._status_at = now
-        self.owners = owners = Owners.of(settings, now)
+        self.owners = owners = Owners.of(settings, now, life)
         self._outbox = owners.outbox
         self.parts = Parts(settings, owners, choices or Choices(), now)
         self.view = View(owners, self.parts)
@@ -135,12 +141,16 @@ class Manager:
                 self._hear_trainer(stream, message, now)
             case TrainerGone(stream, _):
                 return parts.trainer.gone(stream, now)
-            case ServerStarted():
-                parts.staffing.started(event)
-            case InstanceExited():
-                parts.staffing.exited(event, now)
-            case ServerFound(name, pid):
-                owners.fleet.found(name, pid)
+            case providers.Listed(name, nonce):
+                owners.fleet.found(name, nonce)
+            case providers.Granted():
+                parts.staffing.granted(event)
+            case providers.Started():
+                return False  # what matters is when it joins
+            case providers.Withdrawn():
+                parts.servers.withdraw(event, now)
+            case providers.Refused() | providers.Exited():
+                parts.staffing.ended(event, now)
             case MachineAdded(machine):
                 owners.fleet.lend(machine)
             case MachineRemoved():

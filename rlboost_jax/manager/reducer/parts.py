@@ -51,7 +51,7 @@ class Parts:
             owners.roster, self.seeding, self.dispatch, self.profile, plans, self.sizing
         )
         self.control = choices.control(settings, owners.roster)
-        self.staffing = Staffing(owners, self.control)
+        self.staffing = Staffing(settings, owners, self.control)
         self.reports = StepReports(owners, self.placements)
         self.trainer = Trainer(
             settings,

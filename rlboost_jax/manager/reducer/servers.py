@@ -17,6 +17,7 @@ from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.token_rows import MalformedBatch
 from rlboost_jax.messages import (
+    MAX_NOTICE_SECONDS,
     Goodbye,
     Hello,
     Hint,
@@ -33,6 +34,7 @@ from rlboost_jax.messages import (
     Welcome,
     unpack_ids,
 )
+from rlboost_jax.providers.base import Withdrawn
 
 REMEMBERED_STREAMS = 1024  # ended ones whose late tokens are still told apart
 
@@ -188,11 +190,11 @@ class Servers:
             self._end(instance)
 
     def _end(self, instance: Instance) -> None:
-        """Have the provider kill a server of its that may not heed what it is told; the next one
+        """Have the provider end a server of its that may not heed what it is told; the next one
         on that machine begins after a pause."""
         if (server := self._fleet.server_of(instance.hello)) is not None:
             self._fleet.fail(server)
-            self._outbox.signal(server.name, notice=False)
+            self._outbox.terminate(server.name)
 
     def _unknown(self, stream: int, message: ServerMessage, now: float) -> bool:
         """A frame of a stream that is new, or was given up."""
@@ -251,7 +253,7 @@ class Servers:
             slots=hello.slots,
             device=hello.device,
             host=hello.host,
-            pid=hello.pid,
+            nonce=hello.nonce,
             zone=hello.zone,
             price_per_hour=hello.price_per_hour,
         )
@@ -263,6 +265,24 @@ class Servers:
                 self._outbox.send(other.stream, Leave(reason=reason))
                 self.lose(other, reason, now, kind="rejected")
         self._versions.announce(instance)
+        if server is not None and server.withdrawal is not None:
+            self._withdraw(instance, *server.withdrawal, now)
+
+    def withdraw(self, event: Withdrawn, now: float) -> None:
+        """The owner of a server's machine takes it back."""
+        server = self._fleet.known(event.name, event.nonce)
+        if server is None:
+            return
+        goes_at = now + event.seconds
+        self._fleet.withdrawn(server, goes_at, event.reason)
+        for instance in self._roster:
+            if self._fleet.server_of(instance.hello) is server:
+                self._withdraw(instance, goes_at, event.reason, now)
+
+    def _withdraw(self, instance: Instance, goes_at: float, reason: str, now: float) -> None:
+        seconds = min(max(0.0, goes_at - now), MAX_NOTICE_SECONDS)
+        self._drains.notice(instance, Notice(seconds=seconds, reason=reason), now)
+        self._drains.advance(instance, now)
 
     def _learn_start(self, server: Server, now: float) -> None:
         if (seconds := self._fleet.start_seconds(server, now)) < math.inf:

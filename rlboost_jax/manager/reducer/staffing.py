@@ -1,42 +1,55 @@
-"""What the market takes and lends, and the servers that are started, signalled and forgotten."""
+"""What the market takes and lends, and the servers that are asked for, ended and forgotten."""
 
 import math
+from typing import assert_never
 
-from rlboost_jax.manager.events import InstanceExited, MachineRemoved, ServerStarted
+from rlboost_jax.manager.events import MachineRemoved
 from rlboost_jax.manager.reducer.control import WindowControl
+from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.fleet import victim
 from rlboost_jax.manager.state.owners import Owners
+from rlboost_jax.messages import SICK_EXIT_CODE
+from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Refused
+
+GRACE_SECONDS = 30.0  # beyond its notice, for a server that was terminated: more, and it hangs
 
 
 class Staffing:
     """The provider's servers: as many as there are machines and as are worth having."""
 
-    def __init__(self, owners: Owners, control: WindowControl) -> None:
+    def __init__(self, settings: Settings, owners: Owners, control: WindowControl) -> None:
+        self._grace = settings.fleet.notice_seconds + GRACE_SECONDS
         self._outbox = owners.outbox
         self._roster = owners.roster
         self._fleet = owners.fleet
         self._control = control
 
-    def started(self, event: ServerStarted) -> None:
-        name, pid = event.instance, event.pid
-        server = self._fleet.servers.get(name)
-        if server is not None:  # else it has ended meanwhile
-            joined = self._roster.speaks(name, lambda h: (h.instance, h.pid) == (name, pid))
-            self._fleet.started(server, pid, joined=joined)
+    def granted(self, event: Granted) -> None:
+        if (server := self._fleet.known(event.name, event.nonce)) is not None:
+            self._fleet.granted(server)
 
-    def exited(self, event: InstanceExited, now: float) -> None:
-        # Sick: its goodbye may have been lost.
-        server = self._fleet.exited(event.instance, now, sick=event.sick)
-        if server is not None and not server.joined:
-            reason = f"ended before it joined: {event.detail}"
-            self._outbox.record("lost", event.instance, reason=reason)
+    def ended(self, event: Refused | Exited, now: float) -> None:
+        """The provider's last word on a server."""
+        server = self._fleet.known(event.name, event.nonce)
+        if server is None:
+            return
+        match event:
+            case Exited(code=code):
+                how, sick = "ended before it joined", code == SICK_EXIT_CODE
+            case Refused():
+                how, sick = "refused", False
+            case _:
+                assert_never(event)
+        self._fleet.exited(server, now, sick=sick)  # its goodbye may have been lost
+        if not server.joined:
+            self._outbox.record("lost", event.name, reason=f"{how}: {event.reason}")
 
     def removed(self, event: MachineRemoved) -> None:
         """The market takes a machine back."""
         if not event.machine:
             self._fleet.owe(event)
         elif name := self._fleet.take(event.machine):
-            self._signal(name, event.notice)
+            self._terminate(name, event.notice)
 
     def carry_out_removal(self) -> bool:
         """Let a waiting removal hit a server, if one is at work; whether it did."""
@@ -49,16 +62,16 @@ class Staffing:
         if name is None:
             return False
         self._fleet.take_under(name)
-        self._signal(name, removal.notice)
+        self._terminate(name, removal.notice)
         return True
 
     def give_up_absent(self, now: float) -> None:
-        """Kill servers that keep a machine and do nothing."""
+        """End servers that keep a machine and do nothing."""
         for name in self._fleet.give_up(now):
-            self._outbox.signal(name, notice=False)
+            self._outbox.terminate(name)
 
     def start(self, resting: int | None, now: float, *, anew: bool) -> None:
-        """Start what is missing, unless the last one failed just now.
+        """Ask for what is missing, unless the last one failed just now.
 
         Args:
             resting: as many as there is work for until the next step; None: for all.
@@ -67,9 +80,9 @@ class Staffing:
         missing = self._missing(resting)
         if not missing or now < self._fleet.retry_at:
             return
-        for name in self._fleet.start(missing, now, anew=anew):
-            self._outbox.record("ordered", name)
-            self._outbox.start(name)
+        for server in self._fleet.start(missing, now, anew=anew):
+            self._outbox.record("ordered", server.name)
+            self._outbox.request(server.name, server.nonce, ANY_POOL)
 
     def wake_at(self, resting: int | None) -> float:
         """When `start` has something to do though nothing has happened; inf: never."""
@@ -80,9 +93,9 @@ class Staffing:
             return 0
         return self._fleet.missing(self._control.instance_cap, resting)
 
-    def _signal(self, name: str, notice: bool) -> None:
+    def _terminate(self, name: str, notice: bool) -> None:
         """End a server. Under notice it gets no more work."""
-        self._outbox.signal(name, notice=notice)
+        self._outbox.terminate(name, self._grace if notice else 0.0)
         for instance in self._roster if notice else ():
             if self._fleet.server_of(instance.hello) is self._fleet.servers[name]:
                 self._roster.retire(instance)

@@ -1,4 +1,4 @@
-"""The manager's edge: frames, processes and clocks become events, actions become effects.
+"""The manager's edge: frames, the provider's words and clocks become events, actions effects.
 
 Nothing here decides and nothing here waits for a peer: `apply` hands an event to the
 state machine and queues what comes back. A mistake in the state machine ends the process.
@@ -7,10 +7,9 @@ state machine and queues what comes back. A mistake in the state machine ends th
 import asyncio
 import logging
 import math
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from typing import assert_never
 
 from aiohttp import web
 
@@ -21,16 +20,14 @@ from rlboost_jax.manager.events import (
     Event,
     Exit,
     FromTrainer,
-    InstanceExited,
     MachineAdded,
     MachineRemoved,
     Record,
+    Request,
     Send,
     ServerGone,
-    ServerStarted,
-    Signal,
     Stalled,
-    Start,
+    Terminate,
     Tick,
     TrainerGone,
 )
@@ -39,6 +36,7 @@ from rlboost_jax.manager.limits import trainer_queue_bytes
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.peer import Peer
 from rlboost_jax.messages import BeginStep, ToServer, ToTrainer, encode
+from rlboost_jax.providers.base import Provider
 
 SERVER_QUEUE_BYTES = 64 * 2**20  # unsent frames of one server
 PULSE_SECONDS = 0.25  # from one sign of life of the loop to the next, at most
@@ -48,19 +46,6 @@ STALL_SECONDS = 0.25  # a timer as late as this was late because the whole proce
 Watch = Callable[[Event, Sequence[Action], float, float], None]
 
 log = logging.getLogger(__name__)
-
-
-class Provider(Protocol):
-    """What starts servers; `rlboost_jax.fleet.local.LocalProvider` is one.
-
-    `close` ends all servers, those being started included.
-    """
-
-    async def start(self, instance: str) -> int: ...
-
-    async def signal(self, target: str, number: signal.Signals) -> bool: ...
-
-    async def close(self) -> None: ...
 
 
 class Driver:
@@ -85,7 +70,7 @@ class Driver:
         self._keep, self._watch = keep, watch
         self.finished: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()  # set by the first step
-        self.provider: Provider | None = None
+        self._provider: Provider | None = None
         self._record = record
         self._loop = asyncio.get_running_loop()
         self._peers: dict[int, Peer] = {}
@@ -94,7 +79,7 @@ class Driver:
         self._due = math.inf  # when the timer should call, on the clock of `now`
         self._ran_at = self.now()  # when the loop was last seen to run
         self._closing = False
-        self._starting: dict[str, asyncio.Task[None]] = {}
+        self._requests: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._arm()
 
@@ -159,6 +144,21 @@ class Driver:
             self._perform(action)
         self._arm()
 
+    async def employ(self, provider: Provider, *, found_us: bool = True) -> None:
+        """Ask this provider for instances, beginning with those that are there already.
+
+        Args:
+            found_us: these look for a manager where this one is. Elsewhere they would never find
+                it: they are terminated, and count until they are gone.
+        """
+        self._provider = provider
+        listed = await provider.list()
+        for instance in listed:
+            self.apply(instance)
+        self._spawn(self._hear(provider))
+        for instance in () if found_us else listed:
+            await provider.terminate(instance.name, 0.0)
+
     def follow(self, market: AsyncIterator[MachineAdded | MachineRemoved]) -> None:
         """Let the market lend and take machines until `close`."""
         self._spawn(self._follow(market))
@@ -170,14 +170,14 @@ class Driver:
             self._timer.cancel()
         for peer in self._peers.values():
             peer.close("the manager leaves")
-        starting = list(self._starting.values())  # a server may exist already: they go on
-        others = self._tasks.difference(starting)
+        requests = list(self._requests)  # a machine may be there already: they go on
+        others = self._tasks.difference(requests)
         for task in others:
             task.cancel()
         await asyncio.gather(*(peer.ended() for peer in list(self._peers.values())))
-        if self.provider is not None:
-            await self.provider.close()
-        await asyncio.gather(*starting, *others, return_exceptions=True)
+        if self._provider is not None:
+            await self._provider.close()
+        await asyncio.gather(*requests, *others, return_exceptions=True)
 
     def _handle(self, event: Event, now: float) -> None:
         actions = self.manager.handle(event, now)
@@ -208,31 +208,24 @@ class Driver:
                     self._peers[stream].close(reason)
             case Record():
                 self._record(time.time(), action)
-            case Start(instance):
-                task = self._spawn(self._start(instance))
-                self._starting[instance] = task
-                task.add_done_callback(lambda _: self._starting.pop(instance, None))
-            case Signal(instance, notice):
-                self._spawn(self._signal(instance, notice))
+            case Request(instance, nonce, pool):
+                assert self._provider is not None
+                task = self._spawn(self._provider.request(instance, nonce, pool))
+                self._requests.add(task)
+                task.add_done_callback(self._requests.discard)
+            case Terminate(instance, grace_seconds):
+                assert self._provider is not None
+                self._spawn(self._provider.terminate(instance, grace_seconds))
             case Exit():
                 log.info("leaving: %s", action.reason)
                 if not self.finished.done():
                     self.finished.set_result(action)
+            case _ as never:
+                assert_never(never)
 
-    async def _start(self, instance: str) -> None:
-        assert self.provider is not None
-        try:
-            pid = await self.provider.start(instance)
-        except (RuntimeError, OSError) as error:  # tried again after a pause
-            self.apply(InstanceExited(instance, str(error)))
-        else:
-            self.apply(ServerStarted(instance, pid))
-
-    async def _signal(self, instance: str, notice: bool) -> None:
-        assert self.provider is not None
-        if instance in self._starting:
-            await asyncio.wait([self._starting[instance]])
-        await self.provider.signal(instance, signal.SIGTERM if notice else signal.SIGKILL)
+    async def _hear(self, provider: Provider) -> None:
+        async for event in provider.events():
+            self.apply(event)
 
     def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
         task: asyncio.Task[None] = self._loop.create_task(coroutine)  # type: ignore[arg-type]

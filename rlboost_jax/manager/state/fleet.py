@@ -21,15 +21,17 @@ LAST_RETRY_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Server:
-    """A process of the provider."""
+    """An instance that the provider was asked for, until it is over."""
 
     name: str
+    nonce: str  # with which it was asked for, and which its `Hello` echoes
     machine: str  # "" if it was found and no machine has been lent for it yet
-    pid: int | None = None  # known once the provider has started it
+    granted: bool = False  # it is paid for
     joined: bool = False
     proved: bool = False  # has given tokens
-    doomed: bool = False  # signalled
-    started_at: float = math.inf  # by the provider; inf: it gives tokens, or was found
+    doomed: bool = False  # terminated
+    withdrawal: tuple[float, str] | None = None  # when its owner takes the machine back, and why
+    started_at: float = math.inf  # asked for; inf: it gives tokens, or was found
     dismissed: bool = False  # doomed for want of work: it is to leave, and not to come again
     anew: bool = False  # takes the place of one that was
     sick: bool = False  # gave up by itself: whatever it proved, its machine is to rest
@@ -61,16 +63,21 @@ class Fleet:
 
     A removal that names no machine hits some server at work. With none at work it waits for
     one; others that come meanwhile are the same removal.
+
+    Args:
+        prefix: of the names given out.
+        life: of the manager: unlike that of any other of the run, so that no nonce comes twice.
     """
 
-    def __init__(self, max_instances: int, *, capped: bool) -> None:
+    def __init__(self, max_instances: int, *, capped: bool, prefix: str, life: str) -> None:
         self._max_instances = max_instances
         self._capped = capped
+        self._prefix, self._life = prefix, life
         self.machines: dict[str, str] = {}  # name → server on it, "" where free
         self._free: dict[str, None] = {}  # those, in any order
         self.servers: dict[str, Server] = {}
         self._num_standing = 0  # not doomed
-        self._starting: set[str] = set()  # of those, not joined
+        self._starting: set[str] = set()  # of those, granted and not joined
         self._homeless: dict[str, None] = {}  # of those, without a machine, as they were found
         self._absent: dict[str, float] = {}  # joined ones without a stream: since when
         self.retry_at = -math.inf
@@ -87,7 +94,7 @@ class Fleet:
 
     @property
     def starting(self) -> int:
-        """Servers started that have not joined yet."""
+        """Servers that are paid for and have not joined yet."""
         return len(self._starting)
 
     @property
@@ -155,15 +162,20 @@ class Fleet:
         server.dismissed = True
         self._doom(server)
 
-    def started(self, server: Server, pid: int, *, joined: bool) -> None:
-        """The process of that server is known, and whether its stream is there by now."""
-        if pid != server.pid:
-            self._absent.pop(server.name, None)  # that was another process
-        server.pid, server.joined = pid, joined
-        if joined or server.doomed:
-            self._starting.discard(server.name)
-        else:
+    def known(self, name: str, nonce: str) -> Server | None:
+        """The server that the provider speaks of; None if it is over, or nobody asked for it."""
+        server = self.servers.get(name)
+        return server if server is not None and server.nonce == nonce else None
+
+    def granted(self, server: Server) -> None:
+        """It is paid for from now on."""
+        server.granted = True
+        if not (server.joined or server.doomed):
             self._starting.add(server.name)
+
+    def withdrawn(self, server: Server, goes_at: float, reason: str) -> None:
+        """The owner of its machine takes that back then."""
+        server.withdrawal = goes_at, reason
 
     def came(self, server: Server) -> None:
         """Its stream is there."""
@@ -172,8 +184,8 @@ class Fleet:
         self._absent.pop(server.name, None)
 
     def lost_sight_of(self, server: Server, now: float) -> None:
-        """Its stream has ended, and there is no other yet. It may have come before its process was
-        known, as with a server of an earlier manager's."""
+        """Its stream has ended, and there is no other yet. It may have come before the provider had
+        listed it, as with a server of an earlier manager's."""
         self.came(server)
         self._absent[server.name] = now
 
@@ -196,15 +208,16 @@ class Fleet:
 
     def server_of(self, hello: Hello) -> Server | None:
         """Who says this; None if it was started by hand, whatever name it was given."""
-        server = self.servers.get(hello.instance)
-        return server if server is not None and server.pid == hello.pid else None
+        return self.known(hello.instance, hello.nonce)
 
-    def found(self, name: str, pid: int) -> None:
-        """A server that an earlier manager started: it takes up the next machine lent.
+    def found(self, name: str, nonce: str) -> None:
+        """A server that an earlier manager asked for: it takes up the next machine lent.
 
         Where the market lends fewer than there were, it goes on all the same.
         """
-        self._add(Server(name, "", pid, proved=True))
+        server = Server(name, nonce, "", proved=True)
+        self._add(server)
+        self.granted(server)
         number = name.rpartition("-")[2]
         if number.isdecimal():
             self.numbers = max(self.numbers, int(number))
@@ -251,8 +264,8 @@ class Fleet:
         target = wanted(machines=machines, max_instances=self._max_instances, cap=cap)
         return max(0, min(target - self._num_standing, len(self._free)))
 
-    def start(self, count: int, now: float = math.inf, *, anew: bool = False) -> list[str]:
-        """Names for `count` new servers, on free machines in the order of their loan.
+    def start(self, count: int, now: float = math.inf, *, anew: bool = False) -> list[Server]:
+        """`count` new servers to be asked for, on free machines in the order of their loan.
 
         Args:
             anew: they take the place of others.
@@ -262,23 +275,23 @@ class Fleet:
         started = []
         for machine in list(free) if count == len(free) == 1 else list(first):
             self.numbers += 1
-            name = f"local-{self.numbers}"
+            name, nonce = f"{self._prefix}-{self.numbers}", f"{self._life}-{self.numbers}"
             self.machines[machine] = name
             del self._free[machine]
-            self._add(Server(name, machine, started_at=now, anew=anew))
-            started.append(name)
+            server = Server(name, nonce, machine, started_at=now, anew=anew)
+            self._add(server)
+            started.append(server)
         return started
 
-    def exited(self, name: str, now: float, *, sick: bool = False) -> Server | None:
-        """Forget a server. One that ended by itself, sick or without a token, delays the next.
+    def exited(self, server: Server, now: float, *, sick: bool = False) -> None:
+        """Forget it. One that ended by itself, sick or without a token, or was refused, delays the
+        next.
 
         Args:
             sick: it said so as it ended; it may have said so before.
         """
-        server = self.servers.pop(name, None)
-        if server is None:
-            return None
-        doomed = server.doomed
+        name, doomed = server.name, server.doomed
+        del self.servers[name]
         self._forget(server)
         if self.machines.get(server.machine) == name:
             self.machines[server.machine] = ""
@@ -290,14 +303,12 @@ class Fleet:
             self.retry_at = now + backoff_seconds(
                 self._failures - 1, first=FIRST_RETRY_SECONDS, longest=LAST_RETRY_SECONDS
             )
-        return server
 
     def _add(self, server: Server) -> None:
         if (before := self.servers.get(server.name)) is not None:
             self._forget(before)
         self.servers[server.name] = server
         self._num_standing += 1
-        self._starting.add(server.name)
         if not server.machine:
             self._homeless[server.name] = None
 

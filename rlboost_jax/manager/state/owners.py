@@ -21,12 +21,18 @@ class Owners:
     versions: Versions
 
     @staticmethod
-    def of(settings: Settings, now: float) -> "Owners":
+    def of(settings: Settings, now: float, life: str) -> "Owners":
+        """Args: life: unlike that of any other manager of the run."""
         outbox, roster, fleet = Outbox(), Roster(settings, now), settings.fleet
         return Owners(
             outbox=outbox,
             ledger=Ledger(outbox),
             roster=roster,
-            fleet=Fleet(fleet.max_instances, capped=fleet.sizing != "fixed"),
+            fleet=Fleet(
+                fleet.max_instances,
+                capped=fleet.sizing != "fixed",
+                prefix=fleet.provider,
+                life=life,
+            ),
             versions=Versions(roster, outbox),
         )

@@ -260,7 +260,7 @@ class Roster:
         """Bring the integrals up to date after something changed.
 
         Args:
-            starting: servers that the provider has started and that have not joined yet;
+            starting: servers that the provider has granted and that have not joined yet;
                 they are paid for too.
         """
         fleet = self._settings.fleet
@@ -285,5 +285,5 @@ class Roster:
 
 
 def _identity(hello: Hello) -> str:
-    """A process, as far as it can be told from another by what it says."""
-    return f"{hello.host}/{hello.pid}/{hello.process}/{hello.instance}"
+    """A server, as far as it can be told from another by what it says."""
+    return f"{hello.nonce}/{hello.instance}"

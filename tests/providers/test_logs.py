@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from rlboost_jax.fleet.logs import remove_old_logs
+from rlboost_jax.providers.logs import remove_old_logs
 
 
 def test_the_oldest_logs_of_servers_that_ended_go(tmp_path: Path) -> None:

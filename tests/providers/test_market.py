@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.fleet.market import MarketEvent, initial_capacity, market_events
+from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_events
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 
@@ -47,6 +47,10 @@ def first(settings: FleetConfig, count: int, seed: int = 0) -> list[MarketEvent]
 
 def test_a_calm_market_without_a_trace_has_no_events():
     assert first(FLEET, 1) == [] and initial_capacity(FLEET) == 4
+
+
+def test_nothing_is_lent_where_nobody_starts_servers():
+    assert initial_capacity(dataclasses.replace(FLEET, provider="none")) == 0
 
 
 @given(
@@ -176,7 +180,8 @@ def test_trace_and_chaos_are_merged_in_time():
 
 def test_the_provider_and_the_market_need_no_jax():
     program = (
-        "import sys, rlboost_jax.fleet.local, rlboost_jax.fleet.market, rlboost_jax.weights.serve;"
+        "import sys, rlboost_jax.providers.choice, rlboost_jax.providers.market;"
+        "import rlboost_jax.weights.serve;"
         "print('jax' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

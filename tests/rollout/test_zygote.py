@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from rlboost_jax.fleet.zygote import Zygote
+from rlboost_jax.rollout.zygote import Zygote
 
 PATIENCE_SECONDS = 30.0
 PROGRAM = """
 import os, signal, sys
-from rlboost_jax.fleet.zygote import Zygote
+from rlboost_jax.rollout.zygote import Zygote
 
 def run(args):
     print("args", args, "NPROC", os.environ.get("NPROC"), "session", os.getsid(0) == os.getpid())

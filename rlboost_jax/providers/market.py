@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from rlboost_jax.fleet.chaos import ChaosEvent, chaos_events
-from rlboost_jax.fleet.trace import synthetic_trace
+from rlboost_jax.providers.chaos import ChaosEvent, chaos_events
+from rlboost_jax.providers.trace import synthetic_trace
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.traces import TraceRow, read_trace
 
@@ -38,8 +38,11 @@ class MarketEvent:
 
 
 def initial_capacity(settings: FleetConfig) -> int:
-    """Machines there before the first event: a trace starts with none and adds its own."""
-    return 0 if settings.trace else settings.max_instances
+    """Machines there before the first event: a trace starts with none and adds its own.
+
+    Without a provider nobody could use any.
+    """
+    return 0 if settings.trace or settings.provider == "none" else settings.max_instances
 
 
 def market_events(settings: FleetConfig, *, seed: int) -> Iterator[MarketEvent]:

@@ -1,0 +1,152 @@
+"""The seam between the manager and whatever starts rollout servers: `Provider` and its events.
+
+    request ─┬─ Refused                                   nothing exists, nothing will
+             └─ Granted ── Started ── (Withdrawn) ── Exited
+                └─ paid for from here ──────────────── to here
+
+An instance is its name and its nonce, and nothing else: no process id, job number or address of
+a provider's crosses this seam. The manager chooses both. Names are unique in a run. A nonce is
+unique for good, and the server's `Hello` echoes it: that is how the manager knows that who dials
+is who was asked for. It is no secret; the run's token is what lets a server in.
+
+The manager decides how many instances there are, asks again after a refusal (with a pause that
+doubles) and never waits for an answer. docs/providers.md says how to write a provider, and
+tests/providers/test_contract.py what it has to pass.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+ANY_POOL: Final = "any"  # that every provider has: whatever it would take by itself
+NONCE_VARIABLE: Final = "RLBOOST_NONCE"  # in the environment of a server: it echoes this
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """There is a machine for the instance, or will be. It is paid for from now on."""
+
+    name: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """There is no machine for it and none will come of this request. Another may have more luck."""
+
+    name: str
+    nonce: str
+    reason: str  # a line for a person: quota, capacity, an unknown pool, no answer
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Its server has begun. When it can work it says so itself, by joining."""
+
+    name: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The machine's owner takes it back; `Exited` follows. Not said of what was terminated."""
+
+    name: str
+    nonce: str
+    seconds: float  # from now; 0: at any moment
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """It is over, whatever ended it. From now on it is not paid for and its name means nobody."""
+
+    name: str
+    nonce: str
+    reason: str
+    code: int | None = None  # of the server's program; None: not known
+
+
+ProviderEvent = Granted | Refused | Started | Withdrawn | Exited
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An instance that is granted and has not exited."""
+
+    name: str
+    nonce: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """Where servers find the run, and by what a provider tells its instances from others'."""
+
+    run_id: str
+    workdir: Path  # of the run, on the manager's host; a provider's own records go below it
+    address: str  # HOST:PORT of the manager, for other hosts
+    local_address: str  # the same for processes of this host
+    join: Path  # folder with the credentials of servers; they never go on a command line
+
+
+class Provider(Protocol):
+    """What starts and ends rollout servers.
+
+    Calls come from one event loop, in the order of the manager's decisions. Several may be under
+    way at once, and none is waited for by the manager's other work. Whatever can be expected to
+    fail (a quota, a machine that does not come, an API that does not answer) is an event. An
+    exception of any method is a mistake, and ends the manager.
+
+    A provider that dies with its manager loses the events that it had not handed over. They are
+    not made up for: the next manager goes by `list`.
+    """
+
+    async def request(self, name: str, nonce: str, pool: str) -> None:
+        """Ask for an instance; `Granted` or `Refused` answers, sooner or later.
+
+        Asked again with a nonce, it does nothing: however often a request is sent, at most one
+        machine comes of it, and each event of it once.
+
+        Args:
+            pool: of machines to take it from: `ANY_POOL`, or one of the provider's own. One that
+                it does not know it refuses.
+        """
+        ...
+
+    async def terminate(self, name: str, grace_seconds: float) -> None:
+        """End an instance, its request still under way included; `Exited` or `Refused` follows.
+
+        Its server is told at once and may finish what it is at, for `grace_seconds` at most: then
+        it is ended without a word, and with 0 it is so at once. Of several calls the earliest end
+        counts. A name that means nobody (any more) is no mistake.
+        """
+        ...
+
+    async def list(self) -> tuple[Listed, ...]:
+        """All instances of this run that are granted and not over.
+
+        Those that a provider of an earlier manager was granted are among them; from now on they
+        are terminated and reported like all others. The manager calls it once, before it reads
+        `events`. It does not return before it knows: what it leaves out nobody will ever end.
+
+        The manager adopts what is listed, for the run pays for it: it counts for
+        `fleet.max_instances` and in the report's dollars, wanted or not. What could not find this
+        manager, as its address has changed, is terminated.
+        """
+        ...
+
+    def events(self) -> AsyncIterator[ProviderEvent]:
+        """What happens, in order for each instance, until `close`; read by one reader.
+
+        For each request exactly one of `Refused` and `Exited` comes, and comes last. `Started`
+        and `Withdrawn` may be missing: not every provider hears of such things.
+        """
+        ...
+
+    async def close(self) -> None:
+        """The run is over: end all instances, those being started included.
+
+        Returns when none is left that is paid for. Nothing is granted from now on.
+        """
+        ...

@@ -1,0 +1,133 @@
+"""The prepared process that forks servers (`rlboost_jax.rollout.zygote`), seen from outside."""
+
+import asyncio
+import contextlib
+import json
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+PREPARE_SECONDS = 60.0  # imports, on a busy machine
+
+
+class NotForked(RuntimeError):
+    """A server process could not be started."""
+
+
+class Forks:
+    """Commands one such process after the other: where one is lost, `open` prepares the next.
+
+    Args:
+        log: file for what it writes besides reports.
+        hear: called with each of its reports.
+        orphaned: called when one is gone, behind its last report.
+        failed: called with the mistake that ended the reading of reports, instead.
+        program: command line of that process.
+        leave_seconds: to leave, once nobody commands it any more.
+    """
+
+    def __init__(
+        self,
+        log: Path,
+        *,
+        program: Sequence[str],
+        leave_seconds: float,
+        hear: Callable[[dict[str, Any]], None],
+        orphaned: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._log, self._hear = log, hear
+        self._program, self._leave_seconds = program, leave_seconds
+        self._orphaned, self._failed = orphaned, failed
+        self._process: Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
+        self._closing = False
+
+    async def open(self) -> None:
+        """Have a process prepared; returns at once where there is one.
+
+        Raises:
+            NotForked: it does not come up.
+        """
+        async with self._opening:
+            if self._closing:
+                raise NotForked("the run is over")
+            if self._reader is not None and not self._reader.done():
+                return
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._log, "ab") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._program,
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=log,
+                    start_new_session=True,  # an interrupt in the terminal is not for it
+                )
+            assert self._process.stdout is not None
+            try:
+                async with asyncio.timeout(PREPARE_SECONDS):
+                    line = await self._process.stdout.readline()
+            except TimeoutError:
+                line = b""
+            if b'"ready"' not in line:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+                raise NotForked(
+                    f"the process that forks servers did not come up in {PREPARE_SECONDS:g} s; "
+                    f"see {self._log}"
+                )
+            self._reader = asyncio.create_task(self.read(self._process.stdout))
+            self._reader.add_done_callback(self._read_all)
+
+    async def command(self, **command: Any) -> None:
+        """Have a line written.
+
+        Raises:
+            NotForked: nobody reads it.
+        """
+        self.tell(**command)
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            await self._process.stdin.drain()
+        except ConnectionError:
+            raise NotForked("the process that forks servers is gone") from None
+
+    def tell(self, **command: Any) -> None:
+        """Begin to write a line."""
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
+
+    async def read(self, reports: asyncio.StreamReader) -> None:
+        """Every report there will be."""
+        async for line in reports:
+            self._hear(json.loads(line))
+        self._orphaned()
+
+    async def seal(self) -> None:
+        """Prepare none from now on; what is being prepared is there when this returns."""
+        self._closing = True
+        async with self._opening:
+            pass
+
+    async def close(self) -> None:
+        """End it; servers live on."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            try:
+                async with asyncio.timeout(self._leave_seconds):
+                    await self._process.wait()
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+        if self._reader is not None:
+            await asyncio.wait([self._reader], timeout=self._leave_seconds)
+            self._reader.cancel()
+
+    def _read_all(self, reader: asyncio.Task[None]) -> None:
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            self._closing = True
+            self._failed(error)

@@ -1,0 +1,259 @@
+"""Rollout servers as processes on this host, forked from one prepared process.
+
+What an instance is to the rest of the run, its name and nonce, is a process id here and nowhere
+else. Servers outlive the prepared process and the manager: `server_files` says where they are.
+Termination is SIGTERM, then SIGKILL once the grace is over.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from signal import Signals
+from typing import Any
+
+from rlboost_jax.providers.base import (
+    ANY_POOL,
+    NONCE_VARIABLE,
+    Exited,
+    Granted,
+    Listed,
+    ProviderEvent,
+    Refused,
+    Rendezvous,
+    Started,
+)
+from rlboost_jax.providers.event_queue import EventQueue
+from rlboost_jax.providers.forks import Forks, NotForked
+from rlboost_jax.providers.logs import remove_old_logs
+from rlboost_jax.providers.server_files import Found, ServerFiles
+
+ZYGOTE = (sys.executable, "-m", "rlboost_jax.rollout.zygote")
+START_SECONDS = 10.0  # a fork, once it is prepared
+LEAVE_SECONDS = 2.0
+
+
+@dataclass
+class _Server:
+    """Requested, and not heard the last of."""
+
+    nonce: str
+    settled: asyncio.Future[None]  # done once it has started, or is refused
+    asked: bool = False  # the prepared process was told to fork it
+    late: bool = False  # refused before it had started; killed where it starts after all
+    pid: int = 0  # 0: not started
+    descriptor: int = -1  # of its process, where the prepared one of now has not forked it
+    sent: Signals | None = None  # the last signal
+    end: asyncio.TimerHandle | None = None  # of its grace
+
+
+class LocalProvider:
+    """Starts servers that dial `rendezvous.local_address`, and log to `<workdir>/logs/<name>.log`.
+
+    On a system without /proc and process descriptors `list` finds nothing.
+
+    Args:
+        price_per_hour: dollars, announced by every server.
+        zygote: command line of the process that forks servers.
+        start_seconds: for a fork to be reported.
+        leave_seconds: from SIGTERM to SIGKILL when the run is over.
+    """
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        *,
+        price_per_hour: float,
+        zygote: Sequence[str] = ZYGOTE,
+        start_seconds: float = START_SECONDS,
+        leave_seconds: float = LEAVE_SECONDS,
+    ) -> None:
+        self._start_seconds, self._leave_seconds = start_seconds, leave_seconds
+        self._logs = rendezvous.workdir / "logs"
+        self._args = [
+            f"--manager={rendezvous.local_address}",
+            f"--join={rendezvous.join}",
+            f"--price={price_per_hour}",
+            "--zone=local",
+            "--notices=none",  # this is the trainer's host: where it goes, all go
+        ]
+        self._files = ServerFiles(rendezvous.workdir / "servers")
+        self._events = EventQueue()
+        self._forks = Forks(
+            self._logs / "zygote.log",
+            program=zygote,
+            leave_seconds=leave_seconds,
+            hear=self._hear,
+            orphaned=self._orphaned,
+            failed=self._failed,
+        )
+        self._servers: dict[str, _Server] = {}
+        self._nonces: set[str] = set()  # of all requests so far
+        self._emptied = asyncio.Event()
+
+    async def request(self, name: str, nonce: str, pool: str) -> None:
+        if nonce in self._nonces:
+            return
+        self._nonces.add(nonce)
+        server = _Server(nonce, asyncio.get_running_loop().create_future())
+        self._servers[name] = server
+        if pool != ANY_POOL:
+            self._refuse(name, server, f"there is no pool {pool!r} here, only {ANY_POOL!r}")
+            return
+        try:
+            await self._forks.open()
+            remove_old_logs(self._logs, self._servers)
+            server.asked = True
+            async with asyncio.timeout(self._start_seconds):
+                await self._forks.command(
+                    start=name,
+                    args=[*self._args, f"--name={name}"],
+                    # One XLA worker thread a server: more of them only contend for the cores.
+                    env={"NPROC": os.environ.get("NPROC", "1"), NONCE_VARIABLE: nonce},
+                    log=str(self._logs / f"{name}.log"),
+                )
+                await asyncio.wait([server.settled])
+        except TimeoutError:
+            self._refuse(
+                name, server, f"no word of its start in {self._start_seconds:g} s", late=True
+            )
+        except (NotForked, OSError) as error:
+            self._refuse(name, server, str(error), late=server.asked)
+
+    async def terminate(self, name: str, grace_seconds: float) -> None:
+        server = self._servers.get(name)
+        if server is None:
+            return
+        await asyncio.wait([server.settled])
+        if self._servers.get(name) is not server:
+            return
+        if grace_seconds <= 0:
+            self._send(name, server, signal.SIGKILL)
+            return
+        self._send(name, server, signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+        moment = loop.time() + grace_seconds
+        if server.end is None or moment < server.end.when():
+            if server.end is not None:
+                server.end.cancel()
+            server.end = loop.call_at(moment, self._send, name, server, signal.SIGKILL)
+
+    async def list(self) -> tuple[Listed, ...]:
+        for name in self._files.names():
+            if name not in self._servers and (found := self._files.find(name)) is not None:
+                server = _Server(found.nonce, asyncio.get_running_loop().create_future())
+                server.settled.set_result(None)
+                self._nonces.add(found.nonce)
+                self._servers[name] = server
+                self._adopt(name, server, found)
+        return tuple(Listed(name, s.nonce) for name, s in self._running() if not s.late)
+
+    def events(self) -> AsyncIterator[ProviderEvent]:
+        return self._events.read()
+
+    async def close(self) -> None:
+        await self._forks.seal()
+        if starting := [s.settled for s in self._servers.values() if not s.settled.done()]:
+            await asyncio.wait(starting)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for name, server in self._running():
+                self._send(name, server, number)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._leave_seconds):
+                    while self._running():
+                        self._emptied.clear()
+                        await self._emptied.wait()
+        await self._forks.close()
+        self._events.close()
+
+    def _running(self) -> Sequence[tuple[str, _Server]]:
+        return [(name, server) for name, server in self._servers.items() if server.pid]
+
+    def _hear(self, report: dict[str, Any]) -> None:
+        """A report of the prepared process."""
+        name = report.get("started") or report.get("failed") or report.get("exited") or ""
+        if (server := self._servers.get(name)) is None:
+            return
+        if "started" in report:
+            server.pid = report["pid"]
+            self._files.write(name, server.nonce, server.pid)
+            if server.late:
+                self._send(name, server, signal.SIGKILL)
+            else:
+                self._events.put(Granted(name, server.nonce))
+                self._events.put(Started(name, server.nonce))
+                server.settled.set_result(None)
+        elif "failed" in report:
+            self._refuse(name, server, report["reason"])
+        elif server.pid:
+            self._over(name, server, report["code"])
+
+    def _refuse(self, name: str, server: _Server, reason: str, *, late: bool = False) -> None:
+        """Say so, if nothing was said yet.
+
+        Args:
+            late: it may start all the same.
+        """
+        if server.pid:  # it has, at the last moment
+            return
+        if not server.settled.done():
+            server.settled.set_result(None)
+            self._events.put(Refused(name, server.nonce, reason))
+        server.late = late
+        if not late:
+            self._forget(name)
+
+    def _over(self, name: str, server: _Server, code: int | None) -> None:
+        self._forget(name)
+        self._files.remove(name)
+        if not server.late:
+            known = "unknown" if code is None else code
+            self._events.put(Exited(name, server.nonce, f"exit code {known}", code))
+
+    def _forget(self, name: str) -> None:
+        server = self._servers.pop(name, None)
+        if server is not None and server.end is not None:
+            server.end.cancel()
+        self._emptied.set()
+
+    def _orphaned(self) -> None:
+        """Servers outlive the process that forked them; of those that went with it this is the
+        last word."""
+        for name, server in list(self._servers.items()):
+            if server.descriptor >= 0 or not server.asked:
+                continue
+            if not server.pid:
+                self._refuse(name, server, "the process that forks servers reports no more")
+            elif (found := self._files.find(name)) is None:
+                self._over(name, server, None)
+            else:
+                self._adopt(name, server, found)
+                if server.sent is not None:  # it may not have been passed on
+                    self._send(name, server, server.sent)
+
+    def _failed(self, error: BaseException) -> None:
+        for name, server in list(self._servers.items()):
+            if not server.settled.done():
+                self._refuse(name, server, "the process that forks servers reports no more")
+        self._events.fail(error)
+
+    def _adopt(self, name: str, server: _Server, found: Found) -> None:
+        """From now on it is signalled and reported by way of a descriptor."""
+        server.pid, server.descriptor = found.pid, found.descriptor
+        asyncio.get_running_loop().add_reader(found.descriptor, self._adopted_left, name, server)
+
+    def _adopted_left(self, name: str, server: _Server) -> None:
+        asyncio.get_running_loop().remove_reader(server.descriptor)
+        os.close(server.descriptor)
+        self._over(name, server, None)
+
+    def _send(self, name: str, server: _Server, number: Signals) -> None:
+        server.sent = number
+        if server.descriptor < 0:
+            self._forks.tell(signal=name, number=int(number))
+            return
+        with contextlib.suppress(ProcessLookupError):  # its end is seen in a moment
+            signal.pidfd_send_signal(server.descriptor, number)

@@ -1,0 +1,83 @@
+"""The local provider's own notes: which process an instance is, for the next manager to find.
+
+`<workdir>/servers/<name>` is one JSON object: nonce, process id and that process's start time.
+Ids are used again by the system; with the start time they mean one process for good.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlboost_jax import processes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A server that runs."""
+
+    nonce: str
+    pid: int
+    descriptor: int  # of its process: readable once it has ended
+
+
+class ServerFiles:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self._folder.glob("*"))
+
+    def write(self, name: str, nonce: str, pid: int) -> None:
+        """Without its file a server works as well, but no later manager finds it."""
+        note = {"nonce": nonce, "pid": pid, "started": processes.start_time(pid)}
+        try:
+            self._folder.mkdir(exist_ok=True)
+            (self._folder / name).write_text(json.dumps(note) + "\n")
+        except OSError as error:
+            log.warning("no record of %s: %s; no later manager will find it", name, error)
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(OSError):  # a file about what has ended does no harm
+            (self._folder / name).unlink(missing_ok=True)
+
+    def find(self, name: str) -> Found | None:
+        """The server that a file is about; None, and no file any more, if it does not run.
+
+        One of a program from before there were nonces is ended: it cannot make itself understood.
+        """
+        try:
+            text = (self._folder / name).read_text()
+            nonce, pid, started = _parse(text)
+            descriptor = os.pidfd_open(pid)
+        except (OSError, ValueError, AttributeError):  # of it, of the file, of this system
+            self.remove(name)
+            return None
+        if nonce and processes.runs(pid, started):
+            return Found(nonce, pid, descriptor)
+        if processes.runs(pid, started):
+            log.warning("%s was started by an earlier version of this program: it is ended", name)
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        os.close(descriptor)
+        self.remove(name)
+        return None
+
+
+def _parse(text: str) -> tuple[str, int, str]:
+    """Nonce, process id, start time; the nonce is "" in a file of before there were any.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not text.startswith("{"):
+        pid, started = text.split(maxsplit=1)
+        return "", int(pid), started.strip()
+    note = json.loads(text)
+    if not isinstance(note, dict):
+        raise ValueError("no object")
+    return str(note.get("nonce", "")), int(note.get("pid", 0)), str(note.get("started", ""))

@@ -1,0 +1,146 @@
+"""What the contract's tests need of a provider's world, one `Bench` for each.
+
+A provider that is added gets a bench here, and all of test_contract.py with it.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from rlboost_jax.providers.base import Provider, Rendezvous
+from rlboost_jax.providers.local import LocalProvider
+from rlboost_jax.providers.none import NoProvider
+from tests.providers.fake import Cloud, FakeProvider
+
+CODE = 7  # with which a server ends by itself
+
+# In place of a server: one that says its nonce through a pipe, if it has one, and waits.
+SERVERS = f"""
+import os, signal, sys
+from pathlib import Path
+from rlboost_jax.rollout.zygote import Zygote
+
+def run(args):
+    name = next(a for a in args if a.startswith("--name=")).removeprefix("--name=")
+    if name == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, lambda *_: os._exit({CODE}))
+    pipe = Path(sys.argv[1]) / name
+    if pipe.exists():
+        pipe.write_text(os.environ["RLBOOST_NONCE"])
+    while True:
+        signal.pause()
+
+Zygote(run, 0, 1).serve()
+"""
+
+
+class Bench(Protocol):
+    """The server named "stubborn" does not leave when it is told to."""
+
+    grants: bool  # whether it starts servers at all
+
+    def open(self) -> Provider:
+        """A provider of the run; one more is that of the next manager."""
+        ...
+
+    async def lose(self, provider: Provider) -> None:
+        """Its manager was killed."""
+        ...
+
+    async def nonce(self, provider: Provider, name: str) -> str:
+        """What a server will echo, asked once before and once after its request."""
+        ...
+
+    async def end(self, provider: Provider, name: str) -> None:
+        """Have a server end by itself, once its nonce was asked for, with `CODE`."""
+        ...
+
+
+class LocalBench:
+    grants = True
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self) -> LocalProvider:
+        program = (sys.executable, "-c", SERVERS, str(self.folder))
+        return LocalProvider(rendezvous(self.folder), price_per_hour=1.0, zygote=program)
+
+    async def lose(self, provider: Provider) -> None:
+        """The process that it forks from sees the end of its commands, and leaves."""
+        assert isinstance(provider, LocalProvider)
+        forks = provider._forks
+        assert forks._reader is not None and forks._process is not None
+        forks._reader.cancel()
+        assert forks._process.stdin is not None
+        forks._process.stdin.close()
+        await forks._process.wait()
+
+    async def nonce(self, provider: Provider, name: str) -> str:
+        pipe = self.folder / name
+        if not pipe.exists():
+            os.mkfifo(pipe)
+            return ""
+        return await asyncio.to_thread(pipe.read_text)
+
+    async def end(self, provider: Provider, name: str) -> None:
+        note = json.loads((self.folder / "servers" / name).read_text())
+        os.kill(note["pid"], signal.SIGUSR1)
+
+
+class FakeBench:
+    grants = True
+
+    def __init__(self, folder: Path) -> None:
+        self.cloud = Cloud(stubborn={"stubborn"})
+
+    def open(self) -> FakeProvider:
+        return FakeProvider(self.cloud)
+
+    async def lose(self, provider: Provider) -> None:
+        pass
+
+    async def nonce(self, provider: Provider, name: str) -> str:
+        machine = self.cloud.machines.get(name)
+        return machine.nonce if machine is not None else ""
+
+    async def end(self, provider: Provider, name: str) -> None:
+        assert isinstance(provider, FakeProvider)
+        provider.end(name, CODE)
+
+
+class NoBench:
+    grants = False
+
+    def __init__(self, folder: Path) -> None:
+        pass
+
+    def open(self) -> NoProvider:
+        return NoProvider()
+
+    async def lose(self, provider: Provider) -> None:
+        pass
+
+    async def nonce(self, provider: Provider, name: str) -> str:
+        return ""
+
+    async def end(self, provider: Provider, name: str) -> None:
+        raise AssertionError("it has no servers")
+
+
+def rendezvous(folder: Path) -> Rendezvous:
+    return Rendezvous(
+        run_id="run",
+        workdir=folder,
+        address="127.0.0.1:9",
+        local_address="127.0.0.1:9",
+        join=folder / "join",
+    )
+
+
+BENCHES: tuple[type[Bench], ...] = (LocalBench, FakeBench, NoBench)
