@@ -33,7 +33,7 @@ from rlboost_jax.settings.plan import plan_line, plan_text
 from rlboost_jax.settings.run import RunConfig
 
 if TYPE_CHECKING:
-    from rlboost_jax.learner.processes import World
+    from rlboost_jax.learner.processes.world import World
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made where missing.")
@@ -71,7 +71,7 @@ def train(config: ConfigDict, workdir: str, world: "World | None" = None) -> Sum
         ConfigError, WorkdirUnusable, RuntimeError: one line that says what to change.
     """
     run = run_config(config)  # before anything heavy is imported
-    from rlboost_jax.learner.processes import ALONE
+    from rlboost_jax.learner.processes.world import ALONE
     from rlboost_jax.learner.training import run_training
 
     return run_training(run, workdir, world or ALONE)
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
         world = _world()
         several = world.count > 1
         if not world.leads:
-            from rlboost_jax.learner.follower import follow_training
+            from rlboost_jax.learner.processes.following import follow_training
 
             follow_training(run_config(_CONFIG.value), _WORKDIR.value, world)
             return
@@ -143,7 +143,7 @@ def _world() -> "World":
             raise ConfigError("--cluster finds --coordinator and its like; give one or the other")
         given = ("", 0, 0)
     elif all(value is None for value in given):
-        from rlboost_jax.learner.processes import ALONE
+        from rlboost_jax.learner.processes.world import ALONE
 
         return ALONE
     coordinator, count, index = given
@@ -151,7 +151,7 @@ def _world() -> "World":
         raise ConfigError("--coordinator, --num_processes and --process_index go together")
     if not _CLUSTER.value and index >= count:
         raise ConfigError(f"--process_index={index}; of {count} processes the last is {count - 1}")
-    from rlboost_jax.learner.processes import join
+    from rlboost_jax.learner.processes.world import join
 
     return join(coordinator, count, index)
 

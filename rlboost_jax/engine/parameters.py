@@ -72,8 +72,10 @@ class EngineParameters:
                     "the snapshot is of another model"
                 )
         on_devices = all(isinstance(leaf, jax.Array) for leaf in leaves.values())
-        if not on_devices:
-            params = jax.device_get(params)
+        if not on_devices:  # leaves on disk stay there until a layer of theirs is wanted
+            params = jax.tree.map(
+                lambda leaf: jax.device_get(leaf) if isinstance(leaf, jax.Array) else leaf, params
+            )
         if not self._double_buffered:
             self._free()
         put = self._put_from_devices if on_devices else self._put

@@ -32,7 +32,7 @@ class OtherBase(Mistake, RuntimeError):
 class Base:
     """For whoever publishes adapters."""
 
-    params: Params  # over the mesh or, where others hold a part of them, on the host
+    params: Params  # over the mesh
     digest: str
 
 

@@ -5,7 +5,6 @@ of it or nothing, and one torn by a crash is never restored. Orbax stays behind 
 """
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,19 +12,15 @@ from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint._src.futures import synchronization
 
 from rlboost_jax.closing import Closing
 from rlboost_jax.models.params import Params
 from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.weights.snapshots import ORBAX_BEGINS
 
 Tree = TypeVar("Tree")  # a pytree of arrays
 
 
 REASON_LETTERS = 120  # of an error
-_FIRST_NAME = 10**6  # out of the way of saves that one process makes alone
-_SAVES = itertools.count(1)  # begun by this process; all processes begin the same
 
 
 class CheckpointNotFound(Mistake, ValueError):
@@ -81,20 +76,12 @@ class Checkpoints(Closing):
         newest = self.latest()
         if newest is not None and step <= newest:
             raise ValueError(f"checkpoint {step} would come after {newest}; steps only grow")
-        ORBAX_BEGINS.acquire()
-        try:
-            _name_alike_on_all_processes()
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra)
-                ),
-            )
-        except BaseException:  # whatever it was, it goes on upwards
-            ORBAX_BEGINS.release()
-            raise
-        if jax.process_count() == 1:
-            ORBAX_BEGINS.release()
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra)
+            ),
+        )
         self._saving = self._waiter.submit(self._finish, step)
 
     def wait(self) -> None:
@@ -141,11 +128,7 @@ class Checkpoints(Closing):
             self._manager.close()
 
     def _finish(self, step: int) -> None:
-        try:
-            self._manager.wait_until_finished()
-        finally:
-            if jax.process_count() > 1:
-                ORBAX_BEGINS.release()
+        self._manager.wait_until_finished()
         self._on_durable(step)
 
 
@@ -211,15 +194,3 @@ def _reading(folder: Path) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(
         folder.absolute(), options=ocp.CheckpointManagerOptions(read_only=True)
     )
-
-
-def _name_alike_on_all_processes() -> None:
-    """Give the signals of the save that begins now the names that they have elsewhere.
-
-    They are named after a counter of the process, and process 0 saves policy versions besides.
-    """
-    number = next(_SAVES)
-    if jax.process_count() > 1:
-        synchronization.OperationIdGenerator._operation_id_counter = itertools.count(
-            _FIRST_NAME + number
-        )

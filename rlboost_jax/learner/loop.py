@@ -33,7 +33,6 @@ from rlboost_jax.learner.stream.step_stream import StepStream, StreamTimes
 from rlboost_jax.learner.trajectory import trajectories_digest
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.models.adapters import joined
-from rlboost_jax.models.params import Params
 from rlboost_jax.observe.spans import traced
 
 LANE = "learner"  # of this thread in a profile
@@ -214,21 +213,29 @@ class TrainingLoop:
         """
         session = self._session
         since = session.clock()
-        self._params = session.followers.gather(self.state.params)
+        self._params = session.followers.host_copy(self.state.params)
         seconds = session.clock() - since
-        self._digest = session.digest(
-            self._params, base=session.base.digest if session.base else ""
+        needed = version < self._run.num_steps or self._scoring.on
+        if needed:
+            session.followers.write(str(version))
+        self._digest = session.followers.digest(
+            self.state.params,
+            self._params,
+            str(version),
+            base=session.base.digest if session.base else "",
         )
-        if version < self._run.num_steps or self._scoring.on:  # else no one needs it
+        if needed:
             session.publisher.submit(version, self._params, self._digest)
         return seconds
 
     def _load(self, version: int) -> None:
         """Give the reserved engines the parameters that were published last."""
-        base, followers = self._session.base, self._session.followers
+        base = self._session.base
         # From device to device, unless other processes hold parts of it.
-        trained: Params = self._params if followers else self.state.params
-        params = joined(base.params if base else None, trained)
+        if self._session.followers:
+            params = self._session.publisher.open(version)
+        else:
+            params = joined(base.params if base else None, self.state.params)
         self._session.reserved.load(params, version, self._digest)
 
     def _begin(

@@ -15,23 +15,23 @@ from jax.sharding import Mesh
 
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.open import keep_record, open_exercises, record_lines
-from rlboost_jax.learner import fit, kernels, orders
+from rlboost_jax.learner import fit, kernels
 from rlboost_jax.learner.base import Base, check_same
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoint_extra import window_of
 from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.followers import Followers, invite
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.origin import keep_origin
 from rlboost_jax.learner.preparation import Prepared, prepared, programs, restore
-from rlboost_jax.learner.processes import World, agreed, check_mesh
+from rlboost_jax.learner.processes.leading import Followers, invite
+from rlboost_jax.learner.processes.world import World, agreed, check_mesh
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines, devices_of_slices
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.update.learner import learner_of
 from rlboost_jax.messages import TrainerHello
-from rlboost_jax.models.params import Params, params_digest
+from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.files import FilesTracker
@@ -43,7 +43,7 @@ from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.settings.memory import learner_bytes_per_device
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.seal import sealed
-from rlboost_jax.weights.snapshots import SnapshotStore
+from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
 from rlboost_jax.workdir import Workdir
 
 LOOK_SECONDS = 0.25  # between two looks at the fleet, for the live view
@@ -131,7 +131,7 @@ class Opening:
         keep_origin(self._path, run.model.source)
         exercises = self._exercises()
         policy, critic = self._makers.programs(run, self._plan.mesh)
-        followers = stack.enter_context(invite(self._world, self._workdir.run_id))
+        followers = stack.enter_context(invite(self._world, self._path))
         manager, link = self._manager()
         followers.fail_to(link.fail)
         profile = stack.enter_context(StepProfile(run.observe, self._path, note=console.note))
@@ -156,9 +156,10 @@ class Opening:
             console.note(f"going on with step {first + 1} of {run.num_steps}")
         ready = prepared(run, self._path, policy, critic, checkpoints, restored, console)
         store = self._makers.snapshots(
-            self._path / "snapshots",
+            self._path / FOLDER,
             dtype=run.weights.rollout_dtype,
             keep=run.weights.keep_versions,
+            others=followers.written,
         )
         base = None
         if ready.policy.base is not None:
@@ -305,7 +306,7 @@ def _showing_fleet(thread: EventLoopThread, link: ManagerLink, console: Console)
 
 def _published_base(params: Params, followers: Followers, store: SnapshotStore) -> Base:
     """Written for servers, once for all versions of this start."""
-    host_params = followers.gather(params, orders.BASE)
+    followers.write(BASE)
+    host_params = followers.host_copy(params)
     store.write_base(host_params)
-    digest = params_digest(host_params)
-    return Base(params=host_params if followers else params, digest=digest)
+    return Base(params=params, digest=followers.digest(params, host_params, BASE))

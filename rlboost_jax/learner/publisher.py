@@ -6,10 +6,13 @@ a version any more once a newer one was handed over.
 
 import threading
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 from rlboost_jax.messages import Manifest
+from rlboost_jax.models.params import Params
 from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.weights.pull import open_params
 from rlboost_jax.weights.snapshots import SnapshotStore
 
 
@@ -39,9 +42,10 @@ class Publisher:
         """
         self._store, self._announce, self._in_use = store, announce, in_use
         self._report, self._spans = report, spans or Recorder()
-        self._changed = threading.Condition()  # of the three below
+        self._changed = threading.Condition()  # of the four below
         self._pending: tuple[int, Any, str] | None = None
         self._closing = False
+        self._written: Manifest | None = None
         self._error: SnapshotNotWritten | None = None
         self._thread = threading.Thread(target=self._write_all, name="publisher", daemon=True)
         self._thread.start()
@@ -56,13 +60,26 @@ class Publisher:
             if self._error is not None:
                 raise self._error
             self._pending = version, host_params, params_digest
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def open(self, version: int) -> Params:
+        """The version submitted last, on disk: its arrays, of which nothing is read yet.
+
+        Raises:
+            SnapshotNotWritten
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or _version(self._written) == version)
+            if self._error is not None:
+                raise self._error
+            assert self._written is not None
+            return open_params(Path(self._written.directory), self._written)
 
     def close(self) -> None:
         """Wait for what is being written; what nobody has come to is not needed any more."""
         with self._changed:
             self._pending, self._closing = None, True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join()
 
     def _next(self) -> tuple[int, Any, str] | None:
@@ -80,11 +97,19 @@ class Publisher:
                 with self._spans.span("write snapshot", "publisher", when=near, version=version):
                     manifest = self._store.write(version, host_params, params_digest)
                 self._announce(manifest)
+                with self._changed:
+                    self._written = manifest
+                    self._changed.notify_all()
                 self._store.prune({version, *self._in_use()})
             except Exception as error:  # whatever it is, the training loop must hear of it
                 failure = SnapshotNotWritten(f"version {version} could not be published: {error}")
                 failure.__cause__ = error
                 with self._changed:
                     self._error = failure
+                    self._changed.notify_all()
                 self._report(str(failure))
                 return
+
+
+def _version(manifest: Manifest | None) -> int | None:
+    return manifest.version if manifest else None

@@ -8,13 +8,12 @@ from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.learner.base import Base
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.followers import Followers
 from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.processes.leading import Followers
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.update.learner import Learner
-from rlboost_jax.models.params import params_digest
 from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.settings.run import RunConfig
@@ -41,4 +40,3 @@ class Session:
     show: Callable[[Sequence[SampleRow]], None] = lambda rows: None
     spans: Recorder = field(default_factory=Recorder)  # of this process
     clock: Callable[[], float] = time.perf_counter  # seconds
-    digest: Callable[..., str] = params_digest

@@ -9,7 +9,7 @@ from rlboost_jax import compile_cache
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.opening import Makers, Opening, plan_of
-from rlboost_jax.learner.processes import ALONE, World
+from rlboost_jax.learner.processes.world import ALONE, World
 from rlboost_jax.learner.session import Session
 from rlboost_jax.observe.cost import Forecast
 from rlboost_jax.observe.metrics import read_metrics

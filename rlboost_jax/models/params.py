@@ -6,7 +6,7 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -93,17 +93,23 @@ def unstack_layers(params: Params) -> Params:
     return {**params, "layers": layers}
 
 
-def params_digest(params: Params, *, base: str = "") -> str:
+def params_digest(
+    params: Params,
+    *,
+    base: str = "",
+    pieces: Callable[[str, Any], Iterable[np.ndarray]] = lambda name, leaf: (np.asarray(leaf),),
+) -> str:
     """SHA-256 over name, dtype, shape and little-endian bytes of every leaf, by name.
 
     Args:
         base: digest of the parameters that these are added to.
+        pieces: of a leaf by its name: consecutive, on the host. One is needed at a time.
     """
     digest = hashlib.sha256(base.encode())
-    for name, leaf in flatten_params(jax.device_get(params)).items():
-        array: np.ndarray = np.ascontiguousarray(leaf)
-        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        digest.update(array.tobytes())
+    for name, leaf in flatten_params(params).items():
+        digest.update(f"{name} {np.dtype(leaf.dtype)} {tuple(leaf.shape)}\n".encode())
+        for piece in pieces(name, leaf):
+            digest.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

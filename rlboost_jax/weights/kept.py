@@ -54,7 +54,7 @@ class KeptLeaves:
         return kept is not None and (kept.leaf, kept.files) == (leaf, _files_of(leaf, manifest))
 
 
-def put_leaf(params: dict[str, Any], name: str, leaf: np.ndarray) -> None:
+def put_leaf(params: dict[str, Any], name: str, leaf: Any) -> None:
     """Set the leaf of a dotted name."""
     *folders, last = name.split(".")
     for folder in folders:

@@ -110,8 +110,32 @@ def read_params(folder: Path, manifest: Manifest) -> dict[str, Any]:
     Raises:
         WeightsError: if a leaf cannot be read or has not the shape and dtype of its manifest.
     """
+    opened = _opened(folder, manifest)
+    params: dict[str, Any] = {}
+    try:
+        reading = {name: array.read() for name, array in opened.items()}
+        for name, array in reading.items():
+            put_leaf(params, name, np.asarray(array.result()))
+    except ValueError as error:  # tensorstore's word for everything
+        raise WeightsError(f"leaf {name}: {str(error).splitlines()[0]}") from None
+    return params
+
+
+def open_params(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """The same with nothing read yet: each leaf is an array on disk, and so are slices of it.
+
+    What is read later is not verified: for who has written it.
+    """
+    params: dict[str, Any] = {}
+    for name, array in _opened(folder, manifest).items():
+        put_leaf(params, name, array)
+    return params
+
+
+def _opened(folder: Path, manifest: Manifest) -> dict[str, ts.TensorStore]:
+    """By name of the leaf."""
     context = ts.Context()
-    opened = {
+    opening = {
         leaf.name: ts.open(
             {
                 "driver": "zarr",
@@ -124,23 +148,19 @@ def read_params(folder: Path, manifest: Manifest) -> dict[str, Any]:
         )
         for leaf in manifest.leaves
     }
-    reading: dict[str, Any] = {}
-    params: dict[str, Any] = {}
-    try:
-        for leaf in manifest.leaves:
-            array = opened[leaf.name].result()
-            found = (tuple(array.shape), array.dtype.name)
-            if found != (leaf.shape, leaf.dtype):
-                raise WeightsError(
-                    f"leaf {leaf.name}: {found[1]}{list(found[0])} on disk, its manifest says "
-                    f"{leaf.dtype}{list(leaf.shape)}"
-                )
-            reading[leaf.name] = array.read()
-        for leaf in manifest.leaves:
-            put_leaf(params, leaf.name, np.asarray(reading[leaf.name].result()))
-    except ValueError as error:  # tensorstore's word for everything
-        raise WeightsError(f"leaf {leaf.name}: {str(error).splitlines()[0]}") from None
-    return params
+    opened = {}
+    for leaf in manifest.leaves:
+        try:
+            array = opened[leaf.name] = opening[leaf.name].result()
+        except ValueError as error:  # tensorstore's word for everything
+            raise WeightsError(f"leaf {leaf.name}: {str(error).splitlines()[0]}") from None
+        found = (tuple(array.shape), array.dtype.name)
+        if found != (leaf.shape, leaf.dtype):
+            raise WeightsError(
+                f"leaf {leaf.name}: {found[1]}{list(found[0])} on disk, its manifest says "
+                f"{leaf.dtype}{list(leaf.shape)}"
+            )
+    return opened
 
 
 async def _copy_all(files: tuple[FileEntry, ...], directory: Path, spool: Path) -> None:

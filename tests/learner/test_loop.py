@@ -15,13 +15,12 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task
-from rlboost_jax.learner import orders
 from rlboost_jax.learner.checkpoint_extra import window_of
 from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.followers import Followers
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, RewardsFailed, StepNotWhole
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop
+from rlboost_jax.learner.processes.leading import Followers
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines
 from rlboost_jax.learner.session import Session
@@ -156,24 +155,24 @@ def world():
 
 
 class Alone(Followers):
-    """Copies slowly."""
+    """Copies and hashes slowly."""
 
     def __init__(self, world):
         super().__init__()
         self.world = world
 
-    def gather(self, params, which=orders.TRAINED):
+    def host_copy(self, params):
         self.world.now += COPY
-        return super().gather(params, which)
+        return super().host_copy(params)
+
+    def digest(self, *args, **options):
+        self.world.now += DIGEST
+        return super().digest(*args, **options)
 
 
 @pytest.fixture
 def build(config, learner_step, world):
     """`build(guard_kl=1.0)`: a run of 3 steps that evaluates and saves at every second one."""
-
-    def digest(params, **options):
-        world.now += DIGEST
-        return params_digest(params, **options)
 
     def built(
         task=Odd,
@@ -221,7 +220,6 @@ def build(config, learner_step, world):
             checkpoints=Cabinet(world),
             followers=Alone(world),
             clock=lambda: world.now,
-            digest=digest,
         )
         return TrainingLoop(replace(session, **around or {}))
 

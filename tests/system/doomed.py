@@ -114,8 +114,8 @@ def arrange(fate: Fate) -> None:
                 time.sleep(LOOK_SECONDS)
             fate.reach("seeding", fate.step)
 
-    def written(folder: Path, *_: object) -> None:  # of snapshots/<version>.partial
-        fate.reach("publishing", int(folder.name.partition(".")[0]) - 1)
+    def written(place: Path) -> None:  # snapshots/<version>
+        fate.reach("publishing", int(place.name) - 1)
 
     around(preparation, "warm_up", after=lambda *_, **__: fate.reach("warm-up", 0))
     around(TrainingLoop, "step", before=begun)
@@ -127,7 +127,7 @@ def arrange(fate: Fate) -> None:
         before=lambda *_, **__: fate.reach("update", fate.step),
         after=lambda *_, **__: fate.reach("updated", fate.step),
     )
-    around(snapshots, "_leaf_files", after=written)
+    around(snapshots, "_put_in_place", before=written)
     around(ManagerLink, "publish", before=lambda _, m: fate.reach("published", m.version - 1))
     around(ManagerLink, "trained", after=lambda *_: fate.reach("reported", fate.step))
     around(TrainingLoop, "save", before=lambda *_: fate.reach("row", fate.step))

@@ -55,7 +55,7 @@ def assert_holds(params, base, adapters):
 def test_a_version_takes_the_room_of_its_adapters(with_base, tmp_path):
     manifest = with_base.write(3, tree("lora_a", "lora_b"), "digest")
     adapters = 2 * 4 * 2 * 8 * 6
-    notes = 2_000  # Orbax's own, and the shapes of the arrays
+    notes = 2_000  # the shapes of the arrays
     assert adapters <= own_bytes(manifest.directory) < adapters + notes
     lasting = {leaf.name for leaf in manifest.leaves if leaf.lasting}
     assert lasting == {"layers.query.kernel", "embed.table"}

@@ -1,4 +1,4 @@
-"""A learner of two processes: what each holds, and that it learns what one device does."""
+"""A learner of two processes: what each holds and writes, and what both learn together."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests import unoptimized
 from tests.learner.on_mesh import ALONE, Trainer, gap, random_batches, small_run
 from tests.patience import PATIENCE_SECONDS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +26,14 @@ def ended(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        **unoptimized.environment(os.environ.get("XLA_FLAGS", "")),  # as in this process
+        **unoptimized.environment(flags),  # as in this process
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
     }
-    command = [sys.executable, "-m", "tests.learner.two_processes"]
+    command = [sys.executable, "-m", "tests.learner.processes.two_processes"]
     processes = [
         subprocess.Popen(
             [*command, str(index), str(port), str(folder)],
@@ -70,13 +71,32 @@ def test_all_run_the_kernels_that_process_0_chose(ended):
     ] * 2
 
 
-def test_each_holds_half_of_parameters_and_moments(measured):
+def test_each_device_holds_a_quarter_of_parameters_and_moments(measured):
     count = num_parameters(small_run().model)
     norms = 3 * 16 + 2 * 8
-    each = 4 * ((count - norms) // 2 + norms)
-    assert measured["bytes of params"] == [[each], 4 * count]
-    (on_one,), whole = measured["bytes of moments"]
-    assert on_one == 2 * each + (whole - 2 * 4 * count)
+    each = 4 * ((count - norms) // 4 + norms)
+    assert measured["bytes of params"] == [[each] * 2, 4 * count]
+    (on_one, on_other), whole = measured["bytes of moments"]
+    assert on_one == on_other == 2 * each + (whole - 2 * 4 * count)
+
+
+def test_process_0_copies_its_share_and_nothing_else(measured):
+    """Neither for what it writes of a version nor for the digest of all of it, two times here."""
+    whole = 4 * num_parameters(small_run().model)
+    assert measured["bytes that process 0 has copied"] == measured["bytes of its share"]
+    assert abs(measured["bytes of its share"] - whole / 2) < 0.01 * whole
+
+
+def test_a_version_of_two_processes_is_whole(measured):
+    assert measured["digest of what was written"] == measured["digest"]
+    assert measured["digest on a base"] != measured["digest"]
+    assert measured["an engine's parameters are equal"]
+    table = [path for path in measured["files"] if path.startswith("embedding.table/")]
+    assert table == [f"embedding.table/{name}" for name in (".zarray", "0.0", "0.1", "1.0", "1.1")]
+
+
+def test_a_process_that_cannot_write_its_share_is_named(measured):
+    assert measured["fault"].startswith("process 1: leaf ")
 
 
 def test_all_check_what_process_0_has_them_check(measured):
@@ -92,8 +112,9 @@ def test_what_they_saved_together_goes_on_on_one_device(ended, measured):
         assert kept.latest() == 2
         trainer.state, extra = kept.restore(2, trainer.abstract())
     assert extra == {"window": None}
-    assert params_digest(trainer.state.params) == measured["digest"], "what was gathered, too"
-    assert measured["digest of a base"] == measured["digest"], "the followers' share was the same"
+    assert params_digest(trainer.state.params) == measured["digest"], "nobody held it whole"
+    with_base = params_digest(trainer.state.params, base="base")
+    assert with_base == measured["digest on a base"]
     twice = Trainer(ALONE)
     for _ in range(2):
         twice.update(random_batches())

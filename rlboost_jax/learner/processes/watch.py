@@ -10,15 +10,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Final, TypeVar
 
 from rlboost_jax import exits
-from rlboost_jax.learner.control import Channel, PeerGone
+from rlboost_jax.learner.processes.channel import Channel, PeerGone
 from rlboost_jax.settings.errors import Mistake
 
 GRACE_SECONDS: Final = 5.0  # for the main thread to end by itself once a process is lost
-
 EXPLAIN_SECONDS: Final = 2.0  # for a broken connection to be noticed after a broken collective
 
 
@@ -40,30 +41,25 @@ class Watch:
 
     def __init__(self, channel: Channel, error: Callable[[str, int], PeerEnded]) -> None:
         self._channel, self._error = channel, error
-        self.loss: PeerEnded | None = None  # once the other one has ended badly
-        self._over = self._ending = False  # the other one has ended well, or this one
-        self._known = threading.Event()  # that the other one has ended
-        self._listeners: list[Callable[[Exception], None]] = []
-        self._lock = threading.Lock()  # of the listeners and the loss
+        self.loss: Future[PeerEnded | None] = Future()  # of the other one; None: it ended well
+        self._ending = False  # this process
         threading.Thread(target=self._wait, name="watch", daemon=True).start()
 
     def tell(self, listener: Callable[[Exception], None]) -> None:
         """Call it, from a thread, with the loss; at once where that is known."""
-        with self._lock:
-            if self.loss is None:
-                self._listeners.append(listener)
-                return
-        listener(self.loss)
+
+        def ended(loss: Future[PeerEnded | None]) -> None:
+            if (error := loss.result()) is not None:
+                listener(error)
+
+        self.loss.add_done_callback(ended)
 
     def verdict(self) -> PeerEnded | None:
         """Why the other one ended, which is known to have; None: the run is over."""
-        self._known.wait(GRACE_SECONDS)
-        return None if self._over else self.loss or self._error("is gone without a word", 1)
-
-    def lost_within(self, seconds: float) -> bool:
-        """Whether the other one has ended badly by then."""
-        self._known.wait(seconds)
-        return self.loss is not None
+        try:
+            return self.loss.result(GRACE_SECONDS)
+        except TimeoutError:
+            return self._error("is gone without a word", exits.BROKEN)
 
     def end(self, error: BaseException | None) -> None:
         """Say why this process ends, and stop watching."""
@@ -80,40 +76,70 @@ class Watch:
         if self._ending:
             return
         if code == exits.COMPLETE:
-            self._over = True
-            self._known.set()
+            self.loss.set_result(None)
             return
         loss = self._error(f"ended: {reason}" if reason else "is gone without a word", code)
-        with self._lock:
-            self.loss = loss
-            listeners = list(self._listeners)
-        self._known.set()
-        for listener in listeners:
-            listener(loss)
-        if not _ended_within(GRACE_SECONDS):
+        self.loss.set_result(loss)
+        threading.main_thread().join(GRACE_SECONDS)  # which ends daemon threads such as this
+        if not self._ending:
             print(f"error: {loss}", file=sys.stderr, flush=True)
             os._exit(loss.exit_code)  # the main thread waits for what will not come
 
 
-def loss_behind(error: BaseException | None, watches: Sequence[Watch]) -> PeerEnded | None:
+Me = TypeVar("Me", bound="Peers")
+
+
+class Peers:
+    """Connections to other processes. A context manager: its end is known to them all.
+
+    Where the reason for an error is that another process has ended, that is raised in its place.
+    """
+
+    def __init__(
+        self, channels: Mapping[str, Sequence[Channel]], errors: Sequence[Callable[..., PeerEnded]]
+    ) -> None:
+        """Args:
+        channels: to each, by purpose, of which one is "watch".
+        errors: of `Watch`, for each.
+        """
+        self.channels = channels
+        self.watches = [Watch(*each) for each in zip(channels["watch"], errors, strict=True)]
+
+    def __enter__(self: Me) -> Me:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        loss = _loss_behind(error, self.watches)
+        for watch in self.watches:
+            watch.end(error)
+        for channel in (c for channels in self.channels.values() for c in channels):
+            channel.close()
+        if loss is not None:
+            raise loss from error
+
+
+def _loss_behind(error: BaseException | None, watches: Sequence[Watch]) -> PeerEnded | None:
     """The end of another process that is the reason for an error here, if one is.
 
     Collectives break off in ways of their own, often before the end itself is known.
     """
-    ours = type(error).__module__.startswith("rlboost_") and not isinstance(error, PeerGone)
-    if not isinstance(error, Exception) or ours:
+    if not isinstance(error, Exception):
+        return None
+    of_peer = isinstance(error, PeerGone) or isinstance(error.__cause__, PeerGone)
+    if type(error).__module__.startswith("rlboost_") and not of_peer:
         return None
     deadline = time.monotonic() + EXPLAIN_SECONDS
     for watch in watches:
-        if watch.lost_within(max(0.0, deadline - time.monotonic())):
-            return watch.loss
+        with contextlib.suppress(TimeoutError):
+            loss = watch.loss.result(max(0.0, deadline - time.monotonic()))
+            if loss is not None:
+                return loss
     return None
-
-
-def _ended_within(seconds: float) -> bool:
-    """Whether the main thread ended; daemon threads end with it, so this seldom returns True."""
-    threading.main_thread().join(seconds)
-    return not threading.main_thread().is_alive()
 
 
 def _line(error: BaseException) -> str:

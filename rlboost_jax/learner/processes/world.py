@@ -1,7 +1,7 @@
 """The processes of one trainer, on one or several reserved hosts: `jax.distributed`.
 
 Process 0 leads: it alone talks to the manager, writes files for people and decides. The others
-follow its orders (`followers.py`, `following.py`), so that all run the same programs in the
+follow its orders (`leading.py`, `following.py`), so that all run the same programs in the
 same order. Rollout servers are no part of this.
 
 Hosts of one trainer trust the network between them, as `jax.distributed` and the collectives of
@@ -9,6 +9,7 @@ accelerators do: neither encrypts.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,11 +25,10 @@ from rlboost_jax.settings.run import RunConfig
 # host has lost its network, by the coordinator after this time; then all the others end.
 HEARTBEAT_SECONDS: Final = 20
 JOIN_SECONDS: Final = 300  # for all processes to be there
-_CHOSEN: Final = (
-    "attention",
-    "experts",
-)  # of a learner's settings, by process 0 (`qualification/`)
-_WORD_BYTES: Final = 1024  # of what process 0 tells the others at the start
+_CHOSEN: Final = ("attention", "experts")  # settings, by process 0 (`qualification/`)
+_WORD_BYTES: Final = 1024  # of what one process tells the others
+
+Tell = Callable[[dict[str, Any] | None], dict[str, Any]]
 
 
 class CannotJoin(RuntimeError):
@@ -110,10 +110,11 @@ def check_mesh(mesh: Mesh, world: World) -> None:
         )
 
 
-def tell_all(word: dict[str, Any] | None) -> dict[str, Any]:
-    """What process 0 says, on every process; the others pass None."""
+def tell_all(word: dict[str, Any] | None, *, source: int = 0) -> dict[str, Any]:
+    """What one process says, on every process; what the others pass is of no account."""
     said = json.dumps(word or {}).encode()
     assert len(said) < _WORD_BYTES
     padded = np.frombuffer(said.ljust(_WORD_BYTES), np.uint8)
-    heard: dict[str, Any] = json.loads(bytes(multihost_utils.broadcast_one_to_all(padded)))
-    return heard
+    heard = multihost_utils.broadcast_one_to_all(padded, jax.process_index() == source)
+    told: dict[str, Any] = json.loads(bytes(heard))
+    return told

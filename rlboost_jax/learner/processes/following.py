@@ -1,0 +1,208 @@
+"""A process of the trainer other than 0: it does what process 0 has it do, and nothing else.
+
+It holds its share of the train state and makes every update that process 0 makes, from the same
+trajectories, so that both run the same programs in the same order. What the programs return is
+the same everywhere, and so is whatever follows from it: doubts, guards, numbers that are not
+finite. It needs no manager, writes its share of each checkpoint and of each version, and ends
+when process 0 does.
+"""
+
+import contextlib
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rlboost_jax import compile_cache, exits
+from rlboost_jax.data.open import stop_ids_of
+from rlboost_jax.learner import kernels
+from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.preparation import prepared, programs, restore
+from rlboost_jax.learner.processes import orders
+from rlboost_jax.learner.processes.channel import Channel, PeerGone
+from rlboost_jax.learner.processes.digest import shared_digest
+from rlboost_jax.learner.processes.leading import PURPOSES
+from rlboost_jax.learner.processes.watch import PeerEnded, Peers
+from rlboost_jax.learner.processes.world import (
+    JOIN_SECONDS,
+    Tell,
+    World,
+    agreed,
+    check_mesh,
+    tell_all,
+)
+from rlboost_jax.learner.state import TrainState
+from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.learner.update.batch import BatchUpdate
+from rlboost_jax.learner.update.learner import Learner, learner_of
+from rlboost_jax.models.params import Params
+from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.weights.shares import shares_of, write_shares
+from rlboost_jax.weights.snapshots import BASE, FOLDER, beside
+
+
+class LeaderLost(PeerEnded):
+    """Process 0 ended before the run was over."""
+
+
+class OtherFolder(Mistake, RuntimeError):
+    """The workdir of this process is not that of process 0."""
+
+
+class _Silence:
+    """The console of a process that shows nothing."""
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def note(self, line: str) -> None:
+        pass
+
+
+class Leader(Peers):
+    """A follower's connection to process 0."""
+
+    def __init__(self, world: World, workdir: Path, **channels: Channel) -> None:
+        """Args:
+        channels: by purpose.
+        """
+        super().__init__({purpose: [each] for purpose, each in channels.items()}, [_lost])
+        self._world, self._snapshots = world, workdir / FOLDER
+        self._channel, self._shares = channels["orders"], channels["shares"]
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="shares")
+
+    def obey(self, learner: Learner, state: TrainState, checkpoints: Checkpoints) -> None:
+        """Until the run is over.
+
+        Raises:
+            LeaderLost, and what an update raises on every process.
+        """
+        updates: BatchUpdate | None = None
+        taken: dict[int, tuple[Trajectory, ...]] = {}  # by micro-batch
+
+        def named(name: str) -> Params:
+            return learner.policy.base or {} if name == BASE else state.params
+
+        while (order := self._next()) is not None:
+            match order:
+                case [orders.BEGIN, step]:
+                    updates = BatchUpdate(learner, state, step=step, checkpoint=checkpoints.latest)
+                    taken = {}
+                case [orders.CHECK, told]:
+                    learner.check(state, orders.groups_from_wire(told))
+                case [orders.TRAIN, index, told]:
+                    assert updates is not None
+                    groups = orders.groups_from_wire(told)
+                    taken[index] = tuple(t for group in groups for t in group.trajectories)
+                    updates.train(index, groups)
+                case [orders.FINISH]:
+                    assert updates is not None
+                    everything = [t for members in taken.values() for t in members]
+                    everything.sort(key=lambda t: (t.prompt, t.sample))
+                    prompts = sorted({t.prompt for t in everything})
+                    state, _ = updates.finish(everything, prompts=prompts, host_params=None)
+                case [orders.WRITE, name]:
+                    shares = shares_of(named(name), process=self._world.index)
+                    dtype = learner.run.weights.rollout_dtype
+                    self._writer.submit(self._write, name, shares, dtype)
+                case [orders.DIGEST, name, base]:
+                    shared_digest(named(name), self._world, base=base)
+                case [orders.SAVE, step, extra]:
+                    checkpoints.save(step, state, extra)
+                case _:
+                    raise LeaderLost(
+                        f"process 0 said {order[0]!r}, which is no order", exits.BROKEN
+                    )
+
+    def sees(self, proof: Path) -> None:
+        """Raises OtherFolder where process 0's mark is not in this process's workdir."""
+        if not proof.exists():
+            raise OtherFolder(
+                f"{proof.parent} on {socket.gethostname()} is not the folder of process 0; give "
+                "all processes one --workdir on a file system that they share"
+            )
+        self._channel.send(True)
+
+    def _next(self) -> list[Any] | None:
+        """The next order; None when the run is over."""
+        try:
+            order: list[Any] = self._channel.receive()
+            return order
+        except PeerGone as error:
+            loss = self.watches[0].verdict()
+            if loss is None:
+                return None
+            raise loss from error
+
+    def _write(self, name: str, shares: Params, dtype: str) -> None:
+        """In the writer's thread; whether it went well, process 0 hears."""
+        place = beside(self._snapshots / name)
+        try:
+            files = write_shares(place, shares, dtype=dtype, describe=False)
+            answer = [name, files, ""]
+        except Exception as error:  # whatever it is, it is process 0's to say
+            answer = [name, [], str(error) or type(error).__name__]
+        with contextlib.suppress(PeerGone):
+            self._shares.send(answer)
+
+
+def _lost(reason: str, code: int) -> LeaderLost:
+    return LeaderLost(f"process 0 {reason}", code)
+
+
+def accept(world: World, workdir: Path, tell: Tell = tell_all) -> Leader:
+    """Dial process 0, which calls `invite` now.
+
+    Raises:
+        OtherFolder: checkpoints and versions of all processes go to one folder.
+        LeaderLost: it is not there.
+    """
+    word = tell(None)
+    channels = {}
+    try:
+        for purpose in PURPOSES:
+            address = (word["host"], word["port"])
+            connection = socket.create_connection(address, timeout=JOIN_SECONDS)
+            connection.settimeout(None)
+            channels[purpose] = Channel(connection)
+            channels[purpose].send([word["token"], world.index, purpose])
+    except OSError as error:
+        where = f"{word['host']}:{word['port']}"
+        raise LeaderLost(f"process 0 is not at {where}: {error}", exits.BROKEN) from error
+    with contextlib.ExitStack() as stack:
+        leader = stack.enter_context(Leader(world, workdir, **channels))
+        leader.sees(workdir / word["proof"])
+        stack.pop_all()
+    return leader
+
+
+def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
+    """The part of a process other than 0 in `run_training`, until that is over.
+
+    Raises:
+        LeaderLost: process 0 ended before that.
+        OtherFolder: `path` is not process 0's.
+    """
+    compile_cache.enable(run.compile_cache_dir)
+    run = agreed(run, world)
+    mesh = make_mesh(run.learner.mesh)
+    check_mesh(mesh, world)
+    kernels.check(run, mesh)
+    policy, critic = programs(run, mesh)
+    path = Path(path)
+    with (
+        accept(world, path) as leader,
+        Checkpoints(path / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
+    ):
+        restored = restore(run, policy, critic, checkpoints)
+        ready = prepared(run, path, policy, critic, checkpoints, restored, _Silence())
+        learner = learner_of(
+            run,
+            policy=ready.policy,
+            critic=ready.critic,
+            reference=ready.reference,
+            stop_ids=stop_ids_of(run),
+        )
+        leader.obey(learner, ready.state, checkpoints)

@@ -1,0 +1,38 @@
+"""What process 0 has the others do, in the order in which all do it.
+
+An order is a list: its name, then its arguments.
+
+    begin   step                       the updates of a batch
+    check   groups                     compare log-probabilities with what was said
+    train   index, groups              take a micro-batch in
+    finish                             make the updates
+    write   name                       begin to write their shares of the parameters
+    digest  name, digest of the base   of the parameters, which takes all processes
+    save    step, extra                begin a checkpoint
+
+The name of parameters is that of their folder: of a version, or `BASE`.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from rlboost_jax.learner.trajectory import Group, Trajectory
+
+BEGIN: Final = "begin"
+CHECK: Final = "check"
+TRAIN: Final = "train"
+FINISH: Final = "finish"
+WRITE: Final = "write"
+DIGEST: Final = "digest"
+SAVE: Final = "save"
+
+
+def groups_from_wire(groups: Iterable[Mapping[str, Any]]) -> tuple[Group, ...]:
+    """What was sent as a sequence of `Group`."""
+    return tuple(
+        Group(
+            prompt=group["prompt"],
+            trajectories=tuple(Trajectory(**members) for members in group["trajectories"]),
+        )
+        for group in groups
+    )

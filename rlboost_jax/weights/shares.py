@@ -1,0 +1,182 @@
+"""What each process of a trainer writes of the parameters: equal parts of leaves, each part once.
+
+A mesh divides a leaf by a grid. The parts are the chunks of its array on disk, so that nobody
+needs more of a leaf than what it writes.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import ml_dtypes  # noqa: F401  (NumPy knows "bfloat16" by it)
+import numpy as np
+import tensorstore as ts
+
+from rlboost_jax.messages import FileEntry, LeafEntry
+from rlboost_jax.models.params import Params, flatten_params, unflatten_params
+
+Place = tuple[int, ...]  # of a part in the grid of its leaf
+Read = Callable[[jax.Array], np.ndarray]  # from a device of this process to its memory
+
+_WRITERS: Final = 8  # parts that are cast, written and hashed at the same time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one process writes of a leaf.
+
+    Attributes:
+        shape: of the whole leaf.
+        part_shape: of each part.
+        parts: of this process.
+    """
+
+    shape: tuple[int, ...]
+    part_shape: tuple[int, ...]
+    dtype: np.dtype
+    parts: Mapping[Place, np.ndarray]
+
+
+def shares_of(params: Params, *, process: int, read: Read = np.asarray) -> Params:
+    """The tree with a process's share, in its memory, in place of each array.
+
+    All processes find the same owners: of those that hold a part, the one that has the least to
+    write so far, the largest leaves first.
+
+    Args:
+        params: over a mesh.
+        process: this one.
+    """
+    leaves, burdens = flatten_params(params), dict[int, int]()
+    mine: dict[str, dict[Place, jax.Array]] = {}
+    for name, leaf in sorted(leaves.items(), key=lambda item: (-item[1].nbytes, item[0])):
+        owners = _owners(leaf, burdens)
+        here = {_place(shard.index, leaf): shard.data for shard in leaf.addressable_shards}
+        mine[name] = {place: here[place] for place, who in owners.items() if who == process}
+        for part in mine[name].values():
+            part.copy_to_host_async()
+    return unflatten_params(
+        {
+            name: Share(
+                shape=leaf.shape,
+                part_shape=leaf.sharding.shard_shape(leaf.shape),
+                dtype=np.dtype(leaf.dtype),
+                parts={place: read(part) for place, part in mine[name].items()},
+            )
+            for name, leaf in leaves.items()
+        }
+    )
+
+
+def write_shares(
+    folder: Path, params: Params, *, dtype: str | np.dtype, describe: bool
+) -> list[FileEntry]:
+    """Write what is this process's of a snapshot; returns its files.
+
+    Args:
+        params: a tree of `Share`, or of host arrays, which are wholly this process's.
+        dtype: of floating-point leaves on disk.
+        describe: also each array's shape, which one of the processes has to do.
+
+    Raises:
+        OSError: naming the leaf that could not be written.
+    """
+    context, floats = ts.Context(), np.dtype(dtype)
+
+    def write(item: tuple[str, Any]) -> list[FileEntry]:
+        name, share = item[0], as_share(item[1])
+        try:
+            return _write_leaf(folder, name, share, stored(share, floats), describe, context)
+        except ValueError as error:  # tensorstore's word for everything
+            raise OSError(f"leaf {name}: {str(error).partition(' [')[0]}") from error
+
+    with ThreadPoolExecutor(_WRITERS, thread_name_prefix="write") as threads:
+        files = threads.map(write, flatten_params(params).items())
+        return [entry for entries in files for entry in entries]
+
+
+def leaf_entries(params: Params, dtype: np.dtype) -> tuple[LeafEntry, ...]:
+    """Of all leaves, in the order of their names, as they are on disk."""
+    shares = {name: as_share(leaf) for name, leaf in flatten_params(params).items()}
+    return tuple(
+        LeafEntry(name=name, shape=share.shape, dtype=stored(share, dtype).name)
+        for name, share in shares.items()
+    )
+
+
+def as_share(leaf: Any) -> Share:
+    """The same, or the whole of a host array as its only part."""
+    if isinstance(leaf, Share):
+        return leaf
+    array = np.asarray(leaf)
+    parts = {(0,) * array.ndim: array}
+    return Share(shape=array.shape, part_shape=array.shape, dtype=array.dtype, parts=parts)
+
+
+def stored(share: Share, dtype: np.dtype) -> np.dtype:
+    """The dtype of a leaf on disk: only floating-point numbers are cast."""
+    return dtype if share.dtype.kind == "f" or share.dtype.name == "bfloat16" else share.dtype
+
+
+def _owners(leaf: jax.Array, burdens: dict[int, int]) -> dict[Place, int]:
+    """The process that writes each part of a leaf.
+
+    Args:
+        burdens: bytes that processes write so far; those of this leaf are added.
+    """
+    holders: dict[Place, set[int]] = {}
+    device: Any
+    for device, index in leaf.sharding.devices_indices_map(leaf.shape).items():
+        holders.setdefault(_place(index, leaf), set()).add(device.process_index)
+    owners = {}
+    for place in sorted(holders):
+        owner = min(holders[place], key=lambda process: (burdens.get(process, 0), process))
+        burdens[owner] = burdens.get(owner, 0) + leaf.nbytes // len(holders)
+        owners[place] = owner
+    return owners
+
+
+def _place(index: tuple[slice, ...], leaf: jax.Array) -> Place:
+    parts = zip(index, leaf.shape, leaf.sharding.shard_shape(leaf.shape), strict=True)
+    return tuple(where.indices(size)[0] // part for where, size, part in parts)
+
+
+def _write_leaf(
+    folder: Path, name: str, share: Share, dtype: np.dtype, describe: bool, context: ts.Context
+) -> list[FileEntry]:
+    """Plain Zarr without compression, which costs more time than it saves here."""
+    spec = {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": f"{folder / name}/"},
+        "dtype": dtype.name,
+        "metadata": {"shape": share.shape, "chunks": share.part_shape, "compressor": None},
+        "store_data_equal_to_fill_value": True,
+    }
+    names = [".zarray"] if describe else []
+    if describe or share.parts:  # the others need not see the shape on disk
+        array = ts.open(
+            spec,
+            context=context,
+            write=True,
+            open=True,
+            create=describe,
+            assume_metadata=not describe,
+        ).result()
+    for place, part in share.parts.items():
+        begins = [i * size for i, size in zip(place, share.part_shape, strict=True)]
+        ends = [begin + size for begin, size in zip(begins, share.part_shape, strict=True)]
+        where = tuple(slice(*ends_) for ends_ in zip(begins, ends, strict=True))
+        array[where].write(part.astype(dtype, copy=False)).result()
+        names.append(".".join(map(str, place)) or "0")
+    return [_file_entry(folder, f"{name}/{file}") for file in names]
+
+
+def _file_entry(folder: Path, name: str) -> FileEntry:
+    path = folder / name
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256")
+    return FileEntry(path=name, size=path.stat().st_size, sha256=digest.hexdigest())

@@ -1,0 +1,59 @@
+"""Frames between processes of a trainer."""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from rlboost_jax.learner.processes import orders
+from rlboost_jax.learner.processes.channel import PeerGone
+
+
+def test_messages_and_arrays_arrive_as_they_were_sent(pair, groups):
+    here, there = pair
+    trajectory = replace(
+        groups[0].trajectories[0],
+        reward=float("nan"),
+        advantage=np.float64(0.5),
+        advantages=np.arange(3, dtype=np.float32),
+        trained=False,
+        routes=np.arange(12, dtype=np.uint8).reshape(3, 2, 2),
+        reward_components=MappingProxyType({"exact": 1.0}),
+    )
+    sent = (replace(groups[0], trajectories=(trajectory,)), *groups[1:])
+    here.send([orders.TRAIN, 4, sent])
+    name, index, told = there.receive()
+    assert (name, index) == (orders.TRAIN, 4)
+    received = orders.groups_from_wire(told)
+    assert [group.prompt for group in received] == [group.prompt for group in sent]
+    for ours, theirs in zip(sent, received, strict=True):
+        for a, b in zip(ours.trajectories, theirs.trajectories, strict=True):
+            assert vars(a).keys() == vars(b).keys()
+            for field, value in vars(a).items():
+                np.testing.assert_array_equal(value, vars(b)[field], err_msg=field)
+                if isinstance(value, np.ndarray):
+                    assert value.dtype == vars(b)[field].dtype
+
+
+def test_what_is_not_ours_is_refused(pair):
+    here, there = pair
+    with pytest.raises(NotImplementedError, match="object is not sent"):
+        here.send([object()])
+    here._socket.sendall(b"GET / HTTP/1.1\r\n")
+    with pytest.raises(PeerGone, match="is none of ours"):
+        there.receive()
+
+
+def test_objects_are_never_unpickled(pair):
+    here, _ = pair
+    with pytest.raises(ValueError, match="allow_pickle"):
+        here.send([np.array([{"a": 1}], object)])
+
+
+def test_the_end_of_the_other_side_is_an_error(pair):
+    here, there = pair
+    here._socket.sendall(b"\0\0")  # in the middle of a frame
+    here.close()
+    with pytest.raises(PeerGone, match="closed"):
+        there.receive()

@@ -1,0 +1,166 @@
+"""What `test_two_processes.py` runs in two processes, each with two devices.
+
+    python -m tests.learner.processes.two_processes INDEX PORT FOLDER
+
+Process 0 prints one JSON object and then dies without a word, with process 1 waiting for orders.
+"""
+
+import json
+import os
+import sys
+import traceback
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import msgspec
+import numpy as np
+
+from rlboost_jax.engine.parameters import EngineParameters
+from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.processes.following import accept
+from rlboost_jax.learner.processes.leading import Followers, invite
+from rlboost_jax.learner.processes.watch import PeerEnded
+from rlboost_jax.learner.processes.world import World, agreed, check_mesh, join
+from rlboost_jax.learner.trajectory import Group, Trajectory
+from rlboost_jax.learner.update.learner import learner_of
+from rlboost_jax.messages import Manifest
+from rlboost_jax.models.params import abstract_params, flatten_params, params_digest, unstack_layers
+from rlboost_jax.weights.pull import open_params, read_params
+from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
+from tests.learner.on_mesh import (
+    ALONE,
+    Trainer,
+    bytes_per_device,
+    gap,
+    random_batches,
+    small_run,
+)
+
+MESH = (1, 2, 2)
+
+
+def response(sample: int, logprobs: list[float]) -> Trajectory:
+    """Of a policy close to uniform over 112 tokens."""
+    return Trajectory(
+        prompt=0,
+        sample=sample,
+        prompt_tokens=np.array([1, 2], np.int32),
+        response_tokens=np.array([3, 4, 5], np.int32),
+        behaviour_logprobs=np.array(logprobs, np.float32),
+        policy_versions=np.zeros(3, np.int32),
+        reward=0.0,
+        advantage=0.0,
+    )
+
+
+class Reader:
+    """Copies from devices to memory, and counts what it has copied."""
+
+    def __init__(self):
+        self.num_bytes = 0
+
+    def __call__(self, array):
+        self.num_bytes += array.nbytes
+        return np.asarray(array)
+
+
+def measure(world: World, folder: Path):
+    own = small_run(attention="chunked", experts="blocks") if world.leads else small_run()
+    chosen = agreed(own, world).learner
+    (folder / f"chosen-{world.index}").write_text(f"{chosen.attention} {chosen.experts}")
+    batches = random_batches()
+    trainer = Trainer(MESH, pack_rows=2, tolerated_gap=1.0)
+    check_mesh(trainer.step.mesh, world)
+    state = trainer.update(batches)
+    yield "bytes of params", bytes_per_device(state.params)
+    yield "bytes of moments", bytes_per_device(state.opt_state)
+    reader = Reader()
+    connected = invite(world, folder) if world.leads else accept(world, folder)
+    with Checkpoints(folder / "checkpoints", keep=1) as kept:
+        kept.save(1, state, {"window": None})
+        kept.wait()
+        state = trainer.update(batches)
+        kept.save(2, state, {"window": None})
+    learners = learner_of(
+        trainer.run, policy=trainer.step, critic=None, reference=None, stop_ids=()
+    )
+    if not world.leads:
+        policy = SimpleNamespace(base=state.params)
+        told = SimpleNamespace(policy=policy, check=learners.check, run=learners.run)
+        connected.obey(told, state, None)
+        raise AssertionError("process 0 never says that it is over")
+    check = connected.checking(partial(learners.check, state))
+    honest, lie = response(0, [-4.7] * 3), response(1, [-4.7, -0.1, -4.7])
+    told = [check((Group(prompt=0, trajectories=(honest, other)),)) for other in (honest, lie)]
+    yield "doubts", [[(doubt.sample, doubt.position) for doubt in doubts] for doubts in told]
+    connected._read = reader
+    yield from published(connected, state.params, folder, trainer.run)
+    yield "bytes that process 0 has copied", reader.num_bytes
+    alone = Trainer(ALONE)
+    alone.update(batches)
+    yield "gap", gap(read_back(folder, 2), alone.update(batches).params)
+
+
+def published(connected: Followers, params, folder: Path, run):
+    """Version 2 and a base, of the same parameters."""
+    others = connected.written
+    store = SnapshotStore(folder / FOLDER, dtype=run.weights.rollout_dtype, keep=1, others=others)
+    connected.write("2")
+    mine = connected.host_copy(params)
+    yield "digest", connected.digest(params, mine, "2", base="")
+    yield "digest on a base", connected.digest(params, mine, BASE, base="base")
+    manifest = store.write(2, mine, "")
+    (folder / "manifest").write_bytes(msgspec.msgpack.encode(manifest))
+    parts = [sum(part.nbytes for part in leaf.parts.values()) for leaf in shares(mine)]
+    yield "bytes of its share", sum(parts)
+    yield "files", sorted(entry.path for entry in manifest.files)
+    whole = read_params(Path(manifest.directory), manifest)
+    yield "digest of what was written", params_digest(whole)
+    yield "an engine's parameters are equal", engine_takes(run, folder, manifest, whole)
+    (folder / FOLDER / "taken.partial").write_text("a file where a folder should be made")
+    connected.write("taken")
+    try:
+        connected.written("taken")
+    except OSError as error:
+        yield "fault", str(error)
+
+
+def shares(tree):
+    return flatten_params(tree).values()
+
+
+def read_back(folder: Path, version: int):
+    manifest = msgspec.msgpack.decode((folder / "manifest").read_bytes(), type=Manifest)
+    return read_params(folder / FOLDER / str(version), manifest)
+
+
+def engine_takes(run, folder: Path, manifest: Manifest, whole) -> bool:
+    """Whether an engine gets from disk what it gets from memory."""
+    shapes = jax.eval_shape(unstack_layers, abstract_params(run.model))
+    places = jax.tree.map(lambda _: jax.local_devices()[1], shapes)
+    taken = []
+    for given in (open_params(Path(manifest.directory), manifest), whole):
+        engine = EngineParameters(run.model, places, run.weights.rollout_dtype)
+        engine.load(given, 2)
+        taken.append(engine.leaves)
+    return all(np.array_equal(a, b) for a, b in zip(*taken, strict=True))
+
+
+def main(index: int, port: int, folder: Path) -> None:
+    world = join(f"127.0.0.1:{port}", 2, index)
+    measured = dict(measure(world, folder))
+    print(json.dumps(measured), flush=True)
+    os._exit(9)
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    except PeerEnded as error:
+        print(type(error).__name__, error, flush=True)
+        os._exit(1)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(3)  # without waiting for the other

@@ -1,0 +1,120 @@
+"""Which process writes which part of a leaf, and that the parts are the whole."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from rlboost_jax.messages import Manifest
+from rlboost_jax.models.params import params_digest
+from rlboost_jax.weights.pull import read_params
+from rlboost_jax.weights.shares import Share, leaf_entries, shares_of, write_shares
+
+
+class Device:
+    def __init__(self, process):
+        self.process_index = process
+
+
+class Leaf:
+    """An array over devices of several processes, of which process `here` sees its own parts.
+
+    Args:
+        holders: processes that hold each part, by rows of one.
+    """
+
+    def __init__(self, here, *holders):
+        self.shape, self.nbytes, self.dtype = (len(holders), 3), 12 * len(holders), np.float32
+        self._holders, self.sharding = holders, self
+        data = SimpleNamespace(copy_to_host_async=lambda: None)
+        self.addressable_shards = [
+            SimpleNamespace(index=self._index(row), data=data)
+            for row, processes in enumerate(holders)
+            if here in processes
+        ]
+
+    def _index(self, row):
+        return (slice(row, row + 1), slice(None))
+
+    def shard_shape(self, shape):
+        return (1, 3)
+
+    def devices_indices_map(self, shape):
+        return {
+            Device(process): self._index(row)
+            for row, processes in enumerate(self._holders)
+            for process in processes
+        }
+
+
+def owned(count, **leaves):
+    """By leaf: the rows that each process writes."""
+    found = {name: [] for name in leaves}
+    for here in range(count):
+        tree = {name: Leaf(here, *holders) for name, holders in leaves.items()}
+        shares = shares_of(tree, process=here, read=lambda part: np.zeros((1, 3), np.float32))
+        for name, share in shares.items():
+            found[name].append(sorted(place[0] for place in share.parts))
+    return found
+
+
+def test_every_part_is_written_once_by_a_process_that_holds_it():
+    assert owned(2, split=[{0}, {1}, {0}, {1}]) == {"split": [[0, 2], [1, 3]]}
+    assert owned(3, some=[{0, 1}, {1, 2}, {2}]) == {"some": [[0], [1], [2]]}
+
+
+def test_what_all_hold_is_shared_out():
+    """Hosts along `data` all hold everything: process 0 must not write it all."""
+    both = {0, 1}
+    assert owned(2, a=[both] * 4, b=[both] * 2, c=[both]) == {
+        "a": [[0, 2], [1, 3]],
+        "b": [[0], [1]],
+        "c": [[0], []],
+    }
+    assert owned(2, a=[both] * 3, b=[both]) == {"a": [[0, 2], [1]], "b": [[], [0]]}
+
+
+def halves(array):
+    """Of an array that is divided along its last two axes, as far as it has them: two shares."""
+    part = tuple(size if i < array.ndim - 2 else size // 2 for i, size in enumerate(array.shape))
+    grid = [size // each for size, each in zip(array.shape, part, strict=True)]
+    shares = []
+    for here in range(2):
+        parts = {}
+        for place in list(np.ndindex(*grid))[here::2]:
+            begins = [i * size for i, size in zip(place, part, strict=True)]
+            where = tuple(slice(b, b + size) for b, size in zip(begins, part, strict=True))
+            parts[place] = array[where]
+        shares.append(Share(shape=array.shape, part_shape=part, dtype=array.dtype, parts=parts))
+    return shares
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_parts_of_two_processes_are_read_back_as_the_whole(tmp_path: Path, dtype):
+    rng = np.random.default_rng(0)
+    host = {
+        "table": rng.normal(size=(6, 8)).astype(np.float32),
+        "layers": {"kernel": rng.normal(size=(3, 4, 10)).astype(np.float32)},
+        "scale": np.array(rng.normal(), np.float32),
+        "count": np.arange(4, dtype=np.int32),
+    }
+    of_1, of_0 = (jax.tree.map(lambda leaf, here=here: halves(leaf)[here], host) for here in (1, 0))
+    files = write_shares(tmp_path, of_1, dtype=dtype, describe=False)  # before there is a shape
+    assert all(not entry.path.endswith(".zarray") for entry in files)
+    files += write_shares(tmp_path, of_0, dtype=dtype, describe=True)
+    assert {entry.path for entry in files} == {
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    manifest = Manifest(
+        version=0,
+        directory=str(tmp_path),
+        params_digest="",
+        files=tuple(files),
+        leaves=leaf_entries(of_0, np.dtype(dtype)),
+    )
+    cast = jax.tree.map(
+        lambda leaf: leaf if leaf.dtype == np.int32 else np.asarray(leaf).astype(dtype), host
+    )
+    assert params_digest(read_params(tmp_path, manifest)) == params_digest(cast)
