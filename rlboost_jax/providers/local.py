@@ -163,7 +163,8 @@ class LocalProvider:
                 self._send(name, server, number)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._leave_seconds):
-                    while self._running():
+                    # Of one that is late there may be word yet, and then of its end.
+                    while any(server.pid or server.late for server in self._servers.values()):
                         self._emptied.clear()
                         await self._emptied.wait()
         await self._forks.close()
