@@ -5,7 +5,7 @@ of it or nothing, and one torn by a crash is never restored. Orbax stays behind 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,7 +59,13 @@ class Checkpoints(Closing):
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
 
-    def save(self, step: int, state: Any, extra: dict[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        extra: dict[str, Any],
+        versions: Mapping[str, Params] | None = None,
+    ) -> None:
         """Begin to save; returns once the arrays are copied to the host, and may be donated.
 
         A save that is still under way is waited for first.
@@ -68,10 +74,12 @@ class Checkpoints(Closing):
             step: greater than those saved before.
             state: a tree of arrays.
             extra: plain JSON values.
+            versions: older parameters that go with it, by name, in host memory.
 
         Raises:
             ValueError: the step is not greater than the newest.
         """
+        older = {"versions": ocp.args.StandardSave(dict(versions))} if versions else {}
         self.wait()
         newest = self.latest()
         if newest is not None and step <= newest:
@@ -79,7 +87,7 @@ class Checkpoints(Closing):
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra)
+                state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra), **older
             ),
         )
         self._saving = self._waiter.submit(self._finish, step)
@@ -105,19 +113,23 @@ class Checkpoints(Closing):
             CheckpointNotFound: no complete checkpoint of the step is in the folder.
             CheckpointBroken: its files are damaged, or of another model.
         """
-        if step not in self._manager.all_steps():
-            raise CheckpointNotFound(
-                f"checkpoint {step} is not in {self._manager.directory}; "
-                f"complete ones: {sorted(self._manager.all_steps())}"
-            )
-        with _legible(self._manager, step):
-            restored = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(abstract), extra=ocp.args.JsonRestore()
-                ),
-            )
+        restored = self._restore(
+            step, state=ocp.args.StandardRestore(abstract), extra=ocp.args.JsonRestore()
+        )
         return restored["state"], restored["extra"]
+
+    def restore_versions(self, step: int, abstract: dict[str, Params]) -> dict[str, Params]:
+        """The older parameters that go with a step.
+
+        Args:
+            abstract: shapes, dtypes and shardings to restore onto, by name.
+
+        Raises:
+            CheckpointNotFound, CheckpointBroken
+        """
+        restored = self._restore(step, versions=ocp.args.StandardRestore(abstract))
+        versions: dict[str, Params] = restored["versions"]
+        return versions
 
     def close(self) -> None:
         """Wait for what was saved, then let go of the folder."""
@@ -126,6 +138,15 @@ class Checkpoints(Closing):
         finally:
             self._waiter.shutdown()
             self._manager.close()
+
+    def _restore(self, step: int, **items: Any) -> Any:
+        if step not in self._manager.all_steps():
+            raise CheckpointNotFound(
+                f"checkpoint {step} is not in {self._manager.directory}; "
+                f"complete ones: {sorted(self._manager.all_steps())}"
+            )
+        with _legible(self._manager, step):
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
 
     def _finish(self, step: int) -> None:
         self._manager.wait_until_finished()

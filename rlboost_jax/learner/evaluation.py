@@ -49,17 +49,20 @@ class Measurement:
         step: int,
         max_tokens: int,
         group_size: int,
+        version: int | None = None,
     ) -> None:
         """Nothing is asked for yet.
 
         Args:
-            step: that the prompts ride on, and the number of the version that is measured.
+            step: that the prompts ride on.
             max_tokens: of a response.
             group_size: most responses that go under one prompt of the step; more are asked for
                 under further indices.
+            version: that samples the step, and is measured; None: the one with its number.
         """
         self._exercises, self._prompts, self._samples = exercises, prompts, config.samples
         self._step, self._group_size = step, group_size
+        self.version = step if version is None else version
         self.sampling = messages.Sampling(
             temperature=config.temperature,
             top_p=1.0,
@@ -112,7 +115,7 @@ class Measurement:
             return False
         if self._expected.get(sample) != work.prompt:
             return False
-        check_version(rollout, self._step)
+        check_version(rollout, self.version)
         if rollout.attempt > self._attempts.get(sample, -1):
             place = work.prompt // self._chunks
             tokens = messages.unpack_tokens(rollout.tokens)

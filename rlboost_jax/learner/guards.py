@@ -34,20 +34,23 @@ class GuardTripped(Mistake, RuntimeError):
 
 
 def check_whole(
-    trajectories: Sequence[Trajectory], *, step: int, prompts: Collection[int], group_size: int
+    trajectories: Sequence[Trajectory],
+    *,
+    step: int,
+    version: int,
+    prompts: Collection[int],
+    group_size: int,
 ) -> None:
-    """Raise StepNotWhole unless this is each sample of these prompts once, all of the version.
-
-    Args:
-        step: also the version, in synchronous training.
-    """
+    """Raise StepNotWhole unless this is each sample of these prompts once, all of the version."""
     times = Counter((t.prompt, t.sample) for t in trajectories)
     wanted = {(p, p * group_size + place) for p in prompts for place in range(group_size)}
     faults = {
         "missing": [sample for _, sample in sorted(wanted - times.keys())],
         "foreign": [sample for _, sample in sorted(times.keys() - wanted)],
         "twice or more": [sample for (_, sample), n in sorted(times.items()) if n > 1],
-        "of another version": [t.sample for t in trajectories if (t.policy_versions != step).any()],
+        "of another version": [
+            t.sample for t in trajectories if (t.policy_versions != version).any()
+        ],
     }
     found = [f"{fault}: {_samples(samples)}" for fault, samples in faults.items() if samples]
     if found:

@@ -188,7 +188,7 @@ class TrainingLoop:
 
         followers.begin(step)
         train = followers.leading(update.train)
-        check = followers.checking(partial(session.learner.check, self.state))
+        check = followers.checking(partial(session.learner.check, self.state.params))
         with self._spans.span("stream", LANE):
             times = drive(
                 stream,

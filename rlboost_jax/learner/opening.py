@@ -25,7 +25,7 @@ from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.origin import keep_origin
 from rlboost_jax.learner.preparation import Prepared, prepared, programs, restore
 from rlboost_jax.learner.processes.leading import Followers, invite
-from rlboost_jax.learner.processes.world import World, agreed, check_mesh
+from rlboost_jax.learner.processes.world import World, agreed, check_lag, check_mesh
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines, devices_of_slices
 from rlboost_jax.learner.session import Session
@@ -79,9 +79,10 @@ class Plan:
 def plan_of(run: RunConfig, path: Path, world: World, makers: Makers) -> Plan:
     """
     Raises:
-        NotEnoughDevices, IdleProcess, NotEnoughMemory, AttentionNotAvailable, KernelNotAvailable:
-            this trainer's devices cannot do it.
+        LagNeedsOneProcess, NotEnoughDevices, IdleProcess, NotEnoughMemory, AttentionNotAvailable,
+            KernelNotAvailable: this trainer's devices cannot do it.
     """
+    check_lag(run, world)
     lines: list[str] = []
     own = agreed(makers.kernels(run, path, lines.append), world)
     published = published_run(run, own)

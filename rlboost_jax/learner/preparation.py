@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from rlboost_jax.data.tasks import get_task
@@ -93,6 +95,7 @@ def prepared(
             replace(state, critic=None),
             reference,
             shapes=shapes,
+            sampler=_sampler(run, state.params),
         )
         if critic is not None:
             critic.compile(state.critic, shapes=shapes)
@@ -161,6 +164,18 @@ def _first_params(run: RunConfig, mesh: Mesh, console: Shows) -> Params:
         for updates, loss in reports[-1:]:
             console.note(f"  {updates} supervised updates, loss {loss:.3f} nats per token")
     return params
+
+
+def _sampler(run: RunConfig, params: Params) -> Params | None:
+    """Parameters as a batch's older version has them; None where none is sampled from one."""
+    if not run.algorithm.lag:
+        return None
+    dtype = run.weights.rollout_dtype
+
+    def rounded(leaf: jax.Array) -> jax.Array:
+        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(rounded, params)
 
 
 def _reference(

@@ -1,11 +1,14 @@
 """Write policy versions to disk beside the training loop, and tidy up after them.
 
-Only the newest version counts: a step begins after the one before is over, so nobody needs
-a version any more once a newer one was handed over.
+A step begins after the one before is over, so nobody needs a version any more once a newer one was
+handed over. With `algorithm.lag` open batches are sampled from several: whoever hands one over says
+which is the oldest that is needed.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,23 +46,34 @@ class Publisher:
         self._store, self._announce, self._in_use = store, announce, in_use
         self._report, self._spans = report, spans or Recorder()
         self._changed = threading.Condition()  # of the four below
-        self._pending: tuple[int, Any, str] | None = None
+        self._pending: deque[_Item] = deque()
         self._closing = False
         self._written: Manifest | None = None
         self._error: SnapshotNotWritten | None = None
         self._thread = threading.Thread(target=self._write_all, name="publisher", daemon=True)
         self._thread.start()
 
-    def submit(self, version: int, host_params: Any, params_digest: str) -> None:
-        """Hand a version over, in place of one that the writer has not come to.
+    def submit(
+        self, version: int, host_params: Any, params_digest: str, *, oldest: int | None = None
+    ) -> None:
+        """Hand a version over, in place of older ones that the writer has not come to.
+
+        Args:
+            oldest: version that is still needed: it and those after it are written all the same,
+                and not deleted. None: only this one is.
 
         Raises:
             SnapshotNotWritten: an earlier version.
         """
+        oldest = version if oldest is None else oldest
         with self._changed:
             if self._error is not None:
                 raise self._error
-            self._pending = version, host_params, params_digest
+            waiting = [item for item in self._pending if item.version >= oldest]
+            new = _Item(
+                version=version, params=host_params, params_digest=params_digest, oldest=oldest
+            )
+            self._pending = deque([*waiting, new])
             self._changed.notify_all()
 
     def open(self, version: int) -> Params:
@@ -78,29 +92,29 @@ class Publisher:
     def close(self) -> None:
         """Wait for what is being written; what nobody has come to is not needed any more."""
         with self._changed:
-            self._pending, self._closing = None, True
+            self._pending.clear()
+            self._closing = True
             self._changed.notify_all()
         self._thread.join()
 
-    def _next(self) -> tuple[int, Any, str] | None:
+    def _next(self) -> "_Item | None":
         """The version to write now; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._pending is not None or self._closing)
-            item, self._pending = self._pending, None
-            return item
+            self._changed.wait_for(lambda: self._pending or self._closing)
+            return self._pending.popleft() if self._pending else None
 
     def _write_all(self) -> None:
         while (item := self._next()) is not None:
-            version, host_params, params_digest = item
+            version = item.version
             try:
                 near = self._spans.near(version)
                 with self._spans.span("write snapshot", "publisher", when=near, version=version):
-                    manifest = self._store.write(version, host_params, params_digest)
+                    manifest = self._store.write(version, item.params, item.params_digest)
                 self._announce(manifest)
                 with self._changed:
                     self._written = manifest
                     self._changed.notify_all()
-                self._store.prune({version, *self._in_use()})
+                self._store.prune({*range(item.oldest, version + 1), *self._in_use()})
             except Exception as error:  # whatever it is, the training loop must hear of it
                 failure = SnapshotNotWritten(f"version {version} could not be published: {error}")
                 failure.__cause__ = error
@@ -113,3 +127,11 @@ class Publisher:
 
 def _version(manifest: Manifest | None) -> int | None:
     return manifest.version if manifest else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Item:
+    version: int
+    params: Any  # on the host
+    params_digest: str
+    oldest: int  # version that is needed

@@ -103,6 +103,15 @@ class AlgorithmConfig:
         FROM_PRESET, "that a batch is divided into", unit="updates", at_least=1
     )
     epochs: int = setting(FROM_PRESET, "passes over a batch", at_least=1)
+    lag: int = setting(
+        0,
+        "updates between the version that samples a batch and the one that trains on it",
+        unit="versions",
+        note="Batch b is sampled from version max(0, b - lag), so that generation goes on while "
+        "the learner trains; docs/lag.md.",
+        at_least=0,
+        at_most=8,
+    )
     critic_learning_rate: float = setting(FROM_PRESET, "AdamW's, of gae's critic", above=0)
     value_clip: float = setting(
         FROM_PRESET, "most a value moves in a batch; 0: freely", unit="reward", at_least=0

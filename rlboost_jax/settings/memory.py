@@ -124,6 +124,10 @@ def learner_bytes(config: RunConfig) -> dict[str, int]:
         parts["optimizer"] = moment_bytes(config)
     if config.algorithm.has_reference:
         parts["reference"] = parameters
+    if config.algorithm.lag:
+        parts["older version"] = (
+            num_trained_parameters(config.model) * BYTES[config.weights.rollout_dtype]
+        )
     if config.algorithm.has_critic:
         model = dataclasses.replace(config.model, tie_embeddings=True)
         of_critic = 4 * (num_parameters(model) + model.embed_dim)

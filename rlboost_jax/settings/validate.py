@@ -205,6 +205,13 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
             f"not a multiple of checkpoint.every_steps ({every}); what is evaluated would have no "
             "checkpoint: change one of them"
         )
+    lag, keep = config.algorithm.lag, config.checkpoint.keep
+    if evaluation.keep_best and lag // every >= keep:
+        yield (
+            f"evaluation.keep_best is True, algorithm.lag {lag} and checkpoint.keep {keep}; a "
+            "version is evaluated beside the batch that it samples, when its checkpoint would be "
+            f"gone: set checkpoint.keep to {lag // every + 1} or more"
+        )
     most = evaluation.num_prompts * evaluation.samples
     if most > MAX_EVALUATED:
         yield (

@@ -14,7 +14,8 @@ _FRAME_LEFT: Final = MAX_FRAME_BYTES - 2**16  # for a response, beside names and
 
 def algorithm_mistakes(config: RunConfig) -> Iterator[str]:
     """The ranges of all fields have been checked before."""
-    for check in (_advantage, _surrogate, _kl, _correction, _overlong, _updates, _routing):
+    checks = (_advantage, _surrogate, _kl, _correction, _lag, _overlong, _updates, _routing)
+    for check in checks:
         yield from check(config)
 
 
@@ -98,6 +99,26 @@ def _correction(config: RunConfig) -> Iterator[str]:
         yield (
             "algorithm.correction is 'reject', which takes tokens out of the divisor, but "
             "algorithm.loss_aggregation 'constant' has the same one always: take 'mask'"
+        )
+
+
+def _lag(config: RunConfig) -> Iterator[str]:
+    """What was sampled by an older version has to be weighed against the policy that trains on it:
+    by the ratio to what the engine recorded, or by a correction."""
+    algorithm = config.algorithm
+    if not algorithm.lag or algorithm.correction != "none":
+        return
+    if algorithm.surrogate == "reinforce":
+        yield (
+            f"algorithm.lag is {algorithm.lag}; algorithm.surrogate 'reinforce' has no ratio to "
+            "the version that sampled: take 'clip', or set algorithm.correction and "
+            "algorithm.old_policy 'recomputed', or set algorithm.lag to 0"
+        )
+    elif algorithm.old_policy == "recomputed":
+        yield (
+            f"algorithm.lag is {algorithm.lag} and algorithm.old_policy 'recomputed', which leaves "
+            "out how far the policy is from the version that sampled: take 'behaviour', or set "
+            "algorithm.correction"
         )
 
 

@@ -18,7 +18,13 @@ STEP = 3  # the version of the trajectories in `groups`
 
 
 def whole(trajectories, num_prompts=6):
-    check_whole(trajectories, step=STEP, prompts=range(num_prompts), group_size=GROUP_SIZE)
+    check_whole(
+        trajectories,
+        step=STEP + 1,  # a batch's number is not that of the version that sampled it
+        version=STEP,
+        prompts=range(num_prompts),
+        group_size=GROUP_SIZE,
+    )
 
 
 @pytest.fixture

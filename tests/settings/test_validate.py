@@ -58,6 +58,21 @@ WRONG = [
         "7",
         ["learner.prompts_per_step", "learner.micro_batch_prompts"],
     ),
+    (
+        {"algorithm.lag": 1, "algorithm.old_policy": "recomputed"},
+        "'recomputed'",
+        ["algorithm.lag", "algorithm.old_policy", "algorithm.correction"],
+    ),
+    (
+        {"algorithm.lag": 1, "algorithm.name": "rloo"},
+        "'reinforce'",
+        ["algorithm.lag", "algorithm.surrogate", "algorithm.correction"],
+    ),
+    (
+        {"algorithm.lag": 2, "evaluation.keep_best": True},
+        "2",
+        ["evaluation.keep_best", "algorithm.lag", "checkpoint.keep"],
+    ),
     ({"learner.mesh": (2, 4, 1)}, "4", ["learner.pack_rows", "learner.mesh"]),
     ({"learner.mesh": (1, 0, 1)}, "0", ["learner.mesh"]),
     (

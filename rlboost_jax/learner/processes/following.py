@@ -28,6 +28,7 @@ from rlboost_jax.learner.processes.world import (
     Tell,
     World,
     agreed,
+    check_lag,
     check_mesh,
     tell_all,
 )
@@ -91,7 +92,7 @@ class Leader(Peers):
                     updates = BatchUpdate(learner, state, step=step, checkpoint=checkpoints.latest)
                     taken = {}
                 case [orders.CHECK, told]:
-                    learner.check(state, orders.groups_from_wire(told))
+                    learner.check(state.params, orders.groups_from_wire(told))
                 case [orders.TRAIN, index, told]:
                     assert updates is not None
                     groups = orders.groups_from_wire(told)
@@ -185,6 +186,7 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
         LeaderLost: process 0 ended before that.
         OtherFolder: `path` is not process 0's.
     """
+    check_lag(run, world)
     compile_cache.enable(run.compile_cache_dir)
     run = agreed(run, world)
     mesh = make_mesh(run.learner.mesh)

@@ -48,7 +48,8 @@ def objective(
         The weighted sum, and: `loss` (the same), `kl`, `entropy`, `clipped` and `tokens`
         (unweighted), and `max_logprob_gap`, the largest |recomputed - behaviour|
         log-probability, which is a maximum. With a correction also `corrected`, the tokens
-        that a bound changed, and with "reject" the `divisor`, see `kept_weights`.
+        that a bound changed, and with "reject" the `divisor`, see `kept_weights`. With a lag
+        also `ratio` and `behaviour_kl`, of the policy being trained to the one that sampled.
     """
     behaviour, advantages, weights, mask = map(
         jnp.ravel,
@@ -64,6 +65,8 @@ def objective(
     if correction != "none":
         factors, weights, extra = _corrected(algorithm, correction, batch, old)
         surrogate = surrogate * factors
+    if algorithm.lag:
+        extra = {**extra, **_distance(logprobs, behaviour, mask)}
     total = -(surrogate * weights).sum()
 
     kl = jnp.zeros(())
@@ -89,6 +92,17 @@ def objective(
         "max_logprob_gap": jnp.where(mask, jnp.abs(logprobs - behaviour), 0.0).max(),
         **extra,
     }
+
+
+def _distance(
+    logprobs: Float[Array, " N"], behaviour: Float[Array, " N"], mask: Bool[Array, " N"]
+) -> Sums:
+    """How far the policy is from the version that sampled: sums over tokens of its ratio, and of
+    k3, the estimate of the KL from that version."""
+    log_ratio = jax.lax.stop_gradient(log_ratios(logprobs, behaviour, mask))
+    ratio = jnp.where(mask, jnp.exp(log_ratio), 0.0)
+    estimates = jnp.where(mask, jnp.expm1(log_ratio) - log_ratio, 0.0)
+    return {"ratio": ratio.sum(), "behaviour_kl": estimates.sum()}
 
 
 def _old_logprobs(

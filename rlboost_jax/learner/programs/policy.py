@@ -101,6 +101,7 @@ class PolicyPrograms:
         reference: Params | None,
         *,
         shapes: Sequence[tuple[int, int]],
+        sampler: Params | None = None,
     ) -> int:
         """Compile everything before the first step, so that no step is slowed by it.
 
@@ -109,6 +110,7 @@ class PolicyPrograms:
         Args:
             reference: the KL term's, wherever that is placed.
             shapes: rows and tokens of a row of all packed batches there will be.
+            sampler: parameters as an older version has them, where batches are sampled from one.
 
         Returns:
             Bytes that the hungriest program takes on each device besides its arguments and
@@ -122,6 +124,10 @@ class PolicyPrograms:
             if self._algorithm.has_evaluation_pass:
                 self.logprobs(state.params, in_reward, batch)
             self.gaps(state.params, batch)
+            if sampler is not None:
+                self.gaps(sampler, batch)
+                if self._algorithm.has_evaluation_pass:
+                    self.logprobs(sampler, in_reward, batch)
             part = self.gradients(state.params, in_loss, batch)
             programs.append(self.gradients.lower(state.params, in_loss, batch).compile())
         gradients, _ = self.combine(part, self.gradients(state.params, in_loss, batch))

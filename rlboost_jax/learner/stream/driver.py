@@ -13,6 +13,7 @@ from typing import Protocol, assert_never, runtime_checkable
 
 from rlboost_jax import messages
 from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.stream.intake import Intake, Measured
 from rlboost_jax.learner.stream.step_stream import (
     Asked,
     Check,
@@ -37,14 +38,6 @@ class Receiver(Protocol):
     def doubt(self, step: int, doubts: Sequence[Doubt]) -> None: ...
 
 
-@runtime_checkable
-class Measured(Protocol):
-    """Responses that are generated with the step and not trained on: a `Measurement`."""
-
-    def take(self, rollout: messages.FinishedRollout, /) -> bool: ...
-    def withdraw(self, withdrawn: messages.Withdrawn, /) -> None: ...
-
-
 def drive(
     stream: StepStream,
     link: Receiver,
@@ -54,6 +47,7 @@ def drive(
     check: Callable[[tuple[Group, ...]], Sequence[Doubt]] = lambda groups: (),
     extend: Callable[[range], None] = lambda places: None,
     measured: Measured | None = None,
+    ahead: Sequence[Intake] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> StreamTimes:
     """Receive rollouts and do what the stream says until the update can be made.
@@ -65,28 +59,19 @@ def drive(
         check: what is doubted of groups that are not trained on yet.
         extend: has more prompts generated, named by their places from the step's cursor.
         measured: takes the responses that are its own.
+        ahead: of the batches that are open besides, and trained on later.
 
     Raises:
         ManagerLost, ManagerNotStarted, WrongVersion: from the link and the collector.
         RewardWorkersLost: responses can no longer be judged.
     """
     times = StreamTimes()
+    intakes = (Intake(stream, collector, measured), *ahead)
 
     def take(message: messages.ToTrainer | None) -> None:
-        match message:
-            case messages.FinishedRollout():
-                if measured is not None and measured.take(message):
-                    return
-                if stream.arrived(message):
-                    finished(collector.add(message))
-            case messages.Withdrawn() if measured is not None:
-                measured.withdraw(message)
-            case messages.WindowClosed():
-                stream.window_closed(message)
-
-    def finished(groups: Sequence[Group]) -> None:
-        for group in groups:
-            stream.finished(group)
+        if message is not None:
+            for intake in intakes:
+                intake.take(message)
 
     def ask(asked: Asked) -> None:
         for each in asked:
@@ -100,7 +85,8 @@ def drive(
                     assert_never(each)
 
     while True:
-        finished(collector.settle())
+        for intake in intakes:
+            intake.settle()
         since = clock()
         match stream.next():
             case Wait():

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from rlboost_jax.learner.trajectory import Group
+from rlboost_jax.settings.run import RunConfig
 
 MicroBatch = tuple[int, tuple[Group, ...]]  # index in the update, groups
 
@@ -65,3 +66,12 @@ class MicroBatches:
             self._begun += 1
             return self._begun - 1
         return min(self._filling)
+
+
+def micro_batches(run: RunConfig) -> MicroBatches:
+    """Those of one batch of a run."""
+    return MicroBatches(
+        run.learner.prompts_per_step,
+        run.learner.micro_batch_prompts,
+        run.deterministic or run.algorithm.mini_batches > 1,
+    )

@@ -4,9 +4,10 @@ A batch makes `mini_batches` × `epochs` updates. Mini-batch j is made of the mi
 [j × n, (j + 1) × n), and so of prompts that were fixed before anything was generated.
 
 Invariants:
-- engines go on sampling from version s: no update is applied before the whole batch is in, so
-  that what arrives is looked at, and old log-probabilities are taken, with the very parameters
-  that sampled it;
+- no update is applied before the whole batch is in, so that old log-probabilities are taken with
+  the very parameters that the first update moves;
+- what arrives is looked at with the very parameters that sampled it: those of the state or, with
+  a lag, those of an older version;
 - every trajectory is in `epochs` updates, and each update divides by its own tokens or responses;
 - gradients are added up in the order of micro-batches, whatever the order of their arrival.
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from rlboost_jax.learner.guards import StepNotWhole, check_judged, check_whole
 from rlboost_jax.learner.state import TrainState
-from rlboost_jax.learner.stream.micro_batches import MicroBatches
+from rlboost_jax.learner.stream.micro_batches import micro_batches
 from rlboost_jax.learner.stream.step_stream import Doubt
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.learner.update.accumulation import Accumulation, Members
@@ -46,23 +47,25 @@ class BatchUpdate:
         *,
         step: int,
         checkpoint: Callable[[], int | None],
+        version: int | None = None,
+        sampler: Params | None = None,
     ) -> None:
         """A step that has no micro-batch yet.
 
         Args:
-            state: whose parameters sample the batch. The updates consume it.
+            state: that the updates begin with, and consume.
             checkpoint: tells the last complete one, for messages.
+            version: that samples the batch; None: the one with the number of the step.
+            sampler: the parameters of that version; None: they are those of the state.
         """
-        self._algorithm, settings = learner.run.algorithm, learner.run.learner
+        self._algorithm = learner.run.algorithm
         self._learner, self._state = learner, state
         self._step, self._checkpoint = step, checkpoint
-        self.micro_batches = MicroBatches(
-            settings.prompts_per_step,
-            settings.micro_batch_prompts,
-            learner.run.deterministic or self._algorithm.mini_batches > 1,
-        )
+        self._version, self._sampler = step if version is None else version, sampler
+        self.micro_batches = micro_batches(learner.run)
         self._size = self.micro_batches.num_micro_batches // self._algorithm.mini_batches
         self._members: dict[int, Members] = {}  # by micro-batch
+        self._checked: dict[tuple[int, int], float] = {}  # gap by sample and attempt, with a lag
         self._gaps: dict[int, float] = {}
         self._kl: dict[int, float] = {}
         self._policy = Accumulation(
@@ -80,6 +83,14 @@ class BatchUpdate:
                 streams=True,
             )
 
+    def check(self, groups: Sequence[Group]) -> list[Doubt]:
+        """What is doubted of groups before they count; a micro-batch may have them or not."""
+        if self._sampler is None:
+            return self._learner.check(self._state.params, groups)
+        if self._gap(groups) <= self._learner.tolerated_gap:
+            return []
+        return self._learner.doubts(self._sampler, groups)
+
     def train(self, index: int, groups: tuple[Group, ...]) -> list[Doubt]:
         """Take a micro-batch in, unless some of its responses are doubted.
 
@@ -89,14 +100,17 @@ class BatchUpdate:
         """
         learner, part, gap, kl = self._learner, None, math.nan, 0.0
         members = tuple(t for group in groups for t in group.trajectories)
+        has_gap = self._algorithm.has_evaluation_pass or self._sampler is not None
         if self._algorithm.has_evaluation_pass:
-            members, gap, kl = learner.score(self._state, groups)
+            members, gap, kl = learner.score(self._state, groups, self._sampler)
+        elif self._sampler is not None:
+            gap = self._gap(groups)
         if self._policy.wants(index):
             part = self._policy.part(self._state.params, members)
-            gap = gap if self._algorithm.has_evaluation_pass else float(part[1]["max_logprob_gap"])
+            gap = gap if has_gap else float(part[1]["max_logprob_gap"])
         # Dynamic sampling has checked the group already. What is not a number is no small gap.
         if not (self._algorithm.dynamic_sampling or gap <= learner.tolerated_gap):
-            doubts = learner.doubts(self._state, groups)
+            doubts = learner.doubts(self._sampled_by, groups)
             if doubts:
                 return doubts
         self._members[index], self._gaps[index], self._kl[index] = members, gap, kl
@@ -118,7 +132,7 @@ class BatchUpdate:
         Args:
             trajectories: of the batch, in (prompt, sample) order.
             prompts: that it is to be made of.
-            host_params: a copy of the parameters that sampled them; None where no process has
+            host_params: a copy of the parameters of the state; None where no process has
                 one that it may use, and so nothing is looked for if a number is not finite.
 
         Returns:
@@ -131,6 +145,7 @@ class BatchUpdate:
         check_whole(
             trajectories,
             step=self._step,
+            version=self._version,
             prompts=prompts,
             group_size=self._algorithm.group_size,
         )
@@ -176,6 +191,19 @@ class BatchUpdate:
         members = [t for part in self._members.values() for t in part]
         return sorted(members, key=lambda t: (t.prompt, t.sample))
 
+    @property
+    def _sampled_by(self) -> Params:
+        return self._state.params if self._sampler is None else self._sampler
+
+    def _gap(self, groups: Sequence[Group]) -> float:
+        """Of groups that an older version sampled. Each response is looked at once."""
+        assert self._sampler is not None
+        new = [group for group in groups if not self._checked.keys() >= _attempts(group)]
+        if new:
+            gap = self._learner.gap(self._sampler, new)
+            self._checked |= {attempt: gap for group in new for attempt in _attempts(group)}
+        return float(np.max([self._checked[a] for group in groups for a in _attempts(group)]))
+
     def _whiten(self) -> None:
         if not self._algorithm.whiten:
             return
@@ -193,7 +221,7 @@ class BatchUpdate:
         return [self._members[first + place] for place in range(self._size)]
 
     def _culprits(self, host_params: Params | None) -> str:
-        """All that can be found out, from the parameters that servers sampled with."""
+        """All that can be found out, from the parameters that the gradients are of."""
         if host_params is None:
             return "with several processes no sample is looked for"
         params = jax.device_put(host_params, self._learner.policy.shardings.params)
@@ -202,3 +230,8 @@ class BatchUpdate:
             lambda members: self._learner.policy_part(params, members),
             micro_batch_prompts=self._learner.run.learner.micro_batch_prompts,
         )
+
+
+def _attempts(group: Group) -> set[tuple[int, int]]:
+    """Each response of a group as it came, and not as it may come again."""
+    return {(t.sample, t.attempt) for t in group.trajectories}

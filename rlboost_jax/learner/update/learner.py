@@ -51,47 +51,58 @@ class Learner:
         return self.critic.accumulate(params, self.pack(trajectories))
 
     def score(
-        self, state: TrainState, groups: Sequence[Group]
+        self, state: TrainState, groups: Sequence[Group], sampler: Params | None = None
     ) -> tuple[tuple[Trajectory, ...], float, float]:
         """Forward passes over a micro-batch, before the first update of its batch.
 
+        Args:
+            sampler: the parameters that sampled it; None: those of the state.
+
         Returns:
             Its trajectories with all that follows, the largest |recomputed - behaviour|
-            log-probability, and the sum of the KL estimates that went into the reward.
+            log-probability, and the sum of the KL estimates that went into the reward. Both are of
+            the parameters that sampled.
         """
         everything = [t for group in groups for t in group.trajectories]
         batches = self.pack(everything)
         in_reward = self.reference if self.run.algorithm.kl_in_reward else None
-        parts = [self.policy.logprobs(state.params, in_reward, batch) for batch in batches]
-        found: dict[str, ByToken] = {
-            name: by_sample(batches, [np.asarray(part[name]) for part in parts])
-            for name in parts[0]
-        }
+        sampled = self._logprobs(state.params if sampler is None else sampler, in_reward, batches)
+        gaps = [np.abs(sampled["policy"][t.sample] - t.behaviour_logprobs) for t in everything]
+        found = dict(sampled)
+        if sampler is not None:
+            found["policy"] = {}
+            if self.run.algorithm.old_policy == "recomputed":
+                found["policy"] = self._logprobs(state.params, None, batches)["policy"]
         if self.critic is not None:
             values = [self.critic.values(state.critic.params, batch) for batch in batches]
             found["values"] = by_sample(batches, [np.asarray(part) for part in values])
         scores = Scores(**found)
-        gaps = [np.abs(found["policy"][t.sample] - t.behaviour_logprobs) for t in everything]
         members = [
             t for group in groups for t in self.estimates.evaluated(group.trajectories, scores)
         ]
         kl = math.fsum(self.estimates.kl_of(t, scores) for t in everything)
         return tuple(members), float(np.concatenate(gaps).max()), kl
 
-    def check(self, state: TrainState, groups: Sequence[Group]) -> list[Doubt]:
-        """The same as `doubts`, and quick where there are none."""
+    def gap(self, params: Params, groups: Sequence[Group]) -> float:
+        """The largest |recomputed - behaviour| log-probability. NaN where one is no number."""
         members = [t for group in groups for t in group.trajectories]
-        gaps = [self.policy.gaps(state.params, batch) for batch in self.pack(members)]
-        if float(np.max([np.asarray(gap).max() for gap in gaps])) <= self.tolerated_gap:
-            return []
-        return self.doubts(state, groups)
+        gaps = [self.policy.gaps(params, batch) for batch in self.pack(members)]
+        return float(np.max([np.asarray(gap).max() for gap in gaps]))
 
-    def doubts(self, state: TrainState, groups: Sequence[Group]) -> list[Doubt]:
-        """The responses of a micro-batch that were not sampled as their servers say."""
+    def check(self, params: Params, groups: Sequence[Group]) -> list[Doubt]:
+        """The same as `doubts`, and quick where there are none."""
+        return [] if self.gap(params, groups) <= self.tolerated_gap else self.doubts(params, groups)
+
+    def doubts(self, params: Params, groups: Sequence[Group]) -> list[Doubt]:
+        """The responses of a micro-batch that were not sampled as their servers say.
+
+        Args:
+            params: that sampled them, if what their servers say is true.
+        """
         doubts = []
         for trajectory in (t for group in groups for t in group.trajectories):
             (batch,) = self.pack([trajectory])
-            gaps = np.asarray(self.policy.gaps(state.params, batch))[batch.response_mask]
+            gaps = np.asarray(self.policy.gaps(params, batch))[batch.response_mask]
             wrong = np.flatnonzero(~(gaps <= self.tolerated_gap))
             if wrong.size:
                 doubts.append(
@@ -104,6 +115,15 @@ class Learner:
                     )
                 )
         return doubts
+
+    def _logprobs(
+        self, params: Params, reference: Params | None, batches: Sequence[PackedBatch]
+    ) -> dict[str, ByToken]:
+        parts = [self.policy.logprobs(params, reference, batch) for batch in batches]
+        return {
+            name: by_sample(batches, [np.asarray(part[name]) for part in parts])
+            for name in parts[0]
+        }
 
 
 def learner_of(

@@ -1,0 +1,68 @@
+"""Which version samples which batch, what is begun ahead, and what has to be kept for it.
+
+With `algorithm.lag = k` batch b is sampled from version max(0, b - k), which is known beforehand:
+so the next k batches are open while one is trained on, and everything repeats as without lag.
+With k = 0 a batch is begun when the one before it is trained, from the version that this made.
+
+No clock, no I/O: the training loop and the simulator's learner ask the same record.
+
+    lag=1   version      0        1        2
+            samples   0, 1        2        3
+            batch        0        1        2     is trained on, while the next one is generated
+"""
+
+from dataclasses import dataclass
+
+from rlboost_jax.settings.run import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lag:
+    """Of one run.
+
+    Attributes:
+        versions: between the version that samples a batch and the batch; k.
+        num_batches: of the run.
+        stride: prompts of the stream that each batch has to itself, used or not; None: a batch
+            begins where the one before it ended.
+    """
+
+    versions: int
+    num_batches: int
+    stride: int | None = None
+
+    def version_of(self, batch: int) -> int:
+        """That samples the batch."""
+        return max(0, batch - self.versions)
+
+    def open_at(self, oldest: int) -> range:
+        """Batches that are open while `oldest` is trained on."""
+        return range(oldest, min(oldest + self.versions + 1, self.num_batches))
+
+    def samples(self, version: int) -> bool:
+        """Whether any batch of the run is sampled from a version."""
+        return version == 0 or version + self.versions < self.num_batches
+
+    def kept_at(self, oldest: int) -> range:
+        """Versions older than the newest that open batches are sampled from, or will be.
+
+        Also at the end of a run, which may be made longer.
+        """
+        return range(self.version_of(oldest), oldest)
+
+    def measured_by(self, batch: int) -> int | None:
+        """The version that can be measured beside a batch: the one that samples it, if no batch
+        before it was sampled from that too."""
+        version = self.version_of(batch)
+        return version if batch == 0 or version != self.version_of(batch - 1) else None
+
+
+def lag_of(run: RunConfig) -> Lag:
+    """With a lag the next batch begins before it is known how many prompts dynamic sampling takes
+    of this one, so that each has as many to itself as it may take at most."""
+    algorithm, prompts = run.algorithm, run.learner.prompts_per_step
+    stride = None
+    if algorithm.lag:
+        factor = algorithm.dynamic_sampling_factor if algorithm.dynamic_sampling else 1.0
+        stride = int(prompts * factor)
+    return Lag(versions=algorithm.lag, num_batches=run.num_steps, stride=stride)

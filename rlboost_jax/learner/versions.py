@@ -1,0 +1,108 @@
+"""Older versions that open batches are sampled from: what a run with a lag keeps on the host.
+
+A version is kept as servers have it, in the rollout dtype, from when it is made until no open batch
+is sampled from it: for `algorithm.lag` k, k + 1 versions at most. The trainer's own engines and
+checks of servers take it from here, checkpoints take the older ones along: a resumed run needs no
+snapshot of before.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.models.params import Params
+from rlboost_jax.weights.shares import as_share, stored
+
+DIGESTS = "versions"  # in what a checkpoint holds besides arrays: digest by version
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptVersion:
+    """
+    Attributes:
+        params: on the host, floating-point leaves in the rollout dtype.
+        digest: of the learner's parameters before that cast.
+    """
+
+    params: Params
+    digest: str
+
+
+class Versions:
+    """By number. Nothing is kept before `keep`, or after `forget`."""
+
+    def __init__(self, kept: Mapping[int, KeptVersion] | None = None) -> None:
+        self._kept = dict(kept or {})
+
+    def __getitem__(self, version: int) -> KeptVersion:
+        return self._kept[version]
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterable[int]:
+        return iter(sorted(self._kept))
+
+    def keep(self, version: int, host_params: Params, digest: str, *, dtype: str) -> None:
+        """Keep a version.
+
+        Args:
+            host_params: arrays in host memory, which nobody changes.
+            dtype: the rollout dtype.
+        """
+        self._kept[version] = KeptVersion(params=rounded(host_params, dtype), digest=digest)
+
+    def forget(self, needed: Iterable[int]) -> None:
+        """All but these."""
+        self._kept = {version: self._kept[version] for version in needed if version in self._kept}
+
+    def digests(self, versions: Iterable[int]) -> dict[str, str]:
+        """As JSON has them."""
+        return {str(version): self._kept[version].digest for version in versions}
+
+    def trees(self, versions: Iterable[int]) -> dict[str, Params]:
+        """A tree of arrays for a checkpoint; empty where there are none."""
+        return {str(version): self._kept[version].params for version in versions}
+
+
+def rounded(host_params: Params, dtype: str) -> Params:
+    """Floating-point leaves in `dtype`, as a snapshot has them."""
+    floats = np.dtype(dtype)
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf).astype(stored(as_share(leaf), floats), copy=False),
+        host_params,
+    )
+
+
+def restored_versions(
+    checkpoints: Checkpoints, step: int, extra: Mapping[str, Any], abstract: Params, *, dtype: str
+) -> dict[int, KeptVersion]:
+    """Those of a checkpoint; none where it has none.
+
+    Args:
+        extra: what the checkpoint holds besides arrays.
+        abstract: shapes, dtypes and shardings of the learner's parameters.
+        dtype: the rollout dtype.
+
+    Raises:
+        CheckpointBroken: they cannot be read.
+    """
+    digests = extra.get(DIGESTS) or {}
+    if not digests:
+        return {}
+    floats = np.dtype(dtype)
+
+    def as_kept(leaf: Any) -> Any:
+        kept = stored(as_share(np.empty(0, leaf.dtype)), floats)
+        return jax.ShapeDtypeStruct(leaf.shape, kept, sharding=leaf.sharding)
+
+    one = jax.tree.map(as_kept, abstract)
+    trees = checkpoints.restore_versions(step, dict.fromkeys(digests, one))
+    return {
+        int(name): KeptVersion(params=jax.device_get(trees[name]), digest=digest)
+        for name, digest in digests.items()
+    }
