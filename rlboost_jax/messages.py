@@ -235,6 +235,8 @@ class Welcome(Message, frozen=True, kw_only=True):
     renew_seconds: float
     orphan_seconds: float  # how long to look for a lost manager
     stamp: float = 0.0  # as in `Renewed`
+    # At the manager's host, where weights are served over HTTP; 0: at the manager's own.
+    weights_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
 
 
 class Renewed(Message, frozen=True, kw_only=True):

@@ -46,6 +46,7 @@ class InstanceClient:
         leave_seconds: for the last tokens and the goodbye.
         settled_seconds: a stream that lived as long was a good one.
         backoff: seconds to wait after so many attempts, the first being 0.
+        reach: told of the port for weights in each answer to `hello`.
     """
 
     def __init__(
@@ -61,13 +62,14 @@ class InstanceClient:
         leave_seconds: float = stream.LEAVE_SECONDS,
         settled_seconds: float = SETTLED_SECONDS,
         backoff: Callable[[int], float] | None = None,
+        reach: Callable[[int], None] = lambda port: None,
     ):
         self._leave_seconds, self._settled_seconds = leave_seconds, settled_seconds
         self._backoff = backoff or _backoff
         self._locate, self._hello, self._worker, self._puller = locate, hello, worker, puller
         self._orphan_seconds = math.inf if hello.reserved else orphan_seconds
         self._compiled = compiled
-        self._clock = clock or Clock()
+        self._clock, self._reach = clock or Clock(), reach
         self._stream: Stream | None = None  # of this moment, or the last
         self._updates: WeightUpdates | None = None
         self._offered: Ready | None = None  # what to say of the parameters offered
@@ -215,6 +217,7 @@ class InstanceClient:
         loop = asyncio.get_running_loop()
         if not self._hello.reserved:
             self._orphan_seconds = answer.orphan_seconds
+        self._reach(answer.weights_port)
         welcomed_at = loop.time()
         try:
             self._welcomed.set()

@@ -188,29 +188,43 @@ def test_a_torn_tail_is_cut_off_before_anything_is_written_behind_it(tmp_path: P
     assert reread(tmp_path)[0][-2:] == [collected(0), collected(0, sample=2)]
 
 
-def test_a_full_disk_ends_the_journal_until_a_step_opens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = Journal(tmp_path, RUN)
+def test_a_full_disk_ends_the_journal_until_a_step_opens(tmp_path: Path) -> None:
+    full = False
+
+    def write(descriptor: int, data: memoryview) -> int:
+        """Of a full disk as much as fits, then no more."""
+        if full and len(data) < 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.write(descriptor, data[: len(data) // 2] if full else data)
+
+    journal = Journal(tmp_path, RUN, write=write)
     journal.read()
     journal.append([opened(0), collected(0)])
-    write = os.write
-
-    def half(descriptor: int, data: memoryview) -> int:
-        """As much as fits, then no more."""
-        if len(data) < 20:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(descriptor, data[: len(data) // 2])
-
-    with monkeypatch.context() as full:
-        full.setattr(os, "write", half)
-        assert "No space left" in journal.append([collected(0, sample=1)])
-        assert journal.append([collected(0, sample=2)]) == "", "said once"
+    full = True
+    assert "No space left" in journal.append([collected(0, sample=1)])
+    assert journal.append([collected(0, sample=2)]) == "", "said once"
+    full = False
     assert journal.append([collected(0, sample=3)]) == "", "behind a gap nothing could be read"
     assert reread(tmp_path) == ([SegmentBegun(run_id=RUN), opened(0), collected(0)], [])
     assert journal.append([opened(1), collected(1)]) == ""
     journal.close()
     assert reread(tmp_path)[0][-1] == collected(1)
+
+
+def test_what_is_written_at_once_with_it_does_not_keep_a_step_from_opening(tmp_path: Path) -> None:
+    """A disk that was full as tokens came, and is not as the next step opens."""
+    writes = iter([errno.ENOSPC, 0, 0])
+
+    def write(descriptor: int, data: memoryview) -> int:
+        if code := next(writes):
+            raise OSError(code, os.strerror(code))
+        return os.write(descriptor, data)
+
+    journal = Journal(tmp_path, RUN, write=write)
+    journal.read()
+    assert "No space left" in journal.append([opened(0), opened(1), collected(1)])
+    journal.close()
+    assert reread(tmp_path)[0][-2:] == [opened(1), collected(1)]
 
 
 def test_another_run_finds_nothing(tmp_path: Path) -> None:

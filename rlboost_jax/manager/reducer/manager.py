@@ -125,10 +125,6 @@ class Manager:
     def status(self, now: float) -> FleetStatus:
         return self.view.status(now)
 
-    def manifest(self, version: int) -> Manifest | None:
-        """Of a version that some server may still be fetching."""
-        return self.owners.versions.manifests.get(version)
-
     def _take(self, event: Event, now: float) -> bool:
         """Let who is concerned take an event in; whether anything may have changed by it."""
         parts, owners = self.parts, self.owners

@@ -244,6 +244,7 @@ class Servers:
                 renew_seconds=self._settings.manager.renew_seconds,
                 orphan_seconds=self._settings.fleet.orphan_seconds,
                 stamp=now,
+                weights_port=self._settings.weights_port,
             ),
         )
         self._outbox.record(
