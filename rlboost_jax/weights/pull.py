@@ -65,16 +65,13 @@ class Puller:
         weights: str = "",
     ):
         self._source, self._manager, self._folder = source, manager, folder
-        self._address = weights or (manager.address if manager is not None else "")
-        self._fixed = bool(weights)
+        self._weights, self._port = weights, 0
         self._kept = KeptLeaves()
 
     def reach(self, port: int) -> None:
         """Weights are served at this port of the host where the manager is reached; 0: at the
         manager's own."""
-        if self._manager is not None and not self._fixed:
-            host, _, own = self._manager.address.rpartition(":")
-            self._address = f"{host}:{port or own}"
+        self._port = port
 
     async def pull(self, manifest: Manifest) -> Pulled:
         """Fetch, verify and read; nothing is touched for a manifest without the run's seal.
@@ -85,7 +82,8 @@ class Puller:
         server = None
         if self._manager is not None:
             check_seal(manifest, self._manager.credentials.token)
-            server = replace(self._manager, address=self._address)
+            host, _, own = self._manager.address.rpartition(":")
+            server = replace(self._manager, address=self._weights or f"{host}:{self._port or own}")
         missing = self._kept.missing(manifest)
         num_bytes = missing.num_bytes
         try:

@@ -202,7 +202,7 @@ def test_leases_are_renewed_while_the_journals_disk_stands_still(
             await server.send_bytes(m.encode(ready(0)))
             await trainer.send_bytes(m.encode(begin_step(0, 0, "d", prompts=1)))
             requests = (await read(server, m.Generate, m.decode_to_server)).requests
-            rows = [(r.request_id, list(response("d", 0, r.sample))) for r in requests]
+            rows = [(r.request_id, list(response("d", 0, r.work.sample))) for r in requests]
             goes.clear()
             await server.send_bytes(m.encode(batch(0, 0, rows)))
             assert await asyncio.to_thread(began.wait, PATIENCE_SECONDS)
@@ -212,7 +212,7 @@ def test_leases_are_renewed_while_the_journals_disk_stands_still(
             assert loop.driver._waiting, "told before it is kept"
             goes.set()
             finished = [await read(trainer, m.FinishedRollout, m.decode_to_trainer) for _ in rows]
-            assert {f.sample for f in finished} == {r.sample for r in requests}
+            assert {f.work for f in finished} == {r.work for r in requests}
             await server.close()
         writer.close()
         journal.close()
