@@ -31,7 +31,7 @@ from rlboost_jax.manager.reducer.step_checks import ProtocolError
 from rlboost_jax.manager.reducer.view import View
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.messages import FleetStatus, Manifest, Refused, TrainerMessage
+from rlboost_jax.messages import FleetStatus, Refused, TrainerMessage
 from rlboost_jax.providers import base as providers
 
 ORPHANED = 3  # exit code: no trainer came, or came back
