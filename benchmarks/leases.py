@@ -3,9 +3,10 @@
     python -m benchmarks.leases --json=benchmarks/results/leases.json
 
 Some servers without an engine renew their leases with a real manager process, and each answer is
-timed. Meanwhile, in turns within one run, pullers download a snapshot at full rate, or tokens come
-for a journal on a disk whose every write takes half a second. *Before*: the manager's event loop
-serves the files and writes the journal; *after*: the file server and the disk writer do.
+timed, as are the manager's seconds on a core. Meanwhile, in turns within one run, pullers download
+a snapshot at full rate, or tokens come for a journal on a disk whose every write takes half a
+second. *Before*: the manager's event loop serves the files and writes the journal; *after*: the
+file server and the disk writer do.
 """
 
 import argparse
@@ -294,6 +295,8 @@ async def slow_disk(place: Place, seconds: float) -> dict[str, Any]:
 
 
 async def _counted(workdir: Path, servers: list[Server], seconds: float) -> dict[str, Any]:
+    pid = json.loads((workdir / "manager.json").read_text())["pid"]
+    busy = _processor_seconds(pid)
     for server in servers:
         server.seconds.clear()
     await asyncio.sleep(seconds)
@@ -303,8 +306,15 @@ async def _counted(workdir: Path, servers: list[Server], seconds: float) -> dict
         "renewals": len(waits),
         **{f"p{p}_ms": round(1e3 * _quantile(waits, p / 100), 2) for p in (50, 99)},
         "max_ms": round(1e3 * waits[-1], 1) if waits else None,
+        "manager_cores": round((_processor_seconds(pid) - busy) / seconds, 3),
         "lost": [event["detail"]["reason"] for event in lost],
     }
+
+
+def _processor_seconds(pid: int) -> float:
+    """That a process has used so far (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _quantile(values: list[float], share: float) -> float:

@@ -2,6 +2,7 @@ import asyncio
 import errno
 import fcntl
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -372,6 +373,16 @@ def test_no_room_is_told_as_a_failure_of_the_version(manifest, tmp_path):
     puller = Puller(source="directory", manager=None, folder=tmp_path / "not there")
     with pytest.raises(WeightsError, match="version 3"):
         asyncio.run(puller.pull(manifest))
+
+
+def test_a_port_that_cannot_be_reached_is_named(manifest):
+    with socket.socket() as bound:  # and nobody listens on it
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        puller = Puller(source="http", manager=endpoint("127.0.0.1:9"))
+        puller.reach(port)
+        with pytest.raises(WeightsError, match=f"127.0.0.1:{port}.*must reach this port"):
+            asyncio.run(puller.pull(remote(manifest)))
 
 
 def test_only_files_of_a_known_manifest_are_served(manifest):

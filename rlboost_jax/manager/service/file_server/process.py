@@ -25,7 +25,7 @@ PROGRAM: Final = "rlboost_jax.manager.service.file_server"
 FIRST_BACKOFF_SECONDS: Final = 0.1  # doubles with each process that ends soon
 LONGEST_BACKOFF_SECONDS: Final = 5.0
 SETTLED_SECONDS: Final = 5.0  # one that lived as long was a good one: the back-off begins anew
-SILENCE_SECONDS: Final = 60.0  # of one that says each second that it lives, its start included
+SILENCE_SECONDS: Final = 300.0  # of one that says each second that it lives, its start included
 LEAVE_SECONDS: Final = 1.0
 
 log = logging.getLogger(__name__)
