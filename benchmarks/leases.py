@@ -135,7 +135,7 @@ class Server:
     async def join(self) -> None:
         hello = m.Hello(
             instance=self._name, reserved=False, slots=1, slot_tokens=2**17, price_per_hour=0.0,
-            zone="", host="", pid=0, device="none", fingerprint="none",
+            zone="", host="", device="none", fingerprint="none",
         )  # fmt: skip
         await self._stream.send_bytes(m.encode(hello))
 
