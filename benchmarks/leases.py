@@ -212,10 +212,10 @@ async def _drain(stream: aiohttp.ClientWebSocketResponse) -> None:
         pass
 
 
-def _step() -> m.BeginStep:
+def _step() -> m.BeginBatch:
     sampling = m.Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=MAX_TOKENS, stop_ids=(0,))
-    return m.BeginStep(
-        step=0, version=0, params_digest="d", seed=0, group_size=1, sampling=sampling,
+    return m.BeginBatch(
+        batch=0, version=0, params_digest="d", seed=0, group_size=1, sampling=sampling,
         prompts=tuple(
             m.PromptRequest(prompt=p, tokens=m.pack_tokens([1])) for p in range(SERVERS)
         ),

@@ -22,6 +22,7 @@ from rlboost_jax.rollout import stream
 from rlboost_jax.rollout.stream import Refused, Stream, cancel
 from rlboost_jax.rollout.weight_updates import PullerLike, WeightUpdates
 from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.sequences.identities import Version
 
 SICK_LETTERS = 300  # of what a sick engine says of itself
 FIRST_BACKOFF_SECONDS = 0.1  # doubles with each attempt
@@ -156,7 +157,7 @@ class InstanceClient:
         if self._welcomed.is_set():
             self._say(Hint(reason=reason))
 
-    async def offer(self, params: Any, version: int, params_digest: str) -> None:
+    async def offer(self, params: Any, version: Version, params_digest: str) -> None:
         """Load parameters that are here already and say so; for an instance without puller."""
         await asyncio.wrap_future(self._worker.load(params, version, params_digest))
         self._offered = Ready(version=version, params_digest=params_digest)

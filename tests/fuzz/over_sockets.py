@@ -31,7 +31,7 @@ from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.settings.load import read_run_config, run_config, write_run_config
 from tests.fuzz.attacks import ATTACKS, SECRET, Target
-from tests.manager.fakes import RUN, batch, begin_step, hello, length, ready, token
+from tests.manager.fakes import RUN, batch, begin_batch, hello, length, ready, token
 from tests.patience import PATIENCE_SECONDS
 
 CROWD: Final = 6  # attacks at a time
@@ -192,7 +192,7 @@ class Honest:
                 (self._engine, engine),
                 (self._engine, ready(0, DIGEST)),
                 (trainer, m.Publish(manifest=_snapshot(self._folder))),
-                (trainer, begin_step(0, 0, DIGEST, prompts=PROMPTS)),
+                (trainer, begin_batch(0, 0, DIGEST, prompts=PROMPTS)),
             ):
                 await stream.send_bytes(m.encode(message))
             tasks = [

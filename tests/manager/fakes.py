@@ -128,11 +128,11 @@ def ready(version: int, digest: str = "d") -> m.Ready:
     return m.Ready(version=version, params_digest=digest)
 
 
-def begin_step(
+def begin_batch(
     step: int, version: int, digest: str, *, prompts: int = 3, group_size: int = 2
-) -> m.BeginStep:
-    return m.BeginStep(
-        step=step,
+) -> m.BeginBatch:
+    return m.BeginBatch(
+        batch=step,
         version=version,
         params_digest=digest,
         seed=7,

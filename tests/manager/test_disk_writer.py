@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Action, Append, Record, Send, Tick
-from rlboost_jax.manager.journal import Entry, StepClosed
+from rlboost_jax.manager.journal import BatchClosed, Entry
 from rlboost_jax.manager.service.disk_writer import DiskWriter
 from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.service.journal_files import Journal
 from tests.manager.conftest import Open, join, open_trainer, read
-from tests.manager.fakes import RUN, batch, begin_step, ready, response
+from tests.manager.fakes import RUN, batch, begin_batch, ready, response
 from tests.patience import PATIENCE_SECONDS
 
 Run = Callable[..., Any]
@@ -73,7 +73,7 @@ def test_an_action_waits_for_all_that_must_be_kept_before_it(
             begun += keeps
             numbers = range(len(due), len(due) + count)
             due += [begun] * count
-            entries = [Append((StepClosed(step=0),))] if keeps else []
+            entries = [Append((BatchClosed(batch=0),))] if keeps else []
             manager.actions = [*entries, *map(line, numbers)]
             driver.apply(Tick())
             for _ in range(min(ends, len(writing))):
@@ -91,7 +91,7 @@ def test_an_answer_to_a_renewal_waits_for_no_disk() -> None:
         driver = Driver(manager, lambda *_: None, lambda *_: None)  # type: ignore[arg-type]
         driver.send = lambda stream, message: sent.append(message)  # type: ignore[method-assign]
         leave, renewed = m.Leave(reason=""), m.Renewed(stamp=1.0)
-        manager.actions = [Append((StepClosed(step=0),)), Send(1, leave), Send(1, renewed)]
+        manager.actions = [Append((BatchClosed(batch=0),)), Send(1, leave), Send(1, renewed)]
         driver.apply(Tick())
         assert sent == [renewed]
 
@@ -118,7 +118,7 @@ class Disk:
 
 
 def closed(step: int) -> tuple[Entry]:
-    return (StepClosed(step=step),)
+    return (BatchClosed(batch=step),)
 
 
 def test_what_comes_while_the_disk_stands_still_is_written_at_once_after(run: Run) -> None:
@@ -200,7 +200,7 @@ def test_leases_are_renewed_while_the_journals_disk_stands_still(
         async with loopback(keep=writer.append) as loop:
             trainer, server = await open_trainer(loop), await join(loop, reserved=True)
             await server.send_bytes(m.encode(ready(0)))
-            await trainer.send_bytes(m.encode(begin_step(0, 0, "d", prompts=1)))
+            await trainer.send_bytes(m.encode(begin_batch(0, 0, "d", prompts=1)))
             requests = (await read(server, m.Generate, m.decode_to_server)).requests
             rows = [(r.request_id, list(response("d", 0, r.work.sample))) for r in requests]
             goes.clear()

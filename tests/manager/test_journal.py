@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.manager.journal import (
+    BatchClosed,
+    BatchOpened,
     Collected,
     Entry,
     Forgotten,
@@ -17,20 +19,18 @@ from rlboost_jax.manager.journal import (
     RunState,
     Segment,
     SegmentBegun,
-    StepClosed,
-    StepOpened,
     frames,
     read_segment,
 )
 from rlboost_jax.manager.service.journal_files import Journal
 from rlboost_jax.messages import WindowState
 from rlboost_jax.settings.errors import Mistake
-from tests.manager.fakes import RUN, begin_step, manifest
+from tests.manager.fakes import RUN, begin_batch, manifest
 
 
 def collected(step: int, sample: int = 0, count: int = 3) -> Collected:
     return Collected(
-        step=step,
+        batch=step,
         instance="a",
         samples=sample.to_bytes(4, "little"),
         starts=bytes(4),
@@ -41,8 +41,8 @@ def collected(step: int, sample: int = 0, count: int = 3) -> Collected:
     )
 
 
-def opened(step: int) -> StepOpened:
-    return StepOpened(begin=begin_step(step, step, "d"), at=float(step))
+def opened(step: int) -> BatchOpened:
+    return BatchOpened(begin=begin_batch(step, step, "d"), at=float(step))
 
 
 def run_state(joined: int) -> RunState:
@@ -66,7 +66,7 @@ entries = st.lists(
         st.builds(collected, st.integers(0, 3), st.integers(0, 9), st.integers(1, 9)),
         st.builds(opened, st.integers(0, 3)),
         st.builds(run_state, st.integers(0, 9)),
-        st.builds(StepClosed, step=st.integers(0, 3)),
+        st.builds(BatchClosed, batch=st.integers(0, 3)),
     ),
     min_size=1,
     max_size=6,
@@ -128,7 +128,7 @@ def test_each_step_has_a_file_which_goes_once_it_is_committed(tmp_path: Path) ->
     assert journal.append([run_state(1)]) == ""  # before any step: kept in mind only
     for step in range(3):
         assert journal.append([opened(step)]) == ""
-        assert journal.append([collected(step), StepClosed(step=step)]) == ""
+        assert journal.append([collected(step), BatchClosed(batch=step)]) == ""
     assert [name.split("-", 1)[1] for name in names(tmp_path)] == [
         "step-0.journal",
         "step-1.journal",
@@ -140,7 +140,7 @@ def test_each_step_has_a_file_which_goes_once_it_is_committed(tmp_path: Path) ->
     assert reread(tmp_path) == (
         [
             *(SegmentBegun(run_id=RUN), run_state(1), opened(2), collected(2)),
-            *(StepClosed(step=2), Forgotten(committed=1)),
+            *(BatchClosed(batch=2), Forgotten(committed=1)),
         ],
         [],
     )
@@ -170,7 +170,7 @@ def test_a_manager_that_is_back_writes_on(tmp_path: Path) -> None:
     again.append([opened(1)])
     again.append([Forgotten(committed=0)])
     again.close()
-    assert [type(entry) for entry in reread(tmp_path)[0]] == [SegmentBegun, StepOpened, Forgotten]
+    assert [type(entry) for entry in reread(tmp_path)[0]] == [SegmentBegun, BatchOpened, Forgotten]
 
 
 def test_a_torn_tail_is_cut_off_before_anything_is_written_behind_it(tmp_path: Path) -> None:

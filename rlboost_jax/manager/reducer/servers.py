@@ -323,7 +323,7 @@ class Servers:
         if server is not None:
             self._learn_start(server, now)
         instance.loaded(message.version, message.params_digest)
-        stale = [r for r in instance.held.values() if not instance.parameters.are(r.step.begin)]
+        stale = [r for r in instance.held.values() if not instance.parameters.are(r.batch.begin)]
         self._placements.release(instance, stale, now)
         if not instance.reserved:
             self._versions.fetched(instance, message.version, message.fetched_bytes)

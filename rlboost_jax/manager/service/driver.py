@@ -41,7 +41,7 @@ from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.limits import trainer_queue_bytes
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.peer import Peer
-from rlboost_jax.messages import BeginStep, Manifest, Publish, Renewed, ToServer, ToTrainer, encode
+from rlboost_jax.messages import BeginBatch, Manifest, Publish, Renewed, ToServer, ToTrainer, encode
 from rlboost_jax.providers.base import Provider
 
 SERVER_QUEUE_BYTES = 64 * 2**20  # unsent frames of one server
@@ -133,7 +133,7 @@ class Driver:
 
     def apply(self, event: Event) -> None:
         """Hand over an event and do what it calls for."""
-        if isinstance(event, FromTrainer) and isinstance(event.message, BeginStep):
+        if isinstance(event, FromTrainer) and isinstance(event.message, BeginBatch):
             self.begun.set()
         if self._closing:
             return

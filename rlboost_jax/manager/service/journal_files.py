@@ -16,13 +16,13 @@ from typing import Any
 
 from rlboost_jax.manager.journal import (
     FORMAT,
+    BatchOpened,
     Entry,
     Forgotten,
     Published,
     RunOver,
     RunState,
     SegmentBegun,
-    StepOpened,
     frames,
     read_segment,
 )
@@ -114,8 +114,8 @@ class Journal:
     def _append(self, part: Sequence[Entry]) -> str:
         """Those of one segment."""
         try:
-            if isinstance(part[0], StepOpened):
-                self._open(part[0].begin.step)
+            if isinstance(part[0], BatchOpened):
+                self._open(part[0].begin.batch)
             self._note(part)  # first: the next segment says it even if this one cannot
             try:
                 self._write(part)
@@ -167,8 +167,8 @@ class Journal:
                     self._run_state = entry
                 case Published():
                     self._published = entry
-                case StepOpened():
-                    self._step = entry.begin.step
+                case BatchOpened():
+                    self._step = entry.begin.batch
 
     def _clean_up(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
@@ -186,10 +186,10 @@ class Journal:
 
 
 def _by_segment(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Entries in runs that go to one segment: a `StepOpened` begins one."""
+    """Entries in runs that go to one segment: a `BatchOpened` begins one."""
     parts: list[list[Entry]] = []
     for entry in entries:
-        if isinstance(entry, StepOpened) or not parts:
+        if isinstance(entry, BatchOpened) or not parts:
             parts.append([])
         parts[-1].append(entry)
     return parts
@@ -197,4 +197,4 @@ def _by_segment(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 def _step_of(entries: Iterable[Entry]) -> int:
     """The step that opened a segment; -1 of one that lost even that."""
-    return next((e.begin.step for e in entries if isinstance(e, StepOpened)), -1)
+    return next((e.begin.batch for e in entries if isinstance(e, BatchOpened)), -1)
