@@ -15,6 +15,7 @@ from typing import Any
 from rlboost_jax.messages import Manifest
 from rlboost_jax.models.params import Params
 from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.weights.pull import open_params
 from rlboost_jax.weights.snapshots import SnapshotStore
 
@@ -54,7 +55,7 @@ class Publisher:
         self._thread.start()
 
     def submit(
-        self, version: int, host_params: Any, params_digest: str, *, oldest: int | None = None
+        self, version: Version, host_params: Any, params_digest: str, *, oldest: Version | None = None
     ) -> None:
         """Hand a version over, in place of older ones that the writer has not come to.
 
@@ -76,7 +77,7 @@ class Publisher:
             self._pending = deque([*waiting, new])
             self._changed.notify_all()
 
-    def open(self, version: int) -> Params:
+    def open(self, version: Version) -> Params:
         """The version submitted last, on disk: its arrays, of which nothing is read yet.
 
         Raises:
@@ -125,13 +126,13 @@ class Publisher:
                 return
 
 
-def _version(manifest: Manifest | None) -> int | None:
+def _version(manifest: Manifest | None) -> Version | None:
     return manifest.version if manifest else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Item:
-    version: int
+    version: Version
     params: Any  # on the host
     params_digest: str
-    oldest: int  # version that is needed
+    oldest: Version  # version that is needed

@@ -6,6 +6,7 @@ from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.evaluation import Measurement, Score
 from rlboost_jax.learner.stream.lag import lag_of
+from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.settings.run import RunConfig
 
 
@@ -41,7 +42,7 @@ class Scoring:
         samples: every `evaluation.every_steps` versions, and that of the last step.
         """
         every, last = self._run.evaluation.every_steps, self._run.num_steps - 1
-        version = self._lag.measured_by(step)
+        version = self._lag.measured_by(Batch(step))
         if not every or version is None or not (version % every == 0 or step == last):
             return None
         return self._measurement(step, version, self._run.algorithm.group_size)

@@ -15,6 +15,7 @@ import numpy as np
 
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.models.params import Params
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.weights.shares import as_share, stored
 
 DIGESTS = "versions"  # in what a checkpoint holds besides arrays: digest by version
@@ -35,19 +36,19 @@ class KeptVersion:
 class Versions:
     """By number. Nothing is kept before `keep`, or after `forget`."""
 
-    def __init__(self, kept: Mapping[int, KeptVersion] | None = None) -> None:
+    def __init__(self, kept: Mapping[Version, KeptVersion] | None = None) -> None:
         self._kept = dict(kept or {})
 
-    def __getitem__(self, version: int) -> KeptVersion:
+    def __getitem__(self, version: Version) -> KeptVersion:
         return self._kept[version]
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __iter__(self) -> Iterable[int]:
+    def __iter__(self) -> Iterable[Version]:
         return iter(sorted(self._kept))
 
-    def keep(self, version: int, host_params: Params, digest: str, *, dtype: str) -> None:
+    def keep(self, version: Version, host_params: Params, digest: str, *, dtype: str) -> None:
         """Keep a version.
 
         Args:
@@ -56,15 +57,15 @@ class Versions:
         """
         self._kept[version] = KeptVersion(params=rounded(host_params, dtype), digest=digest)
 
-    def forget(self, needed: Iterable[int]) -> None:
+    def forget(self, needed: Iterable[Version]) -> None:
         """All but these."""
         self._kept = {version: self._kept[version] for version in needed if version in self._kept}
 
-    def digests(self, versions: Iterable[int]) -> dict[str, str]:
+    def digests(self, versions: Iterable[Version]) -> dict[str, str]:
         """As JSON has them."""
         return {str(version): self._kept[version].digest for version in versions}
 
-    def trees(self, versions: Iterable[int]) -> dict[str, Params]:
+    def trees(self, versions: Iterable[Version]) -> dict[str, Params]:
         """A tree of arrays for a checkpoint; empty where there are none."""
         return {str(version): self._kept[version].params for version in versions}
 
@@ -80,7 +81,7 @@ def rounded(host_params: Params, dtype: str) -> Params:
 
 def restored_versions(
     checkpoints: Checkpoints, step: int, extra: Mapping[str, Any], abstract: Params, *, dtype: str
-) -> dict[int, KeptVersion]:
+) -> dict[Version, KeptVersion]:
     """Those of a checkpoint; none where it has none.
 
     Args:
@@ -103,6 +104,6 @@ def restored_versions(
     one = jax.tree.map(as_kept, abstract)
     trees = checkpoints.restore_versions(step, dict.fromkeys(digests, one))
     return {
-        int(name): KeptVersion(params=jax.device_get(trees[name]), digest=digest)
+        Version(int(name)): KeptVersion(params=jax.device_get(trees[name]), digest=digest)
         for name, digest in digests.items()
     }

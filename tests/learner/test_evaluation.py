@@ -142,8 +142,8 @@ def test_what_is_withdrawn_is_waited_for_again(config, task):
     for lie in lies:
         measurement.take(lie)
     assert measurement.complete
-    withdrawn = m.Withdrawn(step=3, samples=m.pack_ids([first[1], 7]))
-    measurement.withdraw(msgspec.structs.replace(withdrawn, step=2))
+    withdrawn = m.Withdrawn(batch=3, samples=m.pack_ids([first[1], 7]))
+    measurement.withdraw(msgspec.structs.replace(withdrawn, batch=2))
     assert measurement.complete, "of another step"
     measurement.withdraw(withdrawn)
     assert not measurement.complete

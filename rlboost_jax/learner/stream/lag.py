@@ -13,6 +13,7 @@ No clock, no I/O: the training loop and the simulator's learner ask the same rec
 
 from dataclasses import dataclass
 
+from rlboost_jax.sequences.identities import Batch, Version
 from rlboost_jax.settings.run import RunConfig
 
 
@@ -31,30 +32,31 @@ class Lag:
     num_batches: int
     stride: int | None = None
 
-    def version_of(self, batch: int) -> int:
+    def version_of(self, batch: Batch) -> Version:
         """That samples the batch."""
-        return max(0, batch - self.versions)
+        return Version(max(0, batch - self.versions))
 
-    def open_at(self, oldest: int) -> range:
+    def open_at(self, oldest: Batch) -> tuple[Batch, ...]:
         """Batches that are open while `oldest` is trained on."""
-        return range(oldest, min(oldest + self.versions + 1, self.num_batches))
+        last = min(oldest + self.versions + 1, self.num_batches)
+        return tuple(map(Batch, range(oldest, last)))
 
-    def samples(self, version: int) -> bool:
+    def samples(self, version: Version) -> bool:
         """Whether any batch of the run is sampled from a version."""
         return version == 0 or version + self.versions < self.num_batches
 
-    def kept_at(self, oldest: int) -> range:
+    def kept_at(self, oldest: Batch) -> tuple[Version, ...]:
         """Versions older than the newest that open batches are sampled from, or will be.
 
         Also at the end of a run, which may be made longer.
         """
-        return range(self.version_of(oldest), oldest)
+        return tuple(map(Version, range(self.version_of(oldest), oldest)))
 
-    def measured_by(self, batch: int) -> int | None:
+    def measured_by(self, batch: Batch) -> Version | None:
         """The version that can be measured beside a batch: the one that samples it, if no batch
         before it was sampled from that too."""
         version = self.version_of(batch)
-        return version if batch == 0 or version != self.version_of(batch - 1) else None
+        return version if batch == 0 or version != self.version_of(Batch(batch - 1)) else None
 
 
 def lag_of(run: RunConfig) -> Lag:
