@@ -5,19 +5,25 @@ from typing import Any
 
 from rlboost_jax import messages
 from rlboost_jax.learner.base import Base
+from rlboost_jax.learner.versions import DIGESTS
 
 
 def checkpoint_extra(
-    window: messages.WindowState | None, prompts_used: int, base: Base | None = None
+    window: messages.WindowState | None,
+    prompts_used: int,
+    base: Base | None = None,
+    versions: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """As JSON has it.
 
     Args:
         prompts_used: of the prompt stream, by the steps so far.
         base: that its adapters were trained on.
+        versions: digests of the older versions that go with it, by number.
     """
     return {
         **({"base": base.digest} if base else {}),
+        **({DIGESTS: dict(versions)} if versions else {}),
         "prompts_used": prompts_used,
         "window": None
         if window is None

@@ -2,8 +2,9 @@
 
 An asyncio loop in a thread of its own holds the socket; the training loop stays plain
 blocking code. A broken stream is dialled again; what the manager must know to go on
-(`TrainerHello`, the newest `Publish`, the `BeginBatch` in force and what extended it) is said
-again, so that neither a restarted manager nor a cut connection loses a batch. Rollouts may
+(`TrainerHello`, the newest `Publish` or, with a lag, those of all versions that are still needed,
+the `BeginBatch` of each open batch and what extended it) is said again, so that neither a
+restarted manager nor a cut connection loses a batch. Rollouts may
 then arrive twice: the receiver of `receive()` drops those it has. What the manager refuses is
 not said again: it ends the run with the manager's reason.
 """
@@ -13,6 +14,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -87,6 +89,7 @@ class ManagerLink:
         locate: Callable[[], Endpoint],
         answer_seconds: float = ANSWER_SECONDS,
         most_bytes: int = messages.MAX_FRAME_BYTES,
+        versions: int = 1,
     ):
         """Nothing is dialled before `connect`.
 
@@ -95,14 +98,16 @@ class ManagerLink:
                 worker thread each time the manager is dialled.
             answer_seconds: for a reply that the manager can give at once.
             most_bytes: of a message.
+            versions: how many of the newest are said again.
         """
         self._thread, self._locate = thread, locate
         self._answer_seconds, self._most_bytes = answer_seconds, most_bytes
         self._inbox: queue.SimpleQueue[messages.ToTrainer | Exception | None] = queue.SimpleQueue()
         self._outbox: asyncio.Queue[messages.TrainerMessage] = asyncio.Queue()
-        self._publish: messages.Publish | None = None
-        self._begin: messages.BeginBatch | None = None
-        self._extends: list[messages.ExtendBatch] = []  # of that batch
+        self._publishes: deque[messages.Publish] = deque(maxlen=versions)
+        self._open: dict[Batch, messages.BeginBatch] = {}
+        self._extends: dict[Batch, list[messages.ExtendBatch]] = {}  # of these
+        self._aside: deque[messages.ToTrainer] = deque()  # came while an account was waited for
         self._trained: messages.BatchTrained | None = None  # not yet answered
         self.status: messages.FleetStatus | None = None  # the newest
         self.welcome: messages.TrainerWelcome | None = None
@@ -137,7 +142,7 @@ class ManagerLink:
         self._send(begin)
 
     def extend_batch(self, extend: messages.ExtendBatch) -> None:
-        """More prompts for the batch in force. Raises StepTooLarge."""
+        """More prompts for an open batch. Raises StepTooLarge."""
         self._check_size(extend)
         self._send(extend)
 
@@ -160,11 +165,14 @@ class ManagerLink:
     def trained(self, trained: messages.BatchTrained) -> messages.BatchReport:
         """Tell that the update was applied and wait for the manager's account of the batch.
 
+        What else arrives meanwhile is of the batches that are open still: `receive` has it next.
+
         Raises:
             ManagerLost: it did not answer within `answer_seconds`.
             ManagerRefused: it knows nothing of that batch.
         """
         self._send(trained)
+        others: list[messages.ToTrainer] = []
         while True:
             message = self._next(self._answer_seconds)
             if message is None:
@@ -173,7 +181,9 @@ class ManagerLink:
                     f"no report of batch {trained.batch} in {waited}: {self._trouble}"
                 )
             if isinstance(message, messages.BatchReport) and message.batch == trained.batch:
+                self._aside.extend(others)
                 return message
+            others.append(message)
 
     def receive(self, timeout: float | None = None) -> messages.ToTrainer | None:
         """The next message other than `FleetStatus`; None when `timeout` seconds passed, or
@@ -182,6 +192,8 @@ class ManagerLink:
         Raises:
             ManagerRefused, or whatever else ended the link or was handed to `fail`.
         """
+        if self._aside:
+            return self._aside.popleft()
         try:
             message = self._inbox.get(timeout=timeout)
         except queue.Empty:
@@ -229,11 +241,11 @@ class ManagerLink:
         """Remember what must be said again, on the loop's own thread."""
         match message:
             case messages.Publish():
-                self._publish = message
+                self._publishes.append(message)
             case messages.BeginBatch():
-                self._begin, self._extends, self._trained = message, [], None
+                self._open[message.batch], self._extends[message.batch] = message, []
             case messages.ExtendBatch():
-                self._extends.append(message)
+                self._extends.setdefault(message.batch, []).append(message)
             case messages.BatchTrained():
                 self._trained = message
         self._outbox.put_nowait(message)
@@ -279,7 +291,10 @@ class ManagerLink:
     ) -> None:
         window = self.welcome.window if self.welcome else hello.window
         hello = msgspec.structs.replace(hello, window=window)
-        again = [hello, self._publish, self._begin, *self._extends, self._trained]
+        again: list[messages.TrainerMessage | None] = [hello, *self._publishes]
+        for batch, begin in self._open.items():
+            again += [begin, *self._extends[batch]]
+        again.append(self._trained)
         # What still waits to be sent for the first time is among these or, being a
         # commit or the end, follows in its own turn.
         later: list[messages.TrainerMessage] = []
@@ -308,7 +323,10 @@ class ManagerLink:
                     self._inbox.put(message)
             case messages.BatchReport():
                 # Nothing of that batch is to be said again.
-                self._begin, self._extends, self._trained = None, [], None
+                self._open.pop(message.batch, None)
+                self._extends.pop(message.batch, None)
+                if self._trained is not None and self._trained.batch == message.batch:
+                    self._trained = None
                 self._inbox.put(message)
             case _:
                 self._inbox.put(message)

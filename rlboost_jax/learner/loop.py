@@ -1,38 +1,41 @@
-"""The training loop: begin a step, train what streams in, update, publish, again.
+"""The training loop: begin what is due, train what streams in, update, publish, again.
 
 A version is published at the end of the step that made it, so that servers fetch it while
 the row is written and the checkpoint begun. Only then does the next step begin, with the
 reserved engine ready for its seeding window. Now and then held-out prompts are generated with
-it, by the whole fleet.
+it, by the whole fleet. With `algorithm.lag` the next batches have begun before, from older
+versions (`stream/lag.py`), and go on being generated while this one is trained on.
 
 Invariants:
 - the parameters of step s have been updated by s batches, and every token of step s was
-  sampled from just these;
+  sampled from one version that is known beforehand: just these or, with a lag, those of before;
 - the updates of a step are made of all its prompts × group samples, or not at all;
+- batches are trained on in their order, and one batch's updates make one version;
 - a checkpoint holds what the next step needs; what happened after it can be done again and,
   in deterministic mode, gives the same bits.
 """
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
+import jax
+
 from rlboost_jax import messages
-from rlboost_jax.data.exercises import Prompt
 from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
-from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.evaluation import Measurement, Score
-from rlboost_jax.learner.rows import policy_metrics, report_metrics, score_metrics
+from rlboost_jax.learner.evaluation import Score
+from rlboost_jax.learner.open_batch import OpenBatch
+from rlboost_jax.learner.rows import lag_metrics, policy_metrics, report_metrics, score_metrics
 from rlboost_jax.learner.samples import sample_rows, samples_due
 from rlboost_jax.learner.scoring import Scoring
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.stream.driver import drive
-from rlboost_jax.learner.stream.dynamic_sampling import dynamic_sampling
-from rlboost_jax.learner.stream.step_stream import StepStream, StreamTimes
+from rlboost_jax.learner.stream.lag import lag_of
+from rlboost_jax.learner.stream.step_stream import StreamTimes
 from rlboost_jax.learner.trajectory import trajectories_digest
 from rlboost_jax.learner.update.batch import BatchUpdate
+from rlboost_jax.learner.versions import Versions
 from rlboost_jax.models.adapters import joined
+from rlboost_jax.models.params import Params
 from rlboost_jax.observe.spans import traced
 from rlboost_jax.sequences.identities import Batch, Version
 
@@ -43,7 +46,7 @@ class TrainingLoop:
     """The steps of a run, one after the other."""
 
     def __init__(self, session: Session):
-        """Publishes the parameters that the first step samples from."""
+        """Publishes the versions that the first batches are sampled from."""
         run, exercises = session.run, session.exercises
         self._session, self._run, self._spans = session, run, session.spans
         self.state = session.state
@@ -56,9 +59,18 @@ class TrainingLoop:
             max_tokens=run.sampling.max_response_tokens,
             stop_ids=tuple(exercises.stop_ids),
         )
+        self._lag = lag_of(run)
         self._used = session.prompts_used
         self._window: messages.WindowState | None = None  # after the last step
-        self._publish(Version(int(self.state.step) // run.algorithm.updates_per_batch))
+        self._open: dict[Batch, OpenBatch] = {}
+        self._versions = Versions(session.older)
+        self._sampler: tuple[Version, Params] | None = None  # an older version on the devices
+        self._loaded: Version | None = None  # by the reserved engines
+        self._version, self._digest = Version(-1), ""  # of the state; the first is published below
+        first = int(self.state.step) // run.algorithm.updates_per_batch
+        for version in self._lag.kept_at(Batch(first)):
+            self._submit(version, self._versions[version].params, oldest_batch=Batch(first))
+        self._publish(Version(first))
         self._lap = session.clock()  # when the last step was over
 
     @traced("step", LANE)
@@ -72,18 +84,18 @@ class TrainingLoop:
                 last checkpoint is.
         """
         session, run = self._session, self._run
-        measurement = self._scoring.of_step(step)
+        self._begin(Batch(step))
+        batch = self._open.pop(Batch(step))
+        stream, measurement = batch.stream, batch.measurement
         update = BatchUpdate(
-            session.learner, self.state, step=step, checkpoint=session.checkpoints.latest
+            session.learner,
+            self.state,
+            step=step,
+            checkpoint=session.checkpoints.latest,
+            version=batch.version,
+            sampler=self._older(batch.version),
         )
-        stream = StepStream(
-            step,
-            group_size=run.algorithm.group_size,
-            micro_batches=update.micro_batches,
-            sampling=dynamic_sampling(run),
-            awaited=measurement,
-        )
-        times = self._stream(stream, update, measurement)
+        times = self._stream(batch, update)
         trajectories = stream.trajectories()
         applying = session.clock()
         session.followers.finish()
@@ -93,7 +105,7 @@ class TrainingLoop:
                 prompts=stream.members,
                 host_params=None if session.followers else self._params,
             )
-        self._used += stream.prompts_used
+        self._used += self._lag.stride or stream.prompts_used
         train_seconds = times.training + session.clock() - applying
         if samples_due(run.observe, step):
             session.show(
@@ -105,20 +117,24 @@ class TrainingLoop:
                 )
             )
         publish_seconds = self._publish(Version(step + 1))
-        score = self._scoring.score(measurement, step) if measurement else None
-
+        score = self._scoring.score(measurement) if measurement else None
+        if self._lag.versions:  # the next batch is open: its window begins with the report
+            self._load_for(Batch(step + 1))
         report = session.link.trained(
             messages.BatchTrained(
                 batch=Batch(step), train_wait_seconds=times.waiting, train_seconds=train_seconds
             )
         )
         self._window = report.window
+        if self._lag.versions:
+            self._begin(Batch(step + 1))
         row = {
             "step": step,
-            "version": step,
+            "version": batch.version,
             **score_metrics(score),
             "prompts_used": self._used,
             **policy_metrics(trajectories, figures),
+            **lag_metrics(step - batch.version, figures),
             "train_seconds": train_seconds,
             "train_wait_seconds": times.waiting,
             "publish_seconds": publish_seconds,
@@ -135,9 +151,16 @@ class TrainingLoop:
         Once it is durable no row of an earlier step is written any more.
         """
         if step % self._run.checkpoint.every_steps == 0 or step == self._run.num_steps:
-            extra = checkpoint_extra(self._window, self._used, self._session.base)
+            older = self._lag.kept_at(Batch(step))
+            extra = checkpoint_extra(
+                self._window,
+                self._used,
+                self._session.base,
+                versions=self._versions.digests(older),
+            )
             self._session.followers.save(step, extra)
-            self._session.checkpoints.save(step, self.state, extra)
+            versions = self._versions.trees(older)
+            self._session.checkpoints.save(step, self.state, extra, versions)
 
     @traced("evaluate", LANE)
     def final_score(self) -> Score | None:
@@ -148,7 +171,17 @@ class TrainingLoop:
         version = self._run.num_steps
         (prompts, group_size), *_ = measurement.parts()
         self._load(Version(version))
-        self._begin(version, prompts, group_size, measurement.sampling)
+        link.begin_batch(
+            messages.BeginBatch(
+                batch=Batch(version),
+                version=Version(version),
+                params_digest=self._digest,
+                seed=self._run.seed,
+                group_size=group_size,
+                sampling=measurement.sampling,
+                prompts=prompts,
+            )
+        )
         for extension in measurement.extensions()[1:]:  # what groups leave over of each prompt
             link.extend_batch(extension)
         while not measurement.complete:
@@ -157,53 +190,45 @@ class TrainingLoop:
         link.trained(
             messages.BatchTrained(batch=Batch(version), train_wait_seconds=0.0, train_seconds=0.0)
         )
-        return self._scoring.score(measurement, version)
+        return self._scoring.score(measurement)
 
-    def _stream(
-        self, stream: StepStream, update: BatchUpdate, measurement: Measurement | None
-    ) -> StreamTimes:
-        """Begin a step, and take its batch in."""
-        session, link, followers = self._session, self._session.link, self._session.followers
-        step, group_size = stream.step, self._run.algorithm.group_size
-        prompts = self._prompts_at(stream.begin())
-        self._load(Version(step))
-        self._begin(step, _requests(prompts, 0), group_size, self._sampling)
-        for extension in measurement.extensions() if measurement else ():
-            link.extend_batch(extension)
+    def _begin(self, oldest: Batch) -> None:
+        """Have all batches begin that are due while `oldest` is trained on."""
+        self._load_for(oldest)
+        for batch in self._lag.open_at(oldest):
+            if batch in self._open:
+                continue
+            version = self._lag.version_of(batch)
+            self._open[batch] = OpenBatch(
+                self._session,
+                self._prompts,
+                batch,
+                version=version,
+                params_digest=self._digest_of(version),
+                cursor=self._used + (batch - oldest) * (self._lag.stride or 0),
+                sampling=self._sampling,
+                measurement=self._scoring.of_step(batch),
+            )
 
-        collector = StepCollector(
-            step,
-            version=step,
-            prompts=[prompt.tokens for prompt in prompts],
-            group_size=group_size,
-            ask=lambda prompt, tokens: session.exercises.ask(prompts[prompt], tokens),
-            wake=link.wake,
-            estimate=session.learner.estimates.of_group,
-            routing=session.learner.policy.routing,
-        )
-
-        def extend(places: range) -> None:
-            more = self._prompts_at(places)
-            prompts.extend(more)
-            collector.extend(prompt.tokens for prompt in more)
-            requests = _requests(more, places.start)
-            link.extend_batch(messages.ExtendBatch(batch=Batch(step), prompts=requests))
-
-        followers.begin(step)
+    def _stream(self, batch: OpenBatch, update: BatchUpdate) -> StreamTimes:
+        """Take a batch in, and what comes for those after it."""
+        session, followers = self._session, self._session.followers
+        followers.begin(batch.batch)
         train = followers.leading(update.train)
-        check = followers.checking(partial(session.learner.check, self.state.params))
+        check = followers.checking(update.check)
         with self._spans.span("stream", LANE):
             times = drive(
-                stream,
-                link,
-                collector,
+                batch.stream,
+                session.link,
+                batch.collector,
                 train=self._spans.timed("micro-batch", LANE, train),
                 check=self._spans.timed("check", LANE, check),
-                extend=extend,
-                measured=measurement,
+                extend=batch.extend,
+                measured=batch.measurement,
+                ahead=[each.intake for each in self._open.values()],
                 clock=session.clock,
             )
-        for line in collector.fault_lines():
+        for line in batch.collector.fault_lines():
             session.note(line)
         return times
 
@@ -218,7 +243,8 @@ class TrainingLoop:
         since = session.clock()
         self._params = session.followers.host_copy(self.state.params)
         seconds = session.clock() - since
-        needed = version < self._run.num_steps or self._scoring.on
+        final = version == self._run.num_steps and self._scoring.on
+        needed = self._lag.samples(version) or final
         if needed:
             session.followers.write(str(version))
         self._digest = session.followers.digest(
@@ -227,46 +253,55 @@ class TrainingLoop:
             str(version),
             base=session.base.digest if session.base else "",
         )
+        self._version = version
+        host_params = self._params
+        if self._lag.versions:
+            self._versions.forget(self._lag.kept_at(Batch(version)))
+            dtype = self._run.weights.rollout_dtype
+            self._versions.keep(version, self._params, self._digest, dtype=dtype)
+            host_params = self._versions[version].params
         if needed:
-            session.publisher.submit(version, self._params, self._digest)
+            self._submit(version, host_params, oldest_batch=Batch(version))
         return seconds
 
+    def _submit(self, version: Version, host_params: Params, *, oldest_batch: Batch) -> None:
+        self._session.publisher.submit(
+            version,
+            host_params,
+            self._digest_of(version),
+            oldest=self._lag.version_of(oldest_batch),
+        )
+
+    def _digest_of(self, version: Version) -> str:
+        if version == self._version:
+            return self._digest
+        return self._versions[version].digest
+
+    def _older(self, version: Version) -> Params | None:
+        """The parameters of a version, on the devices; None: they are those of the state."""
+        if version == self._version:
+            self._sampler = None
+            return None
+        if self._sampler is None or self._sampler[0] != version:
+            self._sampler = None  # room for the next
+            place = self._session.learner.policy.shardings.params
+            self._sampler = version, jax.device_put(self._versions[version].params, place)
+        return self._sampler[1]
+
+    def _load_for(self, batch: Batch) -> None:
+        """Have the reserved engines ready for the window of a batch."""
+        version = self._lag.version_of(batch)
+        if batch < self._run.num_steps and version != self._loaded:
+            self._load(version)
+
     def _load(self, version: Version) -> None:
-        """Give the reserved engines the parameters that were published last."""
-        base = self._session.base
+        """Give the reserved engines the parameters of a version."""
+        base, older = self._session.base, self._older(version)
         # From device to device, unless other processes hold parts of it.
         if self._session.followers:
             params = self._session.publisher.open(version)
         else:
-            params = joined(base.params if base else None, self.state.params)
-        self._session.reserved.load(params, version, self._digest)
-
-    def _begin(
-        self,
-        step: int,
-        prompts: tuple[messages.PromptRequest, ...],
-        group_size: int,
-        sampling: messages.Sampling,
-    ) -> None:
-        self._session.link.begin_batch(
-            messages.BeginBatch(
-                batch=Batch(step),
-                version=Version(step),
-                params_digest=self._digest,
-                seed=self._run.seed,
-                group_size=group_size,
-                sampling=sampling,
-                prompts=prompts,
-            )
-        )
-
-    def _prompts_at(self, places: range) -> list[Prompt]:
-        """Of the prompt stream, counted from the step's cursor."""
-        return list(self._prompts.slice(self._used + places.start, len(places)))
-
-
-def _requests(prompts: Sequence[Prompt], first: int) -> tuple[messages.PromptRequest, ...]:
-    return tuple(
-        messages.PromptRequest(prompt=place, tokens=messages.pack_tokens(prompt.tokens))
-        for place, prompt in enumerate(prompts, start=first)
-    )
+            trained = self.state.params if older is None else older
+            params = joined(base.params if base else None, trained)
+        self._session.reserved.load(params, version, self._digest_of(version))
+        self._loaded = version

@@ -30,6 +30,7 @@ from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines, devices_of_slices
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.update.learner import learner_of
+from rlboost_jax.learner.versions import restored_versions
 from rlboost_jax.messages import TrainerHello
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import make_mesh
@@ -180,6 +181,13 @@ class Opening:
             ),
             state=ready.state,
             prompts_used=extra.get("prompts_used", 0),
+            older=restored_versions(
+                checkpoints,
+                first,
+                extra,
+                ready.state.params,
+                dtype=run.weights.rollout_dtype,
+            ),
             base=base,
             link=link,
             reserved=self._reserved(ready, manager, link, profile),
@@ -218,7 +226,8 @@ class Opening:
         self._stack.callback(manager.close)
         if self._workdir.config_changed:
             manager.dismiss()  # it serves the configuration of before
-        return manager, self._makers.link(self._thread, locate=manager.locate)
+        versions = 1 + self._run.algorithm.lag
+        return manager, self._makers.link(self._thread, locate=manager.locate, versions=versions)
 
     def _trackers(self, first: int) -> Trackers:
         """Closed after the fleet is sent home: it may take a minute."""

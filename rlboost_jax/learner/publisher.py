@@ -55,7 +55,12 @@ class Publisher:
         self._thread.start()
 
     def submit(
-        self, version: Version, host_params: Any, params_digest: str, *, oldest: Version | None = None
+        self,
+        version: Version,
+        host_params: Any,
+        params_digest: str,
+        *,
+        oldest: Version | None = None,
     ) -> None:
         """Hand a version over, in place of older ones that the writer has not come to.
 

@@ -48,6 +48,19 @@ def policy_metrics(
     }
 
 
+def lag_metrics(lag: int, figures: Mapping[str, float]) -> dict[str, Any]:
+    """How far the policy that was trained is from the version that sampled, where they differ.
+
+    Args:
+        figures: of `BatchUpdate.finish`.
+    """
+    return {
+        "lag": lag,
+        "ratio_mean": figures.get("ratio"),
+        "behaviour_kl": figures.get("behaviour_kl"),
+    }
+
+
 def report_metrics(
     report: messages.BatchReport, trajectories: Sequence[Trajectory]
 ) -> dict[str, Any]:

@@ -80,13 +80,13 @@ def rounded(host_params: Params, dtype: str) -> Params:
 
 
 def restored_versions(
-    checkpoints: Checkpoints, step: int, extra: Mapping[str, Any], abstract: Params, *, dtype: str
+    checkpoints: Checkpoints, step: int, extra: Mapping[str, Any], params: Params, *, dtype: str
 ) -> dict[Version, KeptVersion]:
     """Those of a checkpoint; none where it has none.
 
     Args:
         extra: what the checkpoint holds besides arrays.
-        abstract: shapes, dtypes and shardings of the learner's parameters.
+        params: the learner's, of the same shapes and shardings.
         dtype: the rollout dtype.
 
     Raises:
@@ -101,7 +101,7 @@ def restored_versions(
         kept = stored(as_share(np.empty(0, leaf.dtype)), floats)
         return jax.ShapeDtypeStruct(leaf.shape, kept, sharding=leaf.sharding)
 
-    one = jax.tree.map(as_kept, abstract)
+    one = jax.tree.map(as_kept, params)
     trees = checkpoints.restore_versions(step, dict.fromkeys(digests, one))
     return {
         Version(int(name)): KeptVersion(params=jax.device_get(trees[name]), digest=digest)

@@ -55,6 +55,9 @@ KEYS: Final = (
     "params_digest",  # after the step
     "corrected_fraction",  # tokens whose weight a correction's bound changed; null without one
     "value_loss",  # of the critic, per token; null without one
+    "lag",  # versions between the one that sampled the step and the one that was trained
+    "ratio_mean",  # of that policy to the version that sampled; null without algorithm.lag
+    "behaviour_kl",  # from that version to that policy, nats per token; null without
 )
 
 

@@ -113,7 +113,7 @@ class Link(ManagerLink):
         self.world.trained.append(trained)
         self.world.now += REPORTING
         names = m.BatchReport.__struct_fields__
-        found = {"step": trained.batch, "window": WINDOW, "tokens_delivered": self.trained_tokens}
+        found = {"batch": trained.batch, "window": WINDOW, "tokens_delivered": self.trained_tokens}
         return m.BatchReport(**{**dict.fromkeys(names, 0), **found})
 
 
@@ -130,7 +130,7 @@ class Announcer(Publisher):
     def __init__(self, world):
         self.world = world
 
-    def submit(self, version, host_params, digest):
+    def submit(self, version, host_params, digest, *, oldest):
         self.world.log.append(f"publish {version}")
         self.world.digests[version] = digest
         assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(host_params))
@@ -143,7 +143,8 @@ class Cabinet(Checkpoints):
     def latest(self):
         return 41
 
-    def save(self, step, state, extra):
+    def save(self, step, state, extra, versions):
+        assert not versions, "without a lag no older one is needed"
         self.world.log.append(f"save {step}")
         self.world.now += SAVING
         self.world.saved[step] = (int(state.step), extra)

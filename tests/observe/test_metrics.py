@@ -18,7 +18,7 @@ remote_wait_seconds, seeding_window_seconds, instances_mean, instances_joined, i
 requests_migrated, tokens_generated, tokens_delivered, tokens_lost, tokens_filtered,
 tokens_prefilled_again, tokens_reserved, tokens_preemptible, tokens_measured, cost_dollars,
 tokens_per_dollar, cost_forecast_dollars, max_logprob_gap, trajectories_digest, params_digest,
-corrected_fraction, value_loss"""
+corrected_fraction, value_loss, lag, ratio_mean, behaviour_kl"""
 
 
 def test_the_keys_are_stable() -> None:

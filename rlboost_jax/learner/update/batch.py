@@ -161,6 +161,7 @@ class BatchUpdate:
                 f"step {self._step} cannot be applied: its micro-batches have {len(taken)} "
                 f"samples, the batch has {len(trajectories)}, and they are not the same"
             )
+        self._sampler = None  # nothing is looked at any more: room for the next
         self._whiten()
         steps = OptimizerSteps(
             self._learner,

@@ -1,0 +1,100 @@
+"""One batch from its begin on: what the manager is asked for, and what has come of it.
+
+With a lag several are open, of which the oldest is trained on; see `stream/lag.py`.
+"""
+
+from collections.abc import Sequence
+
+from rlboost_jax import messages
+from rlboost_jax.data.exercises import Prompt
+from rlboost_jax.data.prompts import PromptStream
+from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.evaluation import Measurement
+from rlboost_jax.learner.session import Session
+from rlboost_jax.learner.stream.dynamic_sampling import dynamic_sampling
+from rlboost_jax.learner.stream.intake import Intake
+from rlboost_jax.learner.stream.micro_batches import micro_batches
+from rlboost_jax.learner.stream.step_stream import StepStream
+from rlboost_jax.sequences.identities import Batch, Version
+
+
+class OpenBatch:
+    """A batch that has begun.
+
+    Attributes:
+        version: that samples it.
+        intake: takes what arrives for it, whichever batch is trained on.
+        measurement: what rides on it, if anything does.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: PromptStream,
+        batch: Batch,
+        *,
+        version: Version,
+        params_digest: str,
+        cursor: int,
+        sampling: messages.Sampling,
+        measurement: Measurement | None,
+    ) -> None:
+        """Has the manager begin it. Raises StepTooLarge.
+
+        Args:
+            params_digest: of the version.
+            cursor: where it begins in the prompt stream.
+        """
+        run = session.run
+        self.batch, self.version, self.measurement = batch, version, measurement
+        self._session, self._stream_of_prompts, self._cursor = session, prompts, cursor
+        self.stream = StepStream(
+            batch,
+            group_size=run.algorithm.group_size,
+            micro_batches=micro_batches(run),
+            sampling=dynamic_sampling(run),
+            awaited=measurement,
+        )
+        self._prompts = self._prompts_at(self.stream.begin())
+        session.link.begin_batch(
+            messages.BeginBatch(
+                batch=batch,
+                version=version,
+                params_digest=params_digest,
+                seed=run.seed,
+                group_size=run.algorithm.group_size,
+                sampling=sampling,
+                prompts=_requests(self._prompts, 0),
+            )
+        )
+        for extension in measurement.extensions() if measurement else ():
+            session.link.extend_batch(extension)
+        self.collector = StepCollector(
+            batch,
+            version=version,
+            prompts=[prompt.tokens for prompt in self._prompts],
+            group_size=run.algorithm.group_size,
+            ask=lambda prompt, tokens: session.exercises.ask(self._prompts[prompt], tokens),
+            wake=session.link.wake,
+            estimate=session.learner.estimates.of_group,
+            routing=session.learner.policy.routing,
+        )
+        self.intake = Intake(self.stream, self.collector, measurement)
+
+    def extend(self, places: range) -> None:
+        """Have more prompts generated, named by their places from the cursor."""
+        more = self._prompts_at(places)
+        self._prompts.extend(more)
+        self.collector.extend(prompt.tokens for prompt in more)
+        requests = _requests(more, places.start)
+        self._session.link.extend_batch(messages.ExtendBatch(batch=self.batch, prompts=requests))
+
+    def _prompts_at(self, places: range) -> list[Prompt]:
+        return list(self._stream_of_prompts.slice(self._cursor + places.start, len(places)))
+
+
+def _requests(prompts: Sequence[Prompt], first: int) -> tuple[messages.PromptRequest, ...]:
+    return tuple(
+        messages.PromptRequest(prompt=place, tokens=messages.pack_tokens(prompt.tokens))
+        for place, prompt in enumerate(prompts, start=first)
+    )
