@@ -1,0 +1,366 @@
+"""Batches that are sampled from older versions, by a fleet that says what is true of its tokens.
+
+The fleet is faked: tokens follow from batch and sample, their log-probabilities are those of the
+version that the batch is begun with, and they arrive in the order that a test wants.
+"""
+
+import random
+from copy import copy
+from dataclasses import replace
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+
+from rlboost_jax import messages as m
+from rlboost_jax.data.tasks import Task
+from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.loop import TrainingLoop
+from rlboost_jax.learner.packing import by_sample
+from rlboost_jax.learner.processes.leading import Followers
+from rlboost_jax.learner.publisher import Publisher
+from rlboost_jax.learner.reserved import ReservedEngines
+from rlboost_jax.learner.session import Session
+from rlboost_jax.learner.state import abstract_state, init_state
+from rlboost_jax.learner.stream.lag import lag_of
+from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.learner.update.learner import learner_of
+from rlboost_jax.learner.versions import restored_versions
+from rlboost_jax.models.params import init_params, params_digest
+from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.sequences.identities import Work, sample_number
+
+STEPS, PROMPTS, GROUP = 5, 2, 4
+WINDOW = m.WindowState(seconds=0.5, memory={2: 0.25}, instance_cap=3)
+BITS = ("trajectories_digest", "params_digest", "loss", "version", "prompts_used")
+ORDERS = {  # batches, oldest first → the one whose response arrives next
+    "oldest": lambda batches: batches[0],
+    "newest": lambda batches: batches[-1],
+    "any": random.Random(3).choice,
+}
+
+
+class Parity(Task):
+    """Rewards an odd sum."""
+
+    def reward(self, problem, response_tokens):
+        return float(sum(map(int, response_tokens)) % 2)
+
+
+class Fleet(ManagerLink):
+    """Servers that hold every version there was, and the manager before them."""
+
+    def __init__(self, order="oldest"):
+        self.choose = ORDERS[order]
+        self.versions = {}  # published: (parameters, digest)
+        self.begun, self.log = {}, []
+        self.pending = {}  # batch → responses
+        self.lies = {}  # (batch, sample) → what is added to the second log-probability
+        self.dull = set()  # (batch, prompt) to which all responses are alike
+        self.prompts = {}  # batch → tokens of the prompts asked for
+
+    def begin_batch(self, begin):
+        self.log.append(f"begin {begin.batch} of {begin.version}")
+        assert begin.params_digest == self.versions[begin.version][1]
+        self.begun[begin.batch], self.pending[begin.batch] = begin, []
+        self.prompts[begin.batch] = []
+        self.respond(begin, begin.prompts, begin.group_size)
+
+    def extend_batch(self, extend):
+        self.log.append(f"extend {extend.batch}")
+        begin = self.begun[extend.batch]
+        self.respond(begin, extend.prompts, extend.samples or begin.group_size, extend.sampling)
+
+    def respond(self, begin, prompts, samples, sampling=None):
+        wanted = []
+        for request in prompts:
+            prompt_tokens = m.unpack_tokens(request.tokens)
+            if sampling is None:
+                self.prompts[begin.batch].append(prompt_tokens.tolist())
+            for place in range(samples):
+                sample = sample_number(
+                    request.prompt, place, group_size=begin.group_size, purpose=request.purpose
+                )
+                dull = (begin.batch, request.prompt) in self.dull
+                second = 5 if dull else 5 + (3 * begin.batch + 7 * request.prompt + place) % 20
+                work = Work(
+                    seed=0,
+                    batch=begin.batch,
+                    purpose=request.purpose,
+                    prompt=request.prompt,
+                    sample=sample,
+                )
+                wanted.append((work, prompt_tokens, np.array([5, second, 1], np.int32)))
+        logprobs = self.sampled(self.versions[begin.version][0], wanted)
+        for work, _, tokens in wanted:
+            said = logprobs[work.sample] + [0, self.lies.get((begin.batch, work.sample), 0), 0]
+            rollout = m.FinishedRollout(
+                work=work,
+                tokens=m.pack_tokens(tokens),
+                logprobs=m.pack_logprobs(said),
+                versions=((begin.version, 3),),
+                instances=("a",),
+            )
+            self.pending[begin.batch].append((rollout, logprobs[work.sample]))
+
+    def sampled(self, params, wanted):
+        """What an engine with these parameters records."""
+        trajectories = [
+            Trajectory(
+                prompt=work.prompt,
+                sample=work.sample,
+                prompt_tokens=prompt,
+                response_tokens=tokens,
+                behaviour_logprobs=np.zeros(3, np.float32),
+                policy_versions=np.zeros(3, np.int32),
+                reward=0.0,
+                advantage=0.0,
+            )
+            for work, prompt, tokens in wanted
+        ]
+        batches = self.learner.pack(trajectories)
+        parts = [self.learner.policy.logprobs(params, None, batch)["policy"] for batch in batches]
+        return by_sample(batches, [np.asarray(part) for part in parts])
+
+    def doubt(self, batch, doubts):
+        """The same responses again, with the truth about them."""
+        for doubt in doubts:
+            self.log.append(f"doubt {batch} {doubt.sample} {doubt.position}")
+            rollout, truth = self.said[batch, doubt.sample]
+            again = msgspec.structs.replace(
+                rollout, logprobs=m.pack_logprobs(truth), attempt=rollout.attempt + 1
+            )
+            self.pending[batch].append((again, truth))
+
+    said: dict
+
+    def receive(self, timeout=None):
+        batches = sorted(batch for batch, left in self.pending.items() if left)
+        if not batches:
+            return None
+        rollout, truth = self.pending[self.choose(batches)].pop(0)
+        self.said[rollout.work.batch, rollout.work.sample] = rollout, truth
+        return rollout
+
+    def wake(self):
+        """Nobody waits here."""
+
+    def trained(self, trained):
+        self.log.append(f"trained {trained.batch}")
+        assert not self.pending.pop(trained.batch), "all of it was taken"
+        names = m.BatchReport.__struct_fields__
+        found = {"batch": trained.batch, "window": WINDOW}
+        return m.BatchReport(**{**dict.fromkeys(names, 0), **found})
+
+
+class Reserved(ReservedEngines):
+    def __init__(self, fleet):
+        self.fleet = fleet
+
+    def load(self, params, version, digest):
+        self.fleet.log.append(f"load {version}")
+        published, expected = self.fleet.versions[version]
+        assert digest == expected
+        assert same_bits(params, published), "rounded or not, it is that version"
+
+
+class Announcer(Publisher):
+    def __init__(self, fleet):
+        self.fleet = fleet
+
+    def submit(self, version, host_params, digest, *, oldest):
+        self.fleet.log.append(f"publish {version} from {oldest}")
+        self.fleet.versions[version] = (host_params, digest)
+
+
+def same_bits(left, right):
+    def dtype(leaf):
+        return np.asarray(leaf).astype(np.float32)
+
+    return params_digest(jax.tree.map(dtype, left)) == params_digest(jax.tree.map(dtype, right))
+
+
+@pytest.fixture
+def make(config, learner_step, tmp_path):
+    """`make(lag=1)`: a run of 5 steps that saves at each; `make(resumed=3)` goes on with step 3."""
+
+    def made(fleet=None, resumed=None, evaluate=0, rollout_dtype="float32", gap=1e-3, **algorithm):
+        fleet = fleet or Fleet()
+        settings = {"lag": 1, "group_size": GROUP} | algorithm
+        policy = copy(learner_step(**settings))
+        run = replace(
+            config,
+            num_steps=STEPS,
+            evaluation=replace(config.evaluation, every_steps=evaluate, num_prompts=2),
+            algorithm=replace(config.algorithm, **settings),
+            checkpoint=replace(config.checkpoint, every_steps=1),
+            weights=replace(config.weights, rollout_dtype=rollout_dtype),
+            learner=replace(
+                config.learner, prompts_per_step=PROMPTS, micro_batch_prompts=1, tolerated_gap=gap
+            ),
+        )
+        exercises = Parity(run.task)
+        learner = learner_of(
+            run, policy=policy, critic=None, reference=None, stop_ids=exercises.stop_ids
+        )
+        fleet.learner, fleet.said = learner, {}
+        checkpoints = Checkpoints(tmp_path / str(id(fleet)), keep=9)
+        state = init_state(init_params(run.model, 0), policy.optimizer, policy.shardings)
+        kept = {}
+        if resumed is not None:
+            before, step = resumed
+            abstract = abstract_state(run.model, policy.optimizer, make_mesh((1, 1, 1)))
+            before.wait()
+            state, extra = before.restore(step, abstract)
+            older = restored_versions(before, step, extra, state.params, dtype=rollout_dtype)
+            kept = {"older": older, "prompts_used": extra["prompts_used"]}
+        session = Session(
+            run=run,
+            exercises=exercises,
+            learner=learner,
+            state=state,
+            link=fleet,
+            reserved=Reserved(fleet),
+            publisher=Announcer(fleet),
+            checkpoints=checkpoints,
+            followers=Followers(),
+            clock=lambda: 0.0,
+            **kept,
+        )
+        loop = TrainingLoop(session)
+        loop.fleet = fleet
+        return loop
+
+    return made
+
+
+def rows_of(loop, first=0):
+    rows = []
+    for step in range(first, STEPS):
+        rows.append(loop.step(step))
+        loop.save(step + 1)
+    return rows
+
+
+def bits(rows):
+    return [[row[name] for name in BITS] for row in rows]
+
+
+def test_with_a_lag_of_one_the_next_batch_is_begun_ahead_from_the_version_before(make):
+    loop = make(lag=1)
+    rows = rows_of(loop)
+    assert loop.fleet.log == [
+        *("publish 0 from 0", "load 0", "begin 0 of 0", "begin 1 of 0"),
+        *("publish 1 from 0", "trained 0", "begin 2 of 1"),
+        *("publish 2 from 1", "load 1", "trained 1", "begin 3 of 2"),
+        *("publish 3 from 2", "load 2", "trained 2", "begin 4 of 3"),
+        *("load 3", "trained 3"),
+        "trained 4",
+    ]
+    assert [row["version"] for row in rows] == [0, 0, 1, 2, 3]
+    assert [row["lag"] for row in rows] == [0, 1, 1, 1, 1]
+
+
+def test_no_more_than_the_versions_of_open_batches_are_kept(make):
+    loop = make(lag=2)
+    for step in range(STEPS):
+        loop.step(step)
+        assert len(loop._versions) <= 3
+    opened = [line for line in loop.fleet.log if line.startswith("begin")]
+    assert opened == [f"begin {batch} of {max(0, batch - 2)}" for batch in range(STEPS)]
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_bits_do_not_depend_on_the_order_of_arrival(make, lag):
+    expected = bits(rows_of(make(lag=lag)))
+    for order in ("newest", "any"):
+        assert bits(rows_of(make(Fleet(order), lag=lag))) == expected
+
+
+@pytest.mark.parametrize(("lag", "step"), [(1, 1), (1, 3), (2, 1), (2, 3), (2, 5)])
+def test_a_resumed_run_has_the_same_bits_although_no_snapshot_is_left(make, lag, step):
+    loop = make(lag=lag)
+    rows = rows_of(loop)
+    resumed = make(lag=lag, resumed=(loop._session.checkpoints, step))
+    before = loop.fleet.versions
+    for version, (_, digest) in resumed.fleet.versions.items():
+        assert digest == before[version][1] if version in before else True
+    assert bits(rows_of(resumed, step)) == bits(rows[step:])
+    begun = [line for line in resumed.fleet.log if line.startswith("begin")]
+    assert begun == [f"begin {b} of {max(0, b - lag)}" for b in range(step, STEPS)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_honest_server_is_believed_whatever_the_lag(make, dtype):
+    """The policy moves by far more than is tolerated, and it is not compared with that policy."""
+    loop = make(lag=2, rollout_dtype=dtype)
+    rows = rows_of(loop)
+    assert not [line for line in loop.fleet.log if line.startswith("doubt")]
+    assert all(row["max_logprob_gap"] <= 1e-5 for row in rows)
+    assert rows[-1]["behaviour_kl"] > 1e-4 and rows[-1]["ratio_mean"] != 1.0
+
+
+def test_a_liar_is_doubted_although_the_policy_has_moved_further_than_its_lie(make):
+    honest = bits(rows_of(make(lag=2)))
+    fleet = Fleet()
+    fleet.lies = {(3, 1): 0.01, (4, 6): float("nan")}
+    loop = make(fleet, lag=2)
+    assert bits(rows_of(loop)) == honest, "nothing of the lies is left"
+    doubts = [line for line in fleet.log if line.startswith("doubt")]
+    assert doubts == ["doubt 3 1 1", "doubt 4 6 1"]
+
+
+def test_mini_batches_compose_with_a_lag(make):
+    """One batch makes one version, however many updates that takes."""
+    loop = make(lag=1, mini_batches=2)
+    rows = rows_of(loop)
+    assert [row["version"] for row in rows] == [0, 0, 1, 2, 3]
+    assert int(loop.state.step) == 2 * STEPS
+    assert all(row["max_logprob_gap"] <= 1e-5 for row in rows)
+    resumed = make(lag=1, mini_batches=2, resumed=(loop._session.checkpoints, 2))
+    assert bits(rows_of(resumed, 2)) == bits(rows[2:])
+
+
+def test_dynamic_sampling_begins_each_batch_at_a_place_that_is_known_beforehand(make):
+    """Two prompts a batch and at most eight tried: batch b has prompts 8 b on to itself."""
+    settings = {"lag": 1, "dynamic_sampling": True, "dynamic_sampling_factor": 4.0}
+    fleet = Fleet("any")
+    fleet.dull = {(0, 0), (2, 1), (2, 2)}
+    loop = make(fleet, **settings)
+    rows = rows_of(loop)
+    stream = [prompt.tokens.tolist() for prompt in loop._prompts.slice(0, 8 * STEPS)]
+    tried = {0: 3, 1: 2, 2: 4, 3: 2, 4: 2}
+    assert fleet.prompts == {b: stream[8 * b : 8 * b + count] for b, count in tried.items()}
+    assert [row["prompts_used"] for row in rows] == [8 * (b + 1) for b in range(STEPS)]
+    assert all(row["max_logprob_gap"] <= 1e-5 for row in rows)
+    other = Fleet()
+    other.dull = fleet.dull
+    assert bits(rows_of(make(other, **settings))) == bits(rows)
+
+
+def test_dynamic_sampling_doubts_a_group_that_it_passes_over(make):
+    fleet = Fleet()
+    fleet.dull, fleet.lies = {(3, 0)}, {(3, 2): 0.01}
+    rows_of(make(fleet, lag=2, dynamic_sampling=True))
+    assert "doubt 3 2 1" in fleet.log
+
+
+def test_what_is_measured_is_the_version_that_samples(make):
+    """Every second version, beside the first batch of it, and the last."""
+    loop = make(lag=2, evaluate=2)
+    rows = rows_of(loop)
+    assert [row["accuracy"] is not None for row in rows] == [True, False, False, False, True]
+    assert [row["version"] for row in rows] == [0, 0, 0, 1, 2]
+    loop.fleet.log.clear()
+    loop.final_score()
+    assert loop.fleet.log == [f"load {STEPS}", f"begin {STEPS} of {STEPS}", f"trained {STEPS}"]
+
+
+def test_a_resumed_run_of_another_length_has_what_its_next_batches_need(make):
+    """The last checkpoint of a run that is over takes its older versions along, too."""
+    loop = make(lag=2)
+    rows_of(loop)
+    resumed = make(lag=2, resumed=(loop._session.checkpoints, STEPS))
+    assert sorted(resumed._versions) == list(lag_of(loop._run).kept_at(STEPS)) + [STEPS]
