@@ -113,7 +113,7 @@ class Link(ManagerLink):
         self.world.trained.append(trained)
         self.world.now += REPORTING
         names = m.BatchReport.__struct_fields__
-        found = {"step": trained.batch, "window": WINDOW, "tokens_delivered": self.trained_tokens}
+        found = {"batch": trained.batch, "window": WINDOW, "tokens_delivered": self.trained_tokens}
         return m.BatchReport(**{**dict.fromkeys(names, 0), **found})
 
 
