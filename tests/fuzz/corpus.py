@@ -63,14 +63,14 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
     "extend_batch": m.ExtendBatch(
         batch=0, prompts=(m.PromptRequest(prompt=3, tokens=m.pack_tokens([3, 0, 1])),)
     ),
-    "extend_step_greedy": m.ExtendBatch(
+    "extend_batch_greedy": m.ExtendBatch(
         batch=0,
         prompts=(m.PromptRequest(prompt=4, tokens=m.pack_tokens([4, 0, 1]), purpose="evaluate"),),
         samples=1,
         sampling=msgspec.structs.replace(begin_batch(0, 0, "d").sampling, temperature=0.0),
     ),
-    "step_trained": m.BatchTrained(batch=0, train_wait_seconds=0.25, train_seconds=1.5),
-    "step_committed": m.BatchCommitted(batch=0),
+    "batch_trained": m.BatchTrained(batch=0, train_wait_seconds=0.25, train_seconds=1.5),
+    "batch_committed": m.BatchCommitted(batch=0),
     "doubt": m.Doubt(
         batch=0,
         samples=m.pack_ids([1]),

@@ -50,7 +50,7 @@ def rollout(prompt: int, sample: int, tokens) -> m.FinishedRollout:
 def test_one_greedy_response_to_each(config, task):
     measurement = measure(config, task, prompts=5, samples=1, group_size=8)
     (extension,) = measurement.extensions()
-    assert (extension.step, extension.samples) == (3, 1)
+    assert (extension.batch, extension.samples) == (3, 1)
     assert extension.sampling == m.Sampling(
         temperature=0.0, top_p=1.0, top_k=0, max_tokens=24, stop_ids=task.stop_ids
     )

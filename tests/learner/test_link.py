@@ -139,11 +139,11 @@ def test_a_reward_that_arrives_wakes_who_waits_for_rollouts_and_nobody_else(link
     link.wake()
     assert link.receive(PATIENCE_SECONDS) is None
     names = messages.BatchReport.__struct_fields__
-    report = messages.BatchReport(**{**dict.fromkeys(names, 0), "step": 7, "window": WINDOW})
+    report = messages.BatchReport(**{**dict.fromkeys(names, 0), "batch": 7, "window": WINDOW})
     script.answers[messages.BatchTrained] = report
     link.wake()
     trained = messages.BatchTrained(batch=7, train_wait_seconds=0.0, train_seconds=0.0)
-    assert link.trained(trained).step == 7
+    assert link.trained(trained).batch == 7
 
 
 class Waits(ManagerLink):
@@ -160,7 +160,7 @@ def test_no_report_names_what_was_in_the_way(script):
     trained = messages.BatchTrained(batch=7, train_wait_seconds=0.0, train_seconds=0.0)
     with linked(script, Waits, answer_seconds=0.5) as link:
         link.connect(HELLO)
-        with pytest.raises(ManagerLost, match=r"no report of step 7 in 0\.5 s: no answer"):
+        with pytest.raises(ManagerLost, match=r"no report of batch 7 in 0\.5 s: no answer"):
             link.trained(trained)
 
 
@@ -169,7 +169,7 @@ def test_a_step_that_fits_no_message_is_not_sent(script):
     with linked(script, most_bytes=size) as link:
         link.connect(HELLO)
         link.begin_batch(begin_batch())  # this one just fits
-        with pytest.raises(StepTooLarge, match=f"step 7 take {size + 4:,} .*prompts_per_step"):
+        with pytest.raises(StepTooLarge, match=f"batch 7 take {size + 4:,} .*prompts_per_step"):
             link.begin_batch(begin_batch(num_tokens=4))
         assert link.end("over", over=True) is True
     assert script.heard == [messages.TrainerHello, messages.BeginBatch, messages.EndRun]

@@ -207,7 +207,7 @@ def test_a_prompt_to_measure_by_is_none_of_the_batch_s_own() -> None:
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (extension(2, step=1), "step 1 is extended but is not being worked on"),
+        (extension(2, step=1), "batch 1 is extended but is not being worked on"),
         (extension(2, samples=3), "extended by 3 responses to a prompt; its groups have 2"),
         (extension(2, 2), "names a prompt twice"),
         (extension(1, sampling=GREEDY), "has a prompt 1 already, and it is another"),
@@ -218,7 +218,7 @@ def test_a_prompt_to_measure_by_is_none_of_the_batch_s_own() -> None:
         ),
         (
             m.ExtendBatch(batch=0, prompts=(m.PromptRequest(prompt=2, tokens=b""),)),
-            "prompt 2 of step 0 has no tokens",
+            "prompt 2 of batch 0 has no tokens",
         ),
     ],
 )

@@ -31,7 +31,7 @@ A, B = 10, 11
     ("message", "words"),
     [
         (m.TrainerHello(run_id="other", window=None), "'other'"),
-        (trained(3), "step 3"),
+        (trained(3), "batch 3"),
         (begin_batch(0, 0, "d", prompts=0), "no tokens"),
         (
             msgspec.structs.replace(

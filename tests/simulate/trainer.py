@@ -253,10 +253,10 @@ class Trainer:
         )
 
         def say() -> None:
-            if self.stream and self.step == doubt.step and not self._training:
+            if self.stream and self.step == doubt.batch and not self._training:
                 self.results.pop(sample, None)
                 self._sizes.pop(sample, None)
-                self._doubted.add((self.stream, doubt.step, sample))
+                self._doubted.add((self.stream, doubt.batch, sample))
                 self._say(doubt)
 
         self._later(self.world.random.uniform(0.0, 0.3), say)
