@@ -24,12 +24,12 @@ WINDOW = messages.WindowState(seconds=1.0, memory={}, instance_cap=3)
 WELCOME = messages.TrainerWelcome(window=WINDOW)
 
 
-def begin_batch(num_tokens: int = 3) -> messages.BeginBatch:
+def begin_batch(num_tokens: int = 3, batch: int = 7, version: int = 7) -> messages.BeginBatch:
     sampling = messages.Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=4, stop_ids=())
     prompt = messages.PromptRequest(prompt=0, tokens=bytes(4 * num_tokens))
     return messages.BeginBatch(
-        batch=7,
-        version=7,
+        batch=batch,
+        version=version,
         params_digest="d",
         seed=0,
         group_size=1,
@@ -44,6 +44,7 @@ class Script:
     def __init__(self) -> None:
         self.answers: dict[type, messages.ToTrainer] = {messages.TrainerHello: WELCOME}
         self.heard: list[type] = []
+        self.numbers: list[int | None] = []  # of versions and batches
         self.dials = 0
         self.status = 101
         self.hang_up_on: type | None = None  # once
@@ -59,6 +60,8 @@ class Script:
                 break
             message = messages.decode_trainer(frame.data)
             self.heard.append(type(message))
+            manifest = getattr(message, "manifest", None)
+            self.numbers.append(manifest.version if manifest else getattr(message, "batch", None))
             if type(message) is self.hang_up_on:
                 self.hang_up_on = None
                 break
@@ -188,3 +191,43 @@ def test_a_stream_that_is_cut_is_dialled_again_with_all_that_counts(link, script
     said = [messages.TrainerHello, messages.Publish, messages.BeginBatch, messages.ExtendBatch]
     assert script.heard == 2 * said and script.dials == 2
     assert link.end("over", over=True) is True
+
+
+def test_of_open_batches_all_is_said_again_and_of_one_that_is_over_nothing(script):
+    """With a lag of one: the two newest versions, and the two batches of them."""
+    with linked(script, versions=2) as link:
+        link.connect(HELLO)
+        for number in range(3):
+            link.publish(
+                messages.Manifest(
+                    version=number, directory="", params_digest="d", files=(), leaves=()
+                )
+            )
+            link.begin_batch(begin_batch(batch=number, version=max(0, number - 1)))
+            link.extend_batch(messages.ExtendBatch(batch=number, prompts=()))
+        names = messages.BatchReport.__struct_fields__
+        report = messages.BatchReport(**{**dict.fromkeys(names, 0), "window": WINDOW})
+        script.answers[messages.BatchTrained] = report
+        link.trained(messages.BatchTrained(batch=0, train_wait_seconds=0.0, train_seconds=0.0))
+        script.numbers.clear()
+        script.hang_up_on = messages.BatchCommitted
+        link.committed(0)
+        closed = messages.WindowClosed(batch=2, seconds=0.0, reason="begun")
+        script.answers[messages.ExtendBatch] = closed
+        assert link.receive(PATIENCE_SECONDS) == link.receive(PATIENCE_SECONDS) == closed
+    committed, *again = script.numbers[:8]
+    assert (committed, again) == (0, [None, 1, 2, 1, 1, 2, 2])
+
+
+def test_what_comes_while_an_account_is_waited_for_is_received_next(script):
+    """It is of batches that are open still, in the order in which it came."""
+    early = [messages.WindowClosed(batch=n, seconds=0.0, reason="begun") for n in (8, 9)]
+    names = messages.BatchReport.__struct_fields__
+    report = messages.BatchReport(**{**dict.fromkeys(names, 0), "batch": 7, "window": WINDOW})
+    with linked(script) as link:
+        link.connect(HELLO)
+        for message in (*early, report):
+            link._inbox.put(message)
+        trained = messages.BatchTrained(batch=7, train_wait_seconds=0.0, train_seconds=0.0)
+        assert link.trained(trained) == report
+        assert [link.receive(PATIENCE_SECONDS) for _ in early] == early

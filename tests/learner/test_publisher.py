@@ -51,8 +51,8 @@ class Desk:
         self.reported.append(text)
         self.heard.set()
 
-    def submit(self, version):
-        self.publisher.submit(version, {"of": version}, f"digest {version}")
+    def submit(self, version, oldest=None):
+        self.publisher.submit(version, {"of": version}, f"digest {version}", oldest=oldest)
 
     def wait_for_write(self):
         assert self.store.begun.acquire(timeout=PATIENCE_SECONDS)
@@ -82,6 +82,22 @@ def test_only_the_newest_version_waits_and_nobody_waits_for_it():
     desk.store.go.release()
     desk.publisher.close()
     assert desk.announced == [0, 3]
+
+
+def test_versions_that_open_batches_need_are_all_written_and_kept():
+    """Version 1 is not needed any more when the writer comes to it; 2 is, although 3 is newer."""
+    desk = Desk(Store())
+    desk.submit(0)
+    desk.wait_for_write()
+    for version, oldest in ((1, 0), (2, 1), (3, 2)):
+        desk.submit(version, oldest)
+    for _ in range(2):
+        desk.store.go.release()
+        desk.wait_for_write()
+    desk.store.go.release()
+    desk.publisher.close()
+    assert desk.announced == [0, 2, 3]
+    assert desk.store.pruned == [{0, 3}, {1, 2, 3}, {2, 3}]
 
 
 def test_the_end_waits_for_what_is_being_written_only():
