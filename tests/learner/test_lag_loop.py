@@ -59,6 +59,7 @@ class Fleet(ManagerLink):
         self.lies = {}  # (batch, sample) → what is added to the second log-probability
         self.dull = set()  # (batch, prompt) to which all responses are alike
         self.prompts = {}  # batch → tokens of the prompts asked for
+        self.patience = 1000  # calls of `receive` for nothing
 
     def begin_batch(self, begin):
         self.log.append(f"begin {begin.batch} of {begin.version}")
@@ -128,6 +129,7 @@ class Fleet(ManagerLink):
         for doubt in doubts:
             self.log.append(f"doubt {batch} {doubt.sample} {doubt.position}")
             rollout, truth = self.said[batch, doubt.sample]
+            assert rollout.attempt == 0, "the truth is doubted"
             again = msgspec.structs.replace(
                 rollout, logprobs=m.pack_logprobs(truth), attempt=rollout.attempt + 1
             )
@@ -138,6 +140,8 @@ class Fleet(ManagerLink):
     def receive(self, timeout=None):
         batches = sorted(batch for batch, left in self.pending.items() if left)
         if not batches:
+            self.patience -= 1
+            assert self.patience, "it waits for what never comes"
             return None
         rollout, truth = self.pending[self.choose(batches)].pop(0)
         self.said[rollout.work.batch, rollout.work.sample] = rollout, truth
