@@ -28,7 +28,7 @@ def learning(rows: Rows) -> go.Figure:
     figure.add_trace(_line(steps, _column(rows, "reward_mean"), "reward, training prompts", BLUE))
     figure.add_trace(
         go.Scatter(
-            x=_column(evaluated, "step"),
+            x=_column(evaluated, "version"),  # of that policy
             y=_column(evaluated, "accuracy"),
             name="accuracy, held-out prompts",
             mode="lines+markers",
@@ -43,6 +43,30 @@ def learning(rows: Rows) -> go.Figure:
         tickmode="auto",
         showgrid=False,
         secondary_y=True,
+    )
+    return _styled(figure, x="update")
+
+
+def has_lag(rows: Rows) -> bool:
+    """Whether any step was sampled from another version than the one that it trained."""
+    return any(row.get("behaviour_kl") is not None for row in rows)
+
+
+def lag(rows: Rows) -> go.Figure:
+    """How far the policy that was trained was from the version that had sampled."""
+    figure = make_subplots(specs=[[{"secondary_y": True}]])
+    steps = _column(rows, "step")
+    for key, name, colour, secondary in (
+        ("ratio_mean", "ratio", BLUE, False),
+        ("clip_fraction", "clipped", AMBER, False),
+        ("lag", "versions between", PALE, False),
+        ("behaviour_kl", "KL, nats per token", RED, True),
+    ):
+        line = _line(steps, [row.get(key) for row in rows], name, colour)
+        figure.add_trace(line, secondary_y=secondary)
+    figure.update_yaxes(title_text="ratio, fraction, versions", secondary_y=False)
+    figure.update_yaxes(
+        title_text="nats per token", rangemode="tozero", showgrid=False, secondary_y=True
     )
     return _styled(figure, x="update")
 

@@ -113,8 +113,15 @@ def _sections(
         yield _Section(
             title="Learning",
             figure=figures.learning(rows),
-            caption="Every token of an update was sampled from the weights being updated, "
-            "whatever became of the server that sampled it.",
+            caption=_whose_tokens(config.algorithm.lag),
+        )
+    if figures.has_lag(rows):
+        yield _Section(
+            title="Lag",
+            figure=figures.lag(rows),
+            caption="Of the policy that was trained to the version that had sampled: the mean "
+            "ratio of a token's probabilities, the share of tokens that were clipped, and the "
+            "KL from that version.",
         )
     if reward_parts(rows):
         yield _Section(
@@ -149,6 +156,16 @@ def _sections(
             f"${config.fleet.price_per_hour:.2f} for each preemptible server. The estimate takes "
             "the speed that the reserved devices showed in their seeding windows.",
         )
+
+
+def _whose_tokens(lag: int) -> str:
+    weights = "the weights being updated"
+    if lag:
+        weights = f"those of one version, {lag} update{'s' * (lag > 1)} of the policy before"
+    return (
+        f"Every token of an update was sampled from {weights}, whatever became of the server that "
+        "sampled it."
+    )
 
 
 def _section(section: _Section) -> str:

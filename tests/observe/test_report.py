@@ -36,6 +36,15 @@ def test_samples_and_the_parts_of_a_reward_are_shown_where_there_are_any(workdir
     assert "<h2>What the reward is made of" in page and '"name":"format"' in page
 
 
+def test_a_lag_is_shown_where_there_is_one(workdir: Path) -> None:
+    assert "<h2>Lag" not in write_report(workdir).read_text()
+    rows = read_metrics(workdir)
+    with FilesTracker(workdir, step=59) as files:
+        files.step(rows[59] | {"lag": 1, "ratio_mean": 1.01, "behaviour_kl": 0.0625})
+    page = write_report(workdir).read_text()
+    assert "<h2>Lag" in page and "KL, nats per token" in page and "0.0625" in page
+
+
 def test_the_page_and_the_summary_agree(workdir: Path) -> None:
     """Also when it is drawn again later; of a run that has gone further, the rows count."""
     rows = read_metrics(workdir)
