@@ -6,7 +6,7 @@ checks of servers take it from here, checkpoints take the older ones along: a re
 snapshot of before.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ class Versions:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __iter__(self) -> Iterable[Version]:
+    def __iter__(self) -> Iterator[Version]:
         return iter(sorted(self._kept))
 
     def keep(self, version: Version, host_params: Params, digest: str, *, dtype: str) -> None:

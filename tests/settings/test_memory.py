@@ -167,6 +167,12 @@ def test_a_learner_by_hand(config: RunConfig) -> None:
     algorithm = dataclasses.replace(config.algorithm, kl_coefficient=0.1)
     with_kl = dataclasses.replace(config, algorithm=algorithm)
     assert memory.learner_bytes(with_kl) == {**parts, "reference": 4 * 324_352}
+    lagging = dataclasses.replace(
+        config,
+        algorithm=dataclasses.replace(config.algorithm, lag=2),
+        weights=dataclasses.replace(config.weights, rollout_dtype="bfloat16"),
+    )
+    assert memory.learner_bytes(lagging) == {**parts, "older version": 2 * 324_352}
 
     half = dataclasses.replace(config.learner, moment_dtype="bfloat16")
     rounded = dataclasses.replace(config, learner=half)
