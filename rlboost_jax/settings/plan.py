@@ -55,7 +55,8 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
     yield (
         "step",
         f"{learner.prompts_per_step} prompts x {config.algorithm.group_size} responses of up to "
-        f"{config.sampling.max_response_tokens} tokens; task {config.task.name}",
+        f"{config.sampling.max_response_tokens} tokens; task {config.task.name}"
+        + _lag(config.algorithm.lag),
     )
     yield (
         "model",
@@ -96,6 +97,13 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"${reserved:.2f} an hour reserved + ${each:.2f} for each preemptible instance: at most "
         f"${reserved + each * fleet.max_instances:.2f} an hour",
     )
+
+
+def _lag(versions: int) -> str:
+    if not versions:
+        return ""
+    plural = "s" * (versions > 1)
+    return f"; sampled {versions} version{plural} before it is trained on, {versions} begun ahead"
 
 
 def _snapshots(config: RunConfig) -> str:

@@ -33,6 +33,14 @@ def test_a_number_of_pages_is_taken_as_it_is(config: RunConfig) -> None:
     assert " tokens, 64 pages of 16" in text and "kv pool 1.0 MiB" in text
 
 
+def test_a_lag_is_said(config: RunConfig) -> None:
+    assert "sampled" not in plan.plan_text(config)
+    algorithm = dataclasses.replace(config.algorithm, lag=2)
+    text = plan.plan_text(dataclasses.replace(config, algorithm=algorithm))
+    assert "; sampled 2 versions before it is trained on, 2 begun ahead" in text
+    assert "lag 2 (0)" in text and "older version" in text
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
