@@ -68,8 +68,8 @@ class TrainingLoop:
         self._loaded: Version | None = None  # by the reserved engines
         self._version, self._digest = Version(-1), ""  # of the state; the first is published below
         first = int(self.state.step) // run.algorithm.updates_per_batch
-        for version in self._lag.kept_at(Batch(first)):
-            self._submit(version, self._versions[version].params, oldest_batch=Batch(first))
+        for version in filter(self._lag.samples, self._lag.kept_at(Batch(first))):
+            self._submit(version, self._versions.params(version), oldest_batch=Batch(first))
         self._publish(Version(first))
         self._lap = session.clock()  # when the last step was over
 
@@ -254,14 +254,12 @@ class TrainingLoop:
             base=session.base.digest if session.base else "",
         )
         self._version = version
-        host_params = self._params
         if self._lag.versions:
             self._versions.forget(self._lag.kept_at(Batch(version)))
             dtype = self._run.weights.rollout_dtype
             self._versions.keep(version, self._params, self._digest, dtype=dtype)
-            host_params = self._versions[version].params
         if needed:
-            self._submit(version, host_params, oldest_batch=Batch(version))
+            self._submit(version, self._params, oldest_batch=Batch(version))
         return seconds
 
     def _submit(self, version: Version, host_params: Params, *, oldest_batch: Batch) -> None:
@@ -275,7 +273,7 @@ class TrainingLoop:
     def _digest_of(self, version: Version) -> str:
         if version == self._version:
             return self._digest
-        return self._versions[version].digest
+        return self._versions.digest(version)
 
     def _older(self, version: Version) -> Params | None:
         """The parameters of a version, on the devices; None: they are those of the state."""
@@ -285,7 +283,7 @@ class TrainingLoop:
         if self._sampler is None or self._sampler[0] != version:
             self._sampler = None  # room for the next
             place = self._session.learner.policy.shardings.params
-            self._sampler = version, jax.device_put(self._versions[version].params, place)
+            self._sampler = version, jax.device_put(self._versions.params(version), place)
         return self._sampler[1]
 
     def _load_for(self, batch: Batch) -> None:

@@ -6,7 +6,8 @@ checks of servers take it from here, checkpoints take the older ones along: a re
 snapshot of before.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,19 +35,24 @@ class KeptVersion:
 
 
 class Versions:
-    """By number. Nothing is kept before `keep`, or after `forget`."""
+    """By number. Nothing is kept before `keep`, or after `forget`.
+
+    Large trees take a while to round, so a thread does it; whoever wants one waits for it.
+    """
 
     def __init__(self, kept: Mapping[Version, KeptVersion] | None = None) -> None:
-        self._kept = dict(kept or {})
-
-    def __getitem__(self, version: Version) -> KeptVersion:
-        return self._kept[version]
+        self._digests: dict[Version, str] = {}
+        self._trees: dict[Version, Future[Params]] = {}
+        self._rounding = ThreadPoolExecutor(1, thread_name_prefix="round")
+        for version, each in (kept or {}).items():
+            self._digests[version], self._trees[version] = each.digest, Future()
+            self._trees[version].set_result(each.params)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._trees)
 
     def __iter__(self) -> Iterator[Version]:
-        return iter(sorted(self._kept))
+        return iter(sorted(self._trees))
 
     def keep(self, version: Version, host_params: Params, digest: str, *, dtype: str) -> None:
         """Keep a version.
@@ -55,19 +61,27 @@ class Versions:
             host_params: arrays in host memory, which nobody changes.
             dtype: the rollout dtype.
         """
-        self._kept[version] = KeptVersion(params=rounded(host_params, dtype), digest=digest)
+        self._digests[version] = digest
+        self._trees[version] = self._rounding.submit(rounded, host_params, dtype)
 
-    def forget(self, needed: Iterable[Version]) -> None:
+    def forget(self, needed: Collection[Version]) -> None:
         """All but these."""
-        self._kept = {version: self._kept[version] for version in needed if version in self._kept}
+        for version in self._trees.keys() - set(needed):
+            del self._trees[version], self._digests[version]
+
+    def params(self, version: Version) -> Params:
+        return self._trees[version].result()
+
+    def digest(self, version: Version) -> str:
+        return self._digests[version]
 
     def digests(self, versions: Iterable[Version]) -> dict[str, str]:
         """As JSON has them."""
-        return {str(version): self._kept[version].digest for version in versions}
+        return {str(version): self._digests[version] for version in versions}
 
     def trees(self, versions: Iterable[Version]) -> dict[str, Params]:
         """A tree of arrays for a checkpoint; empty where there are none."""
-        return {str(version): self._kept[version].params for version in versions}
+        return {str(version): self.params(version) for version in versions}
 
 
 def rounded(host_params: Params, dtype: str) -> Params:

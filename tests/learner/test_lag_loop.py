@@ -178,12 +178,18 @@ class Announcer(Publisher):
 
     def submit(self, version, host_params, digest, *, oldest):
         self.fleet.log.append(f"publish {version} from {oldest}")
-        self.fleet.versions[version] = (host_params, digest)
+        dtype = self.fleet.learner.run.weights.rollout_dtype
+        snapshot = jax.tree.map(lambda leaf: np.asarray(leaf).astype(dtype), host_params)
+        self.fleet.versions[version] = (snapshot, digest)
 
 
 @pytest.fixture
 def make(config, learner_step, tmp_path):
-    """`make(lag=1)`: a run of 5 steps that saves at each; `make(resumed=3)` goes on with step 3."""
+    """`make(lag=1)`: a run of 5 steps that saves at each, or that goes on from a checkpoint.
+
+    Its checkpoints are closed when the test is over.
+    """
+    opened = []
 
     def made(fleet=None, resumed=None, evaluate=0, rollout_dtype="float32", gap=1e-3, **algorithm):
         fleet = fleet or Fleet()
@@ -205,7 +211,8 @@ def make(config, learner_step, tmp_path):
             run, policy=policy, critic=None, reference=None, stop_ids=exercises.stop_ids
         )
         fleet.learner, fleet.said = learner, {}
-        checkpoints = Checkpoints(tmp_path / str(id(fleet)), keep=9)
+        checkpoints = Checkpoints(tmp_path / str(len(opened)), keep=9)
+        opened.append(checkpoints)
         state = init_state(init_params(run.model, 0), policy.optimizer, policy.shardings)
         kept = {}
         if resumed is not None:
@@ -232,7 +239,9 @@ def make(config, learner_step, tmp_path):
         loop.fleet = fleet
         return loop
 
-    return made
+    yield made
+    for checkpoints in opened:
+        checkpoints.close()
 
 
 def rows_of(loop, first=0):
