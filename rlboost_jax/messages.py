@@ -247,7 +247,9 @@ class Renewed(Message, frozen=True, kw_only=True):
 
 
 class Announce(Message, frozen=True, kw_only=True):
-    """A newer version exists. Whoever holds work of an older one gives it back (`Released`)."""
+    """The version to hold from now on: nearly always a newer one; with a lag an older one again
+    where rollouts of that would find nobody. Whoever loads it with work of another gives that back
+    (`Released`)."""
 
     manifest: Manifest
 
@@ -286,14 +288,23 @@ class TrainerHello(Message, frozen=True, kw_only=True):
 
 
 class Publish(Message, frozen=True, kw_only=True):
-    """A snapshot is complete on disk and may be announced."""
+    """A snapshot is complete on disk and may be announced.
+
+    A trainer that dials again says those again, the oldest first, that its open batches are
+    sampled from, before it begins these again.
+    """
 
     manifest: Manifest
 
 
 class BeginBatch(Message, frozen=True, kw_only=True):
     """All prompts of a batch. If the manager still keeps tokens of the same batch and
-    parameters, it goes on with them."""
+    parameters, it goes on with them.
+
+    With a lag, batches are begun ahead of the one that is trained, each as its version is
+    published. Batches before the first that is begun on a stream are over, and so are those before
+    `version`, which counts the updates. Whoever begins a batch again begins all later ones again.
+    """
 
     batch: Batch
     version: Version
@@ -305,7 +316,7 @@ class BeginBatch(Message, frozen=True, kw_only=True):
 
 
 class ExtendBatch(Message, frozen=True, kw_only=True):
-    """More prompts for the batch that is being worked on.
+    """More prompts for a batch that is being worked on.
 
     What is known of a prompt already is not begun anew: its finished responses are delivered
     again. What is not finished when the batch is trained is given up.
@@ -332,7 +343,7 @@ class Doubt(Message, frozen=True, kw_only=True):
 
 
 class BatchTrained(Message, frozen=True, kw_only=True):
-    """The update of a batch was applied; answered with `BatchReport`."""
+    """The update of the oldest batch was applied; answered with `BatchReport`."""
 
     batch: Batch
     train_wait_seconds: Seconds  # learner idle for want of finished groups, window excluded
@@ -381,6 +392,9 @@ class RoutedRollout(FinishedRollout, frozen=True, kw_only=True):
 
 
 class WindowClosed(Message, frozen=True, kw_only=True):
+    """The reserved engines hand over. Of the oldest batch: with a lag, it may come as soon as the
+    batch before is reported."""
+
     batch: Batch
     seconds: float
     reason: str
@@ -395,11 +409,17 @@ class Withdrawn(Message, frozen=True, kw_only=True):
 
 
 class BatchReport(Message, frozen=True, kw_only=True):
-    """What the manager counted from `BeginBatch` to `BatchTrained`."""
+    """What the manager counted from the beginning of a batch's turn to `BatchTrained`.
+
+    A batch has its turn while it is the oldest that is open: from `BeginBatch` on or, where it was
+    begun ahead, from the report of the batch before. Seconds, instances and migrations are those
+    of its turn, tokens are its own whenever they were sampled; tokens of no batch, and of batches
+    that were cancelled, are counted with the oldest.
+    """
 
     batch: Batch
-    rollout_seconds: float  # BeginBatch to the last token
-    remote_wait_seconds: float  # last token to BatchTrained
+    rollout_seconds: float  # of its turn, to the last token of any open batch
+    remote_wait_seconds: float  # from that to BatchTrained: nobody has work
     seeding_window_seconds: float  # reserved engines eligible for work
     instances_mean: float  # preemptible instances ready, averaged over the batch
     instances_joined: int

@@ -61,6 +61,7 @@ class BatchOpened(Entry, frozen=True, kw_only=True):
 
     begin: BeginBatch
     at: float
+    beside: tuple[Batch, ...] = ()  # earlier ones that stay open
 
 
 class BatchExtended(Entry, frozen=True, kw_only=True):
@@ -70,7 +71,16 @@ class BatchExtended(Entry, frozen=True, kw_only=True):
 
 
 class BatchResumed(Entry, frozen=True, kw_only=True):
-    """A batch that is kept was made the active one."""
+    """A batch that is kept was opened again."""
+
+    batch: Batch
+    at: float
+    beside: tuple[Batch, ...] = ()  # earlier ones that stay open
+
+
+class TurnBegun(Entry, frozen=True, kw_only=True):
+    """A batch that was open is the oldest one now. What is begun as the oldest has its turn at
+    once."""
 
     batch: Batch
     at: float
@@ -139,6 +149,7 @@ AnyEntry = (
     | BatchOpened
     | BatchExtended
     | BatchResumed
+    | TurnBegun
     | Collected
     | CollectedRouted
     | Redone

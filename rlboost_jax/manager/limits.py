@@ -24,6 +24,7 @@ ROUTED_TOKENS_PER_SECOND: Final = 100_000
 REMARKS_PER_SECOND: Final = 2.0
 REMARK_BURST: Final = 60
 MAX_INSTANCES: Final = 1_000  # of one fleet
+MAX_OPEN_BATCHES: Final = 16  # at once: a lag of 14, and one that is being trained
 # Streams opened from one address. A fleet on one host comes back to a restarted manager at
 # once, each server up to five times until it is through.
 STREAMS_PER_SECOND: Final = 5.0

@@ -1,6 +1,6 @@
 """Where the parts of the manager leave what they want done."""
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 from typing import Any
 
 from rlboost_jax.manager.events import (
@@ -24,7 +24,8 @@ class Outbox:
         self._actions: list[Action] = []
         self._entries: list[Entry] = []
         self.trainer: int | None = None  # its stream
-        self.wanted: set[int] | None = None  # samples of the active step that it has asked for
+        # By open batch, the samples that it has asked for; None: it has not begun any.
+        self.wanted: dict[int, set[int]] | None = None
         self.step = -1  # that records are filed under
 
     def attach(self, stream: int) -> None:
@@ -39,15 +40,20 @@ class Outbox:
         """Records are of that step from now on."""
         self.step = step
 
-    def begin(self, step: int) -> None:
-        """The trainer is about to say what it wants of that step."""
-        self.step, self.wanted = step, set()
+    def begin(self, batch: int, beside: Collection[int]) -> None:
+        """The trainer is about to say what it wants of that batch.
 
-    def want(self, samples: Set[int]) -> Set[int]:
-        """The trainer asks for these of the active step. Returns those that are new."""
+        Args:
+            beside: batches of which it wants what it has asked for.
+        """
+        known = self.wanted or {}
+        self.wanted = {number: known.get(number, set()) for number in beside} | {batch: set()}
+
+    def want(self, batch: int, samples: Set[int]) -> Set[int]:
+        """The trainer asks for these of a batch. Returns those that are new."""
         assert self.wanted is not None
-        new = samples - self.wanted
-        self.wanted |= new
+        new = samples - self.wanted[batch]
+        self.wanted[batch] |= new
         return new
 
     def take(self) -> list[Action]:
@@ -71,9 +77,12 @@ class Outbox:
     def of_batch(self, message: FinishedRollout | WindowClosed | Withdrawn) -> None:
         """For a trainer that has asked for this. One that is back but has not yet said what
         it wants may want other tokens; what it is owed is sent when it does."""
-        if self.wanted is None:
-            return
-        if not isinstance(message, FinishedRollout) or message.work.sample in self.wanted:
+        wanted = self.wanted or {}
+        if isinstance(message, FinishedRollout):
+            asked = message.work.sample in wanted.get(message.work.batch, ())
+        else:
+            asked = message.batch in wanted
+        if asked:
             self.to_trainer(message)
 
     def close(self, stream: int, reason: str) -> None:

@@ -1,6 +1,6 @@
 """A rollout server's life with its manager, dialled from here, stream after stream.
 
-Invariants: of several announced versions only the newest is pulled; however a stream ends, this
+Invariants: of several announced versions only the last is pulled; however a stream ends, this
 side either dials again or leaves, never both. The trainer's own engine leaves with its trainer
 only: managers may go and come meanwhile.
 """

@@ -1,7 +1,8 @@
-"""Announced versions on their way into the engine: of several only the newest is taken.
+"""Announced versions on their way into the engine: of several only the last is taken, which may be
+an older one than the engine has.
 
 Invariants: no two are pulled or loaded at once; a version that could not be had is tried again for
-as long as it is the newest; what is said belongs to the stream on which it was announced.
+as long as no other is announced; what is said belongs to the stream on which it was announced.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ system here; other are only these decisions:
 - nothing is balanced, and no cap is derived.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -91,7 +91,8 @@ class GroupDispatch(Dispatch):
         self._turn_of = 0  # of the next candidate
         self._seen: frozenset[str] = frozenset()  # by the last poll, without a queue
 
-    def settle(self, step: BatchRecord, now: float) -> None:
+    def settle(self, batches: Sequence[BatchRecord], now: float) -> None:
+        step = batches[0]  # it knows of no other
         window = self._seeding
         reserved = self.reserved(step) if window.open else []
         eligible = [*self.remote(step), *reserved]

@@ -253,3 +253,33 @@ def test_nothing_is_left_of_a_run_that_is_over(tmp_path: Path) -> None:
     journal.append([opened(1), RunOver()])
     assert names(tmp_path) == []
     assert journal.append([collected(1)]) == ""
+
+
+def test_a_segment_says_all_versions_that_open_batches_need(tmp_path: Path) -> None:
+    """With a lag of 2: batch 6, of version 4, is begun beside 4 and 5, of versions 2 and 3."""
+    journal = Journal(tmp_path, RUN)
+    journal.read()
+    for version in range(5):
+        journal.append([Published(manifest=manifest(version, "d"))])
+    for version in (2, 3, 4):  # a trainer that dialled again
+        journal.append([Published(manifest=manifest(version, "d"))])
+    journal.append([BatchOpened(begin=begin_batch(6, 4, "d"), at=0.0)])
+    journal.close()
+    (path,) = tmp_path.iterdir()
+    found = read_segment(path.read_bytes()).entries
+    versions = [entry.manifest.version for entry in found if isinstance(entry, Published)]
+    assert versions == [2, 3, 4]
+
+
+def test_without_a_lag_a_segment_says_the_newest_version(tmp_path: Path) -> None:
+    """Which is that published last: a trainer that went back makes later ones anew."""
+    journal = Journal(tmp_path, RUN)
+    journal.read()
+    for version in (0, 1, 2, 3, 1):
+        journal.append([Published(manifest=manifest(version, "d"))])
+    journal.append([opened(2)])
+    journal.close()
+    (path,) = tmp_path.iterdir()
+    found = read_segment(path.read_bytes()).entries
+    versions = [entry.manifest.version for entry in found if isinstance(entry, Published)]
+    assert versions == [1]

@@ -204,3 +204,27 @@ def test_the_driver_shows_every_event_with_what_came_of_it(tmp_path: Path) -> No
     ((event, actions, began, ended),) = seen
     assert event == FromServer(3, m.Renew()) and began <= ended
     assert {"Send", "Close", "Record"} <= {type(action).__name__ for action in actions}
+
+
+def test_with_a_lag_a_step_is_traced_in_its_turn(tmp_path: Path) -> None:
+    """Batch 1 is begun ahead, at 0 s; it is the oldest from 2 s on, and batch 2 is begun then."""
+    desk = Watched(StepTracer(tmp_path, 1))
+    desk.open_run()
+    desk.publish(0)
+    desk.server(RESERVED, ready(0))
+    desk.trainer(begin_batch(0, 0, "d", prompts=1))
+    requests = desk.requests(RESERVED)
+    desk.trainer(begin_batch(1, 0, "d", prompts=1))
+    desk.tokens(RESERVED, requests)
+    assert not lines(tmp_path, 1)
+    desk.now = 2.0
+    desk.trainer(trained(0))
+    requests = desk.requests(RESERVED)
+    desk.trainer(begin_batch(2, 1, "d", prompts=1))
+    desk.tokens(RESERVED, requests)
+    desk.now = 3.0
+    desk.trainer(trained(1))
+    desk.now = 4.0
+    desk.trainer(trained(2))
+    (step,) = [line for line in lines(tmp_path, 1) if line["name"] == "step 1"]
+    assert (step["start"], step["seconds"]) == (2.0 + TAKES, 1.0)

@@ -1,4 +1,4 @@
-"""Announced versions: only the newest is taken, and never two at once."""
+"""Announced versions: only the last is taken, and never two at once."""
 
 import asyncio
 from concurrent.futures import Future
@@ -64,6 +64,26 @@ def test_two_pulls_never_overlap(turns: int) -> None:
         ready = await asyncio.wait_for(said.get(), timeout=PATIENCE_SECONDS)
         assert isinstance(ready, Ready) and ready.version == 4
         assert engine.loaded == [4] and said.empty()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("turns", [0, 3, 500])
+def test_an_older_version_is_taken_when_it_is_announced(turns: int) -> None:
+    """With a lag, rollouts of an older batch may need somebody; amid the pull of a newer, too."""
+
+    async def scenario() -> None:
+        held = frozenset() if turns == 500 else frozenset({2})
+        puller, engine, said = SlowToEnd(held), Engine(), asyncio.Queue[Any]()
+        updates = WeightUpdates(puller, engine, say=said.put_nowait, fail=said.put_nowait)  # type: ignore[arg-type]
+        updates.announce(manifest(2))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        updates.announce(manifest(1))
+        versions = []
+        while not versions or versions[-1] != 1:
+            versions.append((await asyncio.wait_for(said.get(), timeout=PATIENCE_SECONDS)).version)
+        assert versions == engine.loaded == ([2, 1] if turns == 500 else [1])
 
     asyncio.run(scenario())
 

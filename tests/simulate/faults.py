@@ -28,10 +28,11 @@ from tests.simulate.world import World
 
 FAULTS_END = 4.0  # seconds
 LIMIT = 40.0  # for all that was begun to be done, 36 s after the last fault at the latest
-NUM_STEPS = 2
+NUM_BATCHES = 2  # and as many more as are begun ahead, with one that follows them
 PROGRESS_SECONDS, DRAIN_SECONDS = 3.0, 2.5
 MEAN_GAP = 0.3  # seconds between faults
 CPU_SECONDS = 20.0  # for a schedule, which takes 0.01 s
+NEIGHBOURS = 3  # dispatches of another version, of a schedule with a lag
 DISMISSALS = 4  # instances dismissed, of a schedule with policies other than the paper's
 
 
@@ -57,6 +58,11 @@ class Schedule:
     servers: int  # preemptible, from the start
     machines: int
     faults: tuple[Fault, ...]
+    lag: int = 0
+
+    @property
+    def num_batches(self) -> int:
+        return NUM_BATCHES + self.lag + (self.lag > 0)
 
     def without(self, left_out: Sequence[Fault]) -> "Schedule":
         return replace(self, faults=tuple(f for f in self.faults if f not in left_out))
@@ -86,10 +92,18 @@ def schedule_of(seed: int) -> Schedule:
             faults.append(Fault(moment, kind, apart.randrange(8), amount))
     servers = 1 if not seeding else rng.randint(0, 1)
     extends = seed % 4 == 1
-    return Schedule(seed, seeding, extends, servers, rng.randint(0, 2), tuple(faults))
+    machines = rng.randint(0, 2)
+    apart = random.Random(f"lag {seed}")
+    lag = apart.choice((0, 0, 1, 2))
+    if lag:
+        faults += [
+            Fault(round(apart.uniform(0.2, FAULTS_END), 3), "neighbour", apart.randrange(8), 0.0)
+            for _ in range(NEIGHBOURS)
+        ]
+    return Schedule(seed, seeding, extends, servers, machines, tuple(faults), lag)
 
 
-def policies(seed: int) -> dict[str, Any]:
+def policies(seed: int, num_batches: int) -> dict[str, Any]:
     """A quarter of all schedules are carried out with routes, and a quarter with policies other
     than the paper's."""
     if seed % 4 == 1:
@@ -101,7 +115,7 @@ def policies(seed: int) -> dict[str, Any]:
             "manager__longest_first": seed // 4 % 2 == 1,
             "fleet__sizing": get_args(Sizing)[seed // 4 % 3],
             "fleet__merge_tail": seed // 4 % 4 > 0,
-            "num_steps": NUM_STEPS * (seed // 16 % 2),  # 0: which step is the last is not known
+            "num_steps": num_batches * (seed // 16 % 2),  # 0: which step is the last is not known
         }
     return {}
 
@@ -126,10 +140,17 @@ class Run:
     def __init__(self, schedule: Schedule, calm_at: float | None = FAULTS_END) -> None:
         self.schedule = schedule
         self._next: dict[str, float] = {}  # what happens to the next frame of a server: amount
-        chosen = settings_of(schedule.seeding, **policies(schedule.seed))
+        others = policies(schedule.seed, schedule.num_batches)
+        chosen = settings_of(schedule.seeding, **others)
         self.world = world = World(chosen, schedule.seed, check)
         world.tamper = self._tamper
-        Trainer(world, NUM_STEPS, seeding=schedule.seeding, extends=schedule.extends)
+        Trainer(
+            world,
+            schedule.num_batches,
+            lag=schedule.lag,
+            seeding=schedule.seeding,
+            extends=schedule.extends,
+        )
         world.trainer.start()
         for number in range(schedule.machines):
             world.machines.add(f"machine-{number}")
@@ -146,8 +167,8 @@ class Run:
         try:
             self.world.run(lambda: self.world.exit is not None, limit)
             assert self.world.exit is not None and self.world.exit.code == 0
-            steps = [report.batch for report in self.world.trainer.reports]
-            assert set(steps) == set(range(NUM_STEPS))
+            batches = [report.batch for report in self.world.trainer.reports]
+            assert set(batches) == set(range(self.schedule.num_batches))
         finally:
             self.world.close()
 
@@ -301,6 +322,14 @@ class Run:
             server.lying = server.ever_lied = self.world.lied = True
         return server is not None
 
+    def neighbour(self, fault: Fault) -> bool:
+        """For a dispatch or two it samples from the version before or after its own, and says
+        so."""
+        server = self._server(fault)
+        if server is not None:
+            server.elsewhere = 1 + fault.target % 2
+        return server is not None
+
     def take(self, fault: Fault) -> bool:
         self.world.deliver(MachineRemoved("", fault.target % 2 == 0, fault.amount))
         return True
@@ -408,6 +437,7 @@ KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "dismiss": (Run.dismiss, 0),  # this and the others drawn apart
     "refuse": (Run.refuse, 0),
     "withdraw": (Run.withdraw, 0),
+    "neighbour": (Run.neighbour, 0),
 }
 
 

@@ -32,6 +32,8 @@ def check(world: World) -> None:
         assert instance.num_releasing == releasing
         assert dict.__eq__(instance.groups, groups)  # a counter's own is slow
     assert manager.view.roster.in_flight == in_flight
+    assert list(manager.view.open) == sorted(manager.view.open)
+    assert manager.view.open.items() <= manager.view.batches.items()
     for step in manager.view.batches.values():
         waiting = {id(rollout) for rollout in step.waiting()}
         assert len(waiting) == step.num_waiting
@@ -52,6 +54,7 @@ def check(world: World) -> None:
     _servers(world)
     _leases(world)
     _nothing_idle(world)
+    _versions(world)
 
 
 def _index(world: World) -> None:
@@ -66,6 +69,7 @@ def _index(world: World) -> None:
     prices: dict[float, int] = {}
     crowded: set[int] = set()
     overfull: set[int] = set()
+    free: set[int] = set()
     asked_back = 0
     for i in roster:
         pool = pools.setdefault((i.parameters.version, i.parameters.digest), [])
@@ -78,6 +82,8 @@ def _index(world: World) -> None:
             prices[hello.price_per_hour] = prices.get(hello.price_per_hour, 0) + 1
             if i.state == "ready":
                 pool.append(i)
+            if not i.held:
+                free.add(i.stream)
         asked_back += i.num_releasing
         staying = len(i.held) - i.num_releasing
         if staying > 1:
@@ -100,6 +106,7 @@ def _index(world: World) -> None:
     assert index.asked_back == asked_back
     assert index.crowded.keys() == crowded
     assert index.overfull.keys() == overfull
+    assert index.free.keys() == free
 
 
 def _servers(world: World) -> None:
@@ -153,10 +160,38 @@ def _nothing_idle(world: World) -> None:
     """A rollout waits only while no eligible instance has room."""
     manager = world.manager
     assert manager is not None
-    step = manager.view.batch
-    if step is None or not step.num_waiting or manager.over:
+    for batch in () if manager.over else manager.view.open.values():
+        if not batch.num_waiting:
+            continue
+        reserved, remote = map(list, manager.view.eligible(batch))
+        oldest = batch is manager.view.batch
+        if oldest:
+            assert manager.view.window_open or remote, "no one is eligible"
+        for instance in remote + (reserved if oldest and manager.view.window_open else []):
+            assert len(instance.held) >= instance.slots + world.settings.manager.max_pending
+
+
+def _versions(world: World) -> None:
+    """A newer version takes nobody from an open batch that is not trained yet, and the oldest one
+    is not left by all."""
+    manager = world.manager
+    assert manager is not None
+    newest = manager.owners.versions.newest
+    if manager.over or newest is None:
         return
-    reserved, remote = map(list, manager.view.eligible(step))
-    assert manager.view.window_open or remote, "no one is eligible"
-    for instance in remote + (reserved if manager.view.window_open else []):
-        assert len(instance.held) >= instance.slots + world.settings.manager.max_pending
+    instances = [i for i in manager.view.roster if not (i.reserved or i.departure.leaving)]
+    oldest = True
+    for number, batch in manager.view.open.items():
+        begin, found = batch.begin, manager.view.manifests.get(batch.begin.version)
+        if not (begin.version <= newest.version <= number):
+            continue
+        if found is None or found.params_digest != begin.params_digest:
+            continue  # its trainer has yet to publish it
+        for instance in instances:
+            told = instance.parameters.announced
+            if told is not None and any(r.batch is batch for r in instance.held.values()):
+                assert told.version <= begin.version, "work of an older batch is given up"
+        if oldest and batch.num_waiting and instances:
+            told_it = [i for i in instances if i.parameters.announced == found]
+            assert told_it, "nobody is left for the oldest batch"
+        oldest = False

@@ -41,6 +41,13 @@ class Held:
         self.position, self.lead = upto, 0
         return row
 
+    def wrong(self, count: int) -> list[int]:
+        """As many tokens as come next, of other parameters; its own are still to come."""
+        step, sample = self.request.work.batch, self.request.work.sample
+        whole = MAX_TOKENS if self.astray else length(self.digest, step, sample)
+        upto = min(whole, self.position + count)
+        return [VOCAB - 1] * (upto - self.position)
+
     @property
     def over(self) -> bool:
         key = self.digest, self.request.work.batch, self.request.work.sample
@@ -71,6 +78,7 @@ class Server:
         self.seconds = world.random.uniform(0.02, 0.1)  # a dispatch
         self.slow = 1.0  # times as long
         self.bad_pulls = 0  # that will fail, besides those of chance
+        self.elsewhere = 0  # dispatches that it will sample from another version
         self.stream = 0
         self._gone = False  # the stream has ended and the manager was told
         self._missed: list[Callable[[], None]] = []
@@ -154,6 +162,13 @@ class Server:
                 if not self._busy:
                     self._release()
             case m.Announce(manifest=chosen):
+                if self.world.trainer.lag and (chosen.version, chosen.params_digest) == (
+                    self.version,
+                    self.digest,
+                ):  # nothing to load: nothing is given back
+                    self._pull, self._pulling = self._pull + 1, None
+                    self._say_ready()
+                    return
                 # What was being pulled may be on its way into the engine and past recall.
                 if self._pulling and not self._busy and self.world.random.random() < 0.3:
                     self._load(self._pulling.version, self._pulling.params_digest)
@@ -261,14 +276,19 @@ class Server:
                 self.world.later(self.seconds, done)
                 return
             rows, leads = [], [held.lead for _, held, _ in plan]
-            for request_id, held, count in plan:
+            version = plan[0][1].request.version
+            if self.elsewhere:
+                self.elsewhere -= 1
+                version += 1 if version == 0 or self.elsewhere else -1
+                rows = [(r, held.wrong(count)) for r, held, count in plan]
+            for request_id, held, count in () if rows else plan:
                 rows.append((request_id, held.sample(count, lying=self.lying)))
                 if held.over:
                     self.held.pop(request_id, None)
             for request_id in self._asked:
                 self.held.pop(request_id, None)
             self._busy = bool(self.held)
-            self._send(rows, leads, version=plan[0][1].request.version)
+            self._send(rows, leads, version=version)
             self._asked, asked = [], self._asked
             if asked:
                 self.say(m.Released(request_ids=m.pack_ids(asked)))

@@ -3,15 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager import journal, outbox
-from rlboost_jax.manager.journal import Collected
+from rlboost_jax.manager.journal import BatchOpened, BatchResumed, Collected
+from rlboost_jax.manager.reducer import directions
+from rlboost_jax.manager.reducer.directions import Directions
 from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.service import journal_files
 from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.ledger import Ledger
 from rlboost_jax.manager.state.parameters import Parameters
 from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.manager.state.token_rows import TokenRows
@@ -90,6 +94,48 @@ def torn_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_files, "read_segment", read_segment)
 
 
+def neighbours_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens count whichever version sampled them."""
+    real = Ledger.receive
+
+    def receive(self: Ledger, rows: Any, version: int, held: Any, *args: Any, **more: Any) -> Any:
+        versions = [r.batch.begin.version for r in held.values()] or [version]
+        return real(self, rows, versions[0], held, *args, **more)
+
+    monkeypatch.setattr(Ledger, "receive", receive)
+
+
+def older_work_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer version is announced to all at once, whatever they hold."""
+    monkeypatch.setattr(Directions, "_older", lambda self: {})
+
+
+def nobody_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who works on a later batch stays there, though nobody is left for an older one."""
+    real = directions.choose_versions
+
+    def choose_versions(demands: Any, holders: Any) -> list[int | None]:
+        chosen = real(demands, holders)
+        return [
+            place if holder.holds is None else holder.holds
+            for holder, place in zip(holders, chosen, strict=True)
+        ]
+
+    monkeypatch.setattr(directions, "choose_versions", choose_versions)
+
+
+def only_the_newest_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several open batches a journal knows the one that was begun last."""
+    real = Ledger.restore
+
+    def restore(self: Ledger, entry: Any, now: float) -> None:
+        if isinstance(entry, BatchOpened | BatchResumed):
+            entry = msgspec.structs.replace(entry, beside=())
+        real(self, entry, now)
+
+    monkeypatch.setattr(Ledger, "restore", restore)
+
+
 PLANTED = {
     lost_ack: "lost what it had taken in",
     double_delivery: "",  # shows in more than one way
@@ -97,6 +143,10 @@ PLANTED = {
     forgotten_request: "is in 0 places",
     lease_off_by_one: "a lease is over",
     torn_tail: "lost what it had taken in",
+    neighbours_version: "tokens of other parameters",
+    older_work_dropped: "",
+    nobody_goes_back: "nobody is left for the oldest batch",
+    only_the_newest_recovered: "lost what it had taken in",
 }
 
 # One in 800 schedules shows it: the search begins shortly before one that does.

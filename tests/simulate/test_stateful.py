@@ -20,9 +20,13 @@ class Attack(RuleBasedStateMachine):
         extends=st.booleans(),
         servers=st.integers(1, 3),
         machines=st.integers(0, 2),
+        lag=st.integers(0, 2),
     )
-    def begin(self, seed: int, seeding: bool, extends: bool, servers: int, machines: int) -> None:
-        self.run = Run(Schedule(seed, seeding, extends, servers, machines, ()), calm_at=None)
+    def begin(
+        self, seed: int, seeding: bool, extends: bool, servers: int, machines: int, lag: int
+    ) -> None:
+        schedule = Schedule(seed, seeding, extends, servers, machines, (), lag)
+        self.run = Run(schedule, calm_at=None)
 
     @precondition(lambda self: self.run is not None)
     @rule(seconds=MOMENTS)

@@ -1,4 +1,4 @@
-"""The trainer of a simulated run: steps, checkpoints, crashes, and its link to the manager.
+"""The trainer of a simulated run: batches, checkpoints, crashes, and its link to the manager.
 
 It checks all that it is given, bit for bit. What it has said and must say again on a new stream is
 what `rlboost_jax.learner.link.ManagerLink` says again.
@@ -7,6 +7,7 @@ what `rlboost_jax.learner.link.ManagerLink` says again.
 import functools
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -19,59 +20,93 @@ from tests.simulate.server import REDIAL_SECONDS, Server
 
 
 @functools.cache
-def begin_of(step: int, flavour: int, prompts: int, group_size: int) -> m.BeginBatch:
-    digest = f"parameters {step} of {flavour}"
-    return begin_batch(step, step, digest, prompts=prompts, group_size=group_size)
+def begin_of(batch: int, version: int, digest: str, prompts: int, group_size: int) -> m.BeginBatch:
+    return begin_batch(batch, version, digest, prompts=prompts, group_size=group_size)
+
+
+@dataclass
+class Asked:
+    """A batch that was begun, and what came of it."""
+
+    begin: m.BeginBatch
+    prompts_known: int
+    needed: set[int]  # samples
+    results: dict[int, m.FinishedRollout] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)  # tokens delivered, believed or not
+    made_up: set[int] = field(default_factory=set)  # whose last delivery was not believed
+    extends: list[m.TrainerMessage] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        return self.needed <= self.results.keys()
+
+    def possibly_delivered(self) -> set[int]:
+        """Tokens of all responses, but that training may begin before those come again that were
+        made up and are not needed."""
+        sums = {0}
+        for sample, size in self.sizes.items():
+            absent = sample in self.made_up and sample not in self.needed
+            sums = {known + size for known in sums} | (sums if absent else set())
+        return sums
 
 
 class Trainer:
-    """Trains `num_steps` and ends the run.
+    """Trains `num_batches` and ends the run.
 
-    After a crash it begins again at the step after the last durable one, with the same
-    parameters, or with others if `same_bits` is False. One that `extends` asks for more prompts
-    with the first response: one that it needs, one that it trains without if need be, and one
-    that is sampled in another way.
+    Batch b is sampled from version max(0, b - `lag`), and is begun as soon as that is there. After
+    a crash it begins again at the batch after the last durable one; versions that were made after
+    that have the same parameters, or others if `same_bits` is False. One that `extends` asks for
+    more prompts with the first response of a batch: one that it needs, one that it trains without
+    if need be, and one that is sampled in another way.
     """
 
     def __init__(
         self,
         world: Any,
-        num_steps: int,
+        num_batches: int,
         *,
+        lag: int = 0,
         seeding: bool = True,
         extends: bool = False,
         prompts: int = 2,
         group_size: int = 2,
     ) -> None:
         self.world = world
-        self.num_steps, self.prompts, self.group_size = num_steps, prompts, group_size
+        self.num_batches, self.prompts, self.group_size = num_batches, prompts, group_size
+        self.lag = lag
         self.reports: list[m.BatchReport] = []
         self.alive = False
         self.done = False
         self.lives = 0
         self.seeding, self.extends = seeding, extends
         self.stream = 0
-        self._got: set[tuple[int, int, int]] = set()  # (stream, step, sample)
+        self._got: set[tuple[int, int, int]] = set()  # (stream, batch, sample)
         self._doubted: set[tuple[int, int, int]] = set()
         self._durable = -1
         self._written = 0.0
         self._flavour = 0
+        self._digests: dict[int, str] = {}  # of versions
+        self._measuring = sample_number(0, 0, group_size=group_size, purpose="evaluate")
         world.trainer = self
 
-    @property
-    def begin(self) -> m.BeginBatch:
-        return begin_of(self.step, self._flavour, self.prompts, self.group_size)
+    def version_of(self, batch: int) -> int:
+        return max(0, batch - self.lag)
+
+    def _digest(self, version: int) -> str:
+        return self._digests.setdefault(version, f"parameters {version} of {self._flavour}")
 
     def start(self) -> None:
         """A new process, from the last durable checkpoint."""
         self.alive = True
         self.lives += 1
-        self.step = self._durable + 1
-        self.done = self.step == self.num_steps
+        self.batch = self._durable + 1  # the oldest that is not trained
+        self.done = self.batch == self.num_batches
+        self.asked: dict[int, Asked] = {}
+        self._published = self.version_of(self.batch) - 1
+        self._publishes: dict[int, m.Publish] = {}  # that were said, by version
         self._again: dict[str, m.TrainerMessage] = {}
-        self._extends = []
         self._over: list[m.TrainerMessage] = []  # commits not yet said
-        self._begin_step()
+        self._next_batch()
         if self.seeding:
             self.engine = Server(self.world, reserved=True)
             self.engine.connect()
@@ -80,6 +115,9 @@ class Trainer:
     def crash(self, *, same_bits: bool) -> None:
         self.alive = False
         self._flavour += not same_bits
+        if not same_bits:
+            durable = range(self._durable + 1)
+            self._digests = {v: self._digests[v] for v in self._digests if v in durable}
         self.world.up(self.stream, TrainerGone(self.stream, "killed"))
         if self.seeding:
             self.engine.kill()
@@ -113,8 +151,10 @@ class Trainer:
         self.stream = self.world.open(self)
         self._put(m.TrainerHello(run_id=RUN, window=None))
         again = self._again.get
-        begun = [again("publish"), again("begin"), *self._extends]
-        for message in (*begun, again("trained"), again("end")):
+        needed = [p for v, p in self._publishes.items() if v >= self.version_of(self.batch)]
+        publishes = needed or list(self._publishes.values())[-1:]
+        batches = [x for asked in self.asked.values() for x in (asked.begin, *asked.extends)]
+        for message in (*publishes, *batches, again("trained"), again("end")):
             if message is not None:
                 self._put(message)
         over, self._over = self._over, []
@@ -124,14 +164,10 @@ class Trainer:
     def _say(self, message: m.TrainerMessage) -> None:
         """Now, or on the next stream."""
         match message:
-            case m.Publish():
-                self._again["publish"] = message
-            case m.BeginBatch():
-                self._again["begin"] = message
-                self._again.pop("trained", None)
-                self._extends: list[m.TrainerMessage] = []
-            case m.ExtendBatch():
-                self._extends.append(message)
+            case m.Publish(manifest=said):
+                self._publishes[said.version] = message
+            case m.ExtendBatch(batch=batch):
+                self.asked[batch].extends.append(message)
             case m.BatchTrained():
                 self._again["trained"] = message
             case m.EndRun():
@@ -149,103 +185,114 @@ class Trainer:
         life = self.lives
         self.world.later(seconds, lambda: what() if self.alive and life == self.lives else None)
 
-    def _begin_step(self) -> None:
+    def _next_batch(self) -> None:
+        """Turn to the oldest that is not trained."""
         if self.done:
             self._end()
             return
         self._training = False
-        self.results: dict[int, m.FinishedRollout] = {}
-        self._sizes: dict[int, int] = {}  # tokens of what was delivered, believed or not
-        self._made_up: set[int] = set()  # samples of which the last that came was not believed
-        self.prompts_known = self.prompts
-        self._measuring = sample_number(  # of what measures the policy
-            0, 0, group_size=self.group_size, purpose="evaluate"
-        )
-        self.needed = set(range(self.prompts * self.group_size))
-        begin, delay = self.begin, self.world.random.uniform
-        snapshot = manifest(begin.version, begin.params_digest)
-        # Snapshots are written beside the step, one after the other.
-        self._written = max(self._written, self.world.now + delay(0.0, 0.3))
+        for version in range(self._published + 1, self.batch + 1):
+            self._publish(version)
+        self._begin(upto=self.batch + self.lag)
+        if self.seeding:
+            begin = self.asked[self.batch].begin
+            self._later(self.world.random.uniform(0.0, 0.1), lambda: self._offer(begin))
+        if self.asked[self.batch].complete:
+            self._train()
+
+    def _publish(self, version: int) -> None:
+        """Snapshots are written beside the batch, one after the other."""
+        self._published = version
+        snapshot = manifest(version, self._digest(version))
+        self._written = max(self._written, self.world.now + self.world.random.uniform(0.0, 0.3))
         publish = lambda: self._say(m.Publish(manifest=snapshot))  # noqa: E731
         self._later(self._written - self.world.now, publish)
-        self._say(begin)
-        if self.seeding:
-            self._later(delay(0.0, 0.1), lambda: self._offer(begin))
+
+    def _begin(self, upto: int) -> None:
+        """Begin the batches that are not begun yet."""
+        for batch in range(max(self.asked, default=self.batch - 1) + 1, upto + 1):
+            if batch < self.num_batches:
+                version = self.version_of(batch)
+                digest = self._digest(version)
+                begin = begin_of(batch, version, digest, self.prompts, self.group_size)
+                needed = set(range(self.prompts * self.group_size))
+                self.asked[batch] = Asked(begin, self.prompts, needed)
+                self._say(begin)
 
     def _offer(self, begin: m.BeginBatch) -> None:
-        if begin.batch == self.step:
+        if begin.batch == self.batch:
             self.engine.offer(begin.version, begin.params_digest)
 
     def _finished(self, result: m.FinishedRollout) -> None:
-        assert result.work.batch == self.step, (
-            f"a rollout of step {result.work.batch} in step {self.step}"
+        asked = self.asked.get(result.work.batch)
+        assert asked is not None, (
+            f"a rollout of batch {result.work.batch}, and {list(self.asked)} are open"
         )
-        if result.work.purpose == "train" and result.work.prompt >= self.prompts_known:
+        if result.work.purpose == "train" and result.work.prompt >= asked.prompts_known:
             return  # an earlier trainer has asked for it
         key = self.stream, result.work.batch, result.work.sample
         # A doubt about an attempt that is gone already brings the present one once more.
         assert key not in self._got or key in self._doubted, "delivered twice"
         self._got.add(key)
-        self._sizes[result.work.sample] = len(result.tokens) // 4
-        whose = self.begin.params_digest, result.work.batch, result.work.sample
+        asked.sizes[result.work.sample] = len(result.tokens) // 4
+        whose = asked.begin.params_digest, result.work.batch, result.work.sample
         tokens = list(response(*whose))
         found = m.unpack_tokens(result.tokens).tolist()
         if found != tokens and self.world.lied:
-            self._made_up.add(result.work.sample)
+            asked.made_up.add(result.work.sample)
             self._doubt(result, found, tokens)
             return
-        assert found == tokens
-        self._made_up.discard(result.work.sample)
+        assert found == tokens, "tokens of other parameters than the batch says"
+        asked.made_up.discard(result.work.sample)
         assert result.logprobs == response_logprobs(*whose)
-        assert result.versions == ((self.step, len(tokens)),)
+        assert result.versions == ((asked.begin.version, len(tokens)),)
         if self.world.settings.routing:
             assert isinstance(result, m.RoutedRollout) and result.routes == routes(2, tokens)
         else:
             assert type(result) is m.FinishedRollout
-        known = result.work.sample in self.results  # said again on a new stream
-        self.results[result.work.sample] = result
-        if self.extends and self.prompts_known == self.prompts:
-            self._extend()
-        if not (known or self._training) and self.needed <= self.results.keys():
+        known = result.work.sample in asked.results  # said again on a new stream
+        asked.results[result.work.sample] = result
+        if self.extends and asked.prompts_known == self.prompts:
+            self._extend(asked)
+        oldest = asked.begin.batch == self.batch
+        if oldest and asked.complete and not (known or self._training):
             self._train()
 
-    def _withdrawn(self, step: int, samples: list[int]) -> None:
+    def _withdrawn(self, batch: int, samples: list[int]) -> None:
         """They are generated again, and delivered once more."""
-        assert step == self.step
+        asked = self.asked[batch]
         for sample in samples:
             assert sample == self._measuring, "a response that is trained on"
-            self._got.discard((self.stream, step, sample))
-            self.results.pop(sample, None)
-            self._sizes.pop(sample, None)
+            self._got.discard((self.stream, batch, sample))
+            asked.results.pop(sample, None)
+            asked.sizes.pop(sample, None)
 
-    def _extend(self) -> None:
+    def _extend(self, asked: Asked) -> None:
         """Some prompts more, in as many messages."""
-        first = self.prompts
-        self.prompts_known = first + 2
-        greedy = msgspec.structs.replace(self.begin.sampling, temperature=0.0)
+        first, batch = self.prompts, asked.begin.batch
+        asked.prompts_known = first + 2
+        greedy = msgspec.structs.replace(asked.begin.sampling, temperature=0.0)
         for prompt, samples, sampling in ((first, 0, None), (first + 1, 0, None), (0, 1, greedy)):
             purpose: Purpose = "train" if sampling is None else "evaluate"
-            tokens = m.pack_tokens([prompt, self.step, 1])
+            tokens = m.pack_tokens([prompt, batch, 1])
             request = m.PromptRequest(prompt=prompt, tokens=tokens, purpose=purpose)
             self._say(
-                m.ExtendBatch(
-                    batch=self.step, prompts=(request,), samples=samples, sampling=sampling
-                )
+                m.ExtendBatch(batch=batch, prompts=(request,), samples=samples, sampling=sampling)
             )
             if prompt != first + 1:
                 size = self.group_size
-                self.needed |= {
+                asked.needed |= {
                     sample_number(prompt, place, group_size=size, purpose=purpose)
                     for place in range(samples or size)
                 }
 
     def _doubt(self, result: m.FinishedRollout, found: list[int], tokens: list[int]) -> None:
         """As the learner would: a while later, on whatever stream there is then."""
-        sample = result.work.sample
+        sample, batch = result.work.sample, result.work.batch
         pairs = itertools.zip_longest(found, tokens)
         position = next(i for i, (one, other) in enumerate(pairs) if one != other)
         doubt = m.Doubt(
-            batch=self.step,
+            batch=batch,
             samples=m.pack_ids([sample]),
             attempts=m.pack_ids([result.attempt]),
             positions=m.pack_ids([position]),
@@ -253,10 +300,11 @@ class Trainer:
         )
 
         def say() -> None:
-            if self.stream and self.step == doubt.batch and not self._training:
-                self.results.pop(sample, None)
-                self._sizes.pop(sample, None)
-                self._doubted.add((self.stream, doubt.batch, sample))
+            trained = batch == self.batch and self._training
+            if self.stream and batch in self.asked and not trained:
+                self.asked[batch].results.pop(sample, None)
+                self.asked[batch].sizes.pop(sample, None)
+                self._doubted.add((self.stream, batch, sample))
                 self._say(doubt)
 
         self._later(self.world.random.uniform(0.0, 0.3), say)
@@ -264,43 +312,42 @@ class Trainer:
     def _train(self) -> None:
         self._training = True  # nothing is doubted after the last micro-batch
         wait = self.world.random.uniform(0.0, 0.5)
-        trained = m.BatchTrained(batch=self.step, train_wait_seconds=wait, train_seconds=wait + 0.1)
-        self._later(wait, lambda: self._say(trained))
+        batch = self.batch
+        trained = m.BatchTrained(batch=batch, train_wait_seconds=wait, train_seconds=wait + 0.1)
+
+        def say() -> None:
+            # The next version may be out, and its batch begun, before the manager hears of this.
+            if self.lag and self.world.random.random() < 0.5:
+                self._publish(batch + 1)
+                self._begin(upto=batch + 1 + self.lag)
+            self._say(trained)
+
+        self._later(wait, say)
 
     def _reported(self, report: m.BatchReport) -> None:
-        if report.batch < self.step:
+        if report.batch < self.batch:
             return  # asked for again on a new stream
-        assert report.batch == self.step
+        assert report.batch == self.batch
+        asked = self.asked.pop(report.batch)
         if not self.world.forgetful:
-            measured = self._sizes.pop(self._measuring, 0)
+            measured = asked.sizes.pop(self._measuring, 0)
             assert report.tokens_measured == measured
-            assert report.tokens_delivered in self._possibly_delivered()
+            assert report.tokens_delivered in asked.possibly_delivered()
         assert report.tokens_generated == report.tokens_delivered + report.tokens_lost
         assert report.tokens_generated == report.tokens_reserved + report.tokens_preemptible
         self.reports.append(report)
-        self._again.pop("begin", None)
         self._again.pop("trained", None)
-        self._extends = []
-        step = self.step
-        self._later(self.world.random.uniform(0.0, 0.5), lambda: self._commit(step))
-        self.step += 1
-        self.done = self.step == self.num_steps
+        batch = self.batch
+        self._later(self.world.random.uniform(0.0, 0.5), lambda: self._commit(batch))
+        self.batch += 1
+        self.done = self.batch == self.num_batches
         if not self.done:
-            self._begin_step()
+            self._next_batch()
 
-    def _possibly_delivered(self) -> set[int]:
-        """Tokens of all responses, but that training may begin before those come again that were
-        made up and are not needed."""
-        sums = {0}
-        for sample, size in self._sizes.items():
-            absent = sample in self._made_up and sample not in self.needed
-            sums = {known + size for known in sums} | (sums if absent else set())
-        return sums
-
-    def _commit(self, step: int) -> None:
-        self._durable = step
-        self._say(m.BatchCommitted(batch=step))
-        if self.done and step == self.num_steps - 1:
+    def _commit(self, batch: int) -> None:
+        self._durable = batch
+        self._say(m.BatchCommitted(batch=batch))
+        if self.done and batch == self.num_batches - 1:
             self._end()
 
     def _end(self) -> None:

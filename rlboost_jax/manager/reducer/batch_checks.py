@@ -2,33 +2,44 @@
 
 from collections.abc import Sequence
 
+from rlboost_jax.manager.limits import MAX_OPEN_BATCHES
 from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.messages import BeginBatch, ExtendBatch, PromptRequest, Sampling
 from rlboost_jax.sequences.identities import Batch
 
-MAX_ROLLOUTS = 2**20  # of a batch; each costs the manager about a kilobyte
+MAX_ROLLOUTS = 2**20  # of all open batches; each costs the manager about a kilobyte
 
 
 class ProtocolError(ValueError):
     """The trainer asked for something impossible. It is told the reason and hung up on."""
 
 
-def check_begin(begin: BeginBatch, *, slot_tokens: int) -> None:
+def check_begin(begin: BeginBatch, others: Sequence[BatchRecord], *, slot_tokens: int) -> None:
     """Raise ProtocolError for a batch that cannot be worked on.
 
     Args:
+        others: that stay open beside it, the oldest first.
         slot_tokens: longest prompt plus response.
     """
+    if len(others) >= MAX_OPEN_BATCHES:
+        raise ProtocolError(
+            f"batch {begin.batch} is begun while {len(others)} are open, the oldest "
+            f"{others[0].begin.batch}; the limit is {MAX_OPEN_BATCHES} at once, lower algorithm.lag"
+        )
     if begin.group_size < 1 or not begin.prompts:
         raise ProtocolError(f"batch {begin.batch} asks for no tokens at all")
     asked = len(begin.prompts) * begin.group_size
-    _check_prompts(begin.batch, begin.prompts, begin.sampling, asked, slot_tokens)
+    _check_number(begin.batch, asked, others)
+    _check_prompts(begin.batch, begin.prompts, begin.sampling, slot_tokens)
 
 
-def check_extension(batch: BatchRecord, extend: ExtendBatch, *, slot_tokens: int) -> None:
+def check_extension(
+    batch: BatchRecord, extend: ExtendBatch, others: Sequence[BatchRecord], *, slot_tokens: int
+) -> None:
     """Raise ProtocolError where a batch has no room for more prompts, or others by their number.
 
     Args:
+        others: that are open, too.
         slot_tokens: as for `check_begin`.
     """
     begin = batch.begin
@@ -50,22 +61,25 @@ def check_extension(batch: BatchRecord, extend: ExtendBatch, *, slot_tokens: int
                     f"batch {extend.batch} has a prompt {prompt.prompt} already, and it is "
                     "another, or sampled in another way"
                 )
-    _check_prompts(extend.batch, extend.prompts, sampling, asked, slot_tokens)
+    _check_number(extend.batch, asked, others)
+    _check_prompts(extend.batch, extend.prompts, sampling, slot_tokens)
+
+
+def _check_number(batch: Batch, asked: int, others: Sequence[BatchRecord]) -> None:
+    """Raise ProtocolError where a batch and the others that are open have too many responses."""
+    whole = asked + sum(len(other.rollouts) for other in others)
+    if whole > MAX_ROLLOUTS:
+        beside = f" beside {whole - asked:,} of open batches" if others else ""
+        raise ProtocolError(
+            f"batch {batch} asks for {asked:,} responses{beside}; the limit is {MAX_ROLLOUTS:,}, "
+            "lower learner.prompts_per_step"
+        )
 
 
 def _check_prompts(
-    batch: Batch, prompts: Sequence[PromptRequest], sampling: Sampling, asked: int, slot_tokens: int
+    batch: Batch, prompts: Sequence[PromptRequest], sampling: Sampling, slot_tokens: int
 ) -> None:
-    """Raise ProtocolError for prompts that a batch cannot have.
-
-    Args:
-        asked: responses of the whole batch.
-    """
-    if asked > MAX_ROLLOUTS:
-        raise ProtocolError(
-            f"batch {batch} asks for {asked:,} responses; the limit is {MAX_ROLLOUTS:,}, lower "
-            "learner.prompts_per_step"
-        )
+    """Raise ProtocolError for prompts that a batch cannot have."""
     if len({(p.purpose, p.prompt) for p in prompts}) != len(prompts):
         raise ProtocolError(f"batch {batch} names a prompt twice")
     for prompt in prompts:

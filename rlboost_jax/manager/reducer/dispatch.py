@@ -39,29 +39,46 @@ class Dispatch:
         plans: StepPlans | None,
     ) -> None:
         self._settings = settings.manager
+        self._ledger = owners.ledger
         self._roster = owners.roster
         self._placements = placements
         self._seeding = seeding
         self._profile = profile
         self._plans = plans
-        self._ranked: tuple[BatchRecord, int] | None = None  # and how many had finished then
+        # Batches whose queue was put in order last, with how many had finished then.
+        self._ranked: dict[BatchRecord, int] = {}
 
-    def settle(self, batch: BatchRecord, now: float) -> None:
-        """Do all that can be done for the active step at this moment."""
+    def settle(self, batches: Sequence[BatchRecord], now: float) -> None:
+        """Do all that can be done for open batches at this moment.
+
+        Args:
+            batches: the oldest first. The window is that one's; the later ones get what it leaves.
+        """
+        self._settle_oldest(batches[0], now)
+        for batch in batches[1:]:
+            if not batch.finished:
+                self._settle(batch, self.remote(batch), [], now)
+
+    def _settle_oldest(self, batch: BatchRecord, now: float) -> None:
         clock, reserved, remote = self._seeding.clock, self.reserved(batch), self.remote(batch)
         self._seeding.turn(batch, reserved, remote, now)
         if batch.finished:
             return
         # Reserved engines come last: among equals, work goes where it may stay.
         seeding = reserved if clock.open else []
+        self._settle(batch, remote, seeding, now)
+        idle = reserved and not any(i.held for i in reserved)
+        if clock.open and remote and idle and not batch.num_waiting:
+            self._seeding.close(batch, "reserved engines have nothing left", now)
+
+    def _settle(
+        self, batch: BatchRecord, remote: list[Instance], seeding: list[Instance], now: float
+    ) -> None:
         if batch.num_waiting:
             self._rank(batch)
             self._place(batch, [*remote, *seeding], now)
         if self._settings.balance and not batch.num_waiting:
             self._balance(batch, remote, seeding, now)
-        idle = reserved and not any(i.held for i in reserved)
-        if clock.open and remote and idle and not batch.num_waiting:
-            self._seeding.close(batch, "reserved engines have nothing left", now)
 
     def wake_at(self, batch: BatchRecord) -> float:
         """When there may be something to settle though nothing has happened; inf: never."""
@@ -90,10 +107,11 @@ class Dispatch:
         plans = self._plans
         if plans is None or not plans.by_length:
             return
-        last, finished = self._ranked or (None, 0)
+        finished = self._ranked.get(batch, 0)
         news = (batch.num_finished - finished) * RANKINGS >= len(batch.rollouts)
-        if last is not batch or news:
-            self._ranked = batch, batch.num_finished
+        if batch not in self._ranked or news:
+            others = {b: n for b, n in self._ranked.items() if self._ledger.works_on(b)}
+            self._ranked = {**others, batch: batch.num_finished}
             slots = sum(i.slots for side in self.engines for i in side)
             batch.rank(plans.ranks(batch, slots))
 

@@ -47,7 +47,7 @@ class Doubts:
             reason = f"its log-probabilities are {message.gap:.3g} nats from the learner's"
             self._servers.quarantine(name, reason, now)
         if others:
-            self._placements.redo(batch, doubted, others, now)
+            self._placements.redo(doubted, others, now)
         if own:
             raise ProtocolError(
                 f"the trainer's own engine {own[0]!r} and its learner are {message.gap:.3g} nats "

@@ -71,7 +71,7 @@ class Intake:
             if self._model is not None and rollout.result is not None:
                 self._model.ended(rollout, now)
             # Those of a batch that a returned trainer has not reached yet are sent when it does.
-            if rollout.batch is self._ledger.active and rollout.result is not None:
+            if rollout.result is not None and self._ledger.works_on(rollout.batch):
                 self._outbox.of_batch(rollout.result)
         return bool(ended)
 

@@ -89,13 +89,14 @@ class Manager:
         changed |= parts.staffing.carry_out_removal()
         parts.staffing.give_up_absent(now)
         if changed or now >= self._wake_at():
-            batch = owners.ledger.active
-            if batch is not None:
-                parts.dispatch.settle(batch, now)
-            parts.tail.settle(batch, now)
+            batches = list(owners.ledger.open.values())
+            if batches:
+                parts.dispatch.settle(batches, now)
+            parts.directions.settle(now)
+            parts.tail.settle(batches, now)
             if not trainer.ended:
                 parts.staffing.start(parts.tail.resting, now, anew=parts.tail.returning)
-            owners.roster.account(batch, owners.fleet.starting, now)
+            owners.roster.account(batches, owners.fleet.starting, now)
         if owners.outbox.trainer is not None and now >= self._status_at:
             self._status_at = now + self._status_seconds
             owners.outbox.to_trainer(self.status(now))

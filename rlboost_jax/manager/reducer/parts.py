@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rlboost_jax.manager.policies.throughput import ThroughputProfile
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
 from rlboost_jax.manager.reducer.control import WindowControl
+from rlboost_jax.manager.reducer.directions import Directions
 from rlboost_jax.manager.reducer.dispatch import Dispatch
 from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.lessons import Lessons
@@ -41,11 +42,14 @@ class Parts:
         self.profile = ThroughputProfile()
         self.placements = choices.placements(settings, owners)
         self.seeding = SeedingWindow(settings, owners, self.placements, plans)
+        self.directions = Directions(owners, self.seeding)
         self.dispatch = choices.dispatch(
             settings, owners, self.placements, self.seeding, self.profile, plans
         )
         self.intake = Intake(settings, owners, self.profile, model)
-        self.servers = Servers(settings, owners, self.placements, self.seeding, self.intake)
+        self.servers = Servers(
+            settings, owners, self.placements, self.seeding, self.intake, self.directions
+        )
         self.sizing = Sizing(settings, owners)
         self.lessons = Lessons(
             owners.roster, self.seeding, self.dispatch, self.profile, plans, self.sizing
@@ -58,6 +62,7 @@ class Parts:
             owners,
             self.placements,
             self.seeding,
+            self.directions,
             self.servers,
             self.control,
             self.lessons,

@@ -79,25 +79,26 @@ class Placements:
         back = [instance.let_go(request_id) for request_id in request_ids]
         wait = [r for r in back if r is not None and r.result is None and not r.batch.cancelled]
         if not self._migration:
-            for batch in {r.batch for r in wait}:
+            for batch in dict.fromkeys(r.batch for r in wait):
                 begun = (r for r in wait if r.batch is batch and r.num_tokens)
                 self._ledger.redo(batch, dict.fromkeys(begun, 0))
         for rollout in wait:
             rollout.batch.wait(rollout)
         return len(wait)
 
-    def redo(
-        self, batch: BatchRecord, doubted: Iterable[Rollout], blamed: Collection[str], now: float
-    ) -> None:
+    def redo(self, doubted: Iterable[Rollout], blamed: Collection[str], now: float) -> None:
         """Do again what blamed instances sampled: of the doubted responses, of all that are not
         finished, and of those that measure the policy. Other finished ones are the learner's to
         check."""
-        suspects = [r for r in batch.rollouts if r.result is None or r.measures]
+        batches = self._ledger.open.values()
+        rollouts = [rollout for batch in batches for rollout in batch.rollouts]
+        suspects = [r for r in rollouts if r.result is None or r.measures]
         cuts = {r: min(r.first_of(name) for name in blamed) for r in (*doubted, *suspects)}
         cuts = {r: length for r, length in cuts.items() if length < r.num_tokens}
-        withdrawn = [r.sample for r in cuts if r.result is not None and r.measures]
-        if withdrawn:
-            self._outbox.of_batch(Withdrawn(batch=batch.begin.batch, samples=pack_ids(withdrawn)))
+        withdrawn = [r for r in cuts if r.result is not None and r.measures]
+        for batch in dict.fromkeys(r.batch for r in withdrawn):
+            samples = pack_ids([r.sample for r in withdrawn if r.batch is batch])
+            self._outbox.of_batch(Withdrawn(batch=batch.begin.batch, samples=samples))
         taken: list[Rollout] = []
         for instance in self._roster:
             held = [r for r in instance.held.values() if r in cuts]
@@ -105,9 +106,10 @@ class Placements:
             for rollout in held:  # at once: what comes of it now goes on from wrong tokens
                 instance.let_go(rollout.request_id)
             taken += held
-        self._ledger.redo(batch, cuts)
+        for batch in dict.fromkeys(r.batch for r in cuts):
+            self._ledger.redo(batch, {r: n for r, n in cuts.items() if r.batch is batch})
         for rollout in taken:
-            batch.wait(rollout)
+            rollout.batch.wait(rollout)
 
     def record_usage(self, instance: Instance) -> None:
         """What it did since this was done last."""

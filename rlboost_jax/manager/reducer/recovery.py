@@ -18,6 +18,7 @@ from rlboost_jax.manager.journal import (
     Published,
     Redone,
     RunState,
+    TurnBegun,
 )
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
 from rlboost_jax.manager.reducer.control import WindowControl
@@ -92,7 +93,7 @@ class Recovery:
                 self._fleet.restore(entry)
             case Published():
                 self._versions.restore(entry)
-            case BatchOpened() | BatchResumed() | BatchExtended() | BatchClosed() | Forgotten():
+            case BatchOpened() | BatchResumed() | TurnBegun() | BatchExtended() | BatchClosed():
                 self._ledger.restore(entry, now)
-            case Collected() | Redone() | Counted():
+            case Collected() | Redone() | Counted() | Forgotten():
                 self._ledger.restore(entry, now)

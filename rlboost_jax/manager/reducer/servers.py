@@ -7,6 +7,7 @@ a malformed frame, a rejection. What it held waits again before that event is ov
 import math
 
 from rlboost_jax.manager.limits import REMARKS_PER_SECOND
+from rlboost_jax.manager.reducer.directions import Directions
 from rlboost_jax.manager.reducer.drains import Drains
 from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.placements import Placements
@@ -47,16 +48,17 @@ class Servers:
         placements: Placements,
         seeding: SeedingWindow,
         intake: Intake,
+        directions: Directions,
     ) -> None:
         self._settings = settings
         self._outbox = owners.outbox
         self._ledger = owners.ledger
         self._roster = owners.roster
         self._fleet = owners.fleet
-        self._versions = owners.versions
         self._placements = placements
         self._seeding = seeding
         self._intake = intake
+        self._directions = directions
         self._drains = Drains(settings, owners, placements)
         self._quarantined: set[str] = set()
         self._ended: dict[int, tuple[bool, int]] = {}  # stream → reserved, tokens charged
@@ -265,7 +267,7 @@ class Servers:
                 reason = self._roster.mismatch(other.hello)
                 self._outbox.send(other.stream, Leave(reason=reason))
                 self.lose(other, reason, now, kind="rejected")
-        self._versions.announce(instance)
+        self._directions.welcome(instance)
         if server is not None and server.withdrawal is not None:
             self._withdraw(instance, *server.withdrawal, now)
 
@@ -326,7 +328,7 @@ class Servers:
         stale = [r for r in instance.held.values() if not instance.parameters.are(r.batch.begin)]
         self._placements.release(instance, stale, now)
         if not instance.reserved:
-            self._versions.fetched(instance, message.version, message.fetched_bytes)
+            self._directions.fetched(instance, message)
             self._outbox.record(
                 "pulled",
                 instance.name,

@@ -9,6 +9,7 @@ from collections.abc import Collection, Hashable, Iterable
 
 import numpy as np
 
+from rlboost_jax.manager.limits import MAX_OPEN_BATCHES
 from rlboost_jax.manager.policies.drag import Drag
 from rlboost_jax.manager.policies.forecast import WAITS, Job
 from rlboost_jax.manager.policies.lengths import Floats, Indices, Lengths, responses
@@ -32,8 +33,8 @@ class StepModel:
         self.seconds_per_token = 0.0  # of the learner; 0: not known
         self.overhead = 0.0  # seconds of a step besides window, waits and training
         self.most_tokens = math.inf  # of a response
-        self._step: BatchRecord | None = None  # of which responses have ended
-        self._complete: dict[int, float] = {}  # prompt → when its last response ended, so far
+        # Of batches of which responses have ended: prompt → when its last one ended, so far.
+        self._complete: dict[BatchRecord, dict[int, float]] = {}
         self._mean_tokens = 0.0  # of a response with its prompt
         self._prompts: list[tuple[int, int]] = []  # (prompt tokens, responses) of the last step
         self._asked: tuple[Indices, Floats, list[Job], list[float]] | None = None  # from these
@@ -94,13 +95,14 @@ class StepModel:
 
     def ended(self, rollout: Rollout, now: float) -> None:
         """A response is finished."""
-        if rollout.batch is not self._step:
-            self._step, self._complete = rollout.batch, {}
-        self._complete[rollout.group] = now
+        if rollout.batch not in self._complete:
+            recent = list(self._complete.items())[1 - MAX_OPEN_BATCHES :]
+            self._complete = {**dict(recent), rollout.batch: {}}
+        self._complete[rollout.batch][rollout.group] = now
 
     def complete(self, step: BatchRecord) -> dict[int, float]:
         """By prompt, when the last response of a step's ended, so far."""
-        return {} if step is not self._step else self._complete
+        return self._complete.get(step, {})
 
     def compare(self, step: BatchRecord, closed: float, planned_drag: float) -> None:
         """Learn from a window that was ended by plan, so that the learner should just not wait:
@@ -110,11 +112,11 @@ class StepModel:
             closed: when it ended.
             planned_drag: the drag that it was planned with.
         """
-        if step is not self._step or not self.seconds_per_token:
+        if step not in self._complete or not self.seconds_per_token:
             return
         groups = groups_of(r for r in step.rollouts if r.result is not None and not r.measures)
         tokens = [float(sum(r.length for r in group)) for group in groups]
-        complete = [(self._complete.get(g[0].group, closed), n) for n, g in enumerate(groups)]
+        complete = [(self.complete(step).get(g[0].group, closed), n) for n, g in enumerate(groups)]
         should, critical = without_waits(micro_batches(self.learner, tokens, complete))
         self.drag.learn(planned_drag, closed=closed, should=should, critical=critical)
 

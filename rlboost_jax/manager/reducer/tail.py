@@ -10,6 +10,7 @@ Nothing is merged while a rollout waits, and all may return as soon as one does.
 """
 
 import math
+from collections.abc import Sequence
 
 from rlboost_jax.manager.policies.forecast import Forecast
 from rlboost_jax.manager.policies.merging import best_merge
@@ -60,36 +61,41 @@ class Tail:
         self.resting: int | None = None
         self.back_at = math.inf
         self.returning = False
-        self._batch: BatchRecord | None = None  # that was looked at
+        # The oldest and the newest that were open when it was looked at.
+        self._open: tuple[BatchRecord, BatchRecord] | None = None
         self._seen = -1, -1  # finished responses and instances, when it was
 
-    def settle(self, batch: BatchRecord | None, now: float) -> None:
-        """Merge, let go and call back as is best at this moment.
+    def settle(self, batches: Sequence[BatchRecord], now: float) -> None:
+        """Merge, let go and call back as is best at this moment: nothing, while there is work of
+        a later batch.
 
         Args:
-            step: the active one.
+            batches: that are open, the oldest first.
         """
         plans = self._plans
         if plans is None or not self._merges:
             return
-        if batch is not self._batch and batch is not None:
-            self._batch, self._seen, self.returning = batch, (-1, -1), False
+        opened = (batches[0], batches[-1]) if batches else None
+        if opened != self._open and opened is not None:
+            self._open, self._seen, self.returning = opened, (-1, -1), False
             self._wake()
-        elif self.resting is not None and (now >= self.back_at or self._stuck(batch)):
+        elif self.resting is not None and (now >= self.back_at or self._stuck(batches)):
             self.returning = True
             self._wake()
-        if batch is None or self.returning:
+        if not batches or self.returning or not all(later.finished for later in batches[1:]):
             return
+        batch = batches[0]
         if self._seeding.open or batch.num_waiting or not plans.model.ready:
             return
         own = self._own(batch)
         if own and self._news(batch, len(own)) and not self._roster.index.asked_back:
             self._seen = batch.num_finished, len(own)
-            self._merge(batch, plans, own, now)
+            last = 0 < self._num_steps <= batches[-1].begin.batch + 1
+            self._merge(batch, plans, own, now, last=last)
 
-    def _stuck(self, batch: BatchRecord | None) -> bool:
+    def _stuck(self, batches: Sequence[BatchRecord]) -> bool:
         """Whether work has come up again that nobody is left for."""
-        return batch is not None and batch.num_waiting > 0 and not self._dispatch.remote(batch)
+        return any(batch.num_waiting and not self._dispatch.remote(batch) for batch in batches)
 
     def _wake(self) -> None:
         self.resting, self.back_at = None, math.inf
@@ -104,10 +110,20 @@ class Tail:
         ready = (i for i in self._dispatch.remote(batch) if self._fleet.server_of(i.hello))
         return sorted(ready, key=lambda i: (-len(i.held), i.order))
 
-    def _merge(self, batch: BatchRecord, plans: StepPlans, own: list[Instance], now: float) -> None:
+    def _merge(
+        self,
+        batch: BatchRecord,
+        plans: StepPlans,
+        own: list[Instance],
+        now: float,
+        *,
+        last: bool,
+    ) -> None:
+        """Args:
+        last: no batch follows.
+        """
         closed = batch.begun_at + self._seeding.clock.total(now)
         others = [i for i in self._dispatch.remote(batch) if not self._fleet.server_of(i.hello)]
-        last = 0 < self._num_steps <= batch.begin.batch + 1
         cap = 0 if last else self._fleet.cap(self._control.instance_cap)
         prices = self._sizing.prices(now)
 

@@ -11,6 +11,7 @@ from rlboost_jax.manager.journal import RunOver
 from rlboost_jax.manager.reducer.batch_checks import ProtocolError, check_begin, check_extension
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
 from rlboost_jax.manager.reducer.control import WindowControl
+from rlboost_jax.manager.reducer.directions import Directions
 from rlboost_jax.manager.reducer.doubts import Doubts
 from rlboost_jax.manager.reducer.lessons import Lessons
 from rlboost_jax.manager.reducer.placements import Placements
@@ -43,6 +44,7 @@ class Trainer:
         owners: Owners,
         placements: Placements,
         seeding: SeedingWindow,
+        directions: Directions,
         servers: Servers,
         control: WindowControl,
         lessons: Lessons,
@@ -56,12 +58,12 @@ class Trainer:
         self._versions = owners.versions
         self._placements = placements
         self._seeding = seeding
+        self._directions = directions
         self._servers = servers
         self._control = control
         self._lessons = lessons
         self._reports = reports
         self._doubts = Doubts(owners, placements, servers)
-        self._resumed = False  # the active batch began with tokens kept
         self.patience = FIRST_TRAINER_SECONDS  # for the trainer now awaited
         self.orphan_at = now + self.patience
         self.ended = False
@@ -75,7 +77,7 @@ class Trainer:
             raise ProtocolError(f"{type(message).__name__} before TrainerHello")
         match message:
             case Publish():
-                self._versions.publish(message.manifest)
+                self._directions.publish(message.manifest)
             case BeginBatch():
                 self._begin(message, now)
             case ExtendBatch():
@@ -85,11 +87,7 @@ class Trainer:
             case BatchTrained():
                 self._trained(message, now)
             case BatchCommitted():
-                self._ledger.forget(message.batch)
-                self._reports.forget(message.batch)
-                if self._ledger.active is None:
-                    self._seeding.stop(now)
-                self._placements.release_cancelled(now)
+                self._committed(message, now)
             case EndRun():
                 if message.over:
                     self._outbox.keep(RunOver())
@@ -108,7 +106,6 @@ class Trainer:
         active = self._ledger.active
         if active is not None:
             self._outbox.file_under(active.begin.batch)
-            self._resumed = True
             self._open_window(active.begun_at)
             if active.finished:
                 self._seeding.stop(now)
@@ -145,12 +142,18 @@ class Trainer:
         self._outbox.send(stream, TrainerWelcome(window=self._control.window))
 
     def _begin(self, begin: BeginBatch, now: float) -> None:
-        check_begin(begin, slot_tokens=self._settings.slot_tokens)
-        active = self._ledger.active
-        batch, self._resumed = self._ledger.begin(begin, now)
-        self._outbox.begin(begin.batch)
+        """The first that is begun on a stream is the trainer's oldest: those before are over."""
+        ledger = self._ledger
+        beside = () if self._outbox.wanted is None else ledger.beside(begin)
+        others = [ledger.open[number] for number in beside]
+        check_begin(begin, others, slot_tokens=self._settings.slot_tokens)
+        active = ledger.active
+        batch, resumed = ledger.begin(begin, now, beside)
+        self._outbox.begin(begin.batch, beside)
+        self._outbox.file_under(begin.batch)
+        self._versions.begun(begin)
         self._placements.release_cancelled(now)
-        if self._resumed:
+        if resumed:
             self._outbox.record(
                 "resumed",
                 finished=batch.num_finished,
@@ -158,28 +161,54 @@ class Trainer:
                 tokens=sum(r.num_tokens for r in batch.rollouts),
             )
         self._deliver(batch, begin.prompts)
-        if batch is not active:  # else only its trainer was away
-            self._outbox.record(
-                "begun",
-                prompts=len(begin.prompts),
-                group_size=begin.group_size,
-                prompt_tokens=sum(len(p.tokens) // 4 for p in begin.prompts),
-            )
-            batch.begin_at(now)
-            self._control.begin_batch()
-            self._open_window(now)
-            self._roster.begin_batch()
-            self._reports.begin(now)
+        oldest = ledger.active
+        assert oldest is not None
+        self._outbox.file_under(oldest.begin.batch)
+        if oldest is not active:  # else only its trainer was away
+            oldest.begin_at(now)
+            self._turn(oldest, now)
+
+    def _turn(self, batch: BatchRecord, now: float) -> None:
+        """A batch is the oldest that is open: its window and its report begin."""
+        begin = batch.begin
+        self._outbox.file_under(begin.batch)
+        self._outbox.record(
+            "begun",
+            prompts=len(begin.prompts),
+            group_size=begin.group_size,
+            prompt_tokens=sum(len(p.tokens) // 4 for p in begin.prompts),
+        )
+        self._control.begin_batch()
+        self._open_window(now)
+        self._roster.begin_batch()
+        self._reports.begin(now)
+
+    def _next_turn(self, before: BatchRecord | None, now: float) -> None:
+        """The batch before may be over: that after it has its turn."""
+        oldest = self._ledger.active
+        if oldest is not None and oldest is not before:
+            self._ledger.turn(oldest, now)
+            self._turn(oldest, now)
+
+    def _committed(self, message: BatchCommitted, now: float) -> None:
+        active = self._ledger.active
+        self._ledger.forget(message.batch)
+        self._reports.forget(message.batch)
+        if self._ledger.active is None:
+            self._seeding.stop(now)
+        self._placements.release_cancelled(now)
+        self._next_turn(active, now)
 
     def _open_window(self, begun_at: float) -> None:
         control = self._control
         self._seeding.begin(begun_at, control.window.seconds, learnt=control.learnt)
 
     def _extend(self, extend: ExtendBatch) -> None:
-        batch = self._ledger.active
-        if batch is None or batch.begin.batch != extend.batch or self._outbox.wanted is None:
+        batch = self._ledger.open.get(extend.batch)
+        if batch is None or extend.batch not in (self._outbox.wanted or {}):
             raise ProtocolError(f"batch {extend.batch} is extended but is not being worked on")
-        check_extension(batch, extend, slot_tokens=self._settings.slot_tokens)
+        others = [other for other in self._ledger.open.values() if other is not batch]
+        check_extension(batch, extend, others, slot_tokens=self._settings.slot_tokens)
         self._ledger.extend(batch, extend)
         self._deliver(batch, extend.prompts, extend.samples)
 
@@ -188,23 +217,27 @@ class Trainer:
     ) -> None:
         """The trainer asks for these: say what is finished of them, and later what will be."""
         asked = {sample for prompt in prompts for sample in batch.samples_of(prompt, samples)}
-        for result in batch.results(self._outbox.want(asked)):
+        for result in batch.results(self._outbox.want(batch.begin.batch, asked)):
             self._outbox.to_trainer(result)
 
     def _doubted(self, message: Doubt, now: float) -> None:
-        batch = self._ledger.active
-        if (
-            batch is not None and batch.begin.batch == message.batch
-        ):  # else it was given up meanwhile
+        batch = self._ledger.open.get(message.batch)
+        if batch is not None:  # else it was given up meanwhile
             self._doubts.hear(batch, message, now)
 
     def _trained(self, message: BatchTrained, now: float) -> None:
         batch = self._ledger.active
-        if batch is None or batch.begin.batch != message.batch:
+        if batch is None or message.batch not in self._ledger.open:
             raise ProtocolError(f"batch {message.batch} was trained but is not being worked on")
+        if batch.begin.batch != message.batch:
+            raise ProtocolError(
+                f"batch {message.batch} was trained but is not the oldest that is open: "
+                f"{batch.begin.batch} is"
+            )
         self._seeding.stop(now)
         seeding = self._seeding.clock.total(now)
-        whole = not (self._resumed or batch.measures)  # before what is unfinished of it is dropped
+        batch.token_at(self._ledger.newest_token_at)  # nobody waits who works on a later one
+        whole = not (batch.resumed or batch.measures)  # before what is unfinished of it is dropped
         if whole:
             known = self._control.window.instance_cap if self._control.learnt else None
             self._lessons.learn(batch, message, known, now)
@@ -223,3 +256,4 @@ class Trainer:
         report = self._reports.report(batch, seeding, self._control.window, now)
         self._reports.record(batch, message, report)
         self._outbox.to_trainer(report)
+        self._next_turn(batch, now)

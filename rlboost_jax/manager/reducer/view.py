@@ -20,8 +20,13 @@ class View:
 
     @property
     def batch(self) -> BatchRecord | None:
-        """The active one."""
+        """The active one: the oldest that is open."""
         return self._owners.ledger.active
+
+    @property
+    def open(self) -> Mapping[Batch, BatchRecord]:
+        """All that are worked on, by number, the oldest first."""
+        return self._owners.ledger.open
 
     @property
     def batches(self) -> Mapping[Batch, BatchRecord]:
@@ -67,13 +72,13 @@ class View:
 
     @property
     def manifests(self) -> Mapping[int, Manifest]:
-        """By version, of the newest and of older ones that are being fetched."""
+        """By version, of the newest and of older ones that are being fetched or needed."""
         return self._owners.versions.manifests
 
     @property
     def versions_in_use(self) -> tuple[Version, ...]:
-        """Whose snapshots must not be deleted; the active step's is among them."""
-        begun = set() if self.batch is None else {self.batch.begin.version}
+        """Whose snapshots must not be deleted; those of open batches are among them."""
+        begun = {batch.begin.version for batch in self.open.values()}
         return tuple(sorted(self._owners.versions.in_use() | begun))
 
     def status(self, now: float) -> FleetStatus:

@@ -26,6 +26,7 @@ from rlboost_jax.manager.journal import (
     frames,
     read_segment,
 )
+from rlboost_jax.messages import BeginBatch
 from rlboost_jax.settings.errors import Mistake
 
 SUFFIX = ".journal"
@@ -60,7 +61,7 @@ class Journal:
         self._step = -1  # that opened it
         # What each segment says anew, so that those before it can go.
         self._run_state: RunState | None = None
-        self._published: Published | None = None
+        self._published: dict[int, Published] = {}  # by version, that published last at the end
 
     def read(self) -> tuple[list[Any], list[str]]:
         """All entries in order, and what was damaged.
@@ -115,7 +116,7 @@ class Journal:
         """Those of one segment."""
         try:
             if isinstance(part[0], BatchOpened):
-                self._open(part[0].begin.batch)
+                self._open(part[0].begin)
             self._note(part)  # first: the next segment says it even if this one cannot
             try:
                 self._write(part)
@@ -131,18 +132,33 @@ class Journal:
         names = sorted(name for name in os.listdir(self._folder) if name.endswith(SUFFIX))
         return [self._folder / name for name in names]
 
-    def _open(self, step: int) -> None:
+    def _open(self, begin: BeginBatch) -> None:
         """Begin a segment with all that those before it say and that still holds."""
         self.close()
         if self._path is not None:
             self._steps[self._path] = self._step
         self._number += 1
-        self._step = step
-        self._path = self._folder / f"{self._number:08d}-step-{step}{SUFFIX}"
+        self._step = begin.batch
+        self._path = self._folder / f"{self._number:08d}-step-{begin.batch}{SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._file, self._good = os.open(self._path, flags, 0o600), 0
-        states = (SegmentBegun(run_id=self._run_id), self._run_state, self._published)
+        self._keep_published(begin)
+        published = self._published.values()
+        states = (SegmentBegun(run_id=self._run_id), self._run_state, *published)
         self._write([entry for entry in states if entry is not None])
+
+    def _keep_published(self, begin: BeginBatch) -> None:
+        """The newest version, and those before it that batches beside this one are sampled from.
+
+        With a lag of k, the oldest batch beside it is k before it, and is k behind itself.
+        """
+        newest = next(reversed(self._published), -1)
+        oldest = 2 * begin.version - begin.batch
+        self._published = {
+            version: entry
+            for version, entry in self._published.items()
+            if version == newest or oldest <= version < newest
+        }
 
     def _write(self, entries: Iterable[Entry]) -> None:
         if self._file is None:
@@ -166,7 +182,8 @@ class Journal:
                 case RunState():
                     self._run_state = entry
                 case Published():
-                    self._published = entry
+                    self._published.pop(entry.manifest.version, None)
+                    self._published[entry.manifest.version] = entry
                 case BatchOpened():
                     self._step = entry.begin.batch
 

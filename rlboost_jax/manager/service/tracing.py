@@ -24,12 +24,14 @@ class StepTracer:
     """To be shown all events with their actions, see `driver.Watch`.
 
     Args:
-        step: whose events are of interest, from its begin to that of another.
+        step: whose events are of interest, from its begin to that of another; with a lag, while it
+            is the oldest that is open.
     """
 
     def __init__(self, workdir: Path, step: int) -> None:
         self._file, self._step = SpanFile(workdir, step), step
-        self._newest = -1  # step that has begun
+        self._newest = -1  # step that has begun and is not ahead of another
+        self._trained = -1  # step of which that was told last
         self._names: dict[int, str] = {}  # stream → instance
         self._begun: float | None = None  # when the step did; None outside of it
         self._window_seconds = 0.0  # of the step's seeding windows that are closed
@@ -48,21 +50,33 @@ class StepTracer:
                     if not self._file.full:  # a server may say this endlessly
                         self._file.flush()
                 return
-            case FromTrainer(_, BeginBatch(batch=step)):
-                self._newest = step
-                self._begun = began if step == self._step else None
-                self._window_seconds = 0.0
-                if self._begun is None:
-                    self._file.flush()
-                else:
-                    self._file.begin()
+            case FromTrainer(_, BeginBatch() as begin) if not self._ahead(begin):
+                self._begin(begin.batch, began)
         if self._begun is not None:
             self._file.add("manager", self._spans(event, actions, began, ended))
         if isinstance(event, FromTrainer) and isinstance(event.message, BatchTrained):
+            self._trained = event.message.batch
             self._file.flush()
+            for action in actions:
+                if isinstance(action, Record) and action.kind == "begun":
+                    self._begin(action.step, ended)
 
     def close(self) -> None:
         self._file.flush()
+
+    def _ahead(self, begin: BeginBatch) -> bool:
+        """Whether a batch is begun while one before it is still worked on."""
+        later = begin.version < begin.batch and begin.batch > self._newest
+        return later and self._newest not in (-1, self._trained)
+
+    def _begin(self, step: int, began: float) -> None:
+        self._newest = step
+        self._begun = began if step == self._step else None
+        self._window_seconds = 0.0
+        if self._begun is None:
+            self._file.flush()
+        else:
+            self._file.begin()
 
     def _spans(
         self, event: Event, actions: Sequence[Action], began: float, ended: float

@@ -74,6 +74,7 @@ class Index:
         self.prices: Tally[float] = Tally()  # of preemptible ones, dollars per hour
         self.crowded: dict[int, Instance] = {}  # with more than one rollout that is to stay
         self.overfull: dict[int, Instance] = {}  # with more of them than slots
+        self.free: dict[int, Instance] = {}  # preemptible ones that hold nothing
         self.asked_back = 0  # rollouts that are being asked back
         self._pools: dict[Key, Pool] = {}
         self._empty = Pool()
@@ -101,6 +102,7 @@ class Index:
             self.reserved[instance.stream] = instance
         else:
             self.prices.more(instance.hello.price_per_hour)
+            self.free[instance.stream] = instance
 
     def leave(self, instance: Instance) -> None:
         """It is no longer counted, whatever it still holds."""
@@ -110,6 +112,7 @@ class Index:
         self.asked_back -= self._releasing.pop(instance.stream)
         self.crowded.pop(instance.stream, None)
         self.overfull.pop(instance.stream, None)
+        self.free.pop(instance.stream, None)
         self.reserved.pop(instance.stream, None)
         self.names.discard(instance.name)
         self.claims.less(instance.hello.instance)
@@ -132,6 +135,10 @@ class Index:
             self.overfull.pop(stream, None)
         if (held > 0) != self._working[stream]:
             self._working[stream] = held > 0
+            if held:
+                self.free.pop(stream, None)
+            elif not instance.reserved:
+                self.free[stream] = instance
             pool = self._pool_of[stream]
             if pool is not None and held:
                 pool.began()

@@ -142,10 +142,10 @@ class Instance:
         """It is in the roster no longer."""
         self._watcher = None
 
-    def announce(self, manifest: Manifest) -> bool:
-        """Note a new version; False if it holds just that already."""
+    def announce(self, manifest: Manifest, *, back: bool = False) -> bool:
+        """Note the version that it is to hold; False if it holds just that already."""
         held = self.state == "ready" and self.parameters.are(manifest)
-        self.parameters.announce(manifest, held=held)
+        self.parameters.announce(manifest, held=held, back=back and not held)
         if not held:
             self._state_changed()
         return not held

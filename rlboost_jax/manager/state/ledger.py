@@ -9,11 +9,8 @@ Invariants:
 - a token is counted once as sampled, and once as lost unless its response is delivered.
 """
 
-import itertools
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-import numpy as np
+import math
+from collections.abc import Collection, Iterable, Mapping
 
 from rlboost_jax.manager.accounts import Books
 from rlboost_jax.manager.journal import (
@@ -22,18 +19,18 @@ from rlboost_jax.manager.journal import (
     BatchOpened,
     BatchResumed,
     Collected,
-    CollectedRouted,
     Counted,
     Forgotten,
     Redone,
+    TurnBegun,
 )
 from rlboost_jax.manager.outbox import Outbox
+from rlboost_jax.manager.state.collected import Piece, collected, routes_of
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.manager.state.token_rows import TokenRows
 from rlboost_jax.messages import (
     BeginBatch,
     ExtendBatch,
-    pack_counts,
     pack_ids,
     unpack_counts,
     unpack_ids,
@@ -41,12 +38,10 @@ from rlboost_jax.messages import (
 from rlboost_jax.sequences.endings import kept, stop_positions
 from rlboost_jax.sequences.identities import Batch
 
-# Of a rollout in a batch: its sample, tokens it had before, where the bytes of its new ones are,
-# the number of routes before theirs, and all of these routes.
-Piece = tuple[int, int, slice, int, bytes]
 LedgerEntry = (
     BatchOpened
     | BatchResumed
+    | TurnBegun
     | BatchExtended
     | Collected
     | Redone
@@ -58,46 +53,98 @@ GAP = Batch(-1)  # in a journal, the batch that counts between two batches are f
 
 
 class Ledger:
-    """Steps and their rollouts. The active one is being worked on, others are kept."""
+    """Batches and their rollouts. Open ones are being worked on, the others are kept.
+
+    Attributes:
+        open: by number, the oldest first: that is the active one, which the learner trains on.
+        gap: counts of the time without an open batch, for the one that follows.
+    """
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self.batches: dict[Batch, BatchRecord] = {}
-        self.active: BatchRecord | None = None
-        self.gap = Books()  # between two batches; counted with the one that follows
+        self.open: dict[Batch, BatchRecord] = {}
+        self.gap = Books()
         self._requests = 0
 
     @property
+    def active(self) -> BatchRecord | None:
+        """The oldest that is open."""
+        return next(iter(self.open.values()), None)
+
+    def works_on(self, batch: BatchRecord) -> bool:
+        """Whether a batch is open."""
+        return self.open.get(batch.begin.batch) is batch
+
+    @property
+    def newest_token_at(self) -> float:
+        """When the newest response of an open batch ended; -inf: none has."""
+        open_ = self.open.values()
+        return max((b.last_token_at for b in open_ if b.num_finished), default=-math.inf)
+
+    @property
+    def lagging(self) -> bool:
+        """Whether any open batch is sampled from an earlier version than its own number."""
+        return any(batch.begin.version < number for number, batch in self.open.items())
+
+    @property
     def books(self) -> Books:
-        return self.active.books if self.active else self.gap
+        """For what belongs to no batch: counted with the oldest."""
+        active = self.active
+        return self.gap if active is None else active.books
 
     @property
     def kept(self) -> tuple[Batch, ...]:
         return tuple(sorted(self.batches))
 
-    def begin(self, begin: BeginBatch, now: float) -> tuple[BatchRecord, bool]:
-        """Make a batch active. True: its tokens were still here.
+    def beside(self, begin: BeginBatch) -> tuple[Batch, ...]:
+        """The earlier batches that stay open when this one is begun.
 
-        A batch that was begun with something else is cancelled with all later ones, and so
-        are earlier ones that were left unfinished.
+        Its version counts the updates that were made, so all batches before that are over. With
+        a lag, that of the last of them may still have to be told of.
+        """
+        over = begin.version - (begin.version < begin.batch)
+        return tuple(number for number in self.open if over <= number < begin.batch)
+
+    def begin(
+        self, begin: BeginBatch, now: float, beside: Collection[Batch] = ()
+    ) -> tuple[BatchRecord, bool]:
+        """Open a batch. True: its tokens were still here.
+
+        A batch that was begun with something else is cancelled with all later ones, and so are
+        earlier ones that were left unfinished. Later ones are kept, but open no longer: whoever
+        begins a batch again begins those that follow again, too.
+
+        Args:
+            beside: earlier ones that stay open.
         """
         batch = self.batches.get(begin.batch)
         resumed = batch is not None and batch.same_work(begin)
-        self.active = None  # what is cancelled now is counted with the batch that begins
+        # What is cancelled now is counted with the oldest, which may be the one that begins.
+        self.open = {n: b for n, b in self.open.items() if n in beside and n < begin.batch}
         if batch is None or not resumed:
             if batch is not None:
                 self.cancel(s for s in self.kept if s >= begin.batch)
             batch = BatchRecord(begin, now)
-        self.cancel(s for s in self.kept if s < begin.batch and not self.batches[s].finished)
-        self.batches[begin.batch] = self.active = batch
-        batch.books.merge(self.gap)
-        self.gap = Books()
+        earlier = [s for s in self.kept if s < begin.batch and s not in self.open]
+        self.cancel(s for s in earlier if not self.batches[s].finished)
+        self.batches[begin.batch] = self.open[begin.batch] = batch
+        batch.resume(resumed)
+        if batch is self.active:
+            batch.books.merge(self.gap)
+            self.gap = Books()
         batch.ask_for(begin.prompts)  # of a closed batch, those that were dropped
+        staying = tuple(n for n in self.open if n < begin.batch)
         if resumed:
-            self._outbox.keep(BatchResumed(batch=begin.batch, at=now))
+            self._outbox.keep(BatchResumed(batch=begin.batch, at=now, beside=staying))
         else:
-            self._outbox.keep(BatchOpened(begin=begin, at=now))
+            self._outbox.keep(BatchOpened(begin=begin, at=now, beside=staying))
         return batch, resumed
+
+    def turn(self, batch: BatchRecord, now: float) -> None:
+        """An open batch is the oldest now: its clock starts."""
+        batch.begin_at(now)
+        self._outbox.keep(TurnBegun(batch=batch.begin.batch, at=now))
 
     def extend(self, batch: BatchRecord, extend: ExtendBatch) -> None:
         """Add what is not there yet."""
@@ -109,15 +156,14 @@ class Ledger:
         whose answers to `Release` are still to come."""
         cancelled = [self.batches.pop(number) for number in tuple(numbers)]
         for batch in cancelled:
-            if batch is self.active:
-                self.active = None
+            self.open.pop(batch.begin.batch, None)
             self.books.merge(batch.cancel())
         return cancelled
 
     def close(self, batch: BatchRecord) -> None:
         """The update of a batch was applied: what is unfinished is lost, the rest is kept."""
         batch.drop_unfinished()
-        self.active = None
+        self.open.pop(batch.begin.batch, None)
         self._outbox.keep(BatchClosed(batch=batch.begin.batch))
 
     def forget(self, committed: Batch) -> list[BatchRecord]:
@@ -125,9 +171,8 @@ class Ledger:
         done = [s for s in self.kept if s <= committed]
         unfinished = self.cancel(s for s in done if not self.batches[s].finished)
         for number in done:
-            batch = self.batches.pop(number, None)
-            if batch is not None and batch is self.active:
-                self.active = None
+            self.batches.pop(number, None)
+            self.open.pop(number, None)
         self._outbox.keep(Forgotten(committed=committed))
         return unfinished
 
@@ -160,13 +205,15 @@ class Ledger:
         """Do again what a journal tells. Nothing is held yet; what does not fit is left out:
         the tokens before it were lost with a part of the journal."""
         match entry:
-            case BatchOpened(begin=begin, at=at):
-                self.begin(begin, min(at, now))
-            case BatchResumed(batch=number, at=at) if number in self.batches:
+            case BatchOpened(begin=begin, at=at, beside=beside):
+                self.begin(begin, min(at, now), beside)
+            case BatchResumed(batch=number, at=at, beside=beside) if number in self.batches:
                 before, batch = self.active, self.batches[number]
-                self.begin(batch.begin, now)
-                if batch is not before:
+                self.begin(batch.begin, now, beside)
+                if batch is self.active and batch is not before:
                     batch.begin_at(min(at, now))
+            case TurnBegun(batch=number, at=at) if number in self.open:
+                self.open[number].begin_at(min(at, now))
             case BatchExtended(extend=extend) if extend.batch in self.batches:
                 self.extend(self.batches[extend.batch], extend)
             case Collected(batch=number) if number in self.batches:
@@ -179,8 +226,8 @@ class Ledger:
                 elif number in self.batches:
                     self.batches[number].recount(books.copy())
             case BatchClosed(batch=number):
-                if self.active is not None and self.active.begin.batch == number:
-                    self.close(self.active)
+                if number in self.open:
+                    self.close(self.open[number])
             case Forgotten(committed=committed):
                 self.forget(committed)
 
@@ -194,6 +241,7 @@ class Ledger:
         for batch in self.batches.values():
             batch.requeue()
             batch.settle()
+            batch.resume(True)
         if in_flight is not None:
             self.books.wasted(in_flight.in_flight_reserved, reserved=True)
             self.books.wasted(in_flight.in_flight_preemptible, reserved=False)
@@ -213,7 +261,7 @@ class Ledger:
             unpack_ids(entry.samples).tolist(),
             unpack_ids(entry.starts).tolist(),
             counts,
-            _routes(entry, counts),
+            routes_of(entry, counts),
             strict=True,
         ):
             part = slice(4 * end, 4 * (end + count))
@@ -284,33 +332,5 @@ class Ledger:
                 batch.token_at(now)
                 ended.append(rollout)
         for number, pieces in taken.items():
-            self._outbox.keep(_collected(number, name, rows, pieces, now))
+            self._outbox.keep(collected(number, name, rows, pieces, now))
         return ended
-
-
-def _collected(
-    batch: int, name: str, rows: TokenRows, pieces: list[Piece], now: float
-) -> Collected:
-    samples, starts, parts, leads, routes = zip(*pieces, strict=True)
-    fields: dict[str, Any] = {
-        "batch": batch,
-        "instance": name,
-        "samples": pack_ids(samples),
-        "starts": pack_ids(starts),
-        "counts": pack_counts([(part.stop - part.start) // 4 for part in parts]),
-        "tokens": b"".join([rows.raw[part] for part in parts]),
-        "logprobs": b"".join([rows.logprobs[part] for part in parts]),
-        "at": now,
-    }
-    if not rows.routes:
-        return Collected(**fields)
-    return CollectedRouted(**fields, leads=pack_ids(leads), routes=b"".join(routes))
-
-
-def _routes(entry: Collected, counts: list[int]) -> list[bytes]:
-    """Of each row of an entry."""
-    if not isinstance(entry, CollectedRouted):
-        return [b""] * len(counts)
-    ends = np.cumsum(unpack_ids(entry.leads).astype(np.int64) + counts)
-    ends *= len(entry.routes) // int(ends[-1])
-    return [entry.routes[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])]

@@ -24,9 +24,10 @@ class Owners:
     def of(settings: Settings, now: float, life: str) -> "Owners":
         """Args: life: unlike that of any other manager of the run."""
         outbox, roster, fleet = Outbox(), Roster(settings, now), settings.fleet
+        ledger = Ledger(outbox)
         return Owners(
             outbox=outbox,
-            ledger=Ledger(outbox),
+            ledger=ledger,
             roster=roster,
             fleet=Fleet(
                 fleet.max_instances,
@@ -34,5 +35,5 @@ class Owners:
                 prefix=fleet.provider,
                 life=life,
             ),
-            versions=Versions(roster, outbox),
+            versions=Versions(roster, ledger, outbox),
         )

@@ -24,14 +24,17 @@ class Parameters:
         """Whether it holds just those."""
         return self.version == named.version and self.digest == named.params_digest
 
-    def announce(self, manifest: Manifest, *, held: bool) -> None:
+    def announce(self, manifest: Manifest, *, held: bool, back: bool) -> None:
         """Whatever was announced is taken for on its way into the engine: what the server holds
         is known again when it says so.
 
         Args:
             held: it has just these, and says so already.
+            back: to an older version, whatever was paid for since: it has to be pulled again.
         """
         self.announced = manifest
+        if back:
+            self._paid_version = min(self._paid_version, manifest.version - 1)
         if not held:
             self.digest = ""
 

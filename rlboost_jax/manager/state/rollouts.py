@@ -1,5 +1,6 @@
 """Responses in the making, and the batches that they belong to."""
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -23,27 +24,9 @@ from rlboost_jax.sequences.identities import Batch, Work, sample_number
 class Rollout:
     """A response in the making."""
 
-    __slots__ = (
-        "asked_at",
-        "attempt",
-        "batch",
-        "group",
-        "holder",
-        "logprobs",
-        "measures",
-        "num_tokens",
-        "parts",
-        "previous",
-        "prompt_tokens",
-        "request_id",
-        "result",
-        "routes",
-        "sample",
-        "sampling",
-        "tokens",
-        "work",
-        "yielded",
-    )  # fmt: skip
+    __slots__ = ("asked_at", "attempt", "batch", "group", "holder", "logprobs", "measures",
+                 "num_tokens", "parts", "previous", "prompt_tokens", "request_id", "result",
+                 "routes", "sample", "sampling", "tokens", "work", "yielded")  # fmt: skip
 
     def __init__(
         self, batch: "BatchRecord", prompt: PromptRequest, sample: int, sampling: Sampling | None
@@ -113,11 +96,10 @@ class Rollout:
         return 0 if self.num_tokens else self.length - 1
 
     def request(self) -> GenerateRequest:
-        begin = self.batch.begin
         return GenerateRequest(
             request_id=self.request_id,
             work=self.work,
-            version=begin.version,
+            version=self.batch.begin.version,
             prompt_tokens=self.prompt_tokens,
             response_tokens=bytes(self.tokens),
             sampling=self.sampling,
@@ -174,10 +156,8 @@ class Rollout:
         """Keep the first `length` tokens, no longer finished; to be called by its batch."""
         self.attempt += 1
         if self.result is not None:
-            self.tokens, self.logprobs = (
-                bytearray(self.result.tokens),
-                bytearray(self.result.logprobs),
-            )
+            self.tokens = bytearray(self.result.tokens)
+            self.logprobs = bytearray(self.result.logprobs)
             if isinstance(self.result, RoutedRollout):
                 self.routes = bytearray(self.result.routes)
             self.result = None
@@ -208,22 +188,23 @@ class Rollout:
 
     def first_of(self, name: str) -> int:
         """Position of the first token that instance `name` sampled; the length without one."""
-        position = 0
-        for sampler, count in self.parts:
-            if sampler == name:
-                break
-            position += count
-        return position
+        before = itertools.takewhile(lambda part: part[0] != name, self.parts)
+        return sum(count for _, count in before)
 
 
 class BatchRecord:
-    """The rollouts of one `BeginBatch`, and of what it was extended with."""
+    """The rollouts of one `BeginBatch`, and of what it was extended with.
+
+    It has its turn while it is the oldest that is open: since `begun_at`. It is `resumed` if it was
+    begun last with what was here of it before.
+    """
 
     def __init__(self, begin: BeginBatch, now: float) -> None:
         self.begin = begin
         self.begun_at = now
         self.last_token_at = now
         self.cancelled = False
+        self.resumed = False
         self.num_finished = 0
         self.books = Books()
         self.rollouts: list[Rollout] = []
@@ -238,7 +219,7 @@ class BatchRecord:
 
     @property
     def rollout_seconds(self) -> float:
-        """From its beginning to its last token."""
+        """From the beginning of its turn to its last token."""
         return max(0.0, self.last_token_at - self.begun_at)
 
     @property
@@ -250,8 +231,12 @@ class BatchRecord:
         """Finished responses that are trained on, or those that measure the policy."""
         return [r for r in self.rollouts if r.result is not None and r.measures == measuring]
 
+    def resume(self, resumed: bool) -> None:
+        """It is begun, anew or with what is here of it."""
+        self.resumed = resumed
+
     def begin_at(self, at: float) -> None:
-        """Start the clock."""
+        """Its turn has come: start the clock."""
         self.begun_at = at
 
     def token_at(self, at: float) -> None:

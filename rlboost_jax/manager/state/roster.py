@@ -5,7 +5,7 @@ and gets on with the work it holds (its progress).
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rlboost_jax.manager.accounts import Integral
@@ -256,10 +256,11 @@ class Roster:
     def num_reserved(self) -> int:
         return len(self.index.reserved)
 
-    def account(self, batch: BatchRecord | None, starting: int, now: float) -> None:
+    def account(self, batches: Iterable[BatchRecord], starting: int, now: float) -> None:
         """Bring the integrals up to date after something changed.
 
         Args:
+            batches: that are open.
             starting: servers that the provider has granted and that have not joined yet;
                 they are paid for too.
         """
@@ -268,7 +269,8 @@ class Roster:
         hourly = fleet.reserved_price_per_hour + prices + starting * fleet.price_per_hour
         self.cost.set(hourly / 3600, now)
         self.alive.set(sum(self.index.prices.values()), now)
-        self.ready.set(len(self.pool(batch).instances) if batch else 0, now)
+        pools = {id(pool): pool for pool in map(self.pool, batches)}  # of one version, one
+        self.ready.set(sum(len(pool.instances) for pool in pools.values()), now)
 
     def pay_egress(self, num_bytes: int) -> None:
         """Weights have left the learner's site."""

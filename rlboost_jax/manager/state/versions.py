@@ -3,8 +3,9 @@
 from rlboost_jax.manager.journal import Published
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.ledger import Ledger
 from rlboost_jax.manager.state.roster import Roster
-from rlboost_jax.messages import Announce, Manifest
+from rlboost_jax.messages import Announce, BeginBatch, Manifest
 from rlboost_jax.sequences.identities import Version
 
 
@@ -12,37 +13,57 @@ class Versions:
     """
     Attributes:
         newest: None before the first.
-        manifests: by version, of the newest and of older ones that are being fetched.
+        manifests: by version, of the newest and of older ones that are being fetched, or that open
+            batches are sampled from.
     """
 
-    def __init__(self, roster: Roster, outbox: Outbox) -> None:
+    def __init__(self, roster: Roster, ledger: Ledger, outbox: Outbox) -> None:
         self._roster = roster
+        self._ledger = ledger
         self._outbox = outbox
         self.newest: Manifest | None = None
         self.manifests: dict[int, Manifest] = {}
 
     def restore(self, entry: Published) -> None:
         """A journal tells of it."""
-        self.newest = entry.manifest
-        self.manifests[entry.manifest.version] = entry.manifest
+        self._take(entry.manifest)
 
     def publish(self, manifest: Manifest) -> None:
-        """Announce a version to all that do not hold it."""
-        self.newest = manifest
-        fetched = self._fetched()
-        self.manifests = {v: m for v, m in self.manifests.items() if v in fetched}
-        self.manifests[manifest.version] = manifest
+        """A version is complete, and can be fetched."""
+        needed = self._fetched()
+        if self._outbox.wanted is None:  # a trainer that is back begins its batches after this
+            needed |= {Version(version) for version in self.manifests}
+        if self._ledger.lagging:
+            needed |= {batch.begin.version for batch in self._ledger.open.values()}
+        self.manifests = {v: m for v, m in self.manifests.items() if v in needed}
+        self._take(manifest)
         self._outbox.keep(Published(manifest=manifest))
         self._outbox.record("published", version=manifest.version)
-        for instance in self._roster:
-            self.announce(instance)
 
-    def announce(self, instance: Instance) -> None:
-        """Reserved engines are handed their weights by the trainer; who leaves needs none."""
-        if self.newest is None or instance.reserved or instance.departure.leaving:
+    def begun(self, begin: BeginBatch) -> None:
+        """With a lag, a batch before the newest version is not over if it is begun again: its
+        trainer has gone back, and publishes later versions anew."""
+        newest = self.newest
+        if self._ledger.lagging and newest is not None and newest.version > begin.batch:
+            known = [version for version in self.manifests if version <= begin.batch]
+            self.newest = self.manifests[max(known)] if known else newest
+
+    def tell(self, instance: Instance, manifest: Manifest) -> None:
+        """Announce a version to an instance that does not hold it.
+
+        Reserved engines are handed their weights by the trainer; who leaves needs none.
+        """
+        if instance.reserved or instance.departure.leaving:
             return
-        if instance.announce(self.newest):
-            self._outbox.send(instance.stream, Announce(manifest=self.newest))
+        if instance.announce(manifest, back=manifest is not self.newest):
+            self._outbox.send(instance.stream, Announce(manifest=manifest))
+
+    def _take(self, manifest: Manifest) -> None:
+        """With a lag, a trainer says older versions, too, that its open batches need."""
+        newest, lagging = self.newest, self._ledger.lagging
+        if not (lagging and newest is not None and manifest.version < newest.version):
+            self.newest = manifest
+        self.manifests[manifest.version] = manifest
 
     def fetched(self, instance: Instance, version: Version, num_bytes: int) -> None:
         """Pay for what an instance says it pulled of a version: once, and at most for all of it.

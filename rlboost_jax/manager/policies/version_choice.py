@@ -1,0 +1,80 @@
+"""Which policy version each preemptible instance is to hold: a pure function.
+
+With a lag several batches are open at once, each sampled from its own version, and an instance
+holds one version at a time. Five rules, the first that applies:
+
+1. who holds rollouts of an open batch keeps its version; who is on its way to an older one that
+   needs it goes on;
+2. a free instance goes to the oldest version that has rollouts nobody samples, as many instances
+   as these have slots to fill;
+3. nobody is at a version that has such rollouts, and nobody is free: those who hold the least of
+   a newer one go back, for the learner waits for the oldest batch;
+4. who would idle goes to the oldest version with rollouts that wait for a slot elsewhere;
+5. all others take the newest version: its batch is begun next.
+
+So a newer version never takes an instance from the work of an older batch, and an older batch is
+never without anybody.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What the open batches of one version have to give."""
+
+    unheld: int  # rollouts that nobody samples, now or as soon as they are given back
+    queued: int = 0  # rollouts that wait at an instance for one of its slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """One preemptible instance.
+
+    Versions are named by their places among the demands, oldest first; None is any other.
+    """
+
+    told: int | None  # the version that it was told to hold
+    holds: int | None = None  # the oldest version that it has rollouts of
+    held: int = 0  # rollouts
+    slots: int
+
+
+def choose_versions(demands: Sequence[Demand], holders: Sequence[Holder]) -> list[int | None]:
+    """The version for each instance, by its place among the demands; None: the newest there is.
+
+    Args:
+        demands: of the versions that open batches are sampled from, the oldest first.
+    """
+    chosen: list[int | None] = [None] * len(holders)
+    free = [n for n, holder in enumerate(holders) if holder.holds is None]
+    busy = [n for n, holder in enumerate(holders) if holder.holds is not None]
+    queued: list[int] = []  # by version, what nobody has been chosen for
+    for version, demand in enumerate(demands):
+        need = demand.unheld
+        for n in [n for n in busy if holders[n].holds == version]:
+            chosen[n] = version
+            need -= max(0, holders[n].slots - holders[n].held)
+            busy.remove(n)
+        back = [n for n in busy if holders[n].told == version]
+        there = [n for n in free if holders[n].told == version]
+        for n in [*back, *there, *(n for n in free if n not in there)]:
+            if need + (demand.queued if holders[n].told == version else 0) > 0:
+                chosen[n] = version
+                need -= holders[n].slots
+                (free if holders[n].holds is None else busy).remove(n)
+        if demand.unheld > 0 and version not in chosen:
+            for n in sorted(busy, key=lambda n: (holders[n].held, n)):
+                if need > 0:
+                    chosen[n] = version
+                    need -= holders[n].slots
+                    busy.remove(n)
+        queued.append(need + demand.queued)
+    for version, left in enumerate(queued):
+        for n in tuple(free):
+            if left > 0:
+                chosen[n] = version
+                left -= holders[n].slots
+                free.remove(n)
+    return chosen
