@@ -81,6 +81,7 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.trainer.apply_seconds = 5.0  # the optimizer's update
     config.trainer.begin_seconds = 2.0  # until a step asks for tokens: weights into the engines
     config.trainer.switch_seconds = 2.0  # from generating to training
+    config.trainer.lag = 0  # versions between the one that samples a batch and the batch
 
     config.workload = ConfigDict()
     config.workload.prompts_per_step = 128

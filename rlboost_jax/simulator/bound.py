@@ -1,6 +1,6 @@
-"""What no policy can beat that keeps steps on policy, not even one that knows all lengths.
+"""What no policy can beat, not even one that knows all lengths.
 
-Of one step, with at most n preemptible instances at any time, by these relaxations:
+Of one step that is sampled from the very version that it updates (`step_bound`), with at most n preemptible instances at any time, by these relaxations:
 
 - Generation is divisible at will, moves for nothing and is never cut off. N decode steps of one
   engine take N · a + b · Q seconds (a: weights and overhead, b: per token read) where they yield
@@ -17,6 +17,10 @@ Of one step, with at most n preemptible instances at any time, by these relaxati
 S stands on both sides; the right one falls as it grows, so the least is found by bisection.
 Dollars are those of S and of the instance-seconds that generation takes beyond S − C of all
 reserved engines; instances start for nothing, are paid while they work, and pull for nothing.
+
+Of a run whose batches may be generated ahead, as far as one likes (`run_bound`), tails and the
+order of steps bind nobody: the learner works for the sum of all C, and all engines together have
+to do the sum of all works, the reserved ones in what the learner leaves of their time.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,18 +53,12 @@ def step_bound(config: SimConfig, lengths: Sequence[int] | NDArray[np.int64], n:
         lengths: tokens of every response, by sample.
         n: preemptible instances there are at most.
     """
-    work, trainer, own = config.workload, config.trainer, config.num_engines
-    tokens = np.asarray(lengths, np.float64).reshape(-1, work.group_size)
-    reads = tokens * work.prompt_tokens + tokens * (tokens - 1) / 2  # of context, by each response
-    longest = float(np.max(tokens)) + work.prompt_tokens
+    trainer, own = config.trainer, config.num_engines
+    tokens, reads = _tokens(config, lengths)
     rates = [EngineRates(config, reserved=side) for side in (False, True)]
-    works = np.minimum(*(_works(each, tokens, reads, longest) for each in rates))
+    works = _least_works(config, tokens, reads)
     shortest = np.minimum(*(_alone(each, tokens, reads) for each in rates))
-    trained = np.array(
-        [train_seconds(config, [work.prompt_tokens + int(t) for t in group]) for group in tokens]
-    )
-    trained = trained + trainer.micro_batch_seconds / trainer.micro_batch_prompts
-    after = trainer.apply_seconds + config.weight_bytes / config.links.host_bytes_per_second
+    trained, after = _trained(config, tokens)
     learner = trainer.begin_seconds + trainer.switch_seconds + float(trained.sum()) + after
     remaining = np.cumsum(np.sort(trained))[::-1]  # at least, when the i-th group is complete
 
@@ -94,6 +92,56 @@ def step_bound(config: SimConfig, lengths: Sequence[int] | NDArray[np.int64], n:
         step=step,
         dollars=min(dollars(step), dollars(max(step, learner + float(works[-1]) / own))),
     )
+
+
+def run_bound(
+    config: SimConfig,
+    steps: Sequence[Sequence[int] | NDArray[np.int64]],
+    instance_seconds: Callable[[float], float],
+) -> float:
+    """Seconds that some steps take together, at least, however far ahead they are generated.
+
+    Args:
+        steps: of each, the tokens of every response, by sample.
+        instance_seconds: that preemptible instances are there for within the first so many
+            seconds; it does not fall.
+    """
+    trainer, own = config.trainer, config.num_engines
+    learner = total = 0.0
+    for lengths in steps:
+        tokens, reads = _tokens(config, lengths)
+        trained, after = _trained(config, tokens)
+        total += float(_least_works(config, tokens, reads)[-1])
+        learner += trainer.begin_seconds + trainer.switch_seconds + float(trained.sum()) + after
+    low, high = learner, learner + total / own
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        enough = own * (middle - learner) + instance_seconds(middle) >= total
+        low, high = (low, middle) if enough else (middle, high)
+    return low
+
+
+def _tokens(config: SimConfig, lengths: Sequence[int] | NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Of every response, by group: its tokens, and the context that it reads."""
+    work = config.workload
+    tokens = np.asarray(lengths, np.float64).reshape(-1, work.group_size)
+    return tokens, tokens * work.prompt_tokens + tokens * (tokens - 1) / 2
+
+
+def _trained(config: SimConfig, tokens: Floats) -> tuple[Floats, float]:
+    """Seconds that the learner takes for each group, and for the update once."""
+    work, trainer = config.workload, config.trainer
+    groups = [[work.prompt_tokens + int(t) for t in group] for group in tokens]
+    seconds = np.array([train_seconds(config, group) for group in groups])
+    after = trainer.apply_seconds + config.weight_bytes / config.links.host_bytes_per_second
+    return seconds + trainer.micro_batch_seconds / trainer.micro_batch_prompts, after
+
+
+def _least_works(config: SimConfig, tokens: Floats, reads: Floats) -> Floats:
+    """`_works` of whichever engines are the faster."""
+    longest = float(np.max(tokens)) + config.workload.prompt_tokens
+    rates = (EngineRates(config, reserved=side) for side in (False, True))
+    return np.asarray(np.minimum(*(_works(each, tokens, reads, longest) for each in rates)))
 
 
 def _works(rates: EngineRates, tokens: Floats, reads: Floats, longest: float) -> Floats:

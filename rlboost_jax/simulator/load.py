@@ -36,6 +36,7 @@ MAY_BE_ZERO: Final = frozenset(
         "trainer.micro_batch_seconds",
         "trainer.apply_seconds",
         "trainer.switch_seconds",
+        "trainer.lag",
         "workload.sigma",
         "workload.group_correlation",
         "links.latency_seconds",

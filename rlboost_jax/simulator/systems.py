@@ -6,6 +6,7 @@
 - model_window: the same, with windows foreseen by the manager's model.
 - marginal: that, and as many instances as make tokens cheapest.
 - merged: that, and instances are let go while a step has no work for them.
+- lag_1, lag_2: rlboost, with batches begun so many ahead of the one that is trained on.
 - no_seeding, no_memory, no_balance, no_migration: the same, less one of them.
 - sync_weights: the same, but weights are sent when a step begins, as collectives send them:
   whoever joins in mid-step works from the next step on.
@@ -59,6 +60,16 @@ def _with_manager(**changes: Any) -> System:
         config: SimConfig, market: Market, seed: int, seconds: float, world: Worlds
     ) -> Simulated:
         config = replace(config, policy=replace(config.policy, **changes))
+        return config, world(config, market.changes, seed=seed, seconds=seconds).run()
+
+    return run
+
+
+def _lag(versions: int) -> System:
+    def run(
+        config: SimConfig, market: Market, seed: int, seconds: float, world: Worlds
+    ) -> Simulated:
+        config = replace(config, trainer=replace(config.trainer, lag=versions))
         return config, world(config, market.changes, seed=seed, seconds=seconds).run()
 
     return run
@@ -127,6 +138,8 @@ SYSTEMS: Final[dict[str, System]] = {
     "no_memory": _with_manager(window_memory=False),
     "no_balance": _with_manager(balance=False),
     "no_migration": _with_manager(migration=False),
+    "lag_1": _lag(1),
+    "lag_2": _lag(2),
     "sync_weights": _sync_weights,
     "colocated": _colocated(1),
     "colocated_static": _colocated(1, static=True),

@@ -1,6 +1,7 @@
 """The learner in virtual time: what `learner/stream/driver.py` does, it lets pass.
 
-What is next is said by the very `StepStream`, and waits are counted by the very `StreamTimes`.
+What is next is said by the very `StepStream`, waits are counted by the very `StreamTimes`, and
+which batches are open is said by the very `Lag`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, assert_never
 
 from rlboost_jax import messages as m
+from rlboost_jax.learner.stream.lag import Lag
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import (
     Check,
@@ -28,65 +30,99 @@ from rlboost_jax.simulator.rates import train_seconds
 from rlboost_jax.simulator.server import STOP
 
 if TYPE_CHECKING:
+    from rlboost_jax.simulator.records import SimConfig
     from rlboost_jax.simulator.world import World
 
 STREAM = 1
 UNKNOWN = {"tokens_measured"}  # nothing is evaluated here
+ENDLESS = 2**31  # batches
+
+
+class OpenBatch:
+    """One that was begun, and what has come for it."""
+
+    def __init__(self, batch: Batch, config: SimConfig, *, takes_devices: bool) -> None:
+        work, trainer = config.workload, config.trainer
+        self._group_size = work.group_size
+        self.stream = StepStream(
+            batch,
+            group_size=work.group_size,
+            micro_batches=MicroBatches(
+                work.prompts_per_step, trainer.micro_batch_prompts, trainer.deterministic
+            ),
+            takes_devices=takes_devices,
+        )
+        self.times = StreamTimes()
+        self.lengths: dict[int, list[int]] = defaultdict(list)  # of finished responses, by prompt
+
+    def take(self, message: m.FinishedRollout | m.WindowClosed) -> None:
+        """What is of another batch changes nothing."""
+        if isinstance(message, m.WindowClosed):
+            self.stream.window_closed(message)
+        elif self.stream.arrived(message):
+            prompt = message.work.prompt
+            self.lengths[prompt].append(len(message.tokens) // 4)
+            if len(self.lengths[prompt]) == self._group_size:
+                self.stream.finished(Group(prompt=prompt, trajectories=()))
 
 
 class Trainer:
     def __init__(self, world: World) -> None:
         self._world, self._config = world, world.config
-        self.step = -1
+        self._lag = Lag(
+            versions=world.config.trainer.lag, num_batches=world.config.num_steps or ENDLESS
+        )
+        self._step = Batch(0)  # the batch that is trained on, or is next
+        self._begun_at = 0.0
+        self._open: dict[Batch, OpenBatch] = {}
         self.rows: list[dict[str, Any]] = []  # one per step that was reported
         self._busy = False  # the chips train, or change from one use to the other
 
     def start(self) -> None:
         self._say(m.TrainerHello(run_id=self._world.run_id, window=None))
         self._publish(Version(0))
-        self._begin(0)
+        self._load(self._begin)
 
     def hear(self, message: m.ToTrainer) -> None:
         match message:
-            case m.FinishedRollout():
-                self._finished(message)
-            case m.WindowClosed():
-                self._stream.window_closed(message)
+            case m.FinishedRollout() | m.WindowClosed():
+                for batch in self._open.values():
+                    batch.take(message)
                 self._go_on()
             case m.BatchReport():
                 self._reported(message)
             case m.Refused(reason=reason):
                 raise RuntimeError(f"the manager refused: {reason}")
 
-    def _begin(self, step: int) -> None:
-        config, work = self._config, self._config.workload
-        self.step, self._begun_at = step, self._world.clock.now
-        self._stream = StepStream(
-            step,
-            group_size=work.group_size,
-            micro_batches=MicroBatches(
-                work.prompts_per_step,
-                config.trainer.micro_batch_prompts,
-                config.trainer.deterministic,
-            ),
-            takes_devices=not self._world.sleeps,
-        )
-        self._times = StreamTimes()
-        self._lengths: dict[int, list[int]] = defaultdict(list)  # of finished responses, by prompt
-        seconds = config.trainer.begin_seconds if self._world.reserved else 0.0
-        self._world.clock.after(seconds, lambda: self._ask(step))
+    def _load(self, then: Callable[[], None]) -> None:
+        """Have the reserved engines hold the version that samples the batch to train on."""
 
-    def _ask(self, step: int) -> None:
-        """The reserved engines hold the version before anyone is asked for tokens of it."""
-        for engine in self._world.reserved:
-            engine.offer(Version(step), digest(step))
-        work = self._config.workload
+        def loaded() -> None:
+            version = self._lag.version_of(self._step)
+            for engine in self._world.reserved:
+                engine.offer(version, digest(version))
+            then()
+
+        seconds = self._config.trainer.begin_seconds if self._world.reserved else 0.0
+        self._world.clock.after(seconds, loaded)
+
+    def _begin(self) -> None:
+        """Ask for all batches that are due while `_step` is trained on."""
+        for batch in self._lag.open_at(self._step):
+            if batch not in self._open:
+                self._open[batch] = OpenBatch(
+                    batch, self._config, takes_devices=not self._world.sleeps
+                )
+                self._ask(batch)
+
+    def _ask(self, batch: Batch) -> None:
+        work, version = self._config.workload, self._lag.version_of(batch)
         prompt_tokens = m.pack_tokens([1] * work.prompt_tokens)
         self._say(
             m.BeginBatch(
-                batch=Batch(step),
-                version=Version(step),
-                params_digest=digest(step),
+                batch=batch,
+                version=version,
+                params_digest=digest(version),
                 seed=self._config.seed,
                 group_size=work.group_size,
                 sampling=m.Sampling(
@@ -98,50 +134,42 @@ class Trainer:
                 ),
                 prompts=tuple(
                     m.PromptRequest(prompt=prompt, tokens=prompt_tokens)
-                    for prompt in self._stream.begin()
+                    for prompt in self._open[batch].stream.begin()
                 ),
             )
         )
 
-    def _finished(self, rollout: m.FinishedRollout) -> None:
-        if not self._stream.arrived(rollout):
-            return
-        prompt = rollout.work.prompt
-        self._lengths[prompt].append(len(rollout.tokens) // 4)
-        if len(self._lengths[prompt]) == self._config.workload.group_size:
-            self._stream.finished(Group(prompt=prompt, trajectories=()))
-        self._go_on()
-
     def _go_on(self) -> None:
         """Do what the stream says is next, unless something else is being done."""
-        if self._busy:
+        batch = self._open.get(self._step)
+        if self._busy or batch is None:
             return
-        match self._stream.next():
+        match batch.stream.next():
             case Wait():
                 pass
             case TakeDevices():  # the engines let go of the chips, which takes a while
-                self._times.took_devices(self._world.clock.now)
+                batch.times.took_devices(self._world.clock.now)
                 switch = self._config.trainer.switch_seconds if self._world.reserved else 0.0
-                self._occupy(switch, self._took_devices)
+                self._occupy(switch, batch, self._took_devices)
             case Train(_, groups):
                 prompt = self._config.workload.prompt_tokens
-                lengths = [prompt + n for group in groups for n in self._lengths[group.prompt]]
+                lengths = [prompt + n for group in groups for n in batch.lengths[group.prompt]]
                 trainer = self._config.trainer
                 seconds = train_seconds(self._config, lengths) + trainer.micro_batch_seconds
-                self._occupy(seconds, self._go_on)  # it doubts nothing
+                self._occupy(seconds, batch, self._go_on)  # it doubts nothing
             case Update():
-                self._waited = self._times.waiting
-                self._occupy(self._config.trainer.apply_seconds, self._copy)
+                self._waited = batch.times.waiting
+                self._occupy(self._config.trainer.apply_seconds, batch, self._copy)
             case Check():
                 raise AssertionError("every group is trained on")
             case unknown:
                 assert_never(unknown)
 
     def _took_devices(self) -> None:
-        self._stream.took_devices()
+        self._open[self._step].stream.took_devices()
         self._go_on()
 
-    def _occupy(self, seconds: float, then: Callable[[], None]) -> None:
+    def _occupy(self, seconds: float, batch: OpenBatch, then: Callable[[], None]) -> None:
         """The learner works for so long."""
         self._busy = True
         for engine in self._world.reserved:
@@ -151,7 +179,7 @@ class Trainer:
             self._busy = False
             for engine in self._world.reserved:
                 engine.pause(False)
-            self._times.worked(seconds, self._world.clock.now)
+            batch.times.worked(seconds, self._world.clock.now)
             then()
 
         self._world.clock.after(seconds, done)
@@ -159,15 +187,25 @@ class Trainer:
     def _copy(self) -> None:
         """Bring the parameters to the host, for all who want them."""
         seconds = self._config.weight_bytes / self._config.links.host_bytes_per_second
-        self._trained_seconds = self._times.training
-        self._occupy(seconds, lambda: self._trained(seconds))
+        batch = self._open[self._step]
+        self._trained_seconds = batch.times.training
+        self._occupy(seconds, batch, lambda: self._trained(seconds))
 
     def _trained(self, publish_seconds: float) -> None:
+        """With a lag the next batch is open: its window begins with the report."""
         self._publish_seconds = publish_seconds
-        self._publish(Version(self.step + 1))
+        trained, self._step = self._step, Batch(self._step + 1)
+        self._publish(Version(self._step))
+        if self._lag.versions:
+            self._load(lambda: self._tell(trained))
+        else:
+            self._tell(trained)
+
+    def _tell(self, batch: Batch) -> None:
+        """A batch is trained on."""
         self._say(
             m.BatchTrained(
-                batch=Batch(self.step),
+                batch=batch,
                 train_wait_seconds=self._waited,
                 train_seconds=self._trained_seconds,
             )
@@ -185,11 +223,12 @@ class Trainer:
         self._say(m.Publish(manifest=manifest))
 
     def _reported(self, report: m.BatchReport) -> None:
-        lengths = [n for group in self._lengths.values() for n in group]
+        batch = self._open.pop(report.batch)
+        lengths = [n for group in batch.lengths.values() for n in group]
         self.rows.append(
             {
                 "step": report.batch,
-                "version": report.batch,
+                "version": self._lag.version_of(report.batch),
                 "begun_at": self._begun_at,
                 "response_tokens": sum(lengths),
                 "response_length_mean": sum(lengths) / len(lengths),
@@ -206,8 +245,14 @@ class Trainer:
         )
         self._say(m.BatchCommitted(batch=report.batch))
         self._world.forget(report.batch)
-        if not self._world.over(report.batch + 1):
-            self._begin(report.batch + 1)
+        if self._world.over(self._step):
+            return
+        self._begun_at = self._world.clock.now
+        if self._lag.versions:
+            self._begin()
+            self._go_on()
+        else:
+            self._load(self._begin)
 
     def _say(self, message: m.TrainerMessage) -> None:
         self._world.deliver(FromTrainer(STREAM, message))

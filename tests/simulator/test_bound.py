@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlboost_jax.simulator.bound import step_bound
+from rlboost_jax.simulator.bound import run_bound, step_bound
 from rlboost_jax.simulator.economics import dollars
 from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.markets import static
@@ -75,3 +75,26 @@ def test_without_end_of_engines_the_longest_response_stays():
     bound = step_bound(config, lengths, 10_000)
     assert bound.latency == pytest.approx(bound.step)
     assert bound.step == pytest.approx(trainer.begin_seconds + one + after, rel=1e-3)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("instances", [0, 2, 5])
+def test_no_lag_beats_the_bound_of_a_run(lag, instances):
+    config = make_config(trainer__lag=lag, num_steps=6)
+    rows = World(config, static(instances).changes, seed=3, seconds=1e6).run()
+    steps = [response_lengths(config.workload, seed=3, step=row["step"]) for row in rows]
+    bound = run_bound(config, steps, lambda seconds: instances * seconds)
+    assert sum(row["step_seconds"] for row in rows) > bound
+
+
+def test_a_run_is_bound_by_its_learner_or_by_all_engines():
+    """64 equal responses to 16 prompts in each of 5 steps, as in the test of one step."""
+    config = make_config(engine__memory_fraction=0.85)
+    lengths = [700] * 64
+    one = step_bound(config, lengths, 0)
+    assert run_bound(config, [lengths] * 5, lambda seconds: 1e9) == pytest.approx(5 * one.learner)
+    alone = run_bound(config, [lengths] * 5, lambda seconds: 0.0)
+    works = config.num_engines * (alone - 5 * one.learner)  # engine-seconds
+    shared = run_bound(config, [lengths] * 5, lambda seconds: 0.5 * seconds)
+    engines = config.num_engines + 0.5
+    assert shared == pytest.approx((works + config.num_engines * 5 * one.learner) / engines)

@@ -147,14 +147,22 @@ class Dispatch:
         plans = self._plans
         return plans is not None and self._settings.routing == "speed" and plans.model.mixed
 
-    def _relieve(self, eligible: Sequence[Instance], now: float) -> None:
+    def _relieve(self, batch: BatchRecord, eligible: Sequence[Instance], now: float) -> None:
         """Of a mixed fleet: let the one that ends last give a rollout to a much faster one."""
         loads = [
             Load(slots=i.slots, held=len(i.held), pace=pace)
             for i, pace in zip(eligible, self._paces(eligible), strict=True)
         ]
         if (slow := straggler(loads)) is not None:
-            self._placements.release(eligible[slow], eligible[slow].shortest(1), now)
+            self._placements.release(eligible[slow], eligible[slow].shortest(batch, 1), now)
+
+    def _held_for(self, batch: BatchRecord, instance: Instance) -> int:
+        """What an instance is to keep, but for what is pending there of other batches: those may
+        not be placed where this one's may."""
+        staying = len(instance.held) - instance.num_releasing
+        if staying <= instance.slots or not self._ledger.lagging:
+            return staying
+        return max(instance.slots, staying - instance.pending_of_others(batch))
 
     def _balance(
         self,
@@ -178,13 +186,13 @@ class Dispatch:
 
         if any(works(instance) for instance in index.overfull.values()):
             eligible = [*remote, *seeding]
-            loads = [Load(slots=i.slots, held=len(i.held) - i.num_releasing) for i in eligible]
+            loads = [Load(slots=i.slots, held=self._held_for(batch, i)) for i in eligible]
             moves = pending_moves(loads, index.asked_back)
             for instance, count in zip(eligible, moves, strict=True):
                 if count:
-                    self._placements.release(instance, instance.newest_pending(count), now)
+                    self._placements.release(instance, instance.newest_pending(count, batch), now)
         elif self._by_speed and remote and not index.asked_back:
-            self._relieve([*remote, *seeding], now)
+            self._relieve(batch, [*remote, *seeding], now)
         elif pool is not None and pool.idle and not index.asked_back:
             crowded = [instance for instance in index.crowded.values() if works(instance)]
             if not crowded:
@@ -193,4 +201,4 @@ class Dispatch:
             plateau = self._profile.plateau(busiest.kind, context=busiest.context)
             load = Load(slots=busiest.slots, held=len(busiest.held), plateau=plateau)
             if count := running_moves(load, pool.idle):
-                self._placements.release(busiest, busiest.shortest(count), now)
+                self._placements.release(busiest, busiest.shortest(batch, count), now)

@@ -1,10 +1,11 @@
 """The rollouts that one server holds, and which of them are asked back."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable
 
-from rlboost_jax.manager.state.rollouts import Rollout
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 
 
 class Holding:
@@ -52,14 +53,22 @@ class Holding:
         rollout.take_back()
         return rollout
 
-    def newest_pending(self, count: int) -> list[Rollout]:
-        """The last placed that have shown no token here, `count` of them at most."""
-        newest = [r for r in reversed(self.rollouts.values()) if not (r.releasing or r.yielded)]
-        return sorted(newest[: max(0, count)], key=lambda r: r.request_id)
+    def newest_pending(self, count: int, batch: BatchRecord | None = None) -> list[Rollout]:
+        """Of a batch (None: of any), the last placed that have shown no token here, `count` of
+        them at most."""
+        staying = (r for r in reversed(self.rollouts.values()) if not (r.releasing or r.yielded))
+        own = (r for r in staying if batch is None or r.batch is batch)
+        newest = itertools.islice(own, max(0, count))
+        return sorted(newest, key=lambda r: r.request_id)
 
-    def shortest(self, count: int) -> list[Rollout]:
-        """Those of the fewest tokens that are to stay, `count` of them at most."""
-        held = [r for r in self.rollouts.values() if not r.releasing]
+    def pending_of_others(self, batch: BatchRecord) -> int:
+        """Rollouts of other batches that are to stay, and have shown no token here."""
+        staying = (r for r in self.rollouts.values() if not (r.releasing or r.yielded))
+        return sum(r.batch is not batch for r in staying)
+
+    def shortest(self, batch: BatchRecord, count: int) -> list[Rollout]:
+        """Of a batch, those of the fewest tokens that are to stay, `count` of them at most."""
+        held = [r for r in self.rollouts.values() if r.batch is batch and not r.releasing]
         return sorted(held, key=lambda r: (r.length, r.sample))[:count]
 
     def forgive(self, seconds: float, now: float) -> None:

@@ -191,13 +191,21 @@ class Instance:
         self.activity.forgive(seconds, now)
         self.departure.forgive(seconds)
 
-    def newest_pending(self, count: int) -> list[Rollout]:
-        """The last placed that have shown no token here: a server begins with the oldest."""
-        return self._holding.newest_pending(count)
+    def newest_pending(self, count: int, batch: BatchRecord | None = None) -> list[Rollout]:
+        """The last placed that have shown no token here: a server begins with the oldest.
 
-    def shortest(self, count: int) -> list[Rollout]:
+        Args:
+            batch: whose; None: of any.
+        """
+        return self._holding.newest_pending(count, batch)
+
+    def pending_of_others(self, batch: BatchRecord) -> int:
+        """Rollouts that wait here for a slot, or may, and are not of this batch."""
+        return self._holding.pending_of_others(batch)
+
+    def shortest(self, batch: BatchRecord, count: int) -> list[Rollout]:
         """Those that cost the least prefill elsewhere."""
-        return self._holding.shortest(count)
+        return self._holding.shortest(batch, count)
 
     def status(self, now: float) -> InstanceStatus:
         version, activity = self.parameters.version, self.activity
