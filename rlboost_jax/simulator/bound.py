@@ -1,6 +1,7 @@
 """What no policy can beat, not even one that knows all lengths.
 
-Of one step that is sampled from the very version that it updates (`step_bound`), with at most n preemptible instances at any time, by these relaxations:
+Of one step that is sampled from the very version that it updates (`step_bound`), with at most n
+preemptible instances at any time, by these relaxations:
 
 - Generation is divisible at will, moves for nothing and is never cut off. N decode steps of one
   engine take N · a + b · Q seconds (a: weights and overhead, b: per token read) where they yield

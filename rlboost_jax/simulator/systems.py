@@ -6,7 +6,7 @@
 - model_window: the same, with windows foreseen by the manager's model.
 - marginal: that, and as many instances as make tokens cheapest.
 - merged: that, and instances are let go while a step has no work for them.
-- lag_1, lag_2: rlboost, with batches begun so many ahead of the one that is trained on.
+- lag_1, lag_2: model_window, with so many batches begun ahead of the one that is trained on.
 - no_seeding, no_memory, no_balance, no_migration: the same, less one of them.
 - sync_weights: the same, but weights are sent when a step begins, as collectives send them:
   whoever joins in mid-step works from the next step on.
@@ -69,7 +69,11 @@ def _lag(versions: int) -> System:
     def run(
         config: SimConfig, market: Market, seed: int, seconds: float, world: Worlds
     ) -> Simulated:
-        config = replace(config, trainer=replace(config.trainer, lag=versions))
+        config = replace(
+            config,
+            trainer=replace(config.trainer, lag=versions),
+            policy=replace(config.policy, window="model"),
+        )
         return config, world(config, market.changes, seed=seed, seconds=seconds).run()
 
     return run

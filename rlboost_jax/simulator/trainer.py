@@ -95,9 +95,14 @@ class Trainer:
                 raise RuntimeError(f"the manager refused: {reason}")
 
     def _load(self, then: Callable[[], None]) -> None:
-        """Have the reserved engines hold the version that samples the batch to train on."""
+        """Have the reserved engines hold the version that samples the batch to train on.
+
+        The learner waits for them.
+        """
+        self._busy = True
 
         def loaded() -> None:
+            self._busy = False
             version = self._lag.version_of(self._step)
             for engine in self._world.reserved:
                 engine.offer(version, digest(version))

@@ -69,8 +69,36 @@ def test_who_would_idle_relieves_the_oldest_queue() -> None:
     assert choose_versions(demands(0, 5, queued=(2, 0)), [full, free(OLD)]) == [OLD, OLD]
 
 
+def gathered(rollouts: int, *, rows: int, newer: int = 50) -> list[Demand]:
+    return [Demand(unheld=rollouts, rows=rows), Demand(unheld=newer, rows=rows)]
+
+
+def test_the_last_rollouts_are_gathered_where_newer_ones_want_instances() -> None:
+    """Who holds the fewest leaves, and as many stay as have rows enough."""
+    holders = [busy(OLD, 2), busy(OLD, 1), busy(OLD, 3), busy(OLD, 1)]
+    assert choose_versions(gathered(0, rows=4), holders) == [OLD, NEW, OLD, NEW]
+    assert choose_versions(gathered(2, rows=4), holders) == [OLD, OLD, OLD, NEW]
+    assert choose_versions(gathered(0, rows=9), holders) == [NEW, NEW, OLD, NEW]
+    assert choose_versions(gathered(0, rows=1), holders) == [OLD] * 4
+
+
+def test_nothing_is_gathered_for_nobody() -> None:
+    holders = [busy(OLD, 1)] * 3
+    assert choose_versions(gathered(0, rows=9, newer=0), holders) == [OLD] * 3
+    assert choose_versions(gathered(0, rows=0), holders) == [OLD] * 3
+    assert choose_versions([Demand(unheld=3, rows=9)], [busy(OLD)] * 3) == [OLD] * 3
+
+
+def test_who_was_told_to_leave_leaves() -> None:
+    """Though by now it holds more than who was to stay."""
+    holders = [busy(OLD, 1), busy(OLD, 3, told=NEW)]
+    assert choose_versions(gathered(0, rows=9), holders) == [OLD, NEW]
+
+
 NUMBERS = st.integers(0, 4)
-DEMANDS = st.lists(st.builds(Demand, unheld=NUMBERS, queued=NUMBERS), min_size=1, max_size=3)
+DEMANDS = st.lists(
+    st.builds(Demand, unheld=NUMBERS, queued=NUMBERS, rows=NUMBERS), min_size=1, max_size=3
+)
 
 
 @st.composite
@@ -89,9 +117,12 @@ def fleets(draw: st.DrawFn) -> tuple[list[Demand], list[Holder]]:
 def test_what_always_holds(fleet: tuple[list[Demand], list[Holder]]) -> None:
     wanted, holders = fleet
     chosen = choose_versions(wanted, holders)
-    for holder, version in zip(holders, chosen, strict=True):
-        if holder.holds is not None:
-            assert version is not None and version <= holder.holds, "taken from its work"
+    for place, demand in enumerate(wanted):
+        here = [(h, c) for h, c in zip(holders, chosen, strict=True) if h.holds == place]
+        gone = sum(c is None or c > place for _, c in here)
+        rollouts = demand.unheld + sum(h.held for h, _ in here)
+        enough = demand.rows and (len(here) - gone) * demand.rows >= rollouts
+        assert not gone or enough, "taken from its work"
     for version, demand in enumerate(wanted):
         free = [h for h, c in zip(holders, chosen, strict=True) if h.holds is None and c is None]
         newer = [c for c in chosen if c is None or c > version]

@@ -10,7 +10,9 @@ holds one version at a time. Five rules, the first that applies:
 3. nobody is at a version that has such rollouts, and nobody is free: those who hold the least of
    a newer one go back, for the learner waits for the oldest batch;
 4. who would idle goes to the oldest version with rollouts that wait for a slot elsewhere;
-5. all others take the newest version: its batch is begun next.
+5. all others take the newest version: its batch is begun next;
+6. where newer ones want instances, an older batch's last rollouts are gathered at so few that each
+   has a batch that its engine is worth.
 
 So a newer version never takes an instance from the work of an older batch, and an older batch is
 never without anybody.
@@ -26,6 +28,8 @@ class Demand:
 
     unheld: int  # rollouts that nobody samples, now or as soon as they are given back
     queued: int = 0  # rollouts that wait at an instance for one of its slots
+    rows: int = 0  # that an instance should sample at once, while others are needed elsewhere; 0:
+    # any number is well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,9 @@ def choose_versions(demands: Sequence[Demand], holders: Sequence[Holder]) -> lis
     busy = [n for n, holder in enumerate(holders) if holder.holds is not None]
     queued: list[int] = []  # by version, what nobody has been chosen for
     for version, demand in enumerate(demands):
+        for n, newer in _packed(version, demands, holders):
+            chosen[n] = newer
+            busy.remove(n)
         need = demand.unheld
         for n in [n for n in busy if holders[n].holds == version]:
             chosen[n] = version
@@ -78,3 +85,25 @@ def choose_versions(demands: Sequence[Demand], holders: Sequence[Holder]) -> lis
                 left -= holders[n].slots
                 free.remove(n)
     return chosen
+
+
+def _packed(
+    version: int, demands: Sequence[Demand], holders: Sequence[Holder]
+) -> list[tuple[int, int]]:
+    """Who leaves a version's last rollouts to others that hold some, and for which version.
+
+    As few rollouts as an instance holds then cost it nearly the time of many.
+    """
+    demand, place = demands[version], version + 1
+    later = (p for p, d in enumerate(demands[place:], place) if d.unheld + d.queued > 0)
+    newer = next(later, None)
+    if not demand.rows or newer is None:
+        return []
+    here = [n for n, holder in enumerate(holders) if holder.holds == version]
+    rollouts = demand.unheld + sum(holders[n].held for n in here)
+    kept = max(1, -(-rollouts // demand.rows))
+
+    def stays(n: int) -> tuple[bool, int, int]:
+        return holders[n].told == version, holders[n].held, -n
+
+    return [(n, newer) for n in sorted(here, key=stays, reverse=True)[kept:]]

@@ -5,8 +5,9 @@ version only once the older open batches have nothing left for it, and of an old
 rollout of that would find nobody: `policies.version_choice` says who; here is what it is asked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from rlboost_jax.manager.policies.throughput import ThroughputProfile
 from rlboost_jax.manager.policies.version_choice import Demand, Holder, choose_versions
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.state.instances import Instance
@@ -16,7 +17,8 @@ from rlboost_jax.messages import Manifest, Ready
 
 
 class Directions:
-    def __init__(self, owners: Owners, seeding: SeedingWindow) -> None:
+    def __init__(self, owners: Owners, seeding: SeedingWindow, profile: ThroughputProfile) -> None:
+        self._profile = profile
         self._ledger = owners.ledger
         self._roster = owners.roster
         self._versions = owners.versions
@@ -98,6 +100,8 @@ class Directions:
             there = len(self._roster.pool(batches[0]).instances)
             if at_work and not there and not all(batch.finished for batch in batches):
                 return False
+            if at_work and there > 1 and self._left(batches) <= self._rows(batches) * (there - 1):
+                return False
             at_work += there
         return not index.free and at_work == sum(index.prices.values())
 
@@ -122,7 +126,23 @@ class Directions:
                 queued[place] += max(0, staying - instance.slots)
             elif not working:
                 unheld[place] += staying
-        return [Demand(unheld=u, queued=q) for u, q in zip(unheld, queued, strict=True)]
+        rows = [self._rows(found) for found in wanted.values()]
+        return [
+            Demand(unheld=u, queued=q, rows=r) for u, q, r in zip(unheld, queued, rows, strict=True)
+        ]
+
+    def _left(self, batches: Sequence[BatchRecord]) -> int:
+        """Rollouts of some batches that somebody has."""
+        return sum(len(b.rollouts) - b.num_finished - b.num_waiting for b in batches)
+
+    def _rows(self, batches: Sequence[BatchRecord]) -> int:
+        """Rollouts of some batches that an instance is worth, as far as is known; else 0."""
+        busiest = max(
+            self._roster.pool(batches[0]).instances, key=lambda i: len(i.held), default=None
+        )
+        if busiest is None:
+            return 0
+        return self._profile.plateau(busiest.kind, context=busiest.context)
 
 
 def _holder(instance: Instance, places: Mapping[BatchRecord, int], versions: list[int]) -> Holder:

@@ -94,7 +94,12 @@ class Dispatch:
 
         The roster's own list: to be read at once, and by nobody changed.
         """
-        return self._roster.pool(batch).instances if self._roster.trusting else []
+        if not self._roster.trusting:
+            return []
+        instances = self._roster.pool(batch).instances
+        if not self._ledger.lagging:
+            return instances
+        return [i for i in instances if i.parameters.staying]
 
     @property
     def engines(self) -> tuple[list[Instance], list[Instance]]:

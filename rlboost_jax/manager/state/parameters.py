@@ -42,6 +42,11 @@ class Parameters:
         """The engine has them."""
         self.version, self.digest = version, digest
 
+    @property
+    def staying(self) -> bool:
+        """Whether it is not on its way to another version."""
+        return self.announced is None or self.announced.version == self.version
+
     def pay(self, version: Version) -> bool:
         """Whether a version is to be charged for: each once, and none after a newer one."""
         if version <= self._paid_version:
