@@ -95,14 +95,9 @@ class Trainer:
                 raise RuntimeError(f"the manager refused: {reason}")
 
     def _load(self, then: Callable[[], None]) -> None:
-        """Have the reserved engines hold the version that samples the batch to train on.
-
-        The learner waits for them.
-        """
-        self._busy = True
+        """Have the reserved engines hold the version that samples the batch to train on."""
 
         def loaded() -> None:
-            self._busy = False
             version = self._lag.version_of(self._step)
             for engine in self._world.reserved:
                 engine.offer(version, digest(version))
@@ -202,12 +197,14 @@ class Trainer:
         trained, self._step = self._step, Batch(self._step + 1)
         self._publish(Version(self._step))
         if self._lag.versions:
+            self._busy = True
             self._load(lambda: self._tell(trained))
         else:
             self._tell(trained)
 
     def _tell(self, batch: Batch) -> None:
         """A batch is trained on."""
+        self._busy = False
         self._say(
             m.BatchTrained(
                 batch=batch,
