@@ -172,8 +172,8 @@ def _nothing_idle(world: World) -> None:
 
 
 def _versions(world: World) -> None:
-    """A newer version takes nobody from an open batch that is not trained yet, and the oldest one
-    is not left by all."""
+    """A newer version takes nobody from an open batch that is not trained yet, unless others stay
+    that its last responses are gathered at, and the oldest one is not left by all."""
     manager = world.manager
     assert manager is not None
     newest = manager.owners.versions.newest
@@ -187,11 +187,12 @@ def _versions(world: World) -> None:
             continue
         if found is None or found.params_digest != begin.params_digest:
             continue  # its trainer has yet to publish it
+        told_it = [i for i in instances if i.parameters.announced == found]
         for instance in instances:
             told = instance.parameters.announced
             if told is not None and any(r.batch is batch for r in instance.held.values()):
-                assert told.version <= begin.version, "work of an older batch is given up"
+                left = told.version > begin.version
+                assert not left or told_it, "work of an older batch is given up"
         if oldest and batch.num_waiting and instances:
-            told_it = [i for i in instances if i.parameters.announced == found]
             assert told_it, "nobody is left for the oldest batch"
         oldest = False
