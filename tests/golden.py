@@ -55,6 +55,9 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "dapo": ("algorithm.name=dapo", "evaluation.every_steps=2"),
     "ppo": ("algorithm.name=ppo",),
     "mini_batches": ("algorithm.mini_batches=2",),
+    "lag_1": ("algorithm.lag=1",),
+    "lag_2": ("algorithm.lag=2", "algorithm.mini_batches=2"),
+    "lag_dapo": ("algorithm.name=dapo", "algorithm.lag=1", "evaluation.every_steps=2"),
     "kl": ("algorithm.kl_coefficient=0.1",),
     "lora": ("model.lora.rank=4",),
     "moe": ("model.num_experts=6", "model.experts_per_token=2", "model.expert_dim=32"),
@@ -181,11 +184,16 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS))
+    parser.add_argument(
+        "variants",
+        nargs="*",
+        metavar="VARIANT",
+        help=", ".join(VARIANTS) + "; left out: all that have no lag",
+    )
     parser.add_argument("--before", required=True, help="commit to compare with")
     parser.add_argument("--conditions", default=",".join(CONDITIONS))
     chosen = parser.parse_args(arguments)
-    variants = chosen.variants or list(VARIANTS)
+    variants = chosen.variants or [name for name in VARIANTS if not name.startswith("lag")]
     conditions = [c for c in CONDITIONS if c in chosen.conditions.split(",")]
     if unknown := {*variants} - {*VARIANTS} or {*chosen.conditions.split(",")} - {*CONDITIONS}:
         parser.error(f"no {min(unknown)!r}; there are {', '.join((*VARIANTS, *CONDITIONS))}")
