@@ -14,7 +14,8 @@ from email.utils import parsedate
 from pathlib import Path
 
 PROGRAM = b"rlboost_jax"  # in the command line of every process of ours
-HAS_PROC = os.path.isdir("/proc/self")
+PROC = Path("/proc")  # of Linux
+HAS_PROC = (PROC / "self").is_dir()
 
 # Where there is no /proc, ps adds the time since the last start of the system to when that was.
 # It rounds both anew at each call, so that one process has begun a second sooner or later.
@@ -22,20 +23,24 @@ PS_TOLERANCE_SECONDS = 2
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def start_time(pid: int) -> str:
-    """When a process began, in the system's own words; "" if it has ended."""
-    if HAS_PROC:
+def start_time(pid: int, proc: Path = PROC) -> str:
+    """When a process began, in the system's own words; "" if it has ended.
+
+    Args:
+        proc: where the system tells of processes; `ps` is asked where that is no such place.
+    """
+    if (proc / "self").is_dir():
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = (proc / f"{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             return ""
         return "" if fields[0] in "ZX" else fields[19]  # state and start: the 3rd and the 22nd
     return _ps(pid, "lstart")
 
 
-def runs(pid: int, started: str) -> bool:
+def runs(pid: int, started: str, proc: Path = PROC) -> bool:
     """Whether the process of ours that had this id and `start_time` still runs."""
-    return same_start(start_time(pid), started) and PROGRAM in _command(pid)
+    return same_start(start_time(pid, proc), started) and PROGRAM in _command(pid, proc)
 
 
 def same_start(one: str, other: str) -> bool:
@@ -67,10 +72,10 @@ def _seconds(started: str) -> float | None:
         return None
 
 
-def _command(pid: int) -> bytes:
-    if HAS_PROC:
+def _command(pid: int, proc: Path) -> bytes:
+    if (proc / "self").is_dir():
         try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes()
+            return (proc / f"{pid}/cmdline").read_bytes()
         except OSError:
             return b""
     return _ps(pid, "command").encode()

@@ -99,8 +99,8 @@ def parts(jobs: int, order: int | None) -> list[Part]:
     ]
 
 
-def carry_out(part: Part, environment: dict[str, str], folder: Path) -> Result:
-    """Run a part to its end."""
+def carry_out(part: Part, root: Path, environment: dict[str, str], folder: Path) -> Result:
+    """Run a part of a checkout to its end."""
     began = time.monotonic()
     result = Result(part, 0.0)
     environment = {**environment, PART_MARK: f"{environment[MARK]} {part.name}"}
@@ -113,21 +113,21 @@ def carry_out(part: Part, environment: dict[str, str], folder: Path) -> Result:
             more = (f"--tally={file}", f"--basetemp={folder / part.name}") if part.tests else ()
             nice = ("nice", "-n", NICENESS) if part.beside else ()
             code = subprocess.call(
-                [*nice, *command, *more], cwd=ROOT, env=environment, stdout=out, stderr=out
+                [*nice, *command, *more], cwd=root, env=environment, stdout=out, stderr=out
             )
             if part.tests and file.exists():
                 result.tally = json.loads(file.read_text())
             if code != 0:
                 found = [t for t, o in result.tally.get("outcomes", {}).items() if o == "failed"]
                 alone: list[tuple[str, ...]] = [(sys.executable, "-m", "pytest", t) for t in found]
-                result.failed += [_shown(each) for each in alone or [command]]
+                result.failed += [_shown(each, root) for each in alone or [command]]
     result.left = clear_away(f"{PART_MARK}={environment[PART_MARK]}")
     result.seconds = time.monotonic() - began
     return result
 
 
 def carry_out_all(
-    parts: Sequence[Part], environment: dict[str, str], folder: Path
+    parts: Sequence[Part], root: Path, environment: dict[str, str], folder: Path
 ) -> Iterator[Result]:
     """Run parts, each result as it comes: those beside others after what they ran beside."""
     beside: list[Future[Result]] = []
@@ -135,9 +135,9 @@ def carry_out_all(
         try:
             for index, part in enumerate(parts):
                 if part.beside and index + 1 < len(parts):
-                    beside.append(threads.submit(carry_out, part, environment, folder))
+                    beside.append(threads.submit(carry_out, part, root, environment, folder))
                     continue
-                yield carry_out(replace(part, beside=False), environment, folder)
+                yield carry_out(replace(part, beside=False), root, environment, folder)
                 while beside:
                     result = beside.pop(0).result()
                     print(f"\n{result.part.name}", flush=True)
@@ -148,10 +148,10 @@ def carry_out_all(
             raise
 
 
-def _shown(command: Sequence[str]) -> str:
+def _shown(command: Sequence[str], root: Path) -> str:
     """As one types it into a shell."""
     program = Path(command[0])
-    name = str(program.relative_to(ROOT)) if program.is_relative_to(ROOT) else command[0]
+    name = str(program.relative_to(root)) if program.is_relative_to(root) else command[0]
     return shlex.join([name, *command[1:]])
 
 
@@ -169,11 +169,11 @@ def clear_away(mark: str) -> list[str]:
     return [f"process {pid} was left running: {command[:120]}" for pid, command in found.items()]
 
 
-def files_of_checkout() -> set[str]:
+def files_of_checkout(root: Path) -> set[str]:
     """That version control neither knows nor ignores."""
     listed = subprocess.run(
         ["git", "ls-files", "--others", "--exclude-standard"],
-        cwd=ROOT,
+        cwd=root,
         capture_output=True,
         text=True,
         check=False,
@@ -221,13 +221,28 @@ def report(results: Sequence[Result], left: Sequence[str], seconds_in_all: float
         print("\nall green")
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(
+    arguments: Sequence[str],
+    *,
+    root: Path = ROOT,
+    offered: Sequence[Part] | None = None,
+    session: str = "",
+    temporary: Path | None = None,
+) -> int:
+    """Run what the arguments ask for; returns the exit code.
+
+    Args:
+        root: of the checkout.
+        offered: the parts that there are; left out: `parts`.
+        session: marks all processes; left out: a random one.
+        temporary: for folders; left out: the system's place for them.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m tests",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    names = [part.name for part in parts(0, None)]
+    names = [part.name for part in offered or parts(0, None)]
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(names))
     parser.add_argument("--jobs", type=int, default=0, help="left out: by the number of cores")
     parser.add_argument("--order", type=int, help="seed of a random order")
@@ -243,8 +258,8 @@ def main(arguments: Sequence[str]) -> int:
     # Ignored where a shell has started this in the background, and then by all it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
-    session, before = uuid.uuid4().hex, files_of_checkout()
-    folder = Path(tempfile.mkdtemp(prefix="rlboost-tests-"))
+    session, before = session or uuid.uuid4().hex, files_of_checkout(root)
+    folder = Path(tempfile.mkdtemp(prefix="rlboost-tests-", dir=temporary))
     environment = {
         **os.environ,
         MARK: session,
@@ -263,10 +278,10 @@ def main(arguments: Sequence[str]) -> int:
                 conditions.enter_context(throttled(chosen.share, own))
             wanted = [
                 part
-                for part in parts(chosen.jobs, chosen.order)
+                for part in offered or parts(chosen.jobs, chosen.order)
                 if not chosen.parts or part.name in chosen.parts
             ]
-            for result in carry_out_all(wanted, environment, folder):
+            for result in carry_out_all(wanted, root, environment, folder):
                 results.append(result)
                 left += [f"{line} (after {result.part.name})" for line in result.left]
     except KeyboardInterrupt:
@@ -276,7 +291,7 @@ def main(arguments: Sequence[str]) -> int:
         red = bool(left) or any(result.failed for result in results)
         if not red:
             shutil.rmtree(folder, ignore_errors=True)
-    left += [f"file {name}" for name in sorted(files_of_checkout() - before)]
+    left += [f"file {name}" for name in sorted(files_of_checkout(root) - before)]
     report(results, left, time.monotonic() - began)
     if red:
         print(f"\nfolders of failed tests are in {folder}")

@@ -70,11 +70,11 @@ def throttled(share: float, processes: Callable[[], dict[int, str]]) -> Iterator
                 group.rmdir()
 
 
-def _group(pid: int, share: float) -> Path:
+def _group(pid: int, share: float, groups: Path = GROUPS) -> Path:
     """A group with that share of a core, and the process in it; 0: with nobody in it."""
     quota = round(share * PERIOD_MICROSECONDS)
-    old = GROUPS / "cpu"  # version 1 of control groups
-    group = (old if old.is_dir() else GROUPS) / f"rlboost-tests-{os.getpid()}-{pid}"
+    old = groups / "cpu"  # version 1 of control groups
+    group = (old if old.is_dir() else groups) / f"rlboost-tests-{os.getpid()}-{pid}"
     group.mkdir(exist_ok=True)
     if old.is_dir():
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))

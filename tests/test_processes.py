@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -29,29 +30,33 @@ def by_ps(seconds: float) -> str:
     return time.strftime("%a %b %e %H:%M:%S %Y", time.gmtime(seconds))
 
 
+NOWHERE = Path("/nowhere")
+
+
 @pytest.fixture(params=["/proc", "ps"])
 def system(request, monkeypatch):
-    """Where the answer comes from."""
+    """The place that the answer comes from; where there is none, from ps."""
     if request.param == "ps":
         if not any(os.access(f"{folder}/ps", os.X_OK) for folder in os.get_exec_path()):
             pytest.skip("no ps here")
-        monkeypatch.setattr(processes, "HAS_PROC", False)
         monkeypatch.setenv("COLUMNS", "20")  # of a terminal, which is no matter
-    elif not processes.HAS_PROC:
+        return NOWHERE
+    if not processes.HAS_PROC:
         pytest.skip("no /proc here")
+    return processes.PROC
 
 
 def test_only_a_process_of_ours_that_began_then_runs(system, process):
     child, ours = process
-    started = processes.start_time(child.pid)
+    started = processes.start_time(child.pid, system)
     assert started
-    assert processes.runs(child.pid, started) == ours
-    assert not processes.runs(child.pid, "another time")
-    assert not processes.runs(child.pid, "")
+    assert processes.runs(child.pid, started, system) == ours
+    assert not processes.runs(child.pid, "another time", system)
+    assert not processes.runs(child.pid, "", system)
     child.kill()
     child.wait()
-    assert processes.start_time(child.pid) == ""
-    assert not processes.runs(child.pid, started)
+    assert processes.start_time(child.pid, system) == ""
+    assert not processes.runs(child.pid, started, system)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +94,13 @@ def test_what_is_no_time_of_ps_is_compared_to_the_letter(reading, record):
 def test_ps_says_the_same_in_all_places(process, monkeypatch):
     if not any(os.access(f"{folder}/ps", os.X_OK) for folder in os.get_exec_path()):
         pytest.skip("no ps here")
-    monkeypatch.setattr(processes, "HAS_PROC", False)
     child, ours = process
-    started = processes.start_time(child.pid)
+    started = processes.start_time(child.pid, NOWHERE)
     assert processes._seconds(started) is not None
     for zone, language in (("Asia/Tokyo", "C"), ("America/New_York", "de_DE.UTF-8"), ("", "")):
         monkeypatch.setenv("TZ", zone)
         monkeypatch.setenv("LC_ALL", language)
-        assert processes.runs(child.pid, started) == ours
+        assert processes.runs(child.pid, started, NOWHERE) == ours
     began = processes._seconds(started)
     for away in (-3, 3):
-        assert not processes.runs(child.pid, by_ps(began + away))
+        assert not processes.runs(child.pid, by_ps(began + away), NOWHERE)

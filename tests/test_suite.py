@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,9 +55,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / ".git" / "info").mkdir(exist_ok=True)
     (folder / ".git" / "info" / "exclude").write_text("__pycache__\ntest_*.py\n")
     monkeypatch.setenv("PYTHONPATH", str(suite.ROOT))
-    monkeypatch.setattr(suite, "ROOT", folder)
-    (tmp_path / "own").mkdir()
-    monkeypatch.setattr(suite.tempfile, "tempdir", str(tmp_path / "own"))
     before = signal.getsignal(signal.SIGINT)
     yield folder
     signal.signal(signal.SIGINT, before)
@@ -68,17 +65,19 @@ def of_pytest(file: Path, name: str = "unit") -> suite.Part:
     return suite.Part(name, ((*command, "--rootdir=.", file.name),), tests=True)
 
 
-def only(monkeypatch: pytest.MonkeyPatch, *parts: suite.Part) -> None:
-    monkeypatch.setattr(suite, "parts", lambda jobs, order: list(parts))
+def run_of(root: Path, *parts: suite.Part, chosen: Sequence[str] = (), session: str = "") -> int:
+    """The exit code of a run of these parts; its folders are made beside the checkout."""
+    temporary = root.parent / "own"
+    temporary.mkdir()
+    return suite.main(chosen, root=root, offered=parts, session=session, temporary=temporary)
 
 
 def test_each_failure_is_named_with_a_command_for_just_that(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    checkout: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (checkout / "test_some.py").write_text(TESTS)
     bad = suite.Part("lint", ((sys.executable, "-c", "import sys; sys.exit(3)"),))
-    only(monkeypatch, bad, of_pytest(checkout / "test_some.py"))
-    assert suite.main([]) == 1
+    assert run_of(checkout, bad, of_pytest(checkout / "test_some.py")) == 1
     said = capfd.readouterr().out
     failed = said.partition("failed; each alone by\n")[2].partition("\n\n")[0].splitlines()
     assert failed == [
@@ -93,27 +92,24 @@ def test_each_failure_is_named_with_a_command_for_just_that(
 
 
 def test_a_file_that_cannot_be_imported_is_a_failure(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    checkout: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (checkout / "test_some.py").write_text("import nothing_of_that_name")
-    only(monkeypatch, of_pytest(checkout / "test_some.py"))
-    assert suite.main([]) == 1
+    assert run_of(checkout, of_pytest(checkout / "test_some.py")) == 1
     assert f"  {sys.executable} -m pytest test_some.py\n" in capfd.readouterr().out
 
 
 def test_what_is_left_behind_is_told_and_ended(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    checkout: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (checkout / "test_some.py").write_text(SLEEPER)
-    only(monkeypatch, of_pytest(checkout / "test_some.py"))
-    session = uuid.uuid4()
-    monkeypatch.setattr(uuid, "uuid4", lambda: session)
-    assert suite.main([]) == 1
+    session = uuid.uuid4().hex
+    assert run_of(checkout, of_pytest(checkout / "test_some.py"), session=session) == 1
     left = capfd.readouterr().out.partition("left behind\n")[2]
     assert "was left running" in left and "time.sleep(3600)" in left
     assert "  file left.txt\n" in left
     assert "failed; each alone" not in left
-    wait_until(lambda: not marked(f"{suite.MARK}={session.hex}"), "end of it")
+    wait_until(lambda: not marked(f"{suite.MARK}={session}"), "end of it")
 
 
 def test_a_part_beside_another_is_told_after_it_and_spares_its_processes(
@@ -128,7 +124,6 @@ with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) 
     while not pathlib.Path("cleared").exists():
         assert child.poll() is None, "ended by another part"
 """
-    only(monkeypatch, beside, suite.Part("unit", ((sys.executable, "-c", child),)))
     clear_away = suite.clear_away
 
     def and_tell(mark: str) -> list[str]:
@@ -138,14 +133,14 @@ with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) 
 
     monkeypatch.setattr(suite, "clear_away", and_tell)
     (checkout / ".git" / "info" / "exclude").write_text("__pycache__\ntest_*.py\ncleared\n")
-    assert suite.main([]) == 1
+    assert run_of(checkout, beside, suite.Part("unit", ((sys.executable, "-c", child),))) == 1
     said = capfd.readouterr().out
     assert said.index("\nunit\nnot yet over\n") < said.index("\ntypes\n") < said.index("1 passed")
     assert "time.sleep(3600) (after types)" in said and "failed; each alone" not in said
 
 
 def test_an_interrupt_ends_what_runs_beside(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    checkout: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sleep = f"""
 import time
@@ -159,12 +154,8 @@ while not pathlib.Path("here").exists(): pass
 os.kill(os.getppid(), signal.SIGINT)
 input()
 """
-    only(
-        monkeypatch,
-        suite.Part("types", ((sys.executable, "-c", sleep),), beside=True),
-        suite.Part("unit", ((sys.executable, "-c", strike),)),
-    )
-    assert suite.main([]) == 1
+    types = suite.Part("types", ((sys.executable, "-c", sleep),), beside=True)
+    assert run_of(checkout, types, suite.Part("unit", ((sys.executable, "-c", strike),))) == 1
     assert "an interrupted part" in capfd.readouterr().out
     assert not (checkout / "slept").exists(), "it was waited for, not ended"
 
@@ -172,12 +163,11 @@ input()
 def test_a_green_run_leaves_no_folder(
     checkout: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     (checkout / "test_some.py").write_text("def test_that_passes(tmp_path): pass")
-    only(monkeypatch, of_pytest(checkout / "test_some.py"), suite.Part("lint", (("true",),)))
-    assert suite.main(["unit"]) == 0
+    some, lint = of_pytest(checkout / "test_some.py"), suite.Part("lint", (("true",),))
+    assert run_of(checkout, some, lint, chosen=["unit"]) == 0
     said = capfd.readouterr().out
     assert "all green" in said and "lint" not in said
     assert not list((tmp_path / "own").iterdir())
@@ -211,11 +201,10 @@ def test_busy_processes_are_gone_afterwards() -> None:
     ],
 )
 def test_a_throttled_process_has_a_group_of_its_own(
-    version: int, written: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: int, written: dict[str, str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(conditions, "GROUPS", tmp_path)
     if version == 1:
         (tmp_path / "cpu").mkdir()
-    group = conditions._group(4711, 0.25)
+    group = conditions._group(4711, 0.25, tmp_path)
     assert group.parent == (tmp_path / "cpu" if version == 1 else tmp_path)
     assert {path.name: path.read_text() for path in group.iterdir()} == written

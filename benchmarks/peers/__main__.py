@@ -150,7 +150,7 @@ def measure(
     ], reasons
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
     parser.add_argument("--models", default="10M,50M", help=f"of {', '.join(MODELS)}")
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=NEW, help="tokens after every prompt")
     parser.add_argument("--rounds", type=int, default=5, help="timed turns of each")
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     peers = options.peers.split(",")
     if unknown := sorted(set(peers) - set(PEERS)):
         parser.error(f"--peers names {', '.join(unknown)}; choose of {', '.join(PEERS)}")

@@ -7,17 +7,11 @@ far above what an honest server reaches, so nobody has to set them.
 
 import math
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Final
 
 from rlboost_jax.messages import TOKEN_BATCH_BYTES
 
-# An engine sends a frame per dispatch: 100 a second where a model is tiny, 10 where it is not.
-# What piled up while the manager stood still for a minute is let through.
-FRAMES_PER_SECOND: Final = 1_000
-FRAME_BURST: Final = 20_000
-# 14 bytes a token: over a million tokens a second from one server.
-BYTES_PER_SECOND: Final = 16 * 2**20
-BYTE_BURST: Final = 64 * 2**20
 # With routes a token has hundreds of bytes, and models with experts are not that fast.
 ROUTED_TOKENS_PER_SECOND: Final = 100_000
 # What ends up in events.jsonl: two lines per version, or a failed download every 2 s.
@@ -25,15 +19,36 @@ REMARKS_PER_SECOND: Final = 2.0
 REMARK_BURST: Final = 60
 MAX_INSTANCES: Final = 1_000  # of one fleet
 MAX_OPEN_BATCHES: Final = 16  # at once: a lag of 14, and one that is being trained
-# Streams opened from one address. A fleet on one host comes back to a restarted manager at
-# once, each server up to five times until it is through.
-STREAMS_PER_SECOND: Final = 5.0
-STREAM_BURST: Final = 2 * MAX_INSTANCES
-MAX_CALLERS: Final = 4_096  # addresses remembered
 
 _FRAME_OVERHEAD: Final = 4_096  # Hello at its longest, a reason, names of fields
 _ROW_BYTES: Final = 4 + 2 + 4  # of a token batch: request id, count and lead
 _TOKEN_BYTES: Final = 4 + 4  # token and log-probability
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowance:
+    """What a server may send, and how often it may call.
+
+    Attributes:
+        frames_per_second: an engine sends a frame per dispatch, 100 a second where a model is
+            tiny, 10 where it is not.
+        frame_burst: lets through what piled up while the manager stood still for a minute.
+        bytes_per_second: at 14 bytes a token, over a million tokens a second.
+        stream_burst: of streams opened from one address. A fleet on one host comes back to a
+            restarted manager at once, each server up to five times until it is through.
+        max_callers: addresses remembered.
+    """
+
+    frames_per_second: float = 1_000
+    frame_burst: int = 20_000
+    bytes_per_second: float = 16 * 2**20
+    byte_burst: int = 64 * 2**20
+    streams_per_second: float = 5.0
+    stream_burst: int = 2 * MAX_INSTANCES
+    max_callers: int = 4_096
+
+
+ALLOWANCE: Final = Allowance()
 
 
 def server_frame_bytes(
@@ -82,21 +97,22 @@ class Bucket:
 class Meter:
     """Of the frames of one stream, control frames included."""
 
-    def __init__(self, route_bytes: int = 0) -> None:
+    def __init__(self, route_bytes: int = 0, allowance: Allowance = ALLOWANCE) -> None:
         """A stream that may send a burst at once.
 
         Args:
             route_bytes: that come with each token.
         """
         routed = ROUTED_TOKENS_PER_SECOND * route_bytes
-        self._rate = BYTES_PER_SECOND + routed
-        self._frames = Bucket(FRAMES_PER_SECOND, FRAME_BURST)
-        self._bytes = Bucket(self._rate, BYTE_BURST + 2 * routed)
+        self._allowance = allowance
+        self._rate = allowance.bytes_per_second + routed
+        self._frames = Bucket(allowance.frames_per_second, allowance.frame_burst)
+        self._bytes = Bucket(self._rate, allowance.byte_burst + 2 * routed)
 
     def objection(self, size: int, now: float) -> str:
         """Why a frame of that many bytes is one too many; "" if it is not."""
         if not self._frames.take(1, now):
-            return f"over {FRAMES_PER_SECOND:,} frames per second"
+            return f"over {self._allowance.frames_per_second:,} frames per second"
         if not self._bytes.take(size, now):
             return f"over {self._rate:,} bytes per second"
         return ""
@@ -105,13 +121,17 @@ class Meter:
 class Callers:
     """Streams opened from each address; the longest unheard-of are forgotten first."""
 
-    def __init__(self) -> None:
+    def __init__(self, allowance: Allowance = ALLOWANCE) -> None:
+        self._allowance = allowance
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def admit(self, address: str, now: float) -> bool:
         """Whether one more stream from there may be opened now."""
-        bucket = self._buckets.pop(address, None) or Bucket(STREAMS_PER_SECOND, STREAM_BURST)
+        allowed = self._allowance
+        bucket = self._buckets.pop(address, None) or Bucket(
+            allowed.streams_per_second, allowed.stream_burst
+        )
         self._buckets[address] = bucket
-        if len(self._buckets) > MAX_CALLERS:
+        if len(self._buckets) > allowed.max_callers:
             self._buckets.popitem(last=False)
         return bucket.take(1, now)

@@ -74,13 +74,23 @@ def row_attention(
     return of_layer
 
 
-def chosen(config: ModelConfig, how: str, tokens: int, mesh: Mesh | AbstractMesh | None) -> str:
-    """The way that "auto" takes in rows of so many tokens, or the one that is named."""
+def chosen(
+    config: ModelConfig,
+    how: str,
+    tokens: int,
+    mesh: Mesh | AbstractMesh | None,
+    platform: str | None = None,
+) -> str:
+    """The way that "auto" takes in rows of so many tokens, or the one that is named.
+
+    Args:
+        platform: that it is for; None: JAX's own.
+    """
     if how != "auto":
         return how
     if tokens <= MOST_DENSE_TOKENS:
         return "dense"
-    platform = jax.default_backend()
+    platform = platform or jax.default_backend()
     if config.dtype == "float32":  # multiplied without tensor cores there; nobody trains so on GPUs
         return "chunked"
     fit = (kernel for kernel in EQUAL_BITS if not why_not(kernel, config, mesh, platform))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from rlboost_jax.rewards.frames import Job, Outcome, Setup
-from rlboost_jax.rewards.pool import RewardPool
+from rlboost_jax.rewards.pool import START_SECONDS, RewardPool
 from rlboost_jax.rewards.sandbox import MEMORY_MB, SECONDS
 from rlboost_jax.rewards.service import RewardService
 from rlboost_jax.rewards.verdict import Answered, Verdict
@@ -28,12 +28,14 @@ class Judge:
         *,
         columns: Collection[str],
         seed: int,
+        start_seconds: float = START_SECONDS,
     ) -> None:
         """Start what the functions run in: processes, and clients of services.
 
         Args:
             columns: that every response comes with.
             seed: of functions that draw random numbers.
+            start_seconds: within which a process imports its functions.
         """
         self._functions = tuple(
             replace(f, time_limit_seconds=f.time_limit_seconds or settings.time_limit_seconds)
@@ -58,7 +60,9 @@ class Judge:
             for place in self._service_places:
                 self._services.append(RewardService(self._functions[place]))
             if self._pool_places:
-                self._pool = RewardPool(setup, workers=settings.workers)
+                self._pool = RewardPool(
+                    setup, workers=settings.workers, start_seconds=start_seconds
+                )
         except BaseException:  # whatever it was, it goes on upwards
             self.close()
             raise

@@ -41,10 +41,14 @@ class RewardWorkersLost(RuntimeError):
 
 
 class RewardPool:
-    """Raises ConfigError, when made, for functions that a worker cannot use."""
+    """Raises ConfigError, when made, for functions that a worker cannot use.
 
-    def __init__(self, setup: Setup, *, workers: int) -> None:
-        self._setup = setup
+    Args:
+        start_seconds: within which a worker imports its functions.
+    """
+
+    def __init__(self, setup: Setup, *, workers: int, start_seconds: float = START_SECONDS) -> None:
+        self._setup, self._start_seconds = setup, start_seconds
         self._jobs: queue.SimpleQueue[tuple[Job, Answer] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of the two below
         self._closing = False
@@ -130,7 +134,7 @@ class RewardPool:
         with self._lock:
             if self._closing:
                 raise RewardWorkersLost("the reward workers were told to end")
-            worker = Worker(self._setup)
+            worker = Worker(self._setup, self._start_seconds)
             self._workers.append(worker)
         try:
             worker.prepare()
@@ -155,9 +159,9 @@ class WorkerGone(RuntimeError):
 class Worker:
     """One process; asked by one thread at a time, ended by any."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, start_seconds: float) -> None:
         """Raises OSError. The worker is not ready before `prepare`."""
-        self._setup = setup
+        self._setup, self._start_seconds = setup, start_seconds
         self._limit = sum(f.time_limit_seconds for f in setup.functions) + GRACE_SECONDS
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rlboost_jax.rewards.worker"],
@@ -182,12 +186,12 @@ class Worker:
             ConfigError: it cannot use them.
         """
         try:
-            send(self._stdin.fileno(), self._setup, timeout=START_SECONDS)
-            ready = receive(self._stdout.fileno(), Ready, timeout=START_SECONDS)
+            send(self._stdin.fileno(), self._setup, timeout=self._start_seconds)
+            ready = receive(self._stdout.fileno(), Ready, timeout=self._start_seconds)
         except TimeoutError:
             names = ", ".join(function.name for function in self._setup.functions)
             raise ConfigError(
-                f"rewards.functions: importing {names} took longer than {START_SECONDS:g} s; "
+                f"rewards.functions: importing {names} took longer than {self._start_seconds:g} s; "
                 "import less at the top of the module"
             ) from None
         except OSError:

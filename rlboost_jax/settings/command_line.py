@@ -15,6 +15,7 @@ from absl import flags
 
 from rlboost_jax import exits
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.renamed import successor
 from rlboost_jax.settings.run import RunConfig
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
@@ -75,6 +76,8 @@ def _objection(name: str, fields: tuple[str, ...]) -> str:
     inside = [field for field in fields if field.startswith(f"{name}.")]
     if inside:
         return f"is a section; set a field of it, such as config.{inside[0]}"
+    if renamed := successor(name):
+        return f"does not exist; {renamed}"
     near = difflib.get_close_matches(name, fields, n=1)
     hint = f"did you mean config.{near[0]}?" if near else "docs/settings.md has all there are"
     return f"does not exist; {hint}"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.renamed import successor
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import FROM_PRESET, Setting, settings_of
 
@@ -33,7 +34,8 @@ def explain(name: str) -> str:
     found = [s for n, s in known.items() if n == name or n.startswith(f"{name}.")]
     if not found:
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists all"
+        nearest = f"did you mean {near[0]}?" if near else "docs/settings.md lists all"
+        hint = successor(name) or nearest
         raise ConfigError(f"no setting {name!r}; {hint}")
     return "\n\n".join("\n".join(_lines(setting)) for setting in found)
 

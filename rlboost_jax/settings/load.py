@@ -16,6 +16,7 @@ import msgspec
 
 from rlboost_jax.settings.errors import ConfigError, suggestion
 from rlboost_jax.settings.presets import resolved
+from rlboost_jax.settings.renamed import successor
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import is_required
 from rlboost_jax.settings.sources import source_fields
@@ -197,7 +198,7 @@ def _wrong_keys(
     fields = {field.name: field.type for field in dataclasses.fields(record)}
     for key in values:
         if key not in fields:
-            hint = suggestion(str(key), fields, shown=prefix + "{}")
+            hint = successor(f"{prefix}{key}") or suggestion(str(key), fields, shown=prefix + "{}")
             yield f"config.{prefix}{key} does not exist; {hint}"
     wanted = {field.name for field in dataclasses.fields(record) if is_required(field)}
     for name, kind in fields.items():

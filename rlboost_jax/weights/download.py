@@ -7,9 +7,10 @@ only once its digest is right.
 import asyncio
 import hashlib
 import threading
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import aiohttp
 
@@ -18,9 +19,24 @@ from rlboost_jax.messages import FileEntry
 from rlboost_jax.weights.names import WeightsError
 
 CHUNK_BYTES = 2**20
-ATTEMPTS = 6  # for one file, connections that broke included
-FIRST_BACKOFF_SECONDS = 0.1  # doubles with each attempt: 3 s in all
-SILENCE_SECONDS = 10.0  # of a connection before it counts as broken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retries:
+    """How long a file is tried for.
+
+    Attributes:
+        attempts: for one file, connections that broke included.
+        first_backoff_seconds: doubles with each attempt: 3 s in all.
+        silence_seconds: of a connection before it counts as broken.
+    """
+
+    attempts: int = 6
+    first_backoff_seconds: float = 0.1
+    silence_seconds: float = 10.0
+
+
+RETRIES: Final = Retries()
 
 
 class _Checked:
@@ -63,7 +79,7 @@ def copy_file(
     """Copy a file from a directory this host can see. Blocks: call it in a thread.
 
     Args:
-        abort: gives the copy up when set.
+        abort: ends the copy when set.
 
     Raises:
         WeightsError: missing, unreadable, or not what the manifest says.
@@ -82,19 +98,24 @@ def copy_file(
 
 
 async def download_file(
-    entry: FileEntry, session: aiohttp.ClientSession, url: str, target: Path
+    entry: FileEntry,
+    session: aiohttp.ClientSession,
+    url: str,
+    target: Path,
+    retries: Retries = RETRIES,
 ) -> None:
     """Fetch a file by HTTP; a connection that breaks is taken up again where it broke.
 
     Raises:
-        WeightsError: refused by the server, given up after `ATTEMPTS`, or not what the
+        WeightsError: refused by the server, failed `retries.attempts` times, or not what the
             manifest says.
     """
     with target.open("wb") as stream:
         checked = _Checked(entry, stream, url)
-        for attempt in range(ATTEMPTS):
+        for attempt in range(retries.attempts):
             if attempt:
-                await asyncio.sleep(backoff_seconds(attempt - 1, first=FIRST_BACKOFF_SECONDS))
+                first = retries.first_backoff_seconds
+                await asyncio.sleep(backoff_seconds(attempt - 1, first=first))
             try:
                 await _receive(checked, session, url)
                 break
@@ -104,8 +125,8 @@ async def download_file(
                     broken += "; a server must reach this port as well as the manager's"
         else:
             raise checked.error(
-                f"given up after {ATTEMPTS} attempts with {checked.size} of {entry.size} bytes; "
-                f"last: {broken}"
+                f"{retries.attempts} attempts failed with {checked.size} of {entry.size} bytes "
+                f"here; last: {broken}"
             )
         checked.finish()
 

@@ -7,13 +7,8 @@ touched in threads only, never in the event loop that renews the lease.
 """
 
 import asyncio
-import contextlib
-import fcntl
-import os
-import shutil
-import tempfile
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,15 +20,14 @@ import tensorstore as ts
 
 from rlboost_jax.credentials import Endpoint
 from rlboost_jax.messages import FileEntry, Manifest
-from rlboost_jax.weights.download import SILENCE_SECONDS, copy_file, download_file
+from rlboost_jax.weights.download import RETRIES, Retries, copy_file, download_file
 from rlboost_jax.weights.kept import KeptLeaves, put_leaf
 from rlboost_jax.weights.names import WeightsError, check_names
 from rlboost_jax.weights.seal import check_seal
 from rlboost_jax.weights.serve import weights_url
+from rlboost_jax.weights.spool import spooled
 
 CONCURRENT_FILES = 4
-SPOOL_PREFIX = "rlboost-spool-"
-MEMORY_FOLDER = Path("/dev/shm")
 
 __all__ = ["Pulled", "Puller", "WeightsError", "fetch", "read_params"]
 
@@ -54,6 +48,7 @@ class Puller:
             it is read from its directory, unsealed.
         weights: HOST:PORT where they are served whatever `reach` says; "" for nothing such.
         folder: for spools; None takes memory where there is room, else the temporary folder.
+        retries: of downloads.
     """
 
     def __init__(
@@ -63,9 +58,10 @@ class Puller:
         manager: Endpoint | None,
         folder: Path | None = None,
         weights: str = "",
+        retries: Retries = RETRIES,
     ):
         self._source, self._manager, self._folder = source, manager, folder
-        self._weights, self._port = weights, 0
+        self._weights, self._port, self._retries = weights, 0, retries
         self._kept = KeptLeaves()
 
     def reach(self, port: int) -> None:
@@ -87,8 +83,14 @@ class Puller:
         missing = self._kept.missing(manifest)
         num_bytes = missing.num_bytes
         try:
-            async with _spool(self._folder, num_bytes) as spool:
-                await fetch(missing, source=self._source, server=server, spool=spool)
+            async with spooled(self._folder, num_bytes) as spool:
+                await fetch(
+                    missing,
+                    source=self._source,
+                    server=server,
+                    spool=spool,
+                    retries=self._retries,
+                )
                 params = await asyncio.to_thread(read_params, spool, missing)
         except OSError as error:  # of this host: no room, no permission
             raise WeightsError(f"version {manifest.version}: {error}") from error
@@ -96,7 +98,14 @@ class Puller:
         return Pulled(params=params, fetched_bytes=num_bytes)
 
 
-async def fetch(manifest: Manifest, *, source: str, server: Endpoint | None, spool: Path) -> Path:
+async def fetch(
+    manifest: Manifest,
+    *,
+    source: str,
+    server: Endpoint | None,
+    spool: Path,
+    retries: Retries = RETRIES,
+) -> Path:
     """Bring every file of a manifest into `spool`, verified; returns `spool`.
 
     Args:
@@ -121,7 +130,7 @@ async def fetch(manifest: Manifest, *, source: str, server: Endpoint | None, spo
                 raise  # "auto" has HTTP left to try
     if server is None:
         raise WeightsError(f"version {manifest.version}: {directory} is not visible on this host")
-    await _download_all(manifest, server, spool)
+    await _download_all(manifest, server, spool, retries)
     return spool
 
 
@@ -203,12 +212,16 @@ async def _copy_all(files: tuple[FileEntry, ...], directory: Path, spool: Path) 
         await asyncio.to_thread(threads.shutdown)
 
 
-async def _download_all(manifest: Manifest, server: Endpoint, spool: Path) -> None:
+async def _download_all(
+    manifest: Manifest, server: Endpoint, spool: Path, retries: Retries
+) -> None:
     async with aiohttp.ClientSession(
         server.url(),
         headers=server.headers,
         connector=aiohttp.TCPConnector(limit=CONCURRENT_FILES, ssl=server.tls),
-        timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_SECONDS, sock_connect=5),
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_read=retries.silence_seconds, sock_connect=5
+        ),
         read_bufsize=2**20,
     ) as session:
         downloads = [
@@ -218,6 +231,7 @@ async def _download_all(manifest: Manifest, server: Endpoint, spool: Path) -> No
                     session,
                     weights_url(manifest.version, entry.path),
                     spool / entry.path,
+                    retries,
                 )
             )
             for entry in manifest.files
@@ -242,82 +256,3 @@ def _make_folders(spool: Path, manifest: Manifest) -> None:
 
 def _visible(directory: Path, manifest: Manifest) -> bool:
     return bool(manifest.files) and (directory / manifest.files[0].path).is_file()
-
-
-@contextlib.asynccontextmanager
-async def _spool(folder: Path | None, num_bytes: int) -> AsyncIterator[Path]:
-    """A folder of this process, gone afterwards; those of killed processes go too."""
-    spool = _Spool()
-    # A thread that has begun cannot be cancelled: the only one here makes, then removes.
-    thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
-    loop = asyncio.get_running_loop()
-    try:
-        yield await loop.run_in_executor(thread, spool.make, folder, num_bytes)
-    finally:
-        removed = loop.run_in_executor(thread, spool.remove)
-        thread.shutdown(wait=False)
-        await removed
-
-
-class _Spool:
-    """A locked folder. The lock ends with the process, and then anyone may remove it."""
-
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._lock: int | None = None
-
-    def make(self, folder: Path | None, num_bytes: int) -> Path:
-        parent = folder or _roomiest(num_bytes)
-        for left in parent.glob(f"{SPOOL_PREFIX}*"):
-            _remove_if_orphaned(left)
-        while self._path is None:
-            path = Path(tempfile.mkdtemp(prefix=SPOOL_PREFIX, dir=parent))
-            self._lock = _locked(path)
-            if self._lock is not None:
-                self._path = path
-        return self._path
-
-    def remove(self) -> None:
-        if self._path is not None:
-            shutil.rmtree(self._path, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-
-
-def _locked(path: Path) -> int | None:
-    """A lock on a new folder; None if it was taken for an orphan before it had one."""
-    try:
-        lock = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    kept = False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        kept = path.exists()
-    finally:
-        if not kept:
-            os.close(lock)
-    return lock if kept else None
-
-
-def _roomiest(num_bytes: int) -> Path:
-    """Memory where the snapshot fits twice (spool and arrays), else the temporary folder."""
-    writable = os.access(MEMORY_FOLDER, os.W_OK)
-    if writable and shutil.disk_usage(MEMORY_FOLDER).free > 2 * num_bytes:
-        return MEMORY_FOLDER
-    return Path(tempfile.gettempdir())
-
-
-def _remove_if_orphaned(spool: Path) -> None:
-    """A lock ends with the process that holds it, however that ended."""
-    try:
-        lock = os.open(spool, os.O_RDONLY)
-    except OSError:
-        return  # gone meanwhile, or another user's
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(spool, ignore_errors=True)
-    except BlockingIOError:
-        return  # in use
-    finally:
-        os.close(lock)

@@ -30,9 +30,16 @@ def served_version(manifest: Manifest) -> ServedVersion:
 
 
 class ServedVersions:
-    """The versions that may be fetched now. To be used in one event loop."""
+    """The versions that may be fetched now. To be used in one event loop.
 
-    def __init__(self, versions: Iterable[ServedVersion] = ()) -> None:
+    Args:
+        unknown_seconds: for which a request waits for a version that is not known yet.
+    """
+
+    def __init__(
+        self, versions: Iterable[ServedVersion] = (), unknown_seconds: float = UNKNOWN_SECONDS
+    ) -> None:
+        self._unknown_seconds = unknown_seconds
         self._changed = asyncio.Condition()
         self._versions = {served.version: served for served in versions}
 
@@ -43,9 +50,9 @@ class ServedVersions:
             self._changed.notify_all()
 
     async def find(self, version: int) -> ServedVersion | None:
-        """A version, or None if it is still unknown after `UNKNOWN_SECONDS`."""
+        """A version, or None if it is still unknown after `unknown_seconds`."""
         try:
-            async with asyncio.timeout(UNKNOWN_SECONDS), self._changed:
+            async with asyncio.timeout(self._unknown_seconds), self._changed:
                 await self._changed.wait_for(lambda: version in self._versions)
         except TimeoutError:
             return None

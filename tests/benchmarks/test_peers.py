@@ -108,8 +108,7 @@ def test_a_peer_that_cannot_says_why(stranger, tmp_path):
     assert rows == [] and reasons == ["stranger: no bfloat16 here"]
 
 
-def test_an_unknown_peer_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["peers", "--peers=torch,nobody"])
+def test_an_unknown_peer_is_refused(capsys):
     with pytest.raises(SystemExit):
-        peers.main()
+        peers.main(["--peers=torch,nobody"])
     assert "nobody; choose of openvino, onnxruntime, torch" in capsys.readouterr().err

@@ -12,9 +12,10 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Record
+from rlboost_jax.manager.limits import ALLOWANCE, Allowance
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service import app
-from rlboost_jax.manager.service.driver import Driver, Keep
+from rlboost_jax.manager.service.driver import SERVER_QUEUE_BYTES, Driver, Keep
 from rlboost_jax.manager.service.run_files import Tokens
 from rlboost_jax.manager.settings import Settings
 from tests.manager.fakes import RUN, SNAPSHOTS, hello, settings
@@ -29,10 +30,23 @@ T = TypeVar("T")
 class Loopback:
     """A driver with its routes behind a real socket."""
 
-    def __init__(self, chosen: Settings, frame_bytes: int, keep: Keep) -> None:
+    def __init__(
+        self,
+        chosen: Settings,
+        frame_bytes: int,
+        keep: Keep,
+        allowance: Allowance,
+        first_frame_seconds: float,
+        queue_bytes: int,
+    ) -> None:
         self.records: list[Record] = []
         manager = Manager(chosen, asyncio.get_running_loop().time())
-        self.driver = Driver(manager, lambda _, record: self.records.append(record), keep)
+        self.driver = Driver(
+            manager,
+            lambda _, record: self.records.append(record),
+            keep,
+            server_queue_bytes=queue_bytes,
+        )
         self.client: TestClient[Any, Any] = TestClient(
             TestServer(
                 app.make_app(
@@ -41,6 +55,8 @@ class Loopback:
                     config=b'{"run_id": "run"}',
                     snapshots=Path(SNAPSHOTS),
                     server_frame_bytes=frame_bytes,
+                    allowance=allowance,
+                    first_frame_seconds=first_frame_seconds,
                 )
             )
         )
@@ -82,11 +98,21 @@ class Open(Protocol):
 async def _loopback(
     frame_bytes: int = m.MAX_FRAME_BYTES,
     keep: Keep = lambda entries, done: done(""),
+    allowance: Allowance = ALLOWANCE,
+    first_frame_seconds: float = PATIENCE_SECONDS,
+    queue_bytes: int = SERVER_QUEUE_BYTES,
     **changes: Any,
 ) -> AsyncIterator[Loopback]:
     # Patient: no test here waits for a lease to end, or for work that makes no progress.
     patient = {"manager__lease_seconds": 1e6, "manager__progress_seconds": 1e6}
-    loopback = Loopback(settings(**{**patient, **changes}), frame_bytes, keep)
+    loopback = Loopback(
+        settings(**{**patient, **changes}),
+        frame_bytes,
+        keep,
+        allowance,
+        first_frame_seconds,
+        queue_bytes,
+    )
     await loopback.client.start_server()
     try:
         yield loopback
@@ -96,9 +122,8 @@ async def _loopback(
 
 
 @pytest.fixture
-def loopback(monkeypatch: pytest.MonkeyPatch) -> Open:
+def loopback() -> Open:
     """`async with loopback(**changes of the settings) as loop`."""
-    monkeypatch.setattr(app, "FIRST_FRAME_SECONDS", PATIENCE_SECONDS)
     return _loopback
 
 

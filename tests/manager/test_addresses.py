@@ -1,6 +1,7 @@
 """Where a manager is said to listen."""
 
 import ipaddress
+import socket
 
 import pytest
 
@@ -29,9 +30,7 @@ def test_all_interfaces_are_named_by_one_that_exists(host):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_a_host_without_a_way_out_names_loopback(monkeypatch, host):
-    def connect(*_):
-        raise OSError("network is unreachable")
-
-    monkeypatch.setattr(addresses.socket.socket, "connect", connect, raising=False)
-    assert addresses.for_other_hosts(host, 80) == addresses.for_this_host(host, 80)
+def test_a_host_without_a_way_out_names_loopback(host):
+    """A datagram socket finds no way to where it has not asked to broadcast, or to no address."""
+    unreachable = {socket.AF_INET: "255.255.255.255", socket.AF_INET6: "not an address"}
+    assert addresses.for_other_hosts(host, 80, unreachable) == addresses.for_this_host(host, 80)

@@ -8,11 +8,10 @@ import aiohttp
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager import limits
 from rlboost_jax.manager.events import (
     Shutdown,
 )
-from rlboost_jax.manager.service import driver as driver_module
+from rlboost_jax.manager.limits import Allowance
 from tests.manager.conftest import HEADERS, SERVER_HEADERS, Open, join, open_trainer, read
 from tests.manager.fakes import (
     SNAPSHOTS,
@@ -207,19 +206,13 @@ def test_an_oversized_frame_ends_its_stream_only(loopback: Open, run: Run) -> No
 
 
 @pytest.mark.parametrize("kind", ["frames", "bytes", "pings"])
-def test_who_sends_too_much_is_hung_up_on(
-    loopback: Open, run: Run, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_who_sends_too_much_is_hung_up_on(loopback: Open, run: Run, kind: str) -> None:
     """Nothing else is on this stream's account; pings count as what they are, frames."""
-    if kind == "bytes":
-        monkeypatch.setattr(limits, "BYTE_BURST", 100)
-    else:
-        monkeypatch.setattr(limits, "FRAME_BURST", 50)
-    monkeypatch.setattr(limits, "FRAMES_PER_SECOND", 1e-3)
-    monkeypatch.setattr(limits, "BYTES_PER_SECOND", 1e-3)
+    burst = {"byte_burst": 100} if kind == "bytes" else {"frame_burst": 50}
+    little = Allowance(frames_per_second=1e-3, bytes_per_second=1e-3, **burst)
 
     async def story() -> None:
-        async with loopback() as loop:
+        async with loopback(allowance=little) as loop:
             good, bad = await join(loop, instance="good"), await join(loop, instance="bad")
             for _ in range(60):
                 if kind == "pings":
@@ -248,14 +241,11 @@ def test_a_ping_is_answered(loopback: Open, run: Run) -> None:
     run(story())
 
 
-def test_a_storm_of_streams_from_one_address_is_held_off(
-    loopback: Open, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "STREAM_BURST", 3)
-    monkeypatch.setattr(limits, "STREAMS_PER_SECOND", 1e-3)
+def test_a_storm_of_streams_from_one_address_is_held_off(loopback: Open, run: Run) -> None:
+    three = Allowance(stream_burst=3, streams_per_second=1e-3)
 
     async def story() -> None:
-        async with loopback() as loop:
+        async with loopback(allowance=three) as loop:
             for _ in range(3):
                 await (await loop.dial("/instance", SERVER_HEADERS)).close()
             with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
@@ -292,13 +282,9 @@ def test_a_refused_server_hears_why(loopback: Open, run: Run) -> None:
     run(story())
 
 
-def test_the_first_frame_has_a_time_limit(
-    loopback: Open, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlboost_jax.manager.service.app.FIRST_FRAME_SECONDS", 0.01)
-
+def test_the_first_frame_has_a_time_limit(loopback: Open, run: Run) -> None:
     async def story() -> None:
-        async with loopback() as loop:
+        async with loopback(first_frame_seconds=0.01) as loop:
             stream = await loop.dial("/instance")
             frame = await stream.receive()
             assert frame.type is aiohttp.WSMsgType.CLOSE and "no Hello" in frame.extra
@@ -306,13 +292,9 @@ def test_the_first_frame_has_a_time_limit(
     run(story())
 
 
-def test_a_peer_that_does_not_read_is_lost_and_holds_up_nobody(
-    loopback: Open, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver_module, "SERVER_QUEUE_BYTES", 2**20)
-
+def test_a_peer_that_does_not_read_is_lost_and_holds_up_nobody(loopback: Open, run: Run) -> None:
     async def story() -> None:
-        async with loopback() as loop:
+        async with loopback(queue_bytes=2**20) as loop:
             trainer, slow, good = await open_trainer(loop), await join(loop), await join(loop)
             transport = slow._response.connection.transport  # type: ignore[union-attr]
             transport.pause_reading()  # type: ignore[attr-defined]

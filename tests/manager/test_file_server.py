@@ -15,23 +15,22 @@ import aiohttp
 import pytest
 
 from rlboost_jax.credentials import Endpoint
-from rlboost_jax.manager.service.file_server import process
 from rlboost_jax.manager.service.file_server.orders import (
     MAX_ORDER_BYTES,
     Setup,
     frame,
     read_order,
 )
-from rlboost_jax.manager.service.file_server.process import FileServer, listening_socket
+from rlboost_jax.manager.service.file_server.process import FileServer, Restarts, listening_socket
 from rlboost_jax.messages import FileEntry, Manifest
 from rlboost_jax.processes import start_time
-from rlboost_jax.weights import download
 from rlboost_jax.weights.download import download_file
 from rlboost_jax.weights.serve import weights_url
 from tests.endpoints import endpoint
 
 Run = Callable[..., Any]
 SETUP = Setup(server_token="secret", trainer_token="more secret", authority="")
+AT_ONCE = Restarts(first_backoff_seconds=0.0)
 LARGE = 64 * 2**20  # bytes: more than the sockets on the way hold
 
 
@@ -53,13 +52,21 @@ def snapshot(folder: Path, version: int, **files: bytes) -> Manifest:
 
 @asynccontextmanager
 async def serving(
-    *manifests: Manifest, reports: list[str] | None = None, command: tuple[str, ...] = ()
+    *manifests: Manifest,
+    reports: list[str] | None = None,
+    command: tuple[str, ...] = (),
+    restarts: Restarts = AT_ONCE,
 ) -> AsyncIterator[FileServer]:
     failed = asyncio.get_running_loop().create_future()
     reported = reports if reports is not None else []
     options = {"command": command} if command else {}
     files = FileServer(
-        listening_socket("127.0.0.1", 0), SETUP, reported.append, failed.set_exception, **options
+        listening_socket("127.0.0.1", 0),
+        SETUP,
+        reported.append,
+        failed.set_exception,
+        restarts=restarts,
+        **options,
     )
     files.serve(manifests)
     try:
@@ -124,12 +131,8 @@ class Wire:
         await asyncio.gather(pass_on(reader, down), pass_on(up, writer))
 
 
-def test_a_pull_goes_on_when_the_process_is_killed(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pull_goes_on_when_the_process_is_killed(tmp_path: Path, run: Run) -> None:
     """From where it was cut off, at the same port, with the next process."""
-    monkeypatch.setattr(process, "FIRST_BACKOFF_SECONDS", 0.0)
-    monkeypatch.setattr(download, "SILENCE_SECONDS", 1e6)
 
     async def story() -> None:
         manifest = snapshot(tmp_path, 7, large=os.urandom(LARGE))
@@ -175,11 +178,7 @@ def test_it_ends_with_its_orders(tmp_path: Path, run: Run) -> None:
     run(story())
 
 
-def test_one_that_cannot_work_is_reported_and_tried_again_when_wanted(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "FIRST_BACKOFF_SECONDS", 0.0)
-
+def test_one_that_cannot_work_is_reported_and_tried_again_when_wanted(run: Run) -> None:
     async def story() -> None:
         reports: list[str] = []
         broken = (sys.executable, "-c", "raise SystemExit(3)")
@@ -192,15 +191,13 @@ def test_one_that_cannot_work_is_reported_and_tried_again_when_wanted(
     run(story())
 
 
-def test_one_that_stands_still_is_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SILENCE_SECONDS", 0.1)
-    monkeypatch.setattr(process, "LONGEST_BACKOFF_SECONDS", 1e6)
-    monkeypatch.setattr(process, "FIRST_BACKOFF_SECONDS", 1e6)
+def test_one_that_stands_still_is_ended(run: Run) -> None:
+    once = Restarts(silence_seconds=0.1, first_backoff_seconds=1e6, longest_backoff_seconds=1e6)
 
     async def story() -> None:
         reports: list[str] = []
         asleep = (sys.executable, "-c", "import signal; signal.pause()")
-        async with serving(reports=reports, command=asleep) as files:
+        async with serving(reports=reports, command=asleep, restarts=once) as files:
             await asyncio.open_connection("127.0.0.1", files.port)
             while files.pid is None:
                 await asyncio.sleep(0.001)

@@ -12,7 +12,6 @@ from aiohttp import web
 
 from rlboost_jax.credentials import read_credentials
 from rlboost_jax.manager.service import authority
-from rlboost_jax.manager.service import gate as gate_module
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate
 from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS
@@ -48,7 +47,7 @@ async def listening(
 
 
 def gate_of(**limits: int) -> Gate:
-    return Gate(newcomer_seconds=NEWCOMER_SECONDS, **limits)
+    return Gate(newcomer_seconds=NEWCOMER_SECONDS, handshake_seconds=NEWCOMER_SECONDS, **limits)
 
 
 def pass_time(seconds: float) -> None:
@@ -168,10 +167,7 @@ def test_what_is_no_http_leaves_no_traceback(
     assert "Traceback" not in caplog.text
 
 
-def test_without_a_certificate_no_request_is_read(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gate_module, "HANDSHAKE_SECONDS", NEWCOMER_SECONDS)
+def test_without_a_certificate_no_request_is_read(run: Run, tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     credentials = read_credentials(folder / "join", environment={})
     nobody = ssl.create_default_context(cafile=folder / "join" / "ca.pem")

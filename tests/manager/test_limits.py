@@ -8,7 +8,14 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager import limits
-from rlboost_jax.manager.limits import Bucket, Callers, Meter, server_frame_bytes
+from rlboost_jax.manager.limits import (
+    ALLOWANCE,
+    Allowance,
+    Bucket,
+    Callers,
+    Meter,
+    server_frame_bytes,
+)
 from rlboost_jax.manager.policies.throughput import MAX_KINDS, MIN_SAMPLES, ThroughputProfile
 from rlboost_jax.manager.state.roster import Roster
 from tests.manager.desk import Desk, seeded
@@ -41,18 +48,16 @@ def test_over_long_the_rate_is_all_there_is() -> None:
 
 def test_a_meter_counts_frames_and_bytes() -> None:
     frames, data = Meter(), Meter()
-    assert not any(frames.objection(0, 0.0) for _ in range(limits.FRAME_BURST))
+    assert not any(frames.objection(0, 0.0) for _ in range(ALLOWANCE.frame_burst))
     assert "frames per second" in frames.objection(0, 0.0)
-    half = limits.BYTE_BURST // 2
+    half = ALLOWANCE.byte_burst // 2
     assert [bool(data.objection(half, 0.0)) for _ in range(3)] == [False, False, True]
     assert "bytes per second" in data.objection(half, 0.0)
     assert not data.objection(half, 10.0)
 
 
-def test_the_callers_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_CALLERS", 3)
-    monkeypatch.setattr(limits, "STREAM_BURST", 2.0)
-    callers = Callers()
+def test_the_callers_remembered_are_bounded() -> None:
+    callers = Callers(Allowance(max_callers=3, stream_burst=2))
     assert [callers.admit("a", 0.0) for _ in range(3)] == [True, True, False]
     assert callers.admit("b", 0.0), "another address has its own share"
     assert all(callers.admit(str(i), 0.0) for i in range(100))

@@ -7,7 +7,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import ServerGone, Stalled
-from rlboost_jax.manager.reducer import servers
+from rlboost_jax.manager.reducer.servers import REMEMBERED_STREAMS
 from tests.manager.desk import RESERVED, Desk, at_work
 from tests.manager.fakes import batch, hello, settings
 
@@ -193,14 +193,14 @@ def test_impossible_numbers_are_refused(changes: dict[str, object], words: str) 
     assert not desk.server(A, m.Renew()), "what a refused server still says is not heard"
 
 
-def test_only_so_many_ended_streams_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "REMEMBERED_STREAMS", 3)
+def test_only_so_many_ended_streams_are_remembered() -> None:
     desk = Desk()
-    for stream in range(100, 120, 2):
+    last = 100 + 2 * REMEMBERED_STREAMS + 20
+    for stream in range(100, last, 2):
         desk.server(stream, hello(slots=0))  # refused
         desk.join(stream + 1)
         desk(ServerGone(stream + 1, "killed"))
-    assert list(desk.manager.parts.servers._ended) == [117, 118, 119]
+    assert list(desk.manager.parts.servers._ended) == list(range(last - REMEMBERED_STREAMS, last))
 
 
 def test_other_programs_are_refused_in_deterministic_runs() -> None:

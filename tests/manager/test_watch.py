@@ -11,7 +11,6 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Action, Event, FromServer, FromTrainer
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.manager.service import span_file
 from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.service.tracing import StepTracer
 from rlboost_jax.observe.trace import Doubtful, read_spans, spans_path
@@ -132,12 +131,9 @@ def test_nothing_of_other_steps_is_kept(desk: Watched, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "profile").iterdir()] == ["step_1.jsonl"]
 
 
-def test_what_there_is_no_room_for_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_there_is_no_room_for_is_counted(tmp_path: Path) -> None:
     """With what the server itself had no room for, however often it says so."""
-    monkeypatch.setattr(span_file, "MAX_LINES", 10)
-    watch = StepTracer(tmp_path, 1)
+    watch = StepTracer(tmp_path, 1, max_lines=10)
     said = FromServer(3, m.Spans(spans=(DISPATCH,) * 4, clock_error=0.0, dropped=2))
     for _ in range(50):
         watch(said, [], 0.0, 0.0)
@@ -148,11 +144,8 @@ def test_what_there_is_no_room_for_is_counted(
     assert doubts == {"?": Doubtful(dropped=50 * (4 + 2) - len(kept))}
 
 
-def test_the_managers_own_spans_are_counted_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(span_file, "MAX_LINES", 3)
-    watch = StepTracer(tmp_path, 1)
+def test_the_managers_own_spans_are_counted_too(tmp_path: Path) -> None:
+    watch = StepTracer(tmp_path, 1, max_lines=3)
     for event in (FromTrainer(1, begin_batch(1, 1, "d")), *[FromServer(3, ready(1))] * 10):
         watch(event, [], 0.0, 0.0)
     watch(FromTrainer(1, trained(1)), [], 1.0, 1.0)
@@ -160,11 +153,8 @@ def test_the_managers_own_spans_are_counted_too(
     assert len(kept) == 3 and doubts["manager"].dropped == 10 + 1 - 3
 
 
-def test_a_step_that_is_done_again_has_room_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(span_file, "MAX_LINES", 3)
-    watch = StepTracer(tmp_path, 1)
+def test_a_step_that_is_done_again_has_room_again(tmp_path: Path) -> None:
+    watch = StepTracer(tmp_path, 1, max_lines=3)
     for _ in range(2):
         spans_path(tmp_path, 1).unlink(missing_ok=True)  # as a trainer does that begins anew
         for event in (FromTrainer(1, begin_batch(1, 1, "d")), *[FromServer(3, ready(1))] * 10):

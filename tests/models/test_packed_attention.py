@@ -106,16 +106,15 @@ def test_a_row_of_200_sequences_goes_beyond_the_table():
     assert one.lengths[0, :2].tolist() == [200, -1] and one.starts[0, :2].tolist() == [0, -1]
 
 
-def test_auto_takes_a_kernel_on_gpus_for_models_that_it_takes(monkeypatch):
+def test_auto_takes_a_kernel_on_gpus_for_models_that_it_takes():
     mesh = AbstractMesh((1, 1, 4), AXES)
     assert chosen(GROUPED, "auto", 4096, mesh) == "chunked"
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert chosen(GROUPED, "auto", 4096, mesh) == "triton"
-    assert chosen(GROUPED, "auto", 256, mesh) == "dense"
-    assert chosen(GROUPED, "cudnn", 256, mesh) == "cudnn"
-    assert chosen(replace(GROUPED, dtype="float32"), "auto", 4096, mesh) == "chunked"
-    assert chosen(replace(GROUPED, head_dim=80), "auto", 4096, mesh) == "chunked"
-    assert chosen(replace(GROUPED, num_query_heads=6), "auto", 4096, mesh) == "chunked"
+    assert chosen(GROUPED, "auto", 4096, mesh, "gpu") == "triton"
+    assert chosen(GROUPED, "auto", 256, mesh, "gpu") == "dense"
+    assert chosen(GROUPED, "cudnn", 256, mesh, "gpu") == "cudnn"
+    assert chosen(replace(GROUPED, dtype="float32"), "auto", 4096, mesh, "gpu") == "chunked"
+    assert chosen(replace(GROUPED, head_dim=80), "auto", 4096, mesh, "gpu") == "chunked"
+    assert chosen(replace(GROUPED, num_query_heads=6), "auto", 4096, mesh, "gpu") == "chunked"
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.rewards import pool
 from rlboost_jax.rewards.frames import Outcome
 from rlboost_jax.rewards.judge import Judge, _when_all
-from rlboost_jax.rewards.pool import RewardWorkersLost
+from rlboost_jax.rewards.pool import START_SECONDS, RewardWorkersLost
 from rlboost_jax.rewards.verdict import Answered
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
@@ -58,8 +57,9 @@ def judge():
     """`judge(own("good"), …, workers=2)`"""
     made = []
 
-    def build(*functions, columns=(), seed=0, **changes):
-        made.append(Judge(functions, settings(**changes), columns=columns, seed=seed))
+    def build(*functions, columns=(), seed=0, start_seconds=START_SECONDS, **changes):
+        how = {"columns": columns, "seed": seed, "start_seconds": start_seconds}
+        made.append(Judge(functions, settings(**changes), **how))
         return made[-1]
 
     yield build
@@ -268,9 +268,10 @@ def test_two_of_one_name_have_a_label_each(judge):
 
 def test_closing_does_not_wait_for_imports(judge, monkeypatch, tmp_path):
     """Of a second worker, in the midst of them; nothing else would end them here."""
-    monkeypatch.setattr(pool, "START_SECONDS", 3600.0)
     monkeypatch.setenv("REWARDS_IMPORT", str(tmp_path))
-    asked = judge(RewardConfig(name="tests.rewards.slow_import:good"), workers=2)
+    asked = judge(
+        RewardConfig(name="tests.rewards.slow_import:good"), workers=2, start_seconds=3600.0
+    )
     (tmp_path / "slow").touch()
     pending = [asked.ask(answered()) for _ in range(2)]
     while not (tmp_path / "importing").exists():

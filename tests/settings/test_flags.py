@@ -1,6 +1,5 @@
 """Configuration files under ml_collections' flags, as `main` uses them."""
 
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -15,14 +14,13 @@ Parse = Callable[..., RunConfig]
 
 @pytest.fixture
 def parse(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Parse:
-    """From a command line to the record; the flags look at `sys.argv` for overrides."""
+    """From a command line to the record."""
     monkeypatch.chdir(request.config.rootpath)
 
     def parsed(*overrides: str) -> RunConfig:
         arguments = ["main", "--config=configs/base.py", *overrides]
-        monkeypatch.setattr(sys, "argv", arguments)
         values = flags.FlagValues()
-        config_flags.DEFINE_config_file("config", None, "", flag_values=values, lock_config=True)
+        config_flags.DEFINE_config_file("config", None, "", flag_values=values, sys_argv=arguments)
         values(arguments)
         return run_config(values.config)
 

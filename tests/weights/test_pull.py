@@ -1,6 +1,5 @@
 import asyncio
 import errno
-import fcntl
 import shutil
 import socket
 import subprocess
@@ -18,17 +17,15 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rlboost_jax.messages import FileEntry, Manifest
-from rlboost_jax.weights import download, serve
+from rlboost_jax.weights import serve
+from rlboost_jax.weights.download import RETRIES, Retries
 from rlboost_jax.weights.pull import Puller, WeightsError, fetch, read_params
 from rlboost_jax.weights.seal import sealed
+from rlboost_jax.weights.spool import Spool, lock_folder, new_folder, spooled
 from tests.endpoints import endpoint
 from tests.patience import PATIENCE_SECONDS
 
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    monkeypatch.setattr(download, "FIRST_BACKOFF_SECONDS", 0.0)
-    monkeypatch.setattr(serve, "UNKNOWN_SECONDS", 0.0)
+AT_ONCE = Retries(first_backoff_seconds=0.0)
 
 
 @asynccontextmanager
@@ -44,7 +41,7 @@ async def served(manifest: Manifest, *middlewares, token: str = "secret"):
         return await handler(request)
 
     app = web.Application(middlewares=[note, *middlewares])
-    serve.add_routes(app, serve.ServedVersions([serve.served_version(manifest)]))
+    serve.add_routes(app, serve.ServedVersions([serve.served_version(manifest)], 0.0))
     server = TestServer(app)
     await server.start_server()
     yield endpoint(f"{server.host}:{server.port}"), seen
@@ -71,7 +68,7 @@ def pull_directory(manifest):
 def pull_http(manifest, *middlewares, source="http"):
     async def scenario():
         async with served(manifest, *middlewares) as (manager, seen):
-            puller = Puller(source=source, manager=manager)
+            puller = Puller(source=source, manager=manager, retries=AT_ONCE)
             return await puller.pull(remote(manifest)), seen
 
     return asyncio.run(scenario())
@@ -203,7 +200,7 @@ def test_a_server_that_comes_back_is_waited_for(manifest, params):
 
 
 def test_gives_up_after_so_many_attempts(manifest):
-    with pytest.raises(WeightsError, match=f"given up after {download.ATTEMPTS} attempts with"):
+    with pytest.raises(WeightsError, match=f"{RETRIES.attempts} attempts failed with"):
         pull_http(manifest, broken_after(1, 10**6, []))
 
 
@@ -278,71 +275,62 @@ def test_the_spool_is_gone_afterwards_and_so_are_those_of_the_dead(manifest, tmp
     assert not any(spools.iterdir())
 
 
-def test_a_spool_that_was_never_locked_is_gone_with_the_next(manifest, tmp_path, monkeypatch):
+async def held(folder, spool=None):
+    """Whether there is a spool while it is needed."""
+    async with spooled(folder, 0, spool) as path:
+        return path.is_dir()
+
+
+def test_a_spool_that_was_never_locked_is_gone_with_the_next(tmp_path):
     """As where a process is killed on its way."""
 
-    def no_locks(*_):
+    def no_locks(_):
         raise OSError(errno.ENOLCK, "no locks available")
 
-    spools = tmp_path / "spools"
-    spools.mkdir()
-    puller = Puller(source="directory", manager=None, folder=spools)
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "flock", no_locks)
-        with pytest.raises(WeightsError, match="no locks"):
-            asyncio.run(puller.pull(manifest))
-    assert any(spools.iterdir())
-    asyncio.run(puller.pull(manifest))
-    assert not any(spools.iterdir())
+    with pytest.raises(OSError, match="no locks"):
+        asyncio.run(held(tmp_path, Spool(lock=no_locks)))
+    assert any(tmp_path.iterdir())
+    assert asyncio.run(held(tmp_path))
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("moment", ["opened", "locked"])
-def test_a_spool_taken_for_an_orphan_before_it_is_locked(
-    manifest, params, tmp_path, monkeypatch, moment
-):
-    make, lock = tempfile.mkdtemp, fcntl.flock
+def test_a_spool_taken_for_an_orphan_before_it_is_locked(tmp_path, moment):
     made: list[Path] = []
 
-    def mkdtemp(**where):
-        made.append(Path(make(**where)))
+    def make(parent):
+        made.append(new_folder(parent))
         if len(made) == 1 and moment == "opened":
             made[0].rmdir()
-        return str(made[-1])
+        return made[-1]
 
-    def flock(*how):
+    def lock(descriptor):
         if len(made) == 1 and moment == "locked":
             made[0].rmdir()
-        lock(*how)
+        lock_folder(descriptor)
 
-    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
-    monkeypatch.setattr(fcntl, "flock", flock)
-    pulled = asyncio.run(Puller(source="directory", manager=None, folder=tmp_path).pull(manifest))
-    assert_same(pulled.params, params)
+    assert asyncio.run(held(tmp_path, Spool(make, lock)))
     assert len(made) == 2 and not any(path.exists() for path in made)
 
 
-def test_a_pull_given_up_leaves_no_spool(manifest, tmp_path, monkeypatch):
-    make, entered, go_on = tempfile.mkdtemp, threading.Event(), threading.Event()
+def test_a_spool_that_nobody_waits_for_any_more_is_gone(tmp_path):
+    entered, go_on = threading.Event(), threading.Event()
 
-    def mkdtemp(**where):
+    def make(parent):
         entered.set()
         go_on.wait()
-        return make(**where)
-
-    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+        return new_folder(parent)
 
     async def scenario():
-        puller = Puller(source="directory", manager=None, folder=tmp_path / "spools")
-        pulling = asyncio.create_task(puller.pull(manifest))
+        holding = asyncio.create_task(held(tmp_path, Spool(make)))
         await asyncio.to_thread(entered.wait)
-        pulling.cancel()
+        holding.cancel()
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
-            await pulling
+            await holding
 
-    (tmp_path / "spools").mkdir()
     asyncio.run(scenario())
-    assert not any((tmp_path / "spools").iterdir())
+    assert not any(tmp_path.iterdir())
 
 
 def test_file_systems_are_touched_in_threads_only(manifest, params, tmp_path, monkeypatch):
@@ -379,7 +367,7 @@ def test_a_port_that_cannot_be_reached_is_named(manifest):
     with socket.socket() as bound:  # and nobody listens on it
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-        puller = Puller(source="http", manager=endpoint("127.0.0.1:9"))
+        puller = Puller(source="http", manager=endpoint("127.0.0.1:9"), retries=AT_ONCE)
         puller.reach(port)
         with pytest.raises(WeightsError, match=f"127.0.0.1:{port}.*must reach this port"):
             asyncio.run(puller.pull(remote(manifest)))

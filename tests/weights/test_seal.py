@@ -68,9 +68,9 @@ def test_it_is_of_one_secret(token: str) -> None:
         check_seal(sealed(MANIFEST, token), TOKEN)
 
 
-def test_a_foreign_manifest_is_not_even_looked_for(manifest, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("rlboost_jax.weights.pull.fetch", lambda *_, **__: pytest.fail("fetched"))
-    puller = Puller(source="auto", manager=endpoint("127.0.0.1:9", TOKEN), folder=tmp_path)
+def test_a_foreign_manifest_is_not_even_looked_for(manifest, tmp_path) -> None:
+    nowhere = msgspec.structs.replace(manifest, directory=str(tmp_path / "nowhere"))
+    puller = Puller(source="directory", manager=endpoint("127.0.0.1:9", TOKEN), folder=tmp_path)
     with pytest.raises(WeightsError, match="not sealed"):
-        asyncio.run(puller.pull(manifest))
+        asyncio.run(puller.pull(nowhere))
     assert not any(tmp_path.glob("rlboost-*"))

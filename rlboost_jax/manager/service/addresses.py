@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+from collections.abc import Mapping
 
 # Of the documentation ranges: nobody is there, and nothing is sent to them.
 SOMEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
@@ -15,18 +16,23 @@ def for_this_host(host: str, port: int) -> str:
     return _joined("::1" if family == socket.AF_INET6 else "127.0.0.1", port)
 
 
-def for_other_hosts(host: str, port: int) -> str:
+def for_other_hosts(
+    host: str, port: int, somewhere: Mapping[socket.AddressFamily, str] = SOMEWHERE
+) -> str:
     """HOST:PORT to give to other hosts.
 
     Of a listener on all interfaces it names the one that leads out of this host; where
     none does, there are no other hosts, and it names the loopback interface.
+
+    Args:
+        somewhere: addresses outside, to which a way is looked for.
     """
     family = _wildcard(host)
     if family is None:
         return _joined(host, port)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((SOMEWHERE[family], 9))
+            probe.connect((somewhere[family], 9))
         except OSError:
             return for_this_host(host, port)
         return _joined(probe.getsockname()[0], port)

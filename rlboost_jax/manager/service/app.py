@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import WSMessage, WSMsgType, web
 
 from rlboost_jax.manager.events import FromServer, FromTrainer, ServerGone, TrainerGone
-from rlboost_jax.manager.limits import Callers, Meter
+from rlboost_jax.manager.limits import ALLOWANCE, Allowance, Callers, Meter
 from rlboost_jax.manager.service.authorization import TOKENS, bears, guarded
 from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.service.peer import CLOSE_SECONDS
@@ -41,7 +41,9 @@ CONFIG: web.AppKey[bytes] = web.AppKey("config", bytes)
 SNAPSHOTS: web.AppKey[Path] = web.AppKey("snapshots", Path)
 SERVER_FRAME_BYTES: web.AppKey[int] = web.AppKey("server_frame_bytes", int)
 ROUTE_BYTES: web.AppKey[int] = web.AppKey("route_bytes", int)
+ALLOWED: web.AppKey[Allowance] = web.AppKey("allowance", Allowance)
 CALLERS: web.AppKey[Callers] = web.AppKey("callers", Callers)
+PATIENCE: web.AppKey[float] = web.AppKey("first_frame_seconds", float)
 
 
 class TooMuch(ValueError):
@@ -61,6 +63,8 @@ def make_app(
     server_frame_bytes: int = MAX_FRAME_BYTES,
     route_bytes: int = 0,
     admit: Callable[[Any], None] = lambda connection: None,
+    allowance: Allowance = ALLOWANCE,
+    first_frame_seconds: float = FIRST_FRAME_SECONDS,
 ) -> web.Application:
     """
     Args:
@@ -69,6 +73,8 @@ def make_app(
         server_frame_bytes: the longest frame taken from a server.
         route_bytes: that come with each token of one.
         admit: told of each connection that has shown a token.
+        allowance: of a server.
+        first_frame_seconds: from the handshake to Hello.
     """
     app = guarded(tokens, admit)
     app[DRIVER] = driver
@@ -76,7 +82,8 @@ def make_app(
     app[SNAPSHOTS] = snapshots.resolve()
     app[SERVER_FRAME_BYTES] = server_frame_bytes
     app[ROUTE_BYTES] = route_bytes
-    app[CALLERS] = Callers()
+    app[ALLOWED], app[CALLERS] = allowance, Callers(allowance)
+    app[PATIENCE] = first_frame_seconds
     app.router.add_get("/instance", serve_instance)
     app.router.add_get("/trainer", serve_trainer)
     app.router.add_get("/config", get_config)
@@ -92,7 +99,7 @@ async def serve_instance(request: web.Request) -> web.WebSocketResponse:
         raise web.HTTPTooManyRequests(text="too many streams from this address; try again later\n")
     decode = partial(decode_from_server, from_trainer=from_trainer)
     bound = request.app[SERVER_FRAME_BYTES]
-    meter = Meter(request.app[ROUTE_BYTES])
+    meter = Meter(request.app[ROUTE_BYTES], request.app[ALLOWED])
     return await _serve(request, decode, FromServer, ServerGone, Leave, bound, meter)
 
 
@@ -160,7 +167,7 @@ async def _serve(
         bound: bytes of the longest frame.
         meter: of a peer that is not trusted with as many frames as it likes.
     """
-    driver = request.app[DRIVER]
+    driver, patience = request.app[DRIVER], request.app[PATIENCE]
     socket = web.WebSocketResponse(
         max_msg_size=bound, compress=False, timeout=CLOSE_SECONDS, autoping=False
     )
@@ -168,7 +175,7 @@ async def _serve(
     stream = driver.open(socket, request.transport, trainer=heard is FromTrainer)
     reason = "stream closed"
     try:
-        async with asyncio.timeout(FIRST_FRAME_SECONDS):
+        async with asyncio.timeout(patience):
             frame = await _receive(socket, driver, meter)
         while frame.type is WSMsgType.BINARY:
             driver.apply(heard(stream, decode(frame.data)))  # type: ignore[arg-type]
@@ -185,7 +192,7 @@ async def _serve(
         reason = str(error)
         driver.send(stream, refusal(reason=reason))
     except TimeoutError:
-        reason = f"no Hello within {FIRST_FRAME_SECONDS:g} s"
+        reason = f"no Hello within {patience:g} s"
     finally:
         driver.apply(gone(stream, reason))
         await driver.shut(stream, reason)

@@ -64,6 +64,7 @@ class Driver:
         watch: is shown every event with what came of it; must not raise.
         route_bytes: that come with each token.
         serve: is told whose files may be fetched, before any server hears of a new version.
+        server_queue_bytes: of unsent frames that a server may leave unread.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class Driver:
         watch: Watch | None = None,
         route_bytes: int = 0,
         serve: Callable[[Iterable[Manifest]], None] = lambda manifests: None,
+        server_queue_bytes: int = SERVER_QUEUE_BYTES,
     ) -> None:
         self.manager = manager
+        self._server_queue_bytes = server_queue_bytes
         self._trainer_queue_bytes = trainer_queue_bytes(route_bytes)
         self._keep, self._watch, self._serve = keep, watch, serve
         # Of all `Append`s so far: how many were begun, how many are through, and what waits for
@@ -111,7 +114,7 @@ class Driver:
         self._peers[stream] = Peer(
             socket,
             transport,
-            bound=self._trainer_queue_bytes if trainer else SERVER_QUEUE_BYTES,
+            bound=self._trainer_queue_bytes if trainer else self._server_queue_bytes,
             # Not at once: the action that overflows it is still being carried out.
             overflow=lambda reason: self._loop.call_soon(self._give_up, gone(stream, reason)),
         )

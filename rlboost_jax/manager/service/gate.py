@@ -52,9 +52,10 @@ class Gate:
         max_connections: int = MAX_CONNECTIONS,
         max_newcomers: int = MAX_NEWCOMERS,
         newcomer_seconds: float = NEWCOMER_SECONDS,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
     ) -> None:
         self._max_connections, self._max_newcomers = max_connections, max_newcomers
-        self._newcomer_seconds = newcomer_seconds
+        self._newcomer_seconds, self._handshake_seconds = newcomer_seconds, handshake_seconds
         self._newcomers: OrderedDict[Any, asyncio.TimerHandle] = OrderedDict()
         logging.getLogger("aiohttp.server").addFilter(_not_for_the_log)
 
@@ -79,7 +80,7 @@ class Gate:
         self, server: web.Server, tls: ssl.SSLContext | None, **where: Any
     ) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        timeout = HANDSHAKE_SECONDS if tls is not None else None
+        timeout = self._handshake_seconds if tls is not None else None
 
         def connect() -> asyncio.BaseProtocol:
             return self._connect(server, loop)

@@ -24,16 +24,21 @@ log = logging.getLogger(__name__)
 
 
 class SpanFile:
-    """Appends, a few hundred lines at a time, and at each `flush`."""
+    """Appends, a few hundred lines at a time, and at each `flush`.
 
-    def __init__(self, workdir: Path, step: int) -> None:
+    Args:
+        max_lines: of spans, each time that the step begins.
+    """
+
+    def __init__(self, workdir: Path, step: int, max_lines: int = MAX_LINES) -> None:
         self._path, self._step = spans_path(workdir, step), step
+        self._max_lines = max_lines
         self.begin()
 
     def begin(self) -> None:
         """The step begins. Where it does so again, what is not written yet is of the time before,
         as was the file, which the trainer has taken away."""
-        self._left = MAX_LINES
+        self._left = self._max_lines
         self._lines: list[str] = []
         self._doubts: dict[str, Doubtful] = {}  # of each process, since they were last written
 

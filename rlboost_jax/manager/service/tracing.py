@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rlboost_jax.manager.events import Action, Event, FromServer, FromTrainer, Record, Send
-from rlboost_jax.manager.service.span_file import SpanFile
+from rlboost_jax.manager.service.span_file import MAX_LINES, SpanFile
 from rlboost_jax.messages import (
     BatchTrained,
     BeginBatch,
@@ -26,10 +26,11 @@ class StepTracer:
     Args:
         step: whose events are of interest, from its begin to that of another; with a lag, while it
             is the oldest that is open.
+        max_lines: that are written of it.
     """
 
-    def __init__(self, workdir: Path, step: int) -> None:
-        self._file, self._step = SpanFile(workdir, step), step
+    def __init__(self, workdir: Path, step: int, max_lines: int = MAX_LINES) -> None:
+        self._file, self._step = SpanFile(workdir, step, max_lines), step
         self._newest = -1  # step that has begun and is not ahead of another
         self._trained = -1  # step of which that was told last
         self._names: dict[int, str] = {}  # stream → instance

@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from rlboost_jax.backoff import backoff_seconds
@@ -22,13 +23,28 @@ from rlboost_jax.messages import Manifest
 from rlboost_jax.weights.serve import served_version
 
 PROGRAM: Final = "rlboost_jax.manager.service.file_server"
-FIRST_BACKOFF_SECONDS: Final = 0.1  # doubles with each process that ends soon
-LONGEST_BACKOFF_SECONDS: Final = 5.0
-SETTLED_SECONDS: Final = 5.0  # one that lived as long was a good one: the back-off begins anew
-SILENCE_SECONDS: Final = 300.0  # of one that says each second that it lives, its start included
 LEAVE_SECONDS: Final = 1.0
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restarts:
+    """When a process counts as ended, and when the next one starts.
+
+    Attributes:
+        silence_seconds: of one that says each second that it lives, its start included.
+        settled_seconds: one that lived as long was a good one: the back-off begins anew.
+        first_backoff_seconds: doubles with each process that ends soon.
+    """
+
+    silence_seconds: float = 300.0
+    settled_seconds: float = 5.0
+    first_backoff_seconds: float = 0.1
+    longest_backoff_seconds: float = 5.0
+
+
+RESTARTS: Final = Restarts()
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -58,9 +74,10 @@ class FileServer:
         report: Callable[[str], None],
         fail: Callable[[BaseException], None],
         command: tuple[str, ...] = (sys.executable, "-m", PROGRAM),
+        restarts: Restarts = RESTARTS,
     ) -> None:
         self._listener, self._setup, self._report = listener, setup, report
-        self._command = command
+        self._command, self._restarts = command, restarts
         self._serve = Serve(versions=())
         self._process: asyncio.subprocess.Process | None = None
         self._fail = fail
@@ -95,7 +112,7 @@ class FileServer:
     async def _watch(self) -> None:
         """One process after the other."""
         loop = asyncio.get_running_loop()
-        attempt = 0
+        restarts, attempt = self._restarts, 0
         while True:
             await self._wanted()
             began = loop.time()
@@ -103,13 +120,15 @@ class FileServer:
                 reason = await self._live()
             except OSError as error:  # no memory, no more processes
                 reason = f"it cannot be started: {error}"
-            if loop.time() - began >= SETTLED_SECONDS:
+            if loop.time() - began >= restarts.settled_seconds:
                 attempt = 0
             log.error("the file server ended: %s", reason)
             self._report(reason)
             await asyncio.sleep(
                 backoff_seconds(
-                    attempt, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS
+                    attempt,
+                    first=restarts.first_backoff_seconds,
+                    longest=restarts.longest_backoff_seconds,
                 )
             )
             attempt += 1
@@ -141,7 +160,7 @@ class FileServer:
             process.stdin.write(frame(self._setup))
             self._tell(process)
             self._process = process
-            reason = await _heard_out(process.stdout)
+            reason = await _heard_out(process.stdout, self._restarts.silence_seconds)
         finally:
             self._process = None
             code = await asyncio.shield(_ended(process, at_once=bool(reason)))
@@ -157,7 +176,7 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-async def _heard_out(pipe: asyncio.StreamReader) -> str:
+async def _heard_out(pipe: asyncio.StreamReader, silence_seconds: float) -> str:
     """Until the process closes its output, or is silent: then why it must be ended, else "".
 
     Silence counts the second time only. The first may be our own: a process that was stopped
@@ -166,13 +185,13 @@ async def _heard_out(pipe: asyncio.StreamReader) -> str:
     silences = 0
     while silences < 2:
         try:
-            async with asyncio.timeout(SILENCE_SECONDS / 2):
+            async with asyncio.timeout(silence_seconds / 2):
                 if not await pipe.read(4096):
                     return ""
             silences = 0
         except TimeoutError:
             silences += 1
-    return f"silent for {SILENCE_SECONDS:g} s"
+    return f"silent for {silence_seconds:g} s"
 
 
 async def _ended(process: asyncio.subprocess.Process, *, at_once: bool) -> int:
