@@ -71,7 +71,7 @@ class Learner:
             values = [self.critic.values(state.critic.params, batch) for batch in batches]
             found["values"] = by_sample(batches, [np.asarray(part) for part in values])
         scores = Scores(**found)
-        gaps = [np.abs(found["policy"][t.sample] - t.behaviour_logprobs) for t in everything]
+        gaps = [np.abs(found["policy"][t.sample] - t.sequence.logprobs) for t in everything]
         members = [
             t for group in groups for t in self.estimates.evaluated(group.trajectories, scores)
         ]
@@ -94,12 +94,14 @@ class Learner:
             gaps = np.asarray(self.policy.gaps(state.params, batch))[batch.response_mask]
             wrong = np.flatnonzero(~(gaps <= self.tolerated_gap))
             if wrong.size:
+                sequence = trajectory.sequence
+                after_prompt = sequence.sampled_positions - sequence.runs[0]
                 doubts.append(
                     Doubt(
                         prompt=trajectory.prompt,
                         sample=trajectory.sample,
                         attempt=trajectory.attempt,
-                        position=int(wrong[0]),
+                        position=int(after_prompt[wrong[0]]),
                         gap=float(gaps.max()),
                     )
                 )
