@@ -255,8 +255,8 @@ async def stuck(bench: Bench, count: int) -> dict[str, Loss]:
         await wait_for(lambda: ready() >= count, "weights")
         sampling = m.Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=99, stop_ids=())
         prompt = m.pack_tokens([1])
-        begin = m.BeginStep(
-            step=0, version=0, params_digest="d", seed=0, group_size=1, sampling=sampling,
+        begin = m.BeginBatch(
+            batch=0, version=0, params_digest="d", seed=0, group_size=1, sampling=sampling,
             prompts=tuple(m.PromptRequest(prompt=p, tokens=prompt) for p in range(count)),
         )  # fmt: skip
         for name in names:

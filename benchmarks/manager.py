@@ -59,8 +59,7 @@ class Core:
         prompt = m.pack_tokens([1] * 200)
         prompts = tuple(m.PromptRequest(prompt=i, tokens=prompt) for i in range(PROMPTS))
         self.trainer(
-            m.BeginStep(
-                step=step, version=0, params_digest="d", seed=0, group_size=GROUP,
+            m.BeginBatch(batch=step, version=0, params_digest="d", seed=0, group_size=GROUP,
                 sampling=sampling, prompts=prompts,
             )
         )  # fmt: skip
@@ -150,7 +149,7 @@ def seconds_per_end(instances: int) -> float:
             core.now += 0.05
             core.server(stream, batch)
         seconds = time.process_time() - since
-        step = core.manager.view.step
+        step = core.manager.view.batch
         assert step is not None and step.finished
         return seconds / len(batches)
 

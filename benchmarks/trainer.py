@@ -84,7 +84,7 @@ class StandInTrainer:
         prompts = [np.array([3, 4, 5], np.int32)] * num_prompts
         began, since = time.time(), time.perf_counter()
         self._publish(step)
-        self._link.begin_step(self._begin(step, prompts))
+        self._link.begin_batch(self._begin(step, prompts))
         self._thread.run(self._client.offer(None, step, str(step)))
         collector = StepCollector(
             step,
@@ -102,8 +102,8 @@ class StandInTrainer:
         stream.begin()
         times = drive(stream, self._link, collector, train=self._train)
         report = self._link.trained(
-            messages.StepTrained(
-                step=step, train_wait_seconds=times.waiting, train_seconds=times.training
+            messages.BatchTrained(
+                batch=step, train_wait_seconds=times.waiting, train_seconds=times.training
             )
         )
         self._link.committed(step)
@@ -145,9 +145,9 @@ class StandInTrainer:
             )
         )
 
-    def _begin(self, step: int, prompts: list[np.ndarray]) -> messages.BeginStep:
-        return messages.BeginStep(
-            step=step,
+    def _begin(self, step: int, prompts: list[np.ndarray]) -> messages.BeginBatch:
+        return messages.BeginBatch(
+            batch=step,
             version=step,
             params_digest=str(step),
             seed=self._run.seed,

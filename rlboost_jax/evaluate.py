@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 
 from rlboost_jax import exits, messages
-from rlboost_jax.sequences.identities import Batch, Work, sample_number
+from rlboost_jax.sequences.identities import Batch, Version, Work, sample_number
 from rlboost_jax.settings.errors import ConfigError, Mistake
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.run import RunConfig
@@ -71,7 +71,7 @@ def evaluate(
     params = read_policy(run.model, workdir, folder, step)
     compile_cache.enable(run.compile_cache_dir)
     generator = (engine or engine_of)(run)
-    generator.load(params, step)
+    generator.load(params, Version(step))
     judge = (exercises or open_exercises)(run)
     try:
         group_size = min(run.evaluation.samples, run.algorithm.group_size)
@@ -140,7 +140,7 @@ def _requests(
                 prompt=prompt.prompt,
                 sample=sample,
             ),
-            version=step,
+            version=Version(step),
             prompt_tokens=prompt.tokens,
             response_tokens=b"",
             sampling=sampling,

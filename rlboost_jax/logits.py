@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from rlboost_jax import compile_cache, exits
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.engine import EngineConfig
 from rlboost_jax.settings.errors import ConfigError, Mistake
 from rlboost_jax.settings.limits import MAX_POSITIONS
@@ -52,7 +53,7 @@ def logits(
     _check_memory(model, tokens.shape[1], memory_of)
     params = read_checkpoint(model, source_folder(source, WEIGHTS))
     engine = _engine(model, tokens.shape[1])
-    engine.load(params, 0)
+    engine.load(params, Version(0))
     found = {
         "learner": learner_logits(model, params, tokens),
         "engine": teacher_forced_logits(engine, tokens),

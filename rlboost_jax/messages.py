@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlboost_jax.sequences.identities import Index, Purpose, Work
+from rlboost_jax.sequences.identities import Batch, Index, Purpose, Version, Work
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
 TOKEN_BATCH_BYTES: Final = 16 * 2**20  # of tokens and all about them; more is split between rows
@@ -38,7 +38,8 @@ Digest = Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 # Of the tokens after a prompt: how many, in turn sampled and given. () where all were sampled.
 Runs = tuple[Annotated[int, msgspec.Meta(ge=1, lt=2**31)], ...]
-Version = Annotated[int, msgspec.Meta(ge=-1, lt=2**53)]
+# A peer's word for a version, or -1: none.
+VersionSaid = Annotated[Version, msgspec.Meta(ge=-1, lt=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # no NaN either
 Number = (
     Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
@@ -78,7 +79,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     `rlboost_jax.weights.seal` makes and checks the seal.
     """
 
-    version: int
+    version: Version
     directory: str  # absolute path on the learner's host
     params_digest: str  # SHA-256 over the learner's parameters
     files: tuple[FileEntry, ...]
@@ -101,7 +102,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: int  # of this placement: unsigned 32 bit, unique in the manager's life
     work: Work
-    version: int  # the only policy version that may sample it
+    version: Version  # the only policy version that may sample it
     prompt_tokens: bytes
     response_tokens: bytes  # known already: sampled elsewhere, or given since
     sampling: Sampling
@@ -138,7 +139,7 @@ class Renew(Message, frozen=True, kw_only=True):
 class Ready(Message, frozen=True, kw_only=True):
     """The engine holds these parameters and takes work of them."""
 
-    version: Version
+    version: VersionSaid
     params_digest: Digest  # of the manifest that was announced, or of what the trainer offered
     seconds: Seconds = 0.0  # from announcement to readiness
     fetched_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0
@@ -147,7 +148,7 @@ class Ready(Message, frozen=True, kw_only=True):
 class WeightsRejected(Message, frozen=True, kw_only=True):
     """A version could not be fetched or did not match its manifest; it will be tried again."""
 
-    version: Version
+    version: VersionSaid
     reason: Reason
 
 
@@ -161,7 +162,7 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     """
 
     sequence: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # 0, 1, 2, … within a stream
-    version: Version  # sampled all of these
+    version: VersionSaid  # sampled all of these
     request_ids: bytes  # uint32
     counts: bytes  # uint16
     tokens: bytes  # int32
@@ -240,6 +241,8 @@ class Welcome(Message, frozen=True, kw_only=True):
     renew_seconds: float
     orphan_seconds: float  # how long to look for a lost manager
     stamp: float = 0.0  # as in `Renewed`
+    # At the manager's host, where weights are served over HTTP; 0: at the manager's own.
+    weights_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
 
 
 class Renewed(Message, frozen=True, kw_only=True):
@@ -293,12 +296,12 @@ class Publish(Message, frozen=True, kw_only=True):
     manifest: Manifest
 
 
-class BeginStep(Message, frozen=True, kw_only=True):
-    """All prompts of a step. If the manager still keeps tokens of the same step and
+class BeginBatch(Message, frozen=True, kw_only=True):
+    """All prompts of a batch. If the manager still keeps tokens of the same batch and
     parameters, it goes on with them."""
 
-    step: int
-    version: int
+    batch: Batch
+    version: Version
     params_digest: str
     seed: int
     group_size: Count
@@ -306,17 +309,17 @@ class BeginStep(Message, frozen=True, kw_only=True):
     prompts: tuple[PromptRequest, ...]
 
 
-class ExtendStep(Message, frozen=True, kw_only=True):
-    """More prompts for the step that is being worked on.
+class ExtendBatch(Message, frozen=True, kw_only=True):
+    """More prompts for the batch that is being worked on.
 
     What is known of a prompt already is not begun anew: its finished responses are delivered
-    again. What is not finished when the step is trained is given up.
+    again. What is not finished when the batch is trained is given up.
     """
 
-    step: int
+    batch: Batch
     prompts: tuple[PromptRequest, ...]
     samples: Count = 0  # responses per prompt, the first of its group; 0: all of them
-    sampling: Sampling | None = None  # None: the step's
+    sampling: Sampling | None = None  # None: the batch's
 
 
 class Doubt(Message, frozen=True, kw_only=True):
@@ -326,25 +329,25 @@ class Doubt(Message, frozen=True, kw_only=True):
     from before that instance's first token, by others, and delivered again.
     """
 
-    step: int
+    batch: Batch
     samples: bytes  # uint32
     attempts: bytes  # uint32: of each response, as it was delivered
     positions: bytes  # uint32: among the tokens after the prompt, of the first one in doubt
     gap: float  # nats, the largest
 
 
-class StepTrained(Message, frozen=True, kw_only=True):
-    """The update of a step was applied; answered with `StepReport`."""
+class BatchTrained(Message, frozen=True, kw_only=True):
+    """The update of a batch was applied; answered with `BatchReport`."""
 
-    step: int
+    batch: Batch
     train_wait_seconds: Seconds  # learner idle for want of finished groups, window excluded
     train_seconds: Seconds  # learner busy with gradients and the update
 
 
-class StepCommitted(Message, frozen=True, kw_only=True):
-    """A checkpoint that includes this step's update is durable: its tokens may be forgotten."""
+class BatchCommitted(Message, frozen=True, kw_only=True):
+    """A checkpoint that includes this batch's update is durable: its tokens may be forgotten."""
 
-    step: int
+    batch: Batch
 
 
 class EndRun(Message, frozen=True, kw_only=True):
@@ -371,7 +374,7 @@ class FinishedRollout(Message, frozen=True, kw_only=True):
     work: Work
     tokens: bytes  # all after the prompt
     logprobs: bytes  # of those that were sampled
-    versions: tuple[tuple[int, int], ...]  # (policy version, number sampled) in token order
+    versions: tuple[tuple[Version, int], ...]  # (policy version, number sampled) in token order
     instances: tuple[str, ...]  # that took part, in order
     attempt: int = 0  # how often tokens of it were given up on before
     runs: Runs = ()  # of the tokens
@@ -384,7 +387,7 @@ class RoutedRollout(FinishedRollout, frozen=True, kw_only=True):
 
 
 class WindowClosed(Message, frozen=True, kw_only=True):
-    step: int
+    batch: Batch
     seconds: float
     reason: str
 
@@ -393,18 +396,18 @@ class Withdrawn(Message, frozen=True, kw_only=True):
     """Finished responses that measure the policy and are generated again, for whoever sampled them
     is not believed any more. Those that are trained on the learner has checked itself."""
 
-    step: int
+    batch: Batch
     samples: bytes  # uint32
 
 
-class StepReport(Message, frozen=True, kw_only=True):
-    """What the manager counted from `BeginStep` to `StepTrained`."""
+class BatchReport(Message, frozen=True, kw_only=True):
+    """What the manager counted from `BeginBatch` to `BatchTrained`."""
 
-    step: int
-    rollout_seconds: float  # BeginStep to the last token
-    remote_wait_seconds: float  # last token to StepTrained
+    batch: Batch
+    rollout_seconds: float  # BeginBatch to the last token
+    remote_wait_seconds: float  # last token to BatchTrained
     seeding_window_seconds: float  # reserved engines eligible for work
-    instances_mean: float  # preemptible instances ready, averaged over the step
+    instances_mean: float  # preemptible instances ready, averaged over the batch
     instances_joined: int
     instances_lost: int
     requests_migrated: int
@@ -414,8 +417,8 @@ class StepReport(Message, frozen=True, kw_only=True):
     tokens_prefilled_again: int
     tokens_reserved: int
     tokens_preemptible: int
-    tokens_measured: int  # delivered of another sampling than the step's; in none of the others
-    cost_dollars: float  # since the report of the step before: the pause between them included
+    tokens_measured: int  # delivered of another sampling than the batch's; in none of the others
+    cost_dollars: float  # since the report of the batch before: the pause between them included
     window: WindowState
 
 
@@ -423,7 +426,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     instance: str
     reserved: bool
     state: str  # "joining" | "pulling" | "ready" | "leaving"
-    version: int
+    version: Version
     running: int
     waiting: int
     tokens: int  # delivered since it joined
@@ -435,13 +438,13 @@ class FleetStatus(Message, frozen=True, kw_only=True):
     """For the live view and for keeping snapshots in use; about once a second."""
 
     instances: tuple[InstanceStatus, ...]
-    finished: int  # responses of the current step
+    finished: int  # responses of the oldest open batch
     total: int
     window_open: bool
     window_seconds: float
     joined: int  # since the run began
     lost: int
-    versions_in_use: tuple[int, ...]
+    versions_in_use: tuple[Version, ...]
     cost_dollars: float  # since the run began
 
 
@@ -460,7 +463,14 @@ ServerMessage = (
 )
 ToServer = Welcome | Renewed | Announce | Generate | Release | Leave
 TrainerMessage = (
-    TrainerHello | Publish | BeginStep | ExtendStep | Doubt | StepTrained | StepCommitted | EndRun
+    TrainerHello
+    | Publish
+    | BeginBatch
+    | ExtendBatch
+    | Doubt
+    | BatchTrained
+    | BatchCommitted
+    | EndRun
 )
 ToTrainer = (
     TrainerWelcome
@@ -469,7 +479,7 @@ ToTrainer = (
     | RoutedRollout
     | Withdrawn
     | WindowClosed
-    | StepReport
+    | BatchReport
     | FleetStatus
 )
 

@@ -4,7 +4,10 @@ The system uses process ids again, after a restart even the same ones. Id, time 
 what was started together belong to one process for good.
 """
 
+import contextlib
+import ctypes
 import os
+import signal
 import subprocess
 from datetime import UTC, datetime
 from email.utils import parsedate
@@ -16,6 +19,7 @@ HAS_PROC = os.path.isdir("/proc/self")
 # Where there is no /proc, ps adds the time since the last start of the system to when that was.
 # It rounds both anew at each call, so that one process has begun a second sooner or later.
 PS_TOLERANCE_SECONDS = 2
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def start_time(pid: int) -> str:
@@ -42,6 +46,16 @@ def same_start(one: str, other: str) -> bool:
     if first is None or second is None:  # of /proc, which counts from the system's start, exactly
         return False
     return abs(first - second) <= PS_TOLERANCE_SECONDS
+
+
+def end_with_parent(parent: int) -> bool:
+    """Have the system kill this process when its parent ends (Linux only).
+
+    Returns False if the parent, which had that id, has ended already.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return os.getppid() == parent
 
 
 def _seconds(started: str) -> float | None:

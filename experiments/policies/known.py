@@ -5,7 +5,7 @@ import numpy as np
 
 from rlboost_jax.manager.policies.lengths import Floats, Lengths, Responses
 from rlboost_jax.manager.reducer.step_plans import StepPlans
-from rlboost_jax.manager.state.rollouts import Rollout, Step
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.simulator.world import World
 
 DECODING = 0.02  # seconds of a token of one rollout; 20 % more or less makes no difference
@@ -51,11 +51,11 @@ def _order(world: World, *, means: bool) -> None:
     plans = _plans(world)
     model, unknowing = plans.model, plans.ranks
 
-    def ranks(step: Step, slots: int) -> dict[int, float]:
+    def ranks(step: BatchRecord, slots: int) -> dict[int, float]:
         if not model.ready:
             return unknowing(step, slots)
         rollouts = sorted(step.rollouts, key=_sample)
-        tokens = _lengths(world, step.begin.step, len(rollouts))
+        tokens = _lengths(world, step.begin.batch, len(rollouts))
         tokens = tokens.reshape(-1, step.begin.group_size)
         if means:
             tokens[:] = np.exp(np.log(tokens).mean(axis=1, keepdims=True))

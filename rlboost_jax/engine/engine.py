@@ -42,6 +42,7 @@ from rlboost_jax.engine.scheduler import Plan, Scheduler
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.params import Params
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.engine import EngineConfig
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.routing import Routing
@@ -154,7 +155,7 @@ class Engine:
         self._launched: deque[tuple[Plan, Output, int]] = deque()  # not finished; at most two
 
     @property
-    def version(self) -> int | None:
+    def version(self) -> Version | None:
         """Policy version of the weights; None before the first `load`."""
         return self.parameters.version
 
@@ -178,7 +179,7 @@ class Engine:
         """Ids of all rollouts, in the order they came."""
         return tuple(self._held)
 
-    def load(self, params: Params, version: int) -> None:
+    def load(self, params: Params, version: Version) -> None:
         """Copy a tree of parameters, layers stacked, to the device.
 
         Raises:

@@ -20,6 +20,7 @@ from rlboost_jax.models.params import (
     flatten_params,
     unflatten_params,
 )
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.model import ModelConfig
 
 
@@ -49,10 +50,10 @@ class EngineParameters:
         self._model, self._shapes = model, {name: leaf.shape for name, leaf in leaves.items()}
         self._places, self._dtype = places, jnp.dtype(dtype)
         self._double_buffered, self._panels = double_buffered, panels
-        self.version: int | None = None
+        self.version: Version | None = None
         self.leaves: tuple[Array, ...] = ()
 
-    def load(self, params: Params, version: int) -> None:
+    def load(self, params: Params, version: Version) -> None:
         """Copy parameters to the device. Never aliases them: a learner donates its own.
 
         Should the device fail to take them, the old ones stay if double-buffered; otherwise

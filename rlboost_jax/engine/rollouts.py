@@ -10,7 +10,7 @@ from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.metadata import Chunk
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
 from rlboost_jax.sequences.endings import finish_reason
-from rlboost_jax.sequences.identities import Batch, Purpose, Work
+from rlboost_jax.sequences.identities import Batch, Purpose, Version, Work
 from rlboost_jax.sequences.sequence import runs_after_prompt
 from rlboost_jax.settings.limits import MAX_STOP_IDS
 
@@ -158,7 +158,7 @@ def rollout_of_tokens(
     request = GenerateRequest(
         request_id=sample,
         work=Work(seed=0, batch=Batch(0), prompt=sample, sample=sample),
-        version=0,
+        version=Version(0),
         prompt_tokens=pack_tokens(tokens),
         response_tokens=b"",
         sampling=sampling,

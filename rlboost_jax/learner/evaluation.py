@@ -16,7 +16,7 @@ from rlboost_jax import messages
 from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.learner.collector import check_version
 from rlboost_jax.rewards.verdict import Verdict
-from rlboost_jax.sequences.identities import sample_number
+from rlboost_jax.sequences.identities import Batch, sample_number
 from rlboost_jax.sequences.sequence import runs_after_prompt
 from rlboost_jax.settings.sampling import EvaluationConfig
 
@@ -93,11 +93,11 @@ class Measurement:
         rests = tuple(self._request(p, full) for p in places) if rest else ()
         return tuple(part for part in ((groups, self._group_size), (rests, rest)) if part[0])
 
-    def extensions(self) -> tuple[messages.ExtendStep, ...]:
+    def extensions(self) -> tuple[messages.ExtendBatch, ...]:
         """To say once the step has begun."""
         return tuple(
-            messages.ExtendStep(
-                step=self._step, prompts=prompts, samples=samples, sampling=self.sampling
+            messages.ExtendBatch(
+                batch=Batch(self._step), prompts=prompts, samples=samples, sampling=self.sampling
             )
             for prompts, samples in self.parts()
         )
@@ -124,7 +124,7 @@ class Measurement:
 
     def withdraw(self, withdrawn: messages.Withdrawn) -> None:
         """Forget responses that are not believed: they are generated again."""
-        if withdrawn.step == self._step:
+        if withdrawn.batch == self._step:
             for sample in messages.unpack_ids(withdrawn.samples).tolist():
                 asked = self._asked.pop(sample, None)
                 if asked is not None:

@@ -2,8 +2,8 @@
 
 An asyncio loop in a thread of its own holds the socket; the training loop stays plain
 blocking code. A broken stream is dialled again; what the manager must know to go on
-(`TrainerHello`, the newest `Publish`, the `BeginStep` in force and what extended it) is said
-again, so that neither a restarted manager nor a cut connection loses a step. Rollouts may
+(`TrainerHello`, the newest `Publish`, the `BeginBatch` in force and what extended it) is said
+again, so that neither a restarted manager nor a cut connection loses a batch. Rollouts may
 then arrive twice: the receiver of `receive()` drops those it has. What the manager refuses is
 not said again: it ends the run with the manager's reason.
 """
@@ -23,6 +23,7 @@ import msgspec
 from rlboost_jax import messages
 from rlboost_jax.credentials import Endpoint, explain
 from rlboost_jax.learner.stream.step_stream import Doubt
+from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.settings.errors import Mistake
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class ManagerRefused(Mistake, RuntimeError):
 
 
 class StepTooLarge(Mistake, ValueError):
-    """The prompts of a step do not fit in a message to the manager."""
+    """The prompts of a batch do not fit in a message to the manager."""
 
 
 class EventLoopThread:
@@ -100,9 +101,9 @@ class ManagerLink:
         self._inbox: queue.SimpleQueue[messages.ToTrainer | Exception | None] = queue.SimpleQueue()
         self._outbox: asyncio.Queue[messages.TrainerMessage] = asyncio.Queue()
         self._publish: messages.Publish | None = None
-        self._begin: messages.BeginStep | None = None
-        self._extends: list[messages.ExtendStep] = []  # of that step
-        self._trained: messages.StepTrained | None = None  # not yet answered
+        self._begin: messages.BeginBatch | None = None
+        self._extends: list[messages.ExtendBatch] = []  # of that batch
+        self._trained: messages.BatchTrained | None = None  # not yet answered
         self.status: messages.FleetStatus | None = None  # the newest
         self.welcome: messages.TrainerWelcome | None = None
         self._closing = False
@@ -130,25 +131,25 @@ class ManagerLink:
     def publish(self, manifest: messages.Manifest) -> None:
         self._send(messages.Publish(manifest=manifest))
 
-    def begin_step(self, begin: messages.BeginStep) -> None:
+    def begin_batch(self, begin: messages.BeginBatch) -> None:
         """Raises StepTooLarge; the manager would hang up on it at each attempt."""
         self._check_size(begin)
         self._send(begin)
 
-    def extend_step(self, extend: messages.ExtendStep) -> None:
-        """More prompts for the step in force. Raises StepTooLarge."""
+    def extend_batch(self, extend: messages.ExtendBatch) -> None:
+        """More prompts for the batch in force. Raises StepTooLarge."""
         self._check_size(extend)
         self._send(extend)
 
-    def committed(self, step: int) -> None:
-        self._send(messages.StepCommitted(step=step))
+    def committed(self, batch: Batch) -> None:
+        self._send(messages.BatchCommitted(batch=batch))
 
-    def doubt(self, step: int, doubts: Sequence[Doubt]) -> None:
+    def doubt(self, batch: Batch, doubts: Sequence[Doubt]) -> None:
         """Have responses generated again, by others. One that is lost on the way is brought up
         again: the manager delivers the same response once more."""
         self._send(
             messages.Doubt(
-                step=step,
+                batch=batch,
                 samples=messages.pack_ids([doubt.sample for doubt in doubts]),
                 attempts=messages.pack_ids([doubt.attempt for doubt in doubts]),
                 positions=messages.pack_ids([doubt.position for doubt in doubts]),
@@ -156,20 +157,22 @@ class ManagerLink:
             )
         )
 
-    def trained(self, trained: messages.StepTrained) -> messages.StepReport:
-        """Tell that the update was applied and wait for the manager's account of the step.
+    def trained(self, trained: messages.BatchTrained) -> messages.BatchReport:
+        """Tell that the update was applied and wait for the manager's account of the batch.
 
         Raises:
             ManagerLost: it did not answer within `answer_seconds`.
-            ManagerRefused: it knows nothing of that step.
+            ManagerRefused: it knows nothing of that batch.
         """
         self._send(trained)
         while True:
             message = self._next(self._answer_seconds)
             if message is None:
                 waited = f"{self._answer_seconds:g} s"
-                raise ManagerLost(f"no report of step {trained.step} in {waited}: {self._trouble}")
-            if isinstance(message, messages.StepReport) and message.step == trained.step:
+                raise ManagerLost(
+                    f"no report of batch {trained.batch} in {waited}: {self._trouble}"
+                )
+            if isinstance(message, messages.BatchReport) and message.batch == trained.batch:
                 return message
 
     def receive(self, timeout: float | None = None) -> messages.ToTrainer | None:
@@ -227,11 +230,11 @@ class ManagerLink:
         match message:
             case messages.Publish():
                 self._publish = message
-            case messages.BeginStep():
+            case messages.BeginBatch():
                 self._begin, self._extends, self._trained = message, [], None
-            case messages.ExtendStep():
+            case messages.ExtendBatch():
                 self._extends.append(message)
-            case messages.StepTrained():
+            case messages.BatchTrained():
                 self._trained = message
         self._outbox.put_nowait(message)
 
@@ -282,7 +285,7 @@ class ManagerLink:
         later: list[messages.TrainerMessage] = []
         while not self._outbox.empty():
             message = self._outbox.get_nowait()
-            if isinstance(message, messages.StepCommitted | messages.EndRun):
+            if isinstance(message, messages.BatchCommitted | messages.EndRun):
                 later.append(message)
         for message in (m for m in [*again, *later] if m is not None):
             await stream.send_bytes(messages.encode(message))
@@ -303,18 +306,18 @@ class ManagerLink:
                 self._trouble = "no answer"
                 if first:
                     self._inbox.put(message)
-            case messages.StepReport():
-                # Nothing of that step is to be said again.
+            case messages.BatchReport():
+                # Nothing of that batch is to be said again.
                 self._begin, self._extends, self._trained = None, [], None
                 self._inbox.put(message)
             case _:
                 self._inbox.put(message)
 
-    def _check_size(self, message: messages.BeginStep | messages.ExtendStep) -> None:
+    def _check_size(self, message: messages.BeginBatch | messages.ExtendBatch) -> None:
         size = len(messages.encode(message))
         if size > self._most_bytes:
             raise StepTooLarge(
-                f"the {len(message.prompts)} prompts of step {message.step} take {size:,} bytes "
+                f"the {len(message.prompts)} prompts of batch {message.batch} take {size:,} bytes "
                 f"of the {self._most_bytes:,} in a message; lower learner.prompts_per_step or "
                 "engine.max_prompt_tokens"
             )

@@ -34,6 +34,7 @@ from rlboost_jax.learner.trajectory import trajectories_digest
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.models.adapters import joined
 from rlboost_jax.observe.spans import traced
+from rlboost_jax.sequences.identities import Batch, Version
 
 LANE = "learner"  # of this thread in a profile
 
@@ -57,7 +58,7 @@ class TrainingLoop:
         )
         self._used = session.prompts_used
         self._window: messages.WindowState | None = None  # after the last step
-        self._publish(int(self.state.step) // run.algorithm.updates_per_batch)
+        self._publish(Version(int(self.state.step) // run.algorithm.updates_per_batch))
         self._lap = session.clock()  # when the last step was over
 
     @traced("step", LANE)
@@ -103,12 +104,12 @@ class TrainingLoop:
                     num_prompts=run.observe.samples_prompts,
                 )
             )
-        publish_seconds = self._publish(step + 1)
+        publish_seconds = self._publish(Version(step + 1))
         score = self._scoring.score(measurement, step) if measurement else None
 
         report = session.link.trained(
-            messages.StepTrained(
-                step=step, train_wait_seconds=times.waiting, train_seconds=train_seconds
+            messages.BatchTrained(
+                batch=Batch(step), train_wait_seconds=times.waiting, train_seconds=train_seconds
             )
         )
         self._window = report.window
@@ -146,14 +147,16 @@ class TrainingLoop:
             return None
         version = self._run.num_steps
         (prompts, group_size), *_ = measurement.parts()
-        self._load(version)
+        self._load(Version(version))
         self._begin(version, prompts, group_size, measurement.sampling)
         for extension in measurement.extensions()[1:]:  # what groups leave over of each prompt
-            link.extend_step(extension)
+            link.extend_batch(extension)
         while not measurement.complete:
             if isinstance(message := link.receive(), messages.FinishedRollout):
                 measurement.take(message)
-        link.trained(messages.StepTrained(step=version, train_wait_seconds=0.0, train_seconds=0.0))
+        link.trained(
+            messages.BatchTrained(batch=Batch(version), train_wait_seconds=0.0, train_seconds=0.0)
+        )
         return self._scoring.score(measurement, version)
 
     def _stream(
@@ -163,10 +166,10 @@ class TrainingLoop:
         session, link, followers = self._session, self._session.link, self._session.followers
         step, group_size = stream.step, self._run.algorithm.group_size
         prompts = self._prompts_at(stream.begin())
-        self._load(step)
+        self._load(Version(step))
         self._begin(step, _requests(prompts, 0), group_size, self._sampling)
         for extension in measurement.extensions() if measurement else ():
-            link.extend_step(extension)
+            link.extend_batch(extension)
 
         collector = StepCollector(
             step,
@@ -184,7 +187,7 @@ class TrainingLoop:
             prompts.extend(more)
             collector.extend(prompt.tokens for prompt in more)
             requests = _requests(more, places.start)
-            link.extend_step(messages.ExtendStep(step=step, prompts=requests))
+            link.extend_batch(messages.ExtendBatch(batch=Batch(step), prompts=requests))
 
         followers.begin(step)
         train = followers.leading(update.train)
@@ -205,7 +208,7 @@ class TrainingLoop:
         return times
 
     @traced("copy parameters", LANE)
-    def _publish(self, version: int) -> float:
+    def _publish(self, version: Version) -> float:
         """Copy the parameters to the host, where engines and snapshots are made of them.
 
         Returns:
@@ -228,7 +231,7 @@ class TrainingLoop:
             session.publisher.submit(version, self._params, self._digest)
         return seconds
 
-    def _load(self, version: int) -> None:
+    def _load(self, version: Version) -> None:
         """Give the reserved engines the parameters that were published last."""
         base = self._session.base
         # From device to device, unless other processes hold parts of it.
@@ -245,10 +248,10 @@ class TrainingLoop:
         group_size: int,
         sampling: messages.Sampling,
     ) -> None:
-        self._session.link.begin_step(
-            messages.BeginStep(
-                step=step,
-                version=step,
+        self._session.link.begin_batch(
+            messages.BeginBatch(
+                batch=Batch(step),
+                version=Version(step),
                 params_digest=self._digest,
                 seed=self._run.seed,
                 group_size=group_size,

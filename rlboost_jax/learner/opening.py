@@ -40,6 +40,7 @@ from rlboost_jax.observe.tracker import Tracker, Trackers
 from rlboost_jax.observe.trackers import chosen_trackers
 from rlboost_jax.qualification.start import published_run, trainer_run
 from rlboost_jax.rollout.instance import engine_of
+from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.settings.memory import learner_bytes_per_device
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.seal import sealed
@@ -139,7 +140,7 @@ class Opening:
             Checkpoints(
                 self._path / "checkpoints",
                 keep=run.checkpoint.keep,
-                on_durable=lambda step: link.committed(step - 1) if step else None,
+                on_durable=lambda step: link.committed(Batch(step - 1)) if step else None,
             )
         )
         restored = restore(run, policy, critic, checkpoints)

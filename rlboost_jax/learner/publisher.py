@@ -12,6 +12,7 @@ from typing import Any
 from rlboost_jax.messages import Manifest
 from rlboost_jax.models.params import Params
 from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.weights.pull import open_params
 from rlboost_jax.weights.snapshots import SnapshotStore
 
@@ -43,14 +44,14 @@ class Publisher:
         self._store, self._announce, self._in_use = store, announce, in_use
         self._report, self._spans = report, spans or Recorder()
         self._changed = threading.Condition()  # of the four below
-        self._pending: tuple[int, Any, str] | None = None
+        self._pending: tuple[Version, Any, str] | None = None
         self._closing = False
         self._written: Manifest | None = None
         self._error: SnapshotNotWritten | None = None
         self._thread = threading.Thread(target=self._write_all, name="publisher", daemon=True)
         self._thread.start()
 
-    def submit(self, version: int, host_params: Any, params_digest: str) -> None:
+    def submit(self, version: Version, host_params: Any, params_digest: str) -> None:
         """Hand a version over, in place of one that the writer has not come to.
 
         Raises:
@@ -62,7 +63,7 @@ class Publisher:
             self._pending = version, host_params, params_digest
             self._changed.notify_all()
 
-    def open(self, version: int) -> Params:
+    def open(self, version: Version) -> Params:
         """The version submitted last, on disk: its arrays, of which nothing is read yet.
 
         Raises:
@@ -82,7 +83,7 @@ class Publisher:
             self._changed.notify_all()
         self._thread.join()
 
-    def _next(self) -> tuple[int, Any, str] | None:
+    def _next(self) -> tuple[Version, Any, str] | None:
         """The version to write now; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending is not None or self._closing)
@@ -111,5 +112,5 @@ class Publisher:
                 return
 
 
-def _version(manifest: Manifest | None) -> int | None:
+def _version(manifest: Manifest | None) -> Version | None:
     return manifest.version if manifest else None

@@ -19,6 +19,7 @@ from rlboost_jax.observe.spans import ENGINE_LANE, Recorder
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.instance import hello_of
 from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.run import RunConfig
 
 NAME = "reserved"
@@ -83,7 +84,7 @@ class ReservedEngine:
         else:
             self._on_failure(ReservedEngineLost(f"the trainer's own engine has left: {reason}"))
 
-    def load(self, params: Params, version: int, params_digest: str) -> None:
+    def load(self, params: Params, version: Version, params_digest: str) -> None:
         """Give the engine a version; it takes work of it from now on.
 
         Args:
@@ -91,7 +92,7 @@ class ReservedEngine:
         """
         self.begin_to_load(params, version, params_digest).result()
 
-    def begin_to_load(self, params: Params, version: int, params_digest: str) -> Future[None]:
+    def begin_to_load(self, params: Params, version: Version, params_digest: str) -> Future[None]:
         """`load`, which is over when the result is there."""
         assert self._client is not None
         return self._thread.start(self._client.offer(params, version, params_digest))
@@ -136,7 +137,7 @@ class ReservedEngines:
         for engine in self._each:
             engine.connect(locate)
 
-    def load(self, params: Params, version: int, params_digest: str) -> None:
+    def load(self, params: Params, version: Version, params_digest: str) -> None:
         """Give all of them a version, at the same time."""
         loading = [engine.begin_to_load(params, version, params_digest) for engine in self._each]
         for load in loading:

@@ -49,7 +49,7 @@ def policy_metrics(
 
 
 def report_metrics(
-    report: messages.StepReport, trajectories: Sequence[Trajectory]
+    report: messages.BatchReport, trajectories: Sequence[Trajectory]
 ) -> dict[str, Any]:
     """Of the fleet. What is delivered and not trained on is lost, to the account of this step."""
     trained = sum(t.sequence.num_sampled for t in trajectories)

@@ -27,6 +27,7 @@ from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.learner import LearnerConfig
 from rlboost_jax.settings.model import ModelConfig
@@ -139,7 +140,7 @@ class _Lessons:
             prompt=self._drawn,
             sample=0,
             sequence=Sequence.of_response(
-                self._task.prompt_tokens(problem), answer, np.zeros(len(answer)), version=0
+                self._task.prompt_tokens(problem), answer, np.zeros(len(answer)), version=Version(0)
             ),
             reward=0.0,
             advantage=0.0,

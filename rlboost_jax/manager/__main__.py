@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import ssl
 import sys
 import time
@@ -36,7 +37,10 @@ from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service import authority
 from rlboost_jax.manager.service.addresses import for_other_hosts, for_this_host, names
 from rlboost_jax.manager.service.app import make_app
+from rlboost_jax.manager.service.disk_writer import DiskWriter
 from rlboost_jax.manager.service.driver import Driver
+from rlboost_jax.manager.service.file_server.orders import Setup
+from rlboost_jax.manager.service.file_server.process import FileServer, listening_socket
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
 from rlboost_jax.manager.service.heap import keep_small
 from rlboost_jax.manager.service.journal_files import Journal
@@ -44,6 +48,7 @@ from rlboost_jax.manager.service.run_files import (
     ALREADY_MANAGED,
     AlreadyManaged,
     ManagerRecord,
+    Tokens,
     authority_folder,
     join_folder,
     only_manager,
@@ -61,9 +66,7 @@ from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_e
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.load import read_run_config, read_run_id
-from rlboost_jax.settings.manager import ManagerConfig
 from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.weights.serve import add_routes
 
 MISTAKE = 2  # exit code
 SHUTDOWN_SECONDS = 1.0  # for handlers to end
@@ -96,7 +99,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
     with contextlib.ExitStack() as stack:
         events = stack.enter_context(EventsWriter(workdir))
 
-        def record(moment: float, line: Record) -> None:
+        def write(moment: float, line: Record) -> None:
             events.write(
                 time=moment,
                 step=line.step,
@@ -108,22 +111,27 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         journal = Journal(workdir / "journal", run_id)
         stack.callback(journal.close)
         entries, damages = journal.read()
-        settings = Settings.of(run, run_id)
+        writer = stack.enter_context(
+            DiskWriter(journal.append, write, lambda error: driver.fail(error))
+        )
+        former = _former(workdir, run_id)
+        tokens, tls = read_tokens(workdir), _tls(workdir, run)
+        listener = _weights_listener(run, former)
+        settings = Settings.of(run, run_id, weights_port=listener.getsockname()[1])
         manager = Manager(settings, loop.time(), life=secrets.token_hex(8))
         watch = None
         if run.observe.profile_step:
             watch = StepTracer(workdir, run.observe.profile_step)
             stack.callback(watch.close)
         route_bytes = settings.routing.route_bytes if settings.routing else 0
-        driver = Driver(manager, record, journal.append, watch, route_bytes)
+        files = _file_server(listener, workdir, tokens, tls, writer, lambda e: driver.fail(e))
+        driver = Driver(manager, writer.record, writer.append, watch, route_bytes, files.serve)
         for damage in damages:
             log.error("the journal is damaged: %s; what is missing is generated again", damage)
-            record(time.time(), Record("journal", -1, "", {"reason": damage}))
+            writer.record(time.time(), Record("journal", -1, "", {"reason": damage}))
         driver.recover(entries)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, driver.apply, Shutdown(number.name))
-        tokens = read_tokens(workdir)
-        tls = _tls(workdir, run)
         gate = Gate(max_connections=max_connections())
         app = make_app(
             driver,
@@ -138,16 +146,56 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             admit=gate.admit,
             config=(workdir / "config.json").read_bytes(),
             snapshots=workdir / "snapshots",
-            add_routes=[lambda app: add_routes(app, manager.manifest)],
         )
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **RUNNER_OPTIONS)
         await runner.setup()
         assert runner.server is not None
         listen = partial(gate.listen, runner.server, run.manager.host, tls=tls)
         try:
-            return await _work(driver, listen, workdir, run, run_id)
+            # Its connections are closed later, by the runner: some are in the middle of an answer.
+            port = former.port if former is not None else 0
+            with contextlib.closing(await _listening(listen, run.manager.port, port)) as server:
+                host, port = server.sockets[0].getsockname()[:2]
+                record = _record(workdir, run_id, host, port, files.port)
+                return await _manage(driver, workdir, run, record, former)
         finally:
+            await files.close()
             await runner.cleanup()
+
+
+def _former(workdir: Path, run_id: str) -> ManagerRecord | None:
+    """Of a manager of this run that died."""
+    before = read_record(workdir)
+    return before if before is not None and before.run_id == run_id else None
+
+
+def _weights_listener(run: RunConfig, former: ManagerRecord | None) -> socket.socket:
+    """On the port of the settings; where any will do, on the former one if it is free."""
+    wanted = run.manager.weights_port
+    if wanted == 0 and former is not None and former.weights_port:
+        with contextlib.suppress(OSError):
+            return listening_socket(run.manager.host, former.weights_port)
+    return listening_socket(run.manager.host, wanted)
+
+
+def _file_server(
+    listener: socket.socket,
+    workdir: Path,
+    tokens: Tokens,
+    tls: ssl.SSLContext | None,
+    writer: DiskWriter,
+    fail: Callable[[BaseException], None],
+) -> FileServer:
+    setup = Setup(
+        server_token=tokens.server,
+        trainer_token=tokens.trainer,
+        authority="" if tls is None else str(authority_folder(workdir)),
+    )
+
+    def report(reason: str) -> None:
+        writer.record(time.time(), Record("file_server", -1, "", {"reason": reason}))
+
+    return FileServer(listener, setup, report, fail)
 
 
 def _tls(workdir: Path, run: RunConfig) -> ssl.SSLContext | None:
@@ -167,44 +215,43 @@ def _tls(workdir: Path, run: RunConfig) -> ssl.SSLContext | None:
     return authority.server_tls(folder)
 
 
-async def _work(
-    driver: Driver,
-    listen: Callable[[int], Awaitable[asyncio.Server]],
-    workdir: Path,
-    run: RunConfig,
-    run_id: str,
-) -> int:
-    """From the first moment of listening to the end of the run."""
-    before = read_record(workdir)  # of a manager that died
-    former = before.port if before is not None and before.run_id == run_id else 0
-    # Its connections are closed later, by the runner: some may be in the middle of an answer.
-    with contextlib.closing(await _listening(listen, run.manager, former)) as server:
-        return await _manage(driver, server, workdir, run, run_id, former)
-
-
-async def _manage(
-    driver: Driver, server: asyncio.Server, workdir: Path, run: RunConfig, run_id: str, former: int
-) -> int:
-    host, port = server.sockets[0].getsockname()[:2]
-    record = ManagerRecord(
+def _record(workdir: Path, run_id: str, host: str, port: int, weights_port: int) -> ManagerRecord:
+    """Of this process, which listens there."""
+    return ManagerRecord(
         address=for_other_hosts(host, port),
         local_address=for_this_host(host, port),
         join=str(join_folder(workdir)),
         pid=os.getpid(),
         started=processes.start_time(os.getpid()),
         run_id=run_id,
+        weights_port=weights_port,
     )
+
+
+async def _manage(
+    driver: Driver,
+    workdir: Path,
+    run: RunConfig,
+    record: ManagerRecord,
+    former: ManagerRecord | None,
+) -> int:
+    """From the first moment of listening to the end of the run.
+
+    Args:
+        record: of this manager.
+        former: of the one whose servers may be left.
+    """
     with recorded(workdir, record):
-        log.info("listening on %s", record.address)
+        log.info("listening on %s, for weights on port %d", record.address, record.weights_port)
         rendezvous = Rendezvous(
-            run_id=run_id,
+            run_id=record.run_id,
             workdir=workdir,
             address=record.address,
             local_address=record.local_address,
             join=join_folder(workdir),
         )
         provider = open_provider(run.fleet, rendezvous)
-        await driver.employ(provider, found_us=port == former)
+        await driver.employ(provider, found_us=former is not None and record.port == former.port)
         events = market_events(run.fleet, seed=run.seed)
         driver.follow(_market(events, run.fleet, driver.begun))
         code = (await driver.finished).code
@@ -233,13 +280,13 @@ async def _market(
 
 
 async def _listening(
-    listen: Callable[[int], Awaitable[asyncio.Server]], settings: ManagerConfig, former: int
+    listen: Callable[[int], Awaitable[asyncio.Server]], port: int, former: int
 ) -> asyncio.Server:
     """On the port of the settings; where any will do, on the former one if it is free."""
-    if settings.port == 0 and former:
+    if port == 0 and former:
         with contextlib.suppress(OSError):
             return await listen(former)
-    return await listen(settings.port)
+    return await listen(port)
 
 
 if __name__ == "__main__":

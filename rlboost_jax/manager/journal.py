@@ -16,9 +16,10 @@ from typing import Any, Final
 import msgspec
 
 from rlboost_jax.manager.accounts import Books
-from rlboost_jax.messages import BeginStep, ExtendStep, Manifest, WindowState
+from rlboost_jax.messages import BeginBatch, ExtendBatch, Manifest, WindowState
+from rlboost_jax.sequences.identities import Batch
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 MAX_FRAME_BYTES: Final = 2**28  # a longer one is damage: entries are no longer than messages
 _HEADER: Final = struct.Struct("<II")
 
@@ -35,11 +36,11 @@ class SegmentBegun(Entry, frozen=True, kw_only=True):
 
 
 class RunState(Entry, frozen=True, kw_only=True):
-    """All that outlives a step. Each replaces the one before."""
+    """All that outlives a batch. Each replaces the one before."""
 
     window: WindowState
-    learnt: bool  # that window follows from a whole step seen here
-    paid: dict[int, float]  # step → dollars of the run when it was reported
+    learnt: bool  # that window follows from a whole batch seen here
+    paid: dict[Batch, float]  # batch → dollars of the run when it was reported
     banished: dict[str, str]
     joined: int
     lost: int
@@ -55,30 +56,30 @@ class Published(Entry, frozen=True, kw_only=True):
     manifest: Manifest
 
 
-class StepOpened(Entry, frozen=True, kw_only=True):
-    """A step was begun that nothing was known of. Begins a segment."""
+class BatchOpened(Entry, frozen=True, kw_only=True):
+    """A batch was begun that nothing was known of. Begins a segment."""
 
-    begin: BeginStep
+    begin: BeginBatch
     at: float
 
 
-class StepExtended(Entry, frozen=True, kw_only=True):
-    """Prompts came that the step did not have."""
+class BatchExtended(Entry, frozen=True, kw_only=True):
+    """Prompts came that the batch did not have."""
 
-    extend: ExtendStep
+    extend: ExtendBatch
 
 
-class StepResumed(Entry, frozen=True, kw_only=True):
-    """A step that is kept was made the active one."""
+class BatchResumed(Entry, frozen=True, kw_only=True):
+    """A batch that is kept was made the active one."""
 
-    step: int
+    batch: Batch
     at: float
 
 
 class Collected(Entry, frozen=True, kw_only=True):
-    """Tokens that one instance added to rollouts of one step; row i has `counts[i]` of them."""
+    """Tokens that one instance added to rollouts of one batch; row i has `counts[i]` of them."""
 
-    step: int
+    batch: Batch
     instance: str
     samples: bytes  # uint32
     starts: bytes  # uint32: tokens that the rollout had before
@@ -98,33 +99,33 @@ class CollectedRouted(Collected, frozen=True, kw_only=True):
 class Redone(Entry, frozen=True, kw_only=True):
     """Rollouts were cut to their first `lengths[i]` tokens: the rest is not believed."""
 
-    step: int
+    batch: Batch
     samples: bytes  # uint32
     lengths: bytes  # uint32
 
 
 class Counted(Entry, frozen=True, kw_only=True):
-    """The counts of a step so far (-1: of the time after the last one).
+    """The counts of a batch so far (-1: of the time after the last one).
 
     `in_flight_…` are tokens of all dispatches under way: lost if this is the last such entry.
     """
 
-    step: int
+    batch: Batch
     books: Books
     in_flight_reserved: int
     in_flight_preemptible: int
 
 
-class StepClosed(Entry, frozen=True, kw_only=True):
-    """The update of a step was applied."""
+class BatchClosed(Entry, frozen=True, kw_only=True):
+    """The update of a batch was applied."""
 
-    step: int
+    batch: Batch
 
 
 class Forgotten(Entry, frozen=True, kw_only=True):
     """Steps up to `committed` are in a durable checkpoint."""
 
-    committed: int
+    committed: Batch
 
 
 class RunOver(Entry, frozen=True, kw_only=True):
@@ -135,14 +136,14 @@ AnyEntry = (
     SegmentBegun
     | RunState
     | Published
-    | StepOpened
-    | StepExtended
-    | StepResumed
+    | BatchOpened
+    | BatchExtended
+    | BatchResumed
     | Collected
     | CollectedRouted
     | Redone
     | Counted
-    | StepClosed
+    | BatchClosed
     | Forgotten
     | RunOver
 )

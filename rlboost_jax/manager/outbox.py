@@ -68,7 +68,7 @@ class Outbox:
         if self.trainer is not None:
             self._actions.append(Send(self.trainer, message))
 
-    def of_step(self, message: FinishedRollout | WindowClosed | Withdrawn) -> None:
+    def of_batch(self, message: FinishedRollout | WindowClosed | Withdrawn) -> None:
         """For a trainer that has asked for this. One that is back but has not yet said what
         it wants may want other tokens; what it is owed is sent when it does."""
         if self.wanted is None:

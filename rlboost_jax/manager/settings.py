@@ -23,6 +23,7 @@ class Settings:
     num_steps: int = 0  # of the run; 0: not known
     micro_batch_prompts: int = 1  # groups that the learner trains together
     status_seconds: float = 1.0  # between two FleetStatus to the trainer
+    weights_port: int = 0  # of the file server, as servers are told it
 
     @property
     def models(self) -> bool:
@@ -33,7 +34,7 @@ class Settings:
         return by_lengths or by_price or manager.window == "model"
 
     @staticmethod
-    def of(run: RunConfig, run_id: str) -> "Settings":
+    def of(run: RunConfig, run_id: str, *, weights_port: int = 0) -> "Settings":
         return Settings(
             run_id=run_id,
             manager=run.manager,
@@ -45,4 +46,5 @@ class Settings:
             routing=routing_of(run.model, run.algorithm),
             num_steps=run.num_steps,
             micro_batch_prompts=run.learner.micro_batch_prompts,
+            weights_port=weights_port,
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.messages import StepReport
+from rlboost_jax.messages import BatchReport
 from rlboost_jax.observe.lines import Scalar, read_lines, scalar
 
 FILE: Final = "metrics.jsonl"
@@ -60,7 +60,7 @@ KEYS: Final = (
 
 # Those that the manager counts, of a run as of a simulation.
 REPORTED: Final = tuple(
-    key for key in KEYS if key != "step" and key in StepReport.__struct_fields__
+    key for key in KEYS if key != "step" and key in BatchReport.__struct_fields__
 )
 
 

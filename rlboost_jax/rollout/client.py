@@ -22,6 +22,7 @@ from rlboost_jax.rollout import stream
 from rlboost_jax.rollout.stream import Refused, Stream, cancel
 from rlboost_jax.rollout.weight_updates import PullerLike, WeightUpdates
 from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.sequences.identities import Version
 
 SICK_LETTERS = 300  # of what a sick engine says of itself
 FIRST_BACKOFF_SECONDS = 0.1  # doubles with each attempt
@@ -46,6 +47,7 @@ class InstanceClient:
         leave_seconds: for the last tokens and the goodbye.
         settled_seconds: a stream that lived as long was a good one.
         backoff: seconds to wait after so many attempts, the first being 0.
+        reach: told of the port for weights in each answer to `hello`.
     """
 
     def __init__(
@@ -61,13 +63,14 @@ class InstanceClient:
         leave_seconds: float = stream.LEAVE_SECONDS,
         settled_seconds: float = SETTLED_SECONDS,
         backoff: Callable[[int], float] | None = None,
+        reach: Callable[[int], None] = lambda port: None,
     ):
         self._leave_seconds, self._settled_seconds = leave_seconds, settled_seconds
         self._backoff = backoff or _backoff
         self._locate, self._hello, self._worker, self._puller = locate, hello, worker, puller
         self._orphan_seconds = math.inf if hello.reserved else orphan_seconds
         self._compiled = compiled
-        self._clock = clock or Clock()
+        self._clock, self._reach = clock or Clock(), reach
         self._stream: Stream | None = None  # of this moment, or the last
         self._updates: WeightUpdates | None = None
         self._offered: Ready | None = None  # what to say of the parameters offered
@@ -154,7 +157,7 @@ class InstanceClient:
         if self._welcomed.is_set():
             self._say(Hint(reason=reason))
 
-    async def offer(self, params: Any, version: int, params_digest: str) -> None:
+    async def offer(self, params: Any, version: Version, params_digest: str) -> None:
         """Load parameters that are here already and say so; for an instance without puller."""
         await asyncio.wrap_future(self._worker.load(params, version, params_digest))
         self._offered = Ready(version=version, params_digest=params_digest)
@@ -215,6 +218,7 @@ class InstanceClient:
         loop = asyncio.get_running_loop()
         if not self._hello.reserved:
             self._orphan_seconds = answer.orphan_seconds
+        self._reach(answer.weights_port)
         welcomed_at = loop.time()
         try:
             self._welcomed.set()

@@ -167,7 +167,7 @@ async def _serve(
         zone=args.zone,
         nonce=os.environ.get(NONCE_VARIABLE, ""),
     )
-    puller = Puller(source=config.weights.source, manager=manager)
+    puller = Puller(source=config.weights.source, manager=manager, weights=args.weights)
     try:
         decode_server(encode(hello))
     except msgspec.ValidationError as error:
@@ -183,6 +183,7 @@ async def _serve(
         puller,
         orphan_seconds=config.fleet.orphan_seconds,
         compiled=lambda: num_compiles() - before,
+        reach=puller.reach,
     )
     _heed_signals(args, config.fleet, client)
 
@@ -239,6 +240,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         metavar="FOLDER",
         help="the manager's <workdir>/join, or a copy of it; a token in the environment variable "
         f"{TOKEN_VARIABLE} goes before the one there",
+    )
+    parser.add_argument(
+        "--weights",
+        default="",
+        metavar="HOST:PORT",
+        help="where weights are served, if not at the manager's host and the port it names",
     )
     parser.add_argument("--name", default="", help="unique in the fleet; left out: chosen for it")
     parser.add_argument("--price", type=float, default=0.0, help="dollars per hour")

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from rlboost_jax.messages import GenerateRequest, Released, TokenBatch, pack_ids
 from rlboost_jax.observe.spans import ENGINE_LANE, Recorder
 from rlboost_jax.rollout.outgoing import DispatchLike, token_batches
+from rlboost_jax.sequences.identities import Version
 
 T = TypeVar("T")
 
@@ -31,11 +32,11 @@ class EngineLike(Protocol):
     @property
     def waiting(self) -> int: ...
     @property
-    def version(self) -> int | None: ...
+    def version(self) -> Version | None: ...
     @property
     def in_flight(self) -> int: ...
 
-    def load(self, params: Any, version: int) -> None: ...
+    def load(self, params: Any, version: Version) -> None: ...
     def submit(self, requests: Sequence[GenerateRequest]) -> None: ...
     def release(self, request_ids: Sequence[int]) -> list[int]: ...
     def held(self) -> Sequence[int]: ...
@@ -87,7 +88,7 @@ class Worker:
         """Stop these, send what there is of them, emit `Released` with all of them."""
         self._put(lambda: self._release(request_ids))
 
-    def load(self, params: Any, version: int, params_digest: str) -> Future[None]:
+    def load(self, params: Any, version: Version, params_digest: str) -> Future[None]:
         """Give back what is held and swap the parameters; done when the engine has them."""
 
         def swap(engine: Any) -> None:
@@ -236,7 +237,7 @@ class Worker:
         }
         self._unsent = None
         if dispatch is None:
-            version = -1 if engine.version is None else engine.version
+            version = Version(-1) if engine.version is None else engine.version
             self._send_batch(_nothing(self._sequence, version, **state))
             return
         for batch in token_batches(dispatch, sequence=self._sequence, **state):
@@ -247,7 +248,7 @@ class Worker:
         self._emit(batch)
 
 
-def _nothing(sequence: int, version: int, **state: int) -> TokenBatch:
+def _nothing(sequence: int, version: Version, **state: int) -> TokenBatch:
     """No tokens yet."""
     return TokenBatch(
         sequence=sequence,

@@ -17,6 +17,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 from numpy.typing import ArrayLike, NDArray
 
+from rlboost_jax.sequences.identities import Version
+
 Runs = tuple[int, ...]
 
 
@@ -51,7 +53,7 @@ class Sequence:
     tokens: Int[np.ndarray, " T"]
     runs: Runs
     logprobs: Float[np.ndarray, " N"]
-    versions: tuple[tuple[int, int], ...]
+    versions: tuple[tuple[Version, int], ...]
     routes: UInt[np.ndarray, "P L A"] | None = None
 
     def __post_init__(self) -> None:
@@ -93,7 +95,7 @@ class Sequence:
         response: ArrayLike,
         logprobs: ArrayLike,
         *,
-        version: int,
+        version: Version,
         routes: UInt[np.ndarray, "P L A"] | None = None,
     ) -> "Sequence":
         """The simplest case: a prompt, and one response that one version sampled."""
@@ -110,7 +112,7 @@ class Sequence:
         tokens: ArrayLike,
         logprobs: ArrayLike,
         *,
-        version: int,
+        version: Version,
         routes: UInt[np.ndarray, "P L A"] | None = None,
     ) -> "Sequence":
         """The policy's tokens after these.

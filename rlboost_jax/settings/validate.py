@@ -146,6 +146,8 @@ def _manager(config: RunConfig) -> Iterator[str]:
             f"manager.lease_seconds ({manager.lease_seconds}); choose more than the longest "
             "dispatch takes"
         )
+    if manager.port and manager.port == manager.weights_port:
+        yield f"manager.port and manager.weights_port are both {manager.port}; choose two ports"
     if not config.fleet.tls and not _is_loopback(manager.host):
         yield (
             f"manager.host is {manager.host!r}, which other hosts reach, and fleet.tls is False: "

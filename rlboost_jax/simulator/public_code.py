@@ -27,8 +27,8 @@ from rlboost_jax.manager.reducer.parts import Choices
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
-from rlboost_jax.manager.state.rollouts import Rollout, Step
-from rlboost_jax.messages import StepTrained, WindowState
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
+from rlboost_jax.messages import BatchTrained, WindowState
 
 QUOTA = 4  # groups between two polls
 POLL_SECONDS = 1.0
@@ -91,7 +91,7 @@ class GroupDispatch(Dispatch):
         self._turn_of = 0  # of the next candidate
         self._seen: frozenset[str] = frozenset()  # by the last poll, without a queue
 
-    def settle(self, step: Step, now: float) -> None:
+    def settle(self, step: BatchRecord, now: float) -> None:
         window = self._seeding
         reserved = self.reserved(step) if window.open else []
         eligible = [*self.remote(step), *reserved]
@@ -108,7 +108,7 @@ class GroupDispatch(Dispatch):
         if self._quota and step.num_waiting:
             self._dispatch(step, [i for i in eligible if i.name in self._seen], now)
 
-    def wake_at(self, step: Step) -> float:
+    def wake_at(self, step: BatchRecord) -> float:
         """When the window ends, answers are read, or a poll may let more groups go."""
         clock = self._seeding.clock
         moments = [clock.until] if clock.open else []
@@ -116,7 +116,7 @@ class GroupDispatch(Dispatch):
         moments += [self._answers_at] if self._answers_at is not None else []
         return min(moments, default=float("inf"))
 
-    def _dispatch(self, step: Step, candidates: list[Instance], now: float) -> None:
+    def _dispatch(self, step: BatchRecord, candidates: list[Instance], now: float) -> None:
         groups: dict[int, list[Rollout]] = {}
         for rollout in step.take(step.num_waiting):
             groups.setdefault(rollout.group, []).append(rollout)
@@ -137,19 +137,19 @@ class GroupPlacements(Placements):
 
     def put_back(self, instance: Instance, request_ids: Iterable[int]) -> int:
         back = [instance.let_go(request_id) for request_id in request_ids]
-        wait = [r for r in back if r is not None and r.result is None and not r.step.cancelled]
-        cuts: dict[Step, dict[Rollout, int]] = {}
+        wait = [r for r in back if r is not None and r.result is None and not r.batch.cancelled]
+        cuts: dict[BatchRecord, dict[Rollout, int]] = {}
         for rollout in wait:
-            size = rollout.step.begin.group_size
+            size = rollout.batch.begin.group_size
             first = rollout.group * size
-            members = [rollout.step.rollout_of(first + place) for place in range(size)]
+            members = [rollout.batch.rollout_of(first + place) for place in range(size)]
             shortest = min(member.num_tokens for member in members if member is not None)
             if shortest < rollout.num_tokens:
-                cuts.setdefault(rollout.step, {})[rollout] = shortest
+                cuts.setdefault(rollout.batch, {})[rollout] = shortest
         for step, own in cuts.items():
             self._ledger.redo(step, own)
         for rollout in wait:
-            rollout.step.wait(rollout)
+            rollout.batch.wait(rollout)
         return len(wait)
 
 
@@ -167,8 +167,8 @@ class PublicControl(WindowControl):
 
     def observe(
         self,
-        step: Step,
-        message: StepTrained,
+        step: BatchRecord,
+        message: BatchTrained,
         now: float,
         *,
         instances: float,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromServer, ServerGone
 from rlboost_jax.providers.base import Exited
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.simulator.engine import Engine, NewTokens, Row
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Server:
             dispatch_tokens=engine.dispatch_tokens,
             message_tokens=engine.message_tokens,
         )
-        self._version, self._digest = -1, ""
+        self._version, self._digest = Version(-1), ""
         self._sequence = 0
         self._reported_at = 0.0
         self._pull, self._pulling = 0, 0
@@ -88,7 +89,7 @@ class Server:
         world = self._world
         return world.config.links.in_step or world.clock.now == world.published_at
 
-    def offer(self, version: int, digest: str) -> None:
+    def offer(self, version: Version, digest: str) -> None:
         """A reserved engine is handed its weights."""
         self._load(version, digest, self._world.clock.now, 0)
 
@@ -184,7 +185,7 @@ class Server:
 
         world.clock.after(links.latency_seconds, begin)
 
-    def _load(self, version: int, digest: str, since: float, fetched: int) -> None:
+    def _load(self, version: Version, digest: str, since: float, fetched: int) -> None:
         """Give back what is held and swap the weights."""
         if self.engine.held:
             self._release([*self.engine.running, *self.engine.queued])

@@ -23,6 +23,7 @@ from rlboost_jax.learner.stream.step_stream import (
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.manager.events import FromTrainer
 from rlboost_jax.observe.metrics import REPORTED
+from rlboost_jax.sequences.identities import Batch, Version
 from rlboost_jax.simulator.rates import train_seconds
 from rlboost_jax.simulator.server import STOP
 
@@ -42,7 +43,7 @@ class Trainer:
 
     def start(self) -> None:
         self._say(m.TrainerHello(run_id=self._world.run_id, window=None))
-        self._publish(0)
+        self._publish(Version(0))
         self._begin(0)
 
     def hear(self, message: m.ToTrainer) -> None:
@@ -52,7 +53,7 @@ class Trainer:
             case m.WindowClosed():
                 self._stream.window_closed(message)
                 self._go_on()
-            case m.StepReport():
+            case m.BatchReport():
                 self._reported(message)
             case m.Refused(reason=reason):
                 raise RuntimeError(f"the manager refused: {reason}")
@@ -78,13 +79,13 @@ class Trainer:
     def _ask(self, step: int) -> None:
         """The reserved engines hold the version before anyone is asked for tokens of it."""
         for engine in self._world.reserved:
-            engine.offer(step, digest(step))
+            engine.offer(Version(step), digest(step))
         work = self._config.workload
         prompt_tokens = m.pack_tokens([1] * work.prompt_tokens)
         self._say(
-            m.BeginStep(
-                step=step,
-                version=step,
+            m.BeginBatch(
+                batch=Batch(step),
+                version=Version(step),
                 params_digest=digest(step),
                 seed=self._config.seed,
                 group_size=work.group_size,
@@ -163,16 +164,16 @@ class Trainer:
 
     def _trained(self, publish_seconds: float) -> None:
         self._publish_seconds = publish_seconds
-        self._publish(self.step + 1)
+        self._publish(Version(self.step + 1))
         self._say(
-            m.StepTrained(
-                step=self.step,
+            m.BatchTrained(
+                batch=Batch(self.step),
                 train_wait_seconds=self._waited,
                 train_seconds=self._trained_seconds,
             )
         )
 
-    def _publish(self, version: int) -> None:
+    def _publish(self, version: Version) -> None:
         manifest = m.Manifest(
             version=version,
             directory="/simulated",
@@ -183,12 +184,12 @@ class Trainer:
         self._world.published_at = self._world.clock.now
         self._say(m.Publish(manifest=manifest))
 
-    def _reported(self, report: m.StepReport) -> None:
+    def _reported(self, report: m.BatchReport) -> None:
         lengths = [n for group in self._lengths.values() for n in group]
         self.rows.append(
             {
-                "step": report.step,
-                "version": report.step,
+                "step": report.batch,
+                "version": report.batch,
                 "begun_at": self._begun_at,
                 "response_tokens": sum(lengths),
                 "response_length_mean": sum(lengths) / len(lengths),
@@ -203,10 +204,10 @@ class Trainer:
                 **self._world.lap(),
             }
         )
-        self._say(m.StepCommitted(step=report.step))
-        self._world.forget(report.step)
-        if not self._world.over(report.step + 1):
-            self._begin(report.step + 1)
+        self._say(m.BatchCommitted(batch=report.batch))
+        self._world.forget(report.batch)
+        if not self._world.over(report.batch + 1):
+            self._begin(report.batch + 1)
 
     def _say(self, message: m.TrainerMessage) -> None:
         self._world.deliver(FromTrainer(STREAM, message))

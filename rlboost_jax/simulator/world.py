@@ -237,6 +237,7 @@ def settings(config: SimConfig) -> Settings:
     manager = ManagerConfig(
         host="",
         port=0,
+        weights_port=0,
         lease_seconds=PATIENT,
         renew_seconds=PATIENT / 4,
         progress_seconds=PATIENT,

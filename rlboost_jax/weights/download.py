@@ -100,6 +100,8 @@ async def download_file(
                 break
             except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
                 broken = f"{type(error).__name__}: {error}"
+                if isinstance(error, aiohttp.ClientConnectorError):
+                    broken += "; a server must reach this port as well as the manager's"
         else:
             raise checked.error(
                 f"given up after {ATTEMPTS} attempts with {checked.size} of {entry.size} bytes; "

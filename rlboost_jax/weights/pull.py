@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,29 @@ class Puller:
 
     Args:
         source: "directory", "http", or "auto": the directory where it is visible, else HTTP.
-        manager: serves snapshots over HTTP, and has sealed every manifest with its secret. None
-            for who knows where a manifest comes from: it is read from its directory, unsealed.
+        manager: has sealed every manifest with its secret, and serves snapshots over HTTP
+            until `reach` says at which port. None for who knows where a manifest comes from:
+            it is read from its directory, unsealed.
+        weights: HOST:PORT where they are served whatever `reach` says; "" for nothing such.
         folder: for spools; None takes memory where there is room, else the temporary folder.
     """
 
-    def __init__(self, *, source: str, manager: Endpoint | None, folder: Path | None = None):
+    def __init__(
+        self,
+        *,
+        source: str,
+        manager: Endpoint | None,
+        folder: Path | None = None,
+        weights: str = "",
+    ):
         self._source, self._manager, self._folder = source, manager, folder
+        self._weights, self._port = weights, 0
         self._kept = KeptLeaves()
+
+    def reach(self, port: int) -> None:
+        """Weights are served at this port of the host where the manager is reached; 0: at the
+        manager's own."""
+        self._port = port
 
     async def pull(self, manifest: Manifest) -> Pulled:
         """Fetch, verify and read; nothing is touched for a manifest without the run's seal.
@@ -64,13 +79,16 @@ class Puller:
         Raises:
             WeightsError: naming the file or leaf, and what is wrong with it.
         """
+        server = None
         if self._manager is not None:
             check_seal(manifest, self._manager.credentials.token)
+            host, _, own = self._manager.address.rpartition(":")
+            server = replace(self._manager, address=self._weights or f"{host}:{self._port or own}")
         missing = self._kept.missing(manifest)
         num_bytes = missing.num_bytes
         try:
             async with _spool(self._folder, num_bytes) as spool:
-                await fetch(missing, source=self._source, manager=self._manager, spool=spool)
+                await fetch(missing, source=self._source, server=server, spool=spool)
                 params = await asyncio.to_thread(read_params, spool, missing)
         except OSError as error:  # of this host: no room, no permission
             raise WeightsError(f"version {manifest.version}: {error}") from error
@@ -78,8 +96,11 @@ class Puller:
         return Pulled(params=params, fetched_bytes=num_bytes)
 
 
-async def fetch(manifest: Manifest, *, source: str, manager: Endpoint | None, spool: Path) -> Path:
+async def fetch(manifest: Manifest, *, source: str, server: Endpoint | None, spool: Path) -> Path:
     """Bring every file of a manifest into `spool`, verified; returns `spool`.
+
+    Args:
+        server: of files over HTTP.
 
     Raises:
         WeightsError: naming the first file that is missing or differs, and how.
@@ -96,11 +117,11 @@ async def fetch(manifest: Manifest, *, source: str, manager: Endpoint | None, sp
             await _copy_all(manifest.files, directory, spool)
             return spool
         except WeightsError:
-            if source == "directory" or manager is None:
+            if source == "directory" or server is None:
                 raise  # "auto" has HTTP left to try
-    if manager is None:
+    if server is None:
         raise WeightsError(f"version {manifest.version}: {directory} is not visible on this host")
-    await _download_all(manifest, manager, spool)
+    await _download_all(manifest, server, spool)
     return spool
 
 
@@ -182,11 +203,11 @@ async def _copy_all(files: tuple[FileEntry, ...], directory: Path, spool: Path) 
         await asyncio.to_thread(threads.shutdown)
 
 
-async def _download_all(manifest: Manifest, manager: Endpoint, spool: Path) -> None:
+async def _download_all(manifest: Manifest, server: Endpoint, spool: Path) -> None:
     async with aiohttp.ClientSession(
-        manager.url(),
-        headers=manager.headers,
-        connector=aiohttp.TCPConnector(limit=CONCURRENT_FILES, ssl=manager.tls),
+        server.url(),
+        headers=server.headers,
+        connector=aiohttp.TCPConnector(limit=CONCURRENT_FILES, ssl=server.tls),
         timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_SECONDS, sock_connect=5),
         read_bufsize=2**20,
     ) as session:

@@ -19,6 +19,7 @@ import numpy as np
 
 from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
 from rlboost_jax.models.params import Params
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.weights.shares import leaf_entries, write_shares
 
 FOLDER: Final = "snapshots"  # of a run, in its workdir
@@ -64,7 +65,7 @@ class SnapshotStore:
         """Versions on disk, oldest first."""
         return tuple(self._written)
 
-    def write(self, version: int, host_params: Params, params_digest: str) -> Manifest:
+    def write(self, version: Version, host_params: Params, params_digest: str) -> Manifest:
         """Write a version and return its manifest. Takes disk time: call it off the hot path.
 
         A version that is already there is replaced.

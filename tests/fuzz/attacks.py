@@ -1,4 +1,5 @@
-"""What a hostile peer does to a listening manager: frames, requests, and connections as such.
+"""What a hostile peer does to a listening manager and to its file server: frames, requests, and
+connections as such.
 
 Each attack is one connection, or a few, and returns how many frames or requests it has sent.
 It raises AssertionError for an answer that gives away what it should not.
@@ -58,16 +59,21 @@ class Target:
     """What is attacked, and what the attacker holds."""
 
     manager: Endpoint  # with the servers' credentials
+    weights: Endpoint  # the file server, likewise
     files: dict[str, bytes]  # of version 0
 
-    @property
-    def place(self) -> tuple[str, int]:
-        host, _, port = self.manager.address.rpartition(":")
-        return host, int(port)
+    def place(self, random: Random) -> tuple[str, int]:
+        """Of one of the two."""
+        return _place(random.choice((self.manager, self.weights)))
 
     @property
     def tls(self) -> ssl.SSLContext | None:
         return self.manager.credentials.tls
+
+
+def _place(endpoint: Endpoint) -> tuple[str, int]:
+    host, _, port = endpoint.address.rpartition(":")
+    return host, int(port)
 
 
 Attack = Callable[[Target, Random], Awaitable[int]]
@@ -109,7 +115,7 @@ async def _read_on(stream: aiohttp.ClientWebSocketResponse) -> None:
 
 async def broken_frames(target: Target, random: Random) -> int:
     """WebSocket's own framing, gone wrong: lengths, masks, fragments, reserved bits."""
-    reader, writer = await _connect(target)
+    reader, writer = await _connect(target, _place(target.manager))
     try:
         writer.write(
             b"GET /instance HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -139,7 +145,7 @@ async def requests(target: Target, random: Random) -> int:
     """HTTP that nobody asks for, some of it with a token."""
     sent = 0
     for _ in range(8):
-        reader, writer = await _connect(target)
+        reader, writer = await _connect(target, target.place(random))
         try:
             for _ in range(random.randint(1, 4)):
                 method, path = random.choice(METHODS), random.choice(PATHS)
@@ -166,17 +172,17 @@ async def ranges(target: Target, random: Random) -> int:
     """Parts of files, and only of these files, whatever is asked for."""
     sent = 0
     async with aiohttp.ClientSession(
-        headers=target.manager.headers, auto_decompress=False
+        headers=target.weights.headers, auto_decompress=False
     ) as session:
         for _ in range(20):
             path, content = random.choice(list(target.files.items()))
             wrong = random.random() < 0.4
             place = random.choice(PATHS) if wrong else f"/weights/0/{path}"
-            url = target.manager.url(urllib.parse.quote(place, safe="/%?=&"))
+            url = target.weights.url(urllib.parse.quote(place, safe="/%?=&"))
             headers = {"Range": random.choice(RANGES)} if random.random() < 0.8 else {}
             sent += 1
             try:
-                async with session.get(url, headers=headers, ssl=target.manager.tls) as answer:
+                async with session.get(url, headers=headers, ssl=target.weights.tls) as answer:
                     body = await answer.read()
             except (aiohttp.ClientError, ConnectionError):
                 continue
@@ -196,7 +202,8 @@ async def half_open(target: Target, random: Random) -> int:
         for _ in range(20):
             tls = target.tls if random.random() < 0.3 else None
             with contextlib.suppress(OSError):
-                _, writer = await asyncio.wait_for(_open(target, tls), PATIENCE_SECONDS)
+                place = target.place(random)
+                _, writer = await asyncio.wait_for(_open(place, tls), PATIENCE_SECONDS)
                 writers.append(writer)
                 writer.write(whole[: random.randrange(len(whole))])
         for _ in range(5):
@@ -212,13 +219,14 @@ async def half_open(target: Target, random: Random) -> int:
 ATTACKS: Final[tuple[Attack, ...]] = (frames, frames, broken_frames, requests, ranges, half_open)
 
 
-async def _connect(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.wait_for(_open(target, target.tls), PATIENCE_SECONDS)
+async def _connect(
+    target: Target, place: tuple[str, int]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.wait_for(_open(place, target.tls), PATIENCE_SECONDS)
 
 
-async def _open(target: Target, tls: ssl.SSLContext | None) -> Any:
-    host, port = target.place
-    return await asyncio.open_connection(host, port, ssl=tls)
+async def _open(place: tuple[str, int], tls: ssl.SSLContext | None) -> Any:
+    return await asyncio.open_connection(*place, ssl=tls)
 
 
 async def _drained(

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from rlboost_jax import messages as m
-from tests.manager.fakes import RUN, batch, begin_step, hello, manifest, ready
+from tests.manager.fakes import RUN, batch, begin_batch, hello, manifest, ready
 
 FOLDER: Final = Path(__file__).parent / "corpus"
 WINDOW: Final = m.WindowState(seconds=0.5, memory={1: 0.25, 2: 1.0}, instance_cap=3)
@@ -59,20 +59,20 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
             seal="f" * 64,
         )
     ),
-    "begin_step": begin_step(0, 0, "d"),
-    "extend_step": m.ExtendStep(
-        step=0, prompts=(m.PromptRequest(prompt=3, tokens=m.pack_tokens([3, 0, 1])),)
+    "begin_batch": begin_batch(0, 0, "d"),
+    "extend_batch": m.ExtendBatch(
+        batch=0, prompts=(m.PromptRequest(prompt=3, tokens=m.pack_tokens([3, 0, 1])),)
     ),
-    "extend_step_greedy": m.ExtendStep(
-        step=0,
+    "extend_batch_greedy": m.ExtendBatch(
+        batch=0,
         prompts=(m.PromptRequest(prompt=4, tokens=m.pack_tokens([4, 0, 1]), purpose="evaluate"),),
         samples=1,
-        sampling=msgspec.structs.replace(begin_step(0, 0, "d").sampling, temperature=0.0),
+        sampling=msgspec.structs.replace(begin_batch(0, 0, "d").sampling, temperature=0.0),
     ),
-    "step_trained": m.StepTrained(step=0, train_wait_seconds=0.25, train_seconds=1.5),
-    "step_committed": m.StepCommitted(step=0),
+    "batch_trained": m.BatchTrained(batch=0, train_wait_seconds=0.25, train_seconds=1.5),
+    "batch_committed": m.BatchCommitted(batch=0),
     "doubt": m.Doubt(
-        step=0,
+        batch=0,
         samples=m.pack_ids([1]),
         attempts=m.pack_ids([0]),
         positions=m.pack_ids([0]),

@@ -49,7 +49,7 @@ from tests.manager.fakes import (
     SNAPSHOTS,
     STOP,
     batch,
-    begin_step,
+    begin_batch,
     hello,
     lead,
     length,
@@ -109,7 +109,7 @@ class Scene:
         self._sequence = {RESERVED: 0, GOOD: 0}
         self._work: dict[int, dict[int, m.GenerateRequest]] = {RESERVED: {}, GOOD: {}}
         self._finished: dict[int, m.FinishedRollout] = {}
-        self._report: m.StepReport | None = None
+        self._report: m.BatchReport | None = None
         self._do(FromTrainer(TRAINER, m.TrainerHello(run_id=RUN, window=None)))
         self._do(FromServer(RESERVED, hello(instance="reserved", reserved=True)))
         self._do(FromServer(GOOD, hello(instance="good")))
@@ -133,7 +133,7 @@ class Scene:
         self._finished, self._report = {}, None
         step = self._step
         self._do(FromTrainer(TRAINER, m.Publish(manifest=manifest(step, DIGEST))))
-        self._do(FromTrainer(TRAINER, begin_step(step, step, DIGEST, prompts=PROMPTS)))
+        self._do(FromTrainer(TRAINER, begin_batch(step, step, DIGEST, prompts=PROMPTS)))
         for stream in (RESERVED, GOOD):
             self._do(FromServer(stream, ready(step, DIGEST)))
         self._advance(1)
@@ -173,9 +173,9 @@ class Scene:
             assert not honest or result.tokens == m.pack_tokens(tokens), f"sample {sample}"
             assert isinstance(result, m.RoutedRollout)
             assert not honest or result.routes == routes(2, tokens), f"sample {sample}"
-        trained = m.StepTrained(step=self._step, train_wait_seconds=0.0, train_seconds=1.0)
+        trained = m.BatchTrained(batch=self._step, train_wait_seconds=0.0, train_seconds=1.0)
         self._do(FromTrainer(TRAINER, trained))
-        self._do(FromTrainer(TRAINER, m.StepCommitted(step=self._step)))
+        self._do(FromTrainer(TRAINER, m.BatchCommitted(batch=self._step)))
         report = self._report
         assert report is not None and report.tokens_generated == (
             report.tokens_delivered + report.tokens_lost
@@ -309,13 +309,13 @@ class Scene:
             case m.FinishedRollout(work=work) if stream == TRAINER:
                 assert work.batch == self._step and work.sample not in self._finished, "twice"
                 self._finished[work.sample] = message
-            case m.StepReport() if stream == TRAINER:
+            case m.BatchReport() if stream == TRAINER:
                 self._report = message
 
     def _state(self) -> tuple[Any, ...]:
         """All that is not a mutant's own account."""
         manager = self.manager
-        step = manager.view.step
+        step = manager.view.batch
         assert step is not None
         return (
             tuple((r.holder, r.request_id, r.num_tokens, r.releasing) for r in step.rollouts),
@@ -357,7 +357,7 @@ class Scene:
             assert instance.num_releasing == sum(r.releasing for r in instance.held.values())
             assert instance.groups == Counter(r.group for r in instance.held.values())
             holders.update(map(id, instance.held.values()))
-        step = manager.view.step
+        step = manager.view.batch
         assert step is not None
         held = sum(holders[id(r)] for r in step.rollouts)
         assert all(holders[id(r)] <= 1 for r in step.rollouts)

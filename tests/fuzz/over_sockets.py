@@ -28,9 +28,10 @@ import aiohttp
 from configs import tiny
 from rlboost_jax import messages as m
 from rlboost_jax.credentials import Endpoint, read_credentials
+from rlboost_jax.observe.events import read_events
 from rlboost_jax.settings.load import read_run_config, run_config, write_run_config
 from tests.fuzz.attacks import ATTACKS, SECRET, Target
-from tests.manager.fakes import RUN, batch, begin_step, hello, length, ready, token
+from tests.manager.fakes import RUN, batch, begin_batch, hello, length, ready, token
 from tests.patience import PATIENCE_SECONDS
 
 CROWD: Final = 6  # attacks at a time
@@ -84,6 +85,8 @@ async def _fuzz(folder: Path, seconds: float, seed: int) -> Tally:
             assert after == before
             await honest.finish()
         assert process.poll() is None, "the manager has ended"
+        ended = [e for e in read_events(folder) if e["kind"] == "file_server"]
+        assert not ended, f"the file server has ended: {ended}"
     log = (folder / "manager.log").read_text()
     assert "Traceback" not in log, log[-3000:]
     assert len(log) < 100_000, "whoever wants to can fill its log"
@@ -141,7 +144,13 @@ def _attack(folder: str, address: str, seconds: float, seed: int, outcome: Any) 
 
 async def _crowd(folder: Path, address: str, seconds: float, seed: int, sent: Counter[str]) -> None:
     credentials = read_credentials(folder / "join", environment={})
-    target = Target(Endpoint(address=address, credentials=credentials), FILES)
+    record = json.loads((folder / "manager.json").read_text())
+    weights = f"{address.rpartition(':')[0]}:{record['weights_port']}"
+    target = Target(
+        Endpoint(address=address, credentials=credentials),
+        Endpoint(address=weights, credentials=credentials),
+        FILES,
+    )
     deadline = time.monotonic() + seconds
 
     async def one(number: int) -> None:
@@ -183,7 +192,7 @@ class Honest:
                 (self._engine, engine),
                 (self._engine, ready(0, DIGEST)),
                 (trainer, m.Publish(manifest=_snapshot(self._folder))),
-                (trainer, begin_step(0, 0, DIGEST, prompts=PROMPTS)),
+                (trainer, begin_batch(0, 0, DIGEST, prompts=PROMPTS)),
             ):
                 await stream.send_bytes(m.encode(message))
             tasks = [

@@ -82,7 +82,7 @@ def driven(
 
 
 def closed(step: int = 0) -> m.WindowClosed:
-    return m.WindowClosed(step=step, seconds=1.0, reason="the window is over")
+    return m.WindowClosed(batch=step, seconds=1.0, reason="the window is over")
 
 
 def whole_group(prompt: int) -> list[m.ToTrainer]:
@@ -193,7 +193,7 @@ def test_what_is_generated_beside_a_step_is_waited_for_in_no_ones_time():
 
 def test_what_is_withdrawn_beside_a_step_is_waited_for_again():
     groups = [message for prompt in range(4) for message in whole_group(prompt)]
-    withdrawn = m.Withdrawn(step=0, samples=m.pack_ids([18]))
+    withdrawn = m.Withdrawn(batch=0, samples=m.pack_ids([18]))
     link, step = ScriptedLink([rollout(9, 0), *groups[:4], withdrawn, *groups[4:]]), collector()
     link.script.append(rollout(9, 0))
     driven(link, step, MicroBatches(4, 1, True), lambda index, groups: [], measured=Aside())

@@ -50,7 +50,7 @@ def rollout(prompt: int, sample: int, tokens) -> m.FinishedRollout:
 def test_one_greedy_response_to_each(config, task):
     measurement = measure(config, task, prompts=5, samples=1, group_size=8)
     (extension,) = measurement.extensions()
-    assert (extension.step, extension.samples) == (3, 1)
+    assert (extension.batch, extension.samples) == (3, 1)
     assert extension.sampling == m.Sampling(
         temperature=0.0, top_p=1.0, top_k=0, max_tokens=24, stop_ids=task.stop_ids
     )
@@ -142,8 +142,8 @@ def test_what_is_withdrawn_is_waited_for_again(config, task):
     for lie in lies:
         measurement.take(lie)
     assert measurement.complete
-    withdrawn = m.Withdrawn(step=3, samples=m.pack_ids([first[1], 7]))
-    measurement.withdraw(msgspec.structs.replace(withdrawn, step=2))
+    withdrawn = m.Withdrawn(batch=3, samples=m.pack_ids([first[1], 7]))
+    measurement.withdraw(msgspec.structs.replace(withdrawn, batch=2))
     assert measurement.complete, "of another step"
     measurement.withdraw(withdrawn)
     assert not measurement.complete

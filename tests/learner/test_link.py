@@ -24,11 +24,11 @@ WINDOW = messages.WindowState(seconds=1.0, memory={}, instance_cap=3)
 WELCOME = messages.TrainerWelcome(window=WINDOW)
 
 
-def begin_step(num_tokens: int = 3) -> messages.BeginStep:
+def begin_batch(num_tokens: int = 3) -> messages.BeginBatch:
     sampling = messages.Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=4, stop_ids=())
     prompt = messages.PromptRequest(prompt=0, tokens=bytes(4 * num_tokens))
-    return messages.BeginStep(
-        step=7,
+    return messages.BeginBatch(
+        batch=7,
         version=7,
         params_digest="d",
         seed=0,
@@ -100,13 +100,13 @@ def link(script) -> Iterator[ManagerLink]:
 
 
 def test_a_refused_step_is_told_and_not_asked_for_again(link, script):
-    script.answers[messages.BeginStep] = messages.Refused(reason="prompt 0 fits no slot")
+    script.answers[messages.BeginBatch] = messages.Refused(reason="prompt 0 fits no slot")
     link.connect(HELLO)
-    link.begin_step(begin_step())
+    link.begin_batch(begin_batch())
     with pytest.raises(ManagerRefused, match="refused: prompt 0 fits no slot"):
         link.receive(PATIENCE_SECONDS)
     assert link.end("over", over=True) is False  # nobody is there to be told
-    assert script.heard == [messages.TrainerHello, messages.BeginStep] and script.dials == 1
+    assert script.heard == [messages.TrainerHello, messages.BeginBatch] and script.dials == 1
 
 
 def test_a_refused_trainer_is_told_why(link, script):
@@ -138,12 +138,12 @@ def test_a_reward_that_arrives_wakes_who_waits_for_rollouts_and_nobody_else(link
     link.connect(HELLO)
     link.wake()
     assert link.receive(PATIENCE_SECONDS) is None
-    names = messages.StepReport.__struct_fields__
-    report = messages.StepReport(**{**dict.fromkeys(names, 0), "step": 7, "window": WINDOW})
-    script.answers[messages.StepTrained] = report
+    names = messages.BatchReport.__struct_fields__
+    report = messages.BatchReport(**{**dict.fromkeys(names, 0), "batch": 7, "window": WINDOW})
+    script.answers[messages.BatchTrained] = report
     link.wake()
-    trained = messages.StepTrained(step=7, train_wait_seconds=0.0, train_seconds=0.0)
-    assert link.trained(trained).step == 7
+    trained = messages.BatchTrained(batch=7, train_wait_seconds=0.0, train_seconds=0.0)
+    assert link.trained(trained).batch == 7
 
 
 class Waits(ManagerLink):
@@ -157,34 +157,34 @@ class Waits(ManagerLink):
 
 
 def test_no_report_names_what_was_in_the_way(script):
-    trained = messages.StepTrained(step=7, train_wait_seconds=0.0, train_seconds=0.0)
+    trained = messages.BatchTrained(batch=7, train_wait_seconds=0.0, train_seconds=0.0)
     with linked(script, Waits, answer_seconds=0.5) as link:
         link.connect(HELLO)
-        with pytest.raises(ManagerLost, match=r"no report of step 7 in 0\.5 s: no answer"):
+        with pytest.raises(ManagerLost, match=r"no report of batch 7 in 0\.5 s: no answer"):
             link.trained(trained)
 
 
 def test_a_step_that_fits_no_message_is_not_sent(script):
-    size = len(messages.encode(begin_step()))
+    size = len(messages.encode(begin_batch()))
     with linked(script, most_bytes=size) as link:
         link.connect(HELLO)
-        link.begin_step(begin_step())  # this one just fits
-        with pytest.raises(StepTooLarge, match=f"step 7 take {size + 4:,} .*prompts_per_step"):
-            link.begin_step(begin_step(num_tokens=4))
+        link.begin_batch(begin_batch())  # this one just fits
+        with pytest.raises(StepTooLarge, match=f"batch 7 take {size + 4:,} .*prompts_per_step"):
+            link.begin_batch(begin_batch(num_tokens=4))
         assert link.end("over", over=True) is True
-    assert script.heard == [messages.TrainerHello, messages.BeginStep, messages.EndRun]
+    assert script.heard == [messages.TrainerHello, messages.BeginBatch, messages.EndRun]
 
 
 def test_a_stream_that_is_cut_is_dialled_again_with_all_that_counts(link, script):
     manifest = messages.Manifest(version=7, directory="", params_digest="d", files=(), leaves=())
     link.connect(HELLO)
     link.publish(manifest)
-    script.hang_up_on = messages.ExtendStep
-    link.begin_step(begin_step())
-    link.extend_step(messages.ExtendStep(step=7, prompts=()))
-    closed = messages.WindowClosed(step=7, seconds=0.0, reason="begun")
-    script.answers[messages.ExtendStep] = closed
+    script.hang_up_on = messages.ExtendBatch
+    link.begin_batch(begin_batch())
+    link.extend_batch(messages.ExtendBatch(batch=7, prompts=()))
+    closed = messages.WindowClosed(batch=7, seconds=0.0, reason="begun")
+    script.answers[messages.ExtendBatch] = closed
     assert link.receive(PATIENCE_SECONDS) == closed
-    said = [messages.TrainerHello, messages.Publish, messages.BeginStep, messages.ExtendStep]
+    said = [messages.TrainerHello, messages.Publish, messages.BeginBatch, messages.ExtendBatch]
     assert script.heard == 2 * said and script.dials == 2
     assert link.end("over", over=True) is True

@@ -59,23 +59,23 @@ class Link(ManagerLink):
         self.prompts = {}  # step → tokens of the prompts asked for
         self.begin = None
 
-    def begin_step(self, begin):
-        self.world.log.append(f"begin {begin.step}")
+    def begin_batch(self, begin):
+        self.world.log.append(f"begin {begin.batch}")
         assert begin.params_digest == self.world.digests[begin.version]
-        self.begin, self.trained_tokens, self.prompts[begin.step] = begin, 0, []
+        self.begin, self.trained_tokens, self.prompts[begin.batch] = begin, 0, []
         self.respond(begin.prompts, begin.group_size)
 
-    def extend_step(self, extend):
-        self.world.log.append(f"extend {extend.step}")
+    def extend_batch(self, extend):
+        self.world.log.append(f"extend {extend.batch}")
         self.respond(extend.prompts, extend.samples or self.begin.group_size, extend.sampling)
 
     def respond(self, prompts, samples, sampling=None):
         begin = self.begin
         for prompt in prompts:
             if sampling is None:
-                self.prompts[begin.step].append(m.unpack_tokens(prompt.tokens).tolist())
+                self.prompts[begin.batch].append(m.unpack_tokens(prompt.tokens).tolist())
                 self.trained_tokens += 3 * samples
-            dull = prompt.prompt in self.dull.get(begin.step, ())
+            dull = prompt.prompt in self.dull.get(begin.batch, ())
             for place in range(samples):
                 sample = sample_number(
                     prompt.prompt, place, group_size=begin.group_size, purpose=prompt.purpose
@@ -83,7 +83,7 @@ class Link(ManagerLink):
                 self.told[sample] = m.FinishedRollout(
                     work=Work(
                         seed=0,
-                        batch=begin.step,
+                        batch=begin.batch,
                         purpose=prompt.purpose,
                         prompt=prompt.prompt,
                         sample=sample,
@@ -109,12 +109,12 @@ class Link(ManagerLink):
         """Nobody waits here."""
 
     def trained(self, trained):
-        self.world.log.append(f"trained {trained.step}")
+        self.world.log.append(f"trained {trained.batch}")
         self.world.trained.append(trained)
         self.world.now += REPORTING
-        names = m.StepReport.__struct_fields__
-        found = {"step": trained.step, "window": WINDOW, "tokens_delivered": self.trained_tokens}
-        return m.StepReport(**{**dict.fromkeys(names, 0), **found})
+        names = m.BatchReport.__struct_fields__
+        found = {"batch": trained.batch, "window": WINDOW, "tokens_delivered": self.trained_tokens}
+        return m.BatchReport(**{**dict.fromkeys(names, 0), **found})
 
 
 class Reserved(ReservedEngines):
@@ -504,7 +504,7 @@ def test_a_step_abandoned_half_way_leaves_no_trace_in_the_next(build):
     loop = build(
         link=Broken, accumulate=lambda accumulate, *args: trained.append(args) or accumulate(*args)
     )
-    loop._session.link.inbox.append(m.WindowClosed(step=0, seconds=0.0, reason="at once"))
+    loop._session.link.inbox.append(m.WindowClosed(batch=0, seconds=0.0, reason="at once"))
     with pytest.raises(ConnectionError):
         loop.step(0)
     assert len(trained) == 1, "it was half-way"

@@ -206,7 +206,7 @@ def driven(link: Link, collector: StepCollector, train, *, deterministic: bool =
 def test_groups_are_trained_as_they_are_judged(deterministic):
     """Prompt 2 is judged first; a lie in prompt 0 is found, and its second attempt judged anew."""
     desk = Desk()
-    closed = m.WindowClosed(step=0, seconds=1.0, reason="over")
+    closed = m.WindowClosed(batch=0, seconds=1.0, reason="over")
     script = [
         closed,
         *(rollout(sample) for sample in range(6)),

@@ -37,7 +37,7 @@ def rollout(sample: int, *, step: int = STEP) -> m.FinishedRollout:
 
 
 def closed(step: int = STEP) -> m.WindowClosed:
-    return m.WindowClosed(step=step, seconds=1.0, reason="the window is over")
+    return m.WindowClosed(batch=step, seconds=1.0, reason="the window is over")
 
 
 def group_of(prompt: int, *, differ: bool, attempt: int) -> Group:

@@ -14,10 +14,9 @@ from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Record
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service import app
-from rlboost_jax.manager.service.driver import Driver
+from rlboost_jax.manager.service.driver import Driver, Keep
 from rlboost_jax.manager.service.run_files import Tokens
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.weights.serve import add_routes
 from tests.manager.fakes import RUN, SNAPSHOTS, hello, settings
 from tests.patience import PATIENCE_SECONDS
 
@@ -30,10 +29,10 @@ T = TypeVar("T")
 class Loopback:
     """A driver with its routes behind a real socket."""
 
-    def __init__(self, chosen: Settings, frame_bytes: int) -> None:
+    def __init__(self, chosen: Settings, frame_bytes: int, keep: Keep) -> None:
         self.records: list[Record] = []
         manager = Manager(chosen, asyncio.get_running_loop().time())
-        self.driver = Driver(manager, lambda _, record: self.records.append(record))
+        self.driver = Driver(manager, lambda _, record: self.records.append(record), keep)
         self.client: TestClient[Any, Any] = TestClient(
             TestServer(
                 app.make_app(
@@ -42,7 +41,6 @@ class Loopback:
                     config=b'{"run_id": "run"}',
                     snapshots=Path(SNAPSHOTS),
                     server_frame_bytes=frame_bytes,
-                    add_routes=[lambda app: add_routes(app, manager.manifest)],
                 )
             )
         )
@@ -82,11 +80,13 @@ class Open(Protocol):
 
 @asynccontextmanager
 async def _loopback(
-    frame_bytes: int = m.MAX_FRAME_BYTES, **changes: Any
+    frame_bytes: int = m.MAX_FRAME_BYTES,
+    keep: Keep = lambda entries, done: done(""),
+    **changes: Any,
 ) -> AsyncIterator[Loopback]:
     # Patient: no test here waits for a lease to end, or for work that makes no progress.
     patient = {"manager__lease_seconds": 1e6, "manager__progress_seconds": 1e6}
-    loopback = Loopback(settings(**{**patient, **changes}), frame_bytes)
+    loopback = Loopback(settings(**{**patient, **changes}), frame_bytes, keep)
     await loopback.client.start_server()
     try:
         yield loopback

@@ -21,7 +21,7 @@ from rlboost_jax.providers.base import Exited, Granted, Started
 from tests.manager.fakes import (
     RUN,
     batch,
-    begin_step,
+    begin_batch,
     hello,
     lead,
     length,
@@ -101,7 +101,7 @@ class Desk:
             self.server(stream, ready(version))
 
     def begin(self, step: int, digest: str = "d", **sizes: int) -> list[Action]:
-        return self.trainer(begin_step(step, step, digest, **sizes))
+        return self.trainer(begin_batch(step, step, digest, **sizes))
 
     def publish(self, version: int, digest: str = "d") -> list[Action]:
         return self.trainer(m.Publish(manifest=manifest(version, digest)))
@@ -152,7 +152,7 @@ class Desk:
 
 
 def seeded(**changes: object) -> Desk:
-    """Step 0 begun; only the reserved engine has its version, with all it takes."""
+    """Batch 0 begun; only the reserved engine has its version, with all it takes."""
     desk = Desk(settings(**changes))
     desk.open_run()
     desk.begin(0)
@@ -176,5 +176,5 @@ def at_work(
     return desk, requests
 
 
-def trained(step: int) -> m.StepTrained:
-    return m.StepTrained(step=step, train_wait_seconds=0.0, train_seconds=1.0)
+def trained(step: int) -> m.BatchTrained:
+    return m.BatchTrained(batch=step, train_wait_seconds=0.0, train_seconds=1.0)

@@ -25,7 +25,7 @@ SNAPSHOTS = "/run/snapshots"
 def settings(**changes: Any) -> Settings:
     """Settings of a small run; `manager__…` and `fleet__…` reach into the sections."""
     manager = ManagerConfig(
-        host="127.0.0.1", port=0, lease_seconds=2.0, renew_seconds=0.5,
+        host="127.0.0.1", port=0, weights_port=0, lease_seconds=2.0, renew_seconds=0.5,
         progress_seconds=30.0, drain_seconds=120.0, max_pending=2, balance=True,
         migration=True, seeding=True, window="paper", window_initial_seconds=0.4, window_eta=3.0,
         window_memory=True, routing="pending", longest_first=False,
@@ -128,11 +128,11 @@ def ready(version: int, digest: str = "d") -> m.Ready:
     return m.Ready(version=version, params_digest=digest)
 
 
-def begin_step(
+def begin_batch(
     step: int, version: int, digest: str, *, prompts: int = 3, group_size: int = 2
-) -> m.BeginStep:
-    return m.BeginStep(
-        step=step,
+) -> m.BeginBatch:
+    return m.BeginBatch(
+        batch=step,
         version=version,
         params_digest=digest,
         seed=7,

@@ -14,7 +14,7 @@ A, B = 10, 11
 
 def doubt(*pairs: tuple[int, int], step: int = 0, attempt: int = 0) -> m.Doubt:
     return m.Doubt(
-        step=step,
+        batch=step,
         samples=m.pack_ids([sample for sample, _ in pairs]),
         attempts=m.pack_ids([attempt for _ in pairs]),
         positions=m.pack_ids([position for _, position in pairs]),
@@ -23,7 +23,7 @@ def doubt(*pairs: tuple[int, int], step: int = 0, attempt: int = 0) -> m.Doubt:
 
 
 def two_servers() -> tuple[Desk, dict[int, list[m.GenerateRequest]]]:
-    """Step 0 at A and B; every rollout has two tokens, or is over before."""
+    """Batch 0 at A and B; every rollout has two tokens, or is over before."""
     desk = Desk(settings(deterministic=False, manager__window_initial_seconds=1e-9))
     desk.open_run(reserved=False)
     desk.publish(0)
@@ -37,7 +37,7 @@ def two_servers() -> tuple[Desk, dict[int, list[m.GenerateRequest]]]:
 
 
 def rollouts(desk: Desk) -> dict[int, Rollout]:
-    step = desk.manager.view.step
+    step = desk.manager.view.batch
     assert step is not None
     return {rollout.sample: rollout for rollout in step.rollouts}
 
@@ -175,8 +175,8 @@ def test_the_trainers_own_engine_cannot_be_quarantined() -> None:
     "message",
     [
         doubt((0, 999)),
-        m.Doubt(step=0, samples=b"\0\0\0\0", attempts=b"", positions=b"", gap=1.0),
-        m.Doubt(step=0, samples=b"\0", attempts=b"\0", positions=b"\0", gap=1.0),
+        m.Doubt(batch=0, samples=b"\0\0\0\0", attempts=b"", positions=b"", gap=1.0),
+        m.Doubt(batch=0, samples=b"\0", attempts=b"\0", positions=b"\0", gap=1.0),
     ],
 )
 def test_a_doubt_that_fits_no_response_is_refused(message: m.Doubt) -> None:

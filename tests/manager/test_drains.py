@@ -106,7 +106,7 @@ def test_who_proves_so_slow_that_its_time_has_come_leaves_waiting_work_to_others
     desk, requests = at_work(prompts=4, manager__drain_seconds=2.5)
     desk.server(RESERVED, ready(0))
     notice(desk, 10.0)
-    assert desk.manager.view.step.num_waiting
+    assert desk.manager.view.batch.num_waiting
     assert not asked_back(desk) and not desk.requests(RESERVED)
     desk.now = 7.0  # the dispatch took as long: the next might not end in time
     desk.tokens(A, requests[:2], 1, in_flight=4, running=2, waiting=4)

@@ -5,13 +5,13 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import TrainerGone
-from rlboost_jax.manager.reducer import step_checks
+from rlboost_jax.manager.reducer import batch_checks
 from rlboost_jax.sequences.identities import MOST_TRAINED, Purpose
 from tests.manager.desk import TRAINER, Desk, at_work, trained
-from tests.manager.fakes import RUN, begin_step, ready
+from tests.manager.fakes import RUN, begin_batch, ready
 
 A, B = 10, 11
-TRAINING = begin_step(0, 0, "d").sampling
+TRAINING = begin_batch(0, 0, "d").sampling
 GREEDY = msgspec.structs.replace(TRAINING, temperature=0.0)
 
 
@@ -20,12 +20,12 @@ FIRST_EVALUATED = 2 * MOST_TRAINED  # sample, in groups of two
 
 def extension(
     *prompts: int, step: int = 0, purpose: Purpose = "train", **changes: object
-) -> m.ExtendStep:
+) -> m.ExtendBatch:
     requests = tuple(
         m.PromptRequest(prompt=p, tokens=m.pack_tokens([p, step, 1]), purpose=purpose)
         for p in prompts
     )
-    return m.ExtendStep(step=step, prompts=requests, **changes)  # type: ignore[arg-type]
+    return m.ExtendBatch(batch=step, prompts=requests, **changes)  # type: ignore[arg-type]
 
 
 def roomy(**changes: object) -> tuple[Desk, list[m.GenerateRequest]]:
@@ -47,7 +47,7 @@ def test_what_a_step_is_extended_by_is_generated_and_delivered() -> None:
     desk.tokens(A, more)
     assert finished(desk) == [4, 5, 6, 7]
     desk.trainer(trained(0))
-    (report,) = desk.sent(m.StepReport)
+    (report,) = desk.sent(m.BatchReport)
     assert report.tokens_delivered == report.tokens_generated and report.tokens_lost == 0
 
 
@@ -62,7 +62,7 @@ def test_some_responses_with_another_sampling() -> None:
     own = {r.work.sample: len(r.tokens) // 4 for r in desk.sent(m.FinishedRollout)}
     measured = own.pop(FIRST_EVALUATED + 10)
     desk.trainer(trained(0))
-    (report,) = desk.sent(m.StepReport)
+    (report,) = desk.sent(m.BatchReport)
     assert report.tokens_measured == measured
     assert report.tokens_delivered == report.tokens_generated == sum(own.values())
     assert report.tokens_preemptible == sum(own.values()) and report.tokens_reserved == 0
@@ -95,7 +95,7 @@ def test_measuring_does_not_move_the_window(sampling: m.Sampling | None, ends: b
     desk.now = 3.0
     desk.trainer(trained(0))
     assert (desk.manager.view.window.seconds == before) is (sampling is not None)
-    (report,) = desk.sent(m.StepReport)
+    (report,) = desk.sent(m.BatchReport)
     assert (report.tokens_measured > 0) is (ends and sampling is not None)
 
 
@@ -113,7 +113,7 @@ def test_a_group_may_be_asked_for_bit_by_bit() -> None:
     assert finished(desk) == [11]
     desk(TrainerGone(TRAINER, "killed"))
     desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=3)
-    desk.trainer(begin_step(0, 0, "d", prompts=2), stream=3)
+    desk.trainer(begin_batch(0, 0, "d", prompts=2), stream=3)
     assert finished(desk) == [0, 1, 2, 3]
     desk.trainer(extension(5, samples=1), stream=3)
     assert finished(desk) == [10]
@@ -130,11 +130,11 @@ def test_what_is_not_finished_when_the_step_is_trained_is_given_up() -> None:
     (release,) = desk.sent(m.Release, A)
     left = [r.request_id for r in extra][given:]
     assert m.unpack_ids(release.request_ids).tolist() == left
-    (report,) = desk.sent(m.StepReport)
+    (report,) = desk.sent(m.BatchReport)
     assert report.tokens_lost == len(left)
     assert report.tokens_generated == report.tokens_delivered + report.tokens_lost
     desk.server(A, m.Released(request_ids=release.request_ids))
-    assert desk.manager.view.steps[0].finished, "the rest is kept until it is committed"
+    assert desk.manager.view.batches[0].finished, "the rest is kept until it is committed"
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -149,16 +149,16 @@ def test_a_trainer_that_returns_gets_what_it_asks_for_again_and_nothing_else(cra
     if crash:
         desk.crash(at=1.0)
     desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=3)
-    desk.trainer(begin_step(0, 0, "d", prompts=2), stream=3)
+    desk.trainer(begin_batch(0, 0, "d", prompts=2), stream=3)
     assert finished(desk) == [0, 1, 2, 3]
     desk.trainer(extension(2, 3), stream=3)
     assert finished(desk) == [4, 5]
     sent = {r.work.sample for r in desk.requests(A)}
     desk.trainer(extension(2, 3), stream=3)
     assert finished(desk) == []
-    waiting = {r.sample for r in desk.manager.view.steps[0].waiting()}
+    waiting = {r.sample for r in desk.manager.view.batches[0].waiting()}
     assert (sent, waiting) == ((set(), {6, 7}) if crash else ({6, 7}, set()))
-    assert not desk.manager.view.steps[0].finished
+    assert not desk.manager.view.batches[0].finished
 
 
 def test_what_an_earlier_trainer_asked_for_is_not_said_unasked() -> None:
@@ -167,7 +167,7 @@ def test_what_an_earlier_trainer_asked_for_is_not_said_unasked() -> None:
     extra = desk.requests(A)
     desk(TrainerGone(TRAINER, "killed"))
     desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=3)
-    desk.trainer(begin_step(0, 0, "d", prompts=2), stream=3)
+    desk.trainer(begin_batch(0, 0, "d", prompts=2), stream=3)
     desk.tokens(A, [*requests, *extra])
     assert finished(desk) == [0, 1, 2, 3]
     desk.trainer(extension(2), stream=3)
@@ -207,7 +207,7 @@ def test_a_prompt_to_measure_by_is_none_of_the_batch_s_own() -> None:
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (extension(2, step=1), "step 1 is extended but is not being worked on"),
+        (extension(2, step=1), "batch 1 is extended but is not being worked on"),
         (extension(2, samples=3), "extended by 3 responses to a prompt; its groups have 2"),
         (extension(2, 2), "names a prompt twice"),
         (extension(1, sampling=GREEDY), "has a prompt 1 already, and it is another"),
@@ -217,17 +217,17 @@ def test_a_prompt_to_measure_by_is_none_of_the_batch_s_own() -> None:
             "does not fit a slot",
         ),
         (
-            m.ExtendStep(step=0, prompts=(m.PromptRequest(prompt=2, tokens=b""),)),
-            "prompt 2 of step 0 has no tokens",
+            m.ExtendBatch(batch=0, prompts=(m.PromptRequest(prompt=2, tokens=b""),)),
+            "prompt 2 of batch 0 has no tokens",
         ),
     ],
 )
-def test_an_impossible_extension_is_refused(message: m.ExtendStep, reason: str) -> None:
+def test_an_impossible_extension_is_refused(message: m.ExtendBatch, reason: str) -> None:
     desk, _ = roomy()
     desk.trainer(message)
     (refused,) = desk.sent(m.Refused)
     assert reason in refused.reason
-    assert len(desk.manager.view.steps[0].rollouts) == 4
+    assert len(desk.manager.view.batches[0].rollouts) == 4
 
 
 def test_a_trainer_extends_what_it_has_begun() -> None:
@@ -239,7 +239,7 @@ def test_a_trainer_extends_what_it_has_begun() -> None:
 
 
 def test_too_many_responses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_checks, "MAX_ROLLOUTS", 6)
+    monkeypatch.setattr(batch_checks, "MAX_ROLLOUTS", 6)
     desk, _ = roomy()
     desk.trainer(extension(2, samples=1))
     desk.trainer(extension(2))

@@ -3,7 +3,7 @@
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.state.ledger import Ledger
 from rlboost_jax.manager.state.roster import Roster
-from tests.manager.fakes import begin_step, hello, manifest, settings
+from tests.manager.fakes import begin_batch, hello, manifest, settings
 
 
 def roster(count: int) -> Roster:
@@ -33,7 +33,7 @@ def test_a_pool_is_in_the_order_of_joining_whatever_the_order_of_readiness() -> 
 def test_who_holds_what() -> None:
     whole = roster(2)
     busy, idle = whole.streams.values()
-    step, _ = Ledger(Outbox()).begin(begin_step(0, 0, "d"), 0.0)
+    step, _ = Ledger(Outbox()).begin(begin_batch(0, 0, "d"), 0.0)
     rollouts = step.take(3)
     for number, rollout in enumerate(rollouts):
         rollout.place(number, busy.name)

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.manager.journal import (
+    BatchClosed,
+    BatchOpened,
     Collected,
     Entry,
     Forgotten,
@@ -17,20 +19,18 @@ from rlboost_jax.manager.journal import (
     RunState,
     Segment,
     SegmentBegun,
-    StepClosed,
-    StepOpened,
     frames,
     read_segment,
 )
 from rlboost_jax.manager.service.journal_files import Journal
 from rlboost_jax.messages import WindowState
 from rlboost_jax.settings.errors import Mistake
-from tests.manager.fakes import RUN, begin_step, manifest
+from tests.manager.fakes import RUN, begin_batch, manifest
 
 
 def collected(step: int, sample: int = 0, count: int = 3) -> Collected:
     return Collected(
-        step=step,
+        batch=step,
         instance="a",
         samples=sample.to_bytes(4, "little"),
         starts=bytes(4),
@@ -41,8 +41,8 @@ def collected(step: int, sample: int = 0, count: int = 3) -> Collected:
     )
 
 
-def opened(step: int) -> StepOpened:
-    return StepOpened(begin=begin_step(step, step, "d"), at=float(step))
+def opened(step: int) -> BatchOpened:
+    return BatchOpened(begin=begin_batch(step, step, "d"), at=float(step))
 
 
 def run_state(joined: int) -> RunState:
@@ -66,7 +66,7 @@ entries = st.lists(
         st.builds(collected, st.integers(0, 3), st.integers(0, 9), st.integers(1, 9)),
         st.builds(opened, st.integers(0, 3)),
         st.builds(run_state, st.integers(0, 9)),
-        st.builds(StepClosed, step=st.integers(0, 3)),
+        st.builds(BatchClosed, batch=st.integers(0, 3)),
     ),
     min_size=1,
     max_size=6,
@@ -128,7 +128,7 @@ def test_each_step_has_a_file_which_goes_once_it_is_committed(tmp_path: Path) ->
     assert journal.append([run_state(1)]) == ""  # before any step: kept in mind only
     for step in range(3):
         assert journal.append([opened(step)]) == ""
-        assert journal.append([collected(step), StepClosed(step=step)]) == ""
+        assert journal.append([collected(step), BatchClosed(batch=step)]) == ""
     assert [name.split("-", 1)[1] for name in names(tmp_path)] == [
         "step-0.journal",
         "step-1.journal",
@@ -140,7 +140,7 @@ def test_each_step_has_a_file_which_goes_once_it_is_committed(tmp_path: Path) ->
     assert reread(tmp_path) == (
         [
             *(SegmentBegun(run_id=RUN), run_state(1), opened(2), collected(2)),
-            *(StepClosed(step=2), Forgotten(committed=1)),
+            *(BatchClosed(batch=2), Forgotten(committed=1)),
         ],
         [],
     )
@@ -170,7 +170,7 @@ def test_a_manager_that_is_back_writes_on(tmp_path: Path) -> None:
     again.append([opened(1)])
     again.append([Forgotten(committed=0)])
     again.close()
-    assert [type(entry) for entry in reread(tmp_path)[0]] == [SegmentBegun, StepOpened, Forgotten]
+    assert [type(entry) for entry in reread(tmp_path)[0]] == [SegmentBegun, BatchOpened, Forgotten]
 
 
 def test_a_torn_tail_is_cut_off_before_anything_is_written_behind_it(tmp_path: Path) -> None:
@@ -188,29 +188,43 @@ def test_a_torn_tail_is_cut_off_before_anything_is_written_behind_it(tmp_path: P
     assert reread(tmp_path)[0][-2:] == [collected(0), collected(0, sample=2)]
 
 
-def test_a_full_disk_ends_the_journal_until_a_step_opens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = Journal(tmp_path, RUN)
+def test_a_full_disk_ends_the_journal_until_a_step_opens(tmp_path: Path) -> None:
+    full = False
+
+    def write(descriptor: int, data: memoryview) -> int:
+        """Of a full disk as much as fits, then no more."""
+        if full and len(data) < 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.write(descriptor, data[: len(data) // 2] if full else data)
+
+    journal = Journal(tmp_path, RUN, write=write)
     journal.read()
     journal.append([opened(0), collected(0)])
-    write = os.write
-
-    def half(descriptor: int, data: memoryview) -> int:
-        """As much as fits, then no more."""
-        if len(data) < 20:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(descriptor, data[: len(data) // 2])
-
-    with monkeypatch.context() as full:
-        full.setattr(os, "write", half)
-        assert "No space left" in journal.append([collected(0, sample=1)])
-        assert journal.append([collected(0, sample=2)]) == "", "said once"
+    full = True
+    assert "No space left" in journal.append([collected(0, sample=1)])
+    assert journal.append([collected(0, sample=2)]) == "", "said once"
+    full = False
     assert journal.append([collected(0, sample=3)]) == "", "behind a gap nothing could be read"
     assert reread(tmp_path) == ([SegmentBegun(run_id=RUN), opened(0), collected(0)], [])
     assert journal.append([opened(1), collected(1)]) == ""
     journal.close()
     assert reread(tmp_path)[0][-1] == collected(1)
+
+
+def test_what_is_written_at_once_with_it_does_not_keep_a_step_from_opening(tmp_path: Path) -> None:
+    """A disk that was full as tokens came, and is not as the next step opens."""
+    writes = iter([errno.ENOSPC, 0, 0])
+
+    def write(descriptor: int, data: memoryview) -> int:
+        if code := next(writes):
+            raise OSError(code, os.strerror(code))
+        return os.write(descriptor, data)
+
+    journal = Journal(tmp_path, RUN, write=write)
+    journal.read()
+    assert "No space left" in journal.append([opened(0), opened(1), collected(1)])
+    journal.close()
+    assert reread(tmp_path)[0][-2:] == [opened(1), collected(1)]
 
 
 def test_another_run_finds_nothing(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_the_kinds_of_a_profile_are_bounded() -> None:
 @pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0])
 def test_a_trainers_seconds_are_a_number(seconds: float) -> None:
     """They are written to events.jsonl, which is JSON and knows no others."""
-    good = m.StepTrained(step=0, train_wait_seconds=0.0, train_seconds=1.5)
+    good = m.BatchTrained(batch=0, train_wait_seconds=0.0, train_seconds=1.5)
     assert m.decode_trainer(m.encode(good)) == good
     for name in ("train_wait_seconds", "train_seconds"):
         bad = msgspec.structs.replace(good, **{name: seconds})

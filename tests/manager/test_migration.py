@@ -26,7 +26,7 @@ def test_tokens_go_with_a_rollout_unless_that_is_switched_off(migration: bool, l
     desk.begin(0)
     requests = desk.requests(A)
     desk.tokens(A, requests, 1)
-    step = desk.manager.view.step
+    step = desk.manager.view.batch
     assert step is not None
     begun = {r.sample for r in step.rollouts if r.num_tokens and r.result is None}
     assert begun

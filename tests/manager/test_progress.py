@@ -79,7 +79,7 @@ def test_the_clock_starts_when_work_comes() -> None:
     desk, requests = working()
     desk.tokens(A, requests, 99)
     desk.now = 50.0
-    desk.trainer(m.StepTrained(step=0, train_wait_seconds=0.0, train_seconds=1.0))
+    desk.trainer(m.BatchTrained(batch=0, train_wait_seconds=0.0, train_seconds=1.0))
     desk.begin(1)
     desk.publish(1)
     desk.server(A, ready(1))

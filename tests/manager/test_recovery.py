@@ -7,7 +7,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import MachineAdded, Request
-from rlboost_jax.manager.journal import Counted, RunOver, StepClosed
+from rlboost_jax.manager.journal import BatchClosed, Counted, RunOver
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
 from tests.manager.fakes import manifest, settings
 
@@ -15,7 +15,7 @@ A, B = 10, 11
 
 
 def half_done() -> Desk:
-    """Step 0, three responses under way at A with four tokens each at most."""
+    """Batch 0, three responses under way at A with four tokens each at most."""
     desk = Desk(settings(deterministic=False, manager__window_initial_seconds=1e-9))
     desk.open_run(reserved=False)
     desk.publish(0)
@@ -32,7 +32,7 @@ def heavy(version: int) -> m.Manifest:
 
 
 def kept(desk: Desk) -> dict[int, list[int]]:
-    step = desk.manager.view.step
+    step = desk.manager.view.batch
     assert step is not None
     return {
         r.sample: m.unpack_tokens(r.result.tokens if r.result else bytes(r.tokens)).tolist()
@@ -62,7 +62,7 @@ def test_the_fleet_works_on_before_the_trainer_is_back() -> None:
     assert desk.requests(B)
     assert desk.manager.next_deadline() is not None
     desk.trainer(m.TrainerHello(run_id="run", window=None))
-    done = {r.sample for r in desk.manager.view.step.rollouts if r.result}  # type: ignore[union-attr]
+    done = {r.sample for r in desk.manager.view.batch.rollouts if r.result}  # type: ignore[union-attr]
     desk.begin(0)
     assert {r.work.sample for r in desk.sent(m.FinishedRollout)} == done
     assert desk.records("resumed")
@@ -103,13 +103,13 @@ def test_a_clock_that_begins_anew_costs_nothing() -> None:
     desk.crash(at=5.0)
     dollars = desk.manager.view.roster.cost.total(5.0)
     assert 0 <= dollars < math.inf
-    step = desk.manager.view.step
+    step = desk.manager.view.batch
     assert step is not None and step.begun_at <= 5.0
 
 
 def test_the_window_that_was_learnt_is_known() -> None:
     desk = seeded()
-    while not desk.manager.view.step.finished:  # type: ignore[union-attr]
+    while not desk.manager.view.batch.finished:  # type: ignore[union-attr]
         desk.tokens(RESERVED, desk.requests(RESERVED))
     desk.now = 2.0
     desk.trainer(trained(0))
@@ -123,16 +123,16 @@ def test_the_window_that_was_learnt_is_known() -> None:
 
 def test_a_step_is_reported_once_more_if_its_report_was_lost() -> None:
     desk = seeded()
-    while not desk.manager.view.step.finished:  # type: ignore[union-attr]
+    while not desk.manager.view.batch.finished:  # type: ignore[union-attr]
         desk.tokens(RESERVED, desk.requests(RESERVED))
     desk.trainer(trained(0))
-    (report,) = desk.sent(m.StepReport)
+    (report,) = desk.sent(m.BatchReport)
     desk.crash(at=3.0)
     desk.trainer(m.TrainerHello(run_id="run", window=None))
     desk.begin(0)
     assert len(desk.sent(m.FinishedRollout)) == 6
     desk.trainer(trained(0))
-    (again,) = desk.sent(m.StepReport)
+    (again,) = desk.sent(m.BatchReport)
     for name in ("tokens_generated", "tokens_delivered", "tokens_lost", "tokens_reserved"):
         assert getattr(again, name) == getattr(report, name)
 
@@ -159,19 +159,19 @@ def test_nor_are_names_of_servers() -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("left_out", [Counted, StepClosed])
+@pytest.mark.parametrize("left_out", [Counted, BatchClosed])
 def test_what_was_torn_off_leaves_no_account_open(left_out: type) -> None:
     desk = half_done()
     desk.entries = [e for e in desk.entries if not isinstance(e, left_out)]
     desk.crash(at=1.0)
-    for step in desk.manager.view.steps.values():
+    for step in desk.manager.view.batches.values():
         total = sum(rollout.num_tokens for rollout in step.rollouts)
         assert step.books.generated - step.books.lost == total
 
 
 def test_tokens_behind_lost_ones_are_left_out() -> None:
     desk = half_done()
-    request = next(r for r in desk.manager.view.step.rollouts if r.holder)  # type: ignore[union-attr]
+    request = next(r for r in desk.manager.view.batch.rollouts if r.holder)  # type: ignore[union-attr]
     place = next(i for i, e in enumerate(desk.entries) if type(e).__name__ == "Collected")
     desk.tokens(A, [request.request()], 2)
     del desk.entries[place]

@@ -30,7 +30,7 @@ A, B = 10, 11
 
 
 def at_a(**changes: Any) -> tuple[Desk, list[m.GenerateRequest]]:
-    """Step 0 of a run with routes, at A."""
+    """Batch 0 of a run with routes, at A."""
     quick = {"deterministic": False, "manager__window_initial_seconds": 1e-9, "routing": ROUTING}
     desk = Desk(settings(**{**quick, **changes}))
     desk.open_run(reserved=False)
@@ -47,7 +47,7 @@ def whole(request: m.GenerateRequest) -> bytes:
 
 
 def finished(desk: Desk, requests: list[m.GenerateRequest]) -> None:
-    step = desk.manager.view.step
+    step = desk.manager.view.batch
     assert step is not None and step.finished
     for request in requests:
         rollout = step.rollout_of(request.work.sample)
@@ -92,7 +92,7 @@ def test_a_killed_manager_loses_no_route() -> None:
 def test_what_is_given_up_loses_its_routes_too(kept: int) -> None:
     desk, requests = at_a()
     desk.tokens(A, requests)
-    step = desk.manager.view.step
+    step = desk.manager.view.batch
     assert step is not None
     request = next(r for r in requests if length("d", r.work.batch, r.work.sample) > 2)
     rollout = step.rollout_of(request.work.sample)
@@ -139,7 +139,7 @@ def test_a_server_that_lies_about_routes_is_hung_up_on(lie: Any, words: str) -> 
     good = batch(0, 0, [(request.request_id, [5, 6])], leads=[2])
     desk.server(A, lie(good))
     assert "malformed" in desk.closed()[A] and words in desk.closed()[A]
-    step = desk.manager.view.step
+    step = desk.manager.view.batch
     assert step is not None and not any(r.num_tokens or r.routes for r in step.rollouts)
     desk.join(B, 0, slots=8)
     desk.tokens(B, desk.requests(B))

@@ -21,7 +21,7 @@ from rlboost_jax.manager.reducer.manager import ORPHANED
 from rlboost_jax.manager.reducer.staffing import GRACE_SECONDS
 from rlboost_jax.providers.base import Exited, Granted, Refused
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
-from tests.manager.fakes import RUN, begin_step, nonce_of, request, settings
+from tests.manager.fakes import RUN, begin_batch, nonce_of, request, settings
 from tests.manager.fakes import hello as server_hello
 
 A, B = 10, 11
@@ -31,11 +31,11 @@ A, B = 10, 11
     ("message", "words"),
     [
         (m.TrainerHello(run_id="other", window=None), "'other'"),
-        (trained(3), "step 3"),
-        (begin_step(0, 0, "d", prompts=0), "no tokens"),
+        (trained(3), "batch 3"),
+        (begin_batch(0, 0, "d", prompts=0), "no tokens"),
         (
             msgspec.structs.replace(
-                begin_step(0, 0, "d"),
+                begin_batch(0, 0, "d"),
                 prompts=(m.PromptRequest(prompt=0, tokens=m.pack_tokens(range(5))),),
             ),
             "does not fit a slot of 16",
@@ -49,12 +49,12 @@ def test_impossible_wishes_of_the_trainer(message: m.TrainerMessage, words: str)
     assert words in desk.closed()[TRAINER]
     (refused,) = desk.sent(m.Refused, TRAINER)
     assert refused.reason == desk.closed()[TRAINER]
-    assert desk.manager.view.step is None
+    assert desk.manager.view.batch is None
 
 
 def test_a_trainer_must_say_hello() -> None:
     desk = Desk()
-    desk.trainer(begin_step(0, 0, "d"))
+    desk.trainer(begin_batch(0, 0, "d"))
     assert "before TrainerHello" in desk.closed()[TRAINER]
 
 
@@ -79,7 +79,7 @@ def test_a_server_under_notice_is_churn() -> None:
     desk(MachineRemoved("m1", notice=True))
     desk.server(A, m.Goodbye(reason="SIGTERM"))
     desk.trainer(trained(0))
-    assert desk.sent(m.StepReport)[0].window.memory == {}
+    assert desk.sent(m.BatchReport)[0].window.memory == {}
 
 
 def test_orphans_leave() -> None:
@@ -180,7 +180,7 @@ def test_money_and_time() -> None:
     desk(ServerGone(A, "killed"))
     desk.now = 4.0
     desk.trainer(trained(0))
-    (report,) = desk.sent(m.StepReport)
+    (report,) = desk.sent(m.BatchReport)
     assert report.cost_dollars == pytest.approx(4 * 2 + 2 * 1)
     assert report.instances_mean == pytest.approx(2 / 4)
     assert (report.instances_joined, report.instances_lost) == (1, 1)
@@ -195,7 +195,7 @@ def test_the_rows_that_a_run_keeps_add_up_to_all_that_was_paid() -> None:
     def train(step: int, until: float) -> None:
         desk.now = until
         desk.trainer(trained(step), stream)
-        rows[step] = desk.sent(m.StepReport)[0].cost_dollars
+        rows[step] = desk.sent(m.BatchReport)[0].cost_dollars
         assert sum(rows.values()) == desk.manager.status(desk.now).cost_dollars == 2 * until
 
     stream = TRAINER
@@ -209,10 +209,10 @@ def test_the_rows_that_a_run_keeps_add_up_to_all_that_was_paid() -> None:
     desk.now, stream = 9.0, 50
     hello = m.TrainerHello(run_id=RUN, window=None)
     desk.trainer(hello, stream)
-    desk.trainer(begin_step(1, 1, "d", prompts=1), stream)
+    desk.trainer(begin_batch(1, 1, "d", prompts=1), stream)
     train(1, until=10.0)  # it was not durable: its row is written again
-    desk.trainer(m.StepCommitted(step=1), stream)
-    desk.trainer(begin_step(2, 2, "d", prompts=1), stream)
+    desk.trainer(m.BatchCommitted(batch=1), stream)
+    desk.trainer(begin_batch(2, 2, "d", prompts=1), stream)
     train(2, until=11.0)
 
 
@@ -223,11 +223,11 @@ def test_a_reconnect_in_mid_step_restarts_no_clock() -> None:
     desk(TrainerGone(TRAINER, "a cut connection"), at=2.0)
     desk.now = 3.0
     desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=50)
-    desk.trainer(begin_step(0, 0, "d"), stream=50)
+    desk.trainer(begin_batch(0, 0, "d"), stream=50)
     assert desk.manager.parts.seeding.clock.total(3.0) == 3.0, "the window opened at 0"
     desk.now = 4.0
     desk.trainer(trained(0), stream=50)
-    (report,) = desk.sent(m.StepReport)
+    (report,) = desk.sent(m.BatchReport)
     assert (report.rollout_seconds, report.remote_wait_seconds) == (0.0, 4.0)
     assert report.seeding_window_seconds == 4.0
 

@@ -106,12 +106,12 @@ def test_late_tokens_of_a_lost_server_change_nothing() -> None:
     desk, requests = ready_pair()
     desk.tokens(A, requests, 0, in_flight=8, running=2)
     desk(ServerGone(A, "frozen"))
-    before = [r.num_tokens for r in desk.manager.view.steps[0].rollouts]
+    before = [r.num_tokens for r in desk.manager.view.batches[0].rollouts]
     books = desk.manager.view.books
     for number, (count, total) in enumerate([(6, 8), (5, 11), (1, 12)], 1):
         desk.server(A, batch(number, 0, [(requests[0].request_id, [5] * count)]))
         assert books.generated == books.lost == total  # what was charged is not counted again
-    assert before == [r.num_tokens for r in desk.manager.view.steps[0].rollouts]
+    assert before == [r.num_tokens for r in desk.manager.view.batches[0].rollouts]
 
 
 def test_foreign_tokens_are_lost_and_harm_nobody() -> None:
@@ -158,7 +158,7 @@ def test_a_batch_that_contradicts_itself_ends_its_stream_only(name: str) -> None
     desk.server(A, msgspec.structs.replace(good, **BREAKS[name]))
     assert list(desk.closed()) == [A]
     assert desk.closed()[A].startswith("malformed: ")
-    assert all(r.num_tokens == 0 for r in desk.manager.view.steps[0].rollouts)
+    assert all(r.num_tokens == 0 for r in desk.manager.view.batches[0].rollouts)
 
 
 def test_frames_out_of_turn() -> None:

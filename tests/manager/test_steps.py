@@ -10,7 +10,7 @@ from rlboost_jax.manager.events import (
     TrainerGone,
 )
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
-from tests.manager.fakes import RUN, begin_step, hello, ready, settings
+from tests.manager.fakes import RUN, begin_batch, hello, ready, settings
 
 A, B = 10, 11
 
@@ -18,7 +18,7 @@ A, B = 10, 11
 def test_reserved_engines_work_alone_where_there_are_no_others() -> None:
     desk = seeded()
     done = 0
-    while (step := desk.manager.view.step) and not step.finished:
+    while (step := desk.manager.view.batch) and not step.finished:
         requests = desk.requests(RESERVED)
         assert requests
         desk.tokens(RESERVED, requests)
@@ -204,7 +204,7 @@ def test_a_returning_trainer_finds_its_tokens() -> None:
     desk(ServerGone(RESERVED, "killed"))
     desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=50)
     assert desk.manager.view.kept == (0,)
-    desk(FromTrainer(50, begin_step(0, 0, "d")))
+    desk(FromTrainer(50, begin_batch(0, 0, "d")))
     assert desk.sent(m.FinishedRollout) == [before]
     assert desk.records("resumed")
     desk.server(51, hello(reserved=True))
@@ -217,9 +217,9 @@ def test_a_trainer_that_wants_something_else_gets_it(change: str) -> None:
     desk = seeded()
     desk.tokens(RESERVED, desk.requests(RESERVED), 1)
     sampled = desk.manager.view.books.generated
-    begin = begin_step(0, 0, "e" if change == "digest" else "d")
+    begin = begin_batch(0, 0, "e" if change == "digest" else "d")
     if change == "prompts":
-        begin = begin_step(0, 0, "d", prompts=2)
+        begin = begin_batch(0, 0, "d", prompts=2)
     if change == "seed":
         begin = msgspec.structs.replace(begin, seed=8)
     desk.trainer(begin)
@@ -231,15 +231,15 @@ def test_a_finished_step_is_kept_until_it_is_durable() -> None:
     desk = seeded()
     finish(desk, RESERVED)
     desk.trainer(trained(0))
-    (report,) = desk.sent(m.StepReport)
+    (report,) = desk.sent(m.BatchReport)
     assert report.tokens_generated == report.tokens_delivered == report.tokens_reserved
     desk.begin(1)
     assert desk.manager.view.kept == (0, 1)
     desk.begin(0)
     assert len(desk.sent(m.FinishedRollout)) == 6
     desk.trainer(trained(0))
-    assert desk.sent(m.StepReport)[0].tokens_generated == report.tokens_generated
-    desk.trainer(m.StepCommitted(step=0))
+    assert desk.sent(m.BatchReport)[0].tokens_generated == report.tokens_generated
+    desk.trainer(m.BatchCommitted(batch=0))
     assert desk.manager.view.kept == (1,)
 
 
@@ -251,7 +251,7 @@ def test_a_trainer_that_has_not_begun_gets_no_results() -> None:
     desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=50)
     desk.tokens(RESERVED, requests[:1])
     assert not desk.sent(m.FinishedRollout)
-    desk(FromTrainer(50, begin_step(0, 0, "d")))
+    desk(FromTrainer(50, begin_batch(0, 0, "d")))
     assert len(desk.sent(m.FinishedRollout)) == 1
 
 
@@ -262,15 +262,15 @@ def test_the_window_learns_from_whole_steps_only() -> None:
     desk.join(A, version=0)
     begun = desk.begin(0, prompts=1)
     finish(desk, A)
-    waited = m.StepTrained(step=0, train_wait_seconds=0.3, train_seconds=1.0)
+    waited = m.BatchTrained(batch=0, train_wait_seconds=0.3, train_seconds=1.0)
     desk.now = 1.0
     desk.server(A, m.Renew())
     desk.trainer(waited)
-    learnt = desk.sent(m.StepReport)[0].window
+    learnt = desk.sent(m.BatchReport)[0].window
     assert begun and learnt.seconds < 0.4  # 0.4 + (0.3 − 1.0) / 3
     desk.begin(0, prompts=1)  # the trainer is back
     desk.trainer(waited)
-    assert desk.sent(m.StepReport)[0].window == learnt
+    assert desk.sent(m.BatchReport)[0].window == learnt
     old = m.WindowState(seconds=7.0, memory={}, instance_cap=4)
     desk.trainer(m.TrainerHello(run_id=RUN, window=old), stream=50)
     assert desk.sent(m.TrainerWelcome)[0].window == learnt, "the manager knows better"

@@ -10,7 +10,7 @@ from rlboost_jax.manager.events import (
 from rlboost_jax.manager.reducer.drains import LEAVE_SECONDS, MARGIN_SECONDS
 from rlboost_jax.manager.state.fleet import ABSENT_SECONDS
 from tests.manager.desk import Desk
-from tests.manager.fakes import begin_step, hello, ready, request, settings
+from tests.manager.fakes import begin_batch, hello, ready, request, settings
 
 A, B, AGAIN = 11, 12, 13
 PATIENT = {"manager__lease_seconds": 1e6, "manager__renew_seconds": 1.0}
@@ -28,7 +28,7 @@ def at_work() -> Desk:
         desk.server(stream, ready(0))
     desk.server(2, hello(instance="trainer", reserved=True))
     desk.server(2, ready(0))
-    desk.trainer(begin_step(0, 0, "d", prompts=4))
+    desk.trainer(begin_batch(0, 0, "d", prompts=4))
     return desk
 
 
@@ -49,7 +49,7 @@ def test_it_gives_its_work_back_and_goes() -> None:
     assert released == [held] and desk.records("dismissed")[0].detail == {"count": len(held)}
     desk.server(A, m.Released(request_ids=m.pack_ids(held)))
     assert desk.sent(m.Leave, A) and not desk.manager.view.instances[A].held
-    assert {r.holder for r in desk.manager.view.steps[0].rollouts} <= {"local-2", ""}
+    assert {r.holder for r in desk.manager.view.batches[0].rollouts} <= {"local-2", ""}
     desk.server(A, m.Goodbye(reason="told to"))
     desk.exit("local-1", "0")
     assert desk.records("drained") == [] and not any(isinstance(a, Request) for a in desk.actions)

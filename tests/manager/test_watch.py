@@ -16,7 +16,7 @@ from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.service.tracing import StepTracer
 from rlboost_jax.observe.trace import Doubtful, read_spans, spans_path
 from tests.manager.desk import RESERVED, Desk, trained
-from tests.manager.fakes import begin_step, ready, settings
+from tests.manager.fakes import begin_batch, ready, settings
 
 A = 10
 TAKES = 2**-10  # seconds from an event to the end of what is done about it
@@ -41,7 +41,7 @@ def lines(workdir: Path, step: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Watched:
-    """Step 1, begun at 10 s by the reserved engine; at 10.5 s server A takes over, and gives all
+    """Batch 1, begun at 10 s by the reserved engine; at 10.5 s server A takes over, and gives all
     its tokens at 11 s; the update is applied at 12 s, and step 2 begins."""
     desk = Watched(StepTracer(tmp_path, 1))
     desk.open_run()
@@ -153,7 +153,7 @@ def test_the_managers_own_spans_are_counted_too(
 ) -> None:
     monkeypatch.setattr(span_file, "MAX_LINES", 3)
     watch = StepTracer(tmp_path, 1)
-    for event in (FromTrainer(1, begin_step(1, 1, "d")), *[FromServer(3, ready(1))] * 10):
+    for event in (FromTrainer(1, begin_batch(1, 1, "d")), *[FromServer(3, ready(1))] * 10):
         watch(event, [], 0.0, 0.0)
     watch(FromTrainer(1, trained(1)), [], 1.0, 1.0)
     kept, doubts = read_spans(spans_path(tmp_path, 1))
@@ -167,7 +167,7 @@ def test_a_step_that_is_done_again_has_room_again(
     watch = StepTracer(tmp_path, 1)
     for _ in range(2):
         spans_path(tmp_path, 1).unlink(missing_ok=True)  # as a trainer does that begins anew
-        for event in (FromTrainer(1, begin_step(1, 1, "d")), *[FromServer(3, ready(1))] * 10):
+        for event in (FromTrainer(1, begin_batch(1, 1, "d")), *[FromServer(3, ready(1))] * 10):
             watch(event, [], 0.0, 0.0)
     watch.close()
     assert len(read_spans(spans_path(tmp_path, 1))[0]) == 3
@@ -177,7 +177,7 @@ def test_once_the_trace_is_made_nothing_is_kept(tmp_path: Path) -> None:
     watch = StepTracer(tmp_path, 1)
     said = FromServer(3, m.Spans(spans=(DISPATCH,), clock_error=0.0))
     for step in (1, 2, 3):
-        watch(FromTrainer(1, begin_step(step, step, "d")), [], 0.0, 0.0)
+        watch(FromTrainer(1, begin_batch(step, step, "d")), [], 0.0, 0.0)
         watch(said, [], 0.0, 0.0)
     watch.close()
     assert len([line for line in lines(tmp_path, 1) if line["process"] == "?"]) == 2 * 2

@@ -13,13 +13,13 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import ServerGone, TrainerGone
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
-from tests.manager.fakes import VOCAB, batch, begin_step, manifest, settings
+from tests.manager.fakes import VOCAB, batch, begin_batch, manifest, settings
 
 A, B = 10, 11
 
 
 def remote_only(**changes: Any) -> Desk:
-    """Step 0 at A, without a reserved engine."""
+    """Batch 0 at A, without a reserved engine."""
     desk = Desk(settings(deterministic=False, manager__window_initial_seconds=1e-9, **changes))
     desk.open_run(reserved=False)
     desk.publish(0)
@@ -30,7 +30,7 @@ def remote_only(**changes: Any) -> Desk:
 
 def work_to_the_end(desk: Desk, stream: int, requests: list[m.GenerateRequest]) -> None:
     """Whoever has that stream finishes all that it is given."""
-    step = desk.manager.view.step
+    step = desk.manager.view.batch
     assert step is not None
     while requests:
         desk.tokens(stream, requests)
@@ -46,7 +46,7 @@ def test_w01_a_step_without_any_instance_is_generated_all_the_same() -> None:
     assert desk.manager.view.window_open, "for as long as nobody else is there"
     work_to_the_end(desk, RESERVED, _held(desk))
     desk.trainer(trained(0))
-    (report,) = desk.sent(m.StepReport)
+    (report,) = desk.sent(m.BatchReport)
     assert report.tokens_preemptible == 0 < report.tokens_reserved
 
 
@@ -54,7 +54,7 @@ def test_w02_a_truncated_stream_finishes_nothing() -> None:
     desk = remote_only()
     desk.tokens(A, desk.requests(A), 1)
     desk(ServerGone(A, "connection reset"))
-    step = desk.manager.view.step
+    step = desk.manager.view.batch
     assert step is not None and not step.finished
     unfinished = [r for r in step.rollouts if r.result is None]
     assert unfinished and all(r.waiting for r in unfinished)
@@ -155,7 +155,7 @@ def test_w09_a_manager_that_is_ahead_of_its_trainer_follows_it() -> None:
     (announce,) = desk.sent(m.Announce, A)
     assert announce.manifest.version == 3
     desk.server(A, m.Ready(version=3, params_digest="d"))
-    desk.trainer(begin_step(3, 3, "d"), stream=5)
+    desk.trainer(begin_batch(3, 3, "d"), stream=5)
     (instance,) = desk.manager.view.roster
     desk.server(A, m.Released(request_ids=m.pack_ids(list(instance.held))))
     assert {r.version for r in desk.requests(A)} == {3}
@@ -164,11 +164,11 @@ def test_w09_a_manager_that_is_ahead_of_its_trainer_follows_it() -> None:
 def test_w09_a_manager_that_is_killed_loses_no_token() -> None:
     desk = remote_only()
     desk.tokens(A, desk.requests(A), 2)
-    step = desk.manager.view.step
+    step = desk.manager.view.batch
     assert step is not None
     before = [r.num_tokens for r in step.rollouts]
     desk.crash(at=1.0)
-    again = desk.manager.view.step
+    again = desk.manager.view.batch
     assert again is not None and [r.num_tokens for r in again.rollouts] == before
 
 
@@ -177,7 +177,7 @@ def test_w11_work_of_a_trainer_that_is_gone_is_taken_off_the_servers() -> None:
     held = [r.request_id for r in desk.requests(A)]
     desk(TrainerGone(TRAINER, "killed"))
     desk.trainer(m.TrainerHello(run_id="run", window=None), stream=5)
-    desk.trainer(begin_step(0, 0, "other parameters"), stream=5)
+    desk.trainer(begin_batch(0, 0, "other parameters"), stream=5)
     (release,) = desk.sent(m.Release, A)
     assert sorted(m.unpack_ids(release.request_ids).tolist()) == sorted(held)
 
@@ -209,7 +209,7 @@ def test_w19_what_a_server_says_is_checked(
     request = desk.requests(A)[0]
     desk.server(A, lie(request))
     assert "malformed" in desk.closed()[A]
-    step = desk.manager.view.step
+    step = desk.manager.view.batch
     assert step is not None and not any(r.num_tokens for r in step.rollouts)
 
 
@@ -217,7 +217,7 @@ def test_w19_tokens_of_another_version_and_past_the_end_are_not_taken() -> None:
     desk = remote_only()
     request = desk.requests(A)[0]
     desk.server(A, batch(0, 9, [(request.request_id, [4, 5])]))
-    step = desk.manager.view.step
+    step = desk.manager.view.batch
     assert step is not None and not any(r.num_tokens for r in step.rollouts)
     limit = request.sampling.max_tokens
     desk.server(A, batch(1, 0, [(request.request_id, [4] * (limit + 5))]))

@@ -72,4 +72,4 @@ def test_an_engine_with_other_weights_is_asked_to_stop_the_old_work() -> None:
     desk.server(A, ready(1))
     assert asked_back(desk) == [r.request_id for r in requests]
     desk(ServerGone(A, "killed"))
-    assert desk.manager.view.steps[0].num_waiting == 2
+    assert desk.manager.view.batches[0].num_waiting == 2

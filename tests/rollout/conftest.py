@@ -151,6 +151,17 @@ class FakeStream:
             return message
 
 
+class Newest(serve.ServedVersions):
+    """What a manager announces now, by any number."""
+
+    def __init__(self, manager: "FakeManager") -> None:
+        self._manager = manager
+
+    async def find(self, version: int) -> serve.ServedVersion | None:
+        manifest = self._manager.manifest
+        return None if manifest is None else serve.served_version(manifest)
+
+
 class FakeManager:
     token = "secret"
 
@@ -163,7 +174,7 @@ class FakeManager:
         self.app.router.add_get("/instance", self._serve)
         self.app.router.add_get("/config", self._answer)
         self.manifest: messages.Manifest | None = None
-        serve.add_routes(self.app, lambda version: self.manifest)
+        serve.add_routes(self.app, Newest(self))
         self.config: Callable[[], web.Response] = lambda: web.Response(status=404)
 
     async def _answer(self, request: web.Request) -> web.Response:

@@ -146,7 +146,7 @@ def test_weights_and_streams_come_through(runs, fakes, tmp_path):
 
         app = web.Application()
         app.router.add_get("/instance", instance)
-        serve.add_routes(app, {3: served}.get)
+        serve.add_routes(app, serve.ServedVersions([serve.served_version(served)]))
         tls = authority.server_tls(runs / "ours" / "authority")
         async with listening(app, tls) as address:
             manager = Endpoint(address=address, credentials=credentials)

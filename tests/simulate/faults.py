@@ -146,7 +146,7 @@ class Run:
         try:
             self.world.run(lambda: self.world.exit is not None, limit)
             assert self.world.exit is not None and self.world.exit.code == 0
-            steps = [report.step for report in self.world.trainer.reports]
+            steps = [report.batch for report in self.world.trainer.reports]
             assert set(steps) == set(range(NUM_STEPS))
         finally:
             self.world.close()

@@ -32,7 +32,7 @@ def check(world: World) -> None:
         assert instance.num_releasing == releasing
         assert dict.__eq__(instance.groups, groups)  # a counter's own is slow
     assert manager.view.roster.in_flight == in_flight
-    for step in manager.view.steps.values():
+    for step in manager.view.batches.values():
         waiting = {id(rollout) for rollout in step.waiting()}
         assert len(waiting) == step.num_waiting
         finished = kept = 0
@@ -153,7 +153,7 @@ def _nothing_idle(world: World) -> None:
     """A rollout waits only while no eligible instance has room."""
     manager = world.manager
     assert manager is not None
-    step = manager.view.step
+    step = manager.view.batch
     if step is None or not step.num_waiting or manager.over:
         return
     reserved, remote = map(list, manager.view.eligible(step))

@@ -14,14 +14,14 @@ import msgspec
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, TrainerGone
 from rlboost_jax.sequences.identities import Purpose, sample_number
-from tests.manager.fakes import RUN, begin_step, manifest, response, response_logprobs, routes
+from tests.manager.fakes import RUN, begin_batch, manifest, response, response_logprobs, routes
 from tests.simulate.server import REDIAL_SECONDS, Server
 
 
 @functools.cache
-def begin_of(step: int, flavour: int, prompts: int, group_size: int) -> m.BeginStep:
+def begin_of(step: int, flavour: int, prompts: int, group_size: int) -> m.BeginBatch:
     digest = f"parameters {step} of {flavour}"
-    return begin_step(step, step, digest, prompts=prompts, group_size=group_size)
+    return begin_batch(step, step, digest, prompts=prompts, group_size=group_size)
 
 
 class Trainer:
@@ -45,7 +45,7 @@ class Trainer:
     ) -> None:
         self.world = world
         self.num_steps, self.prompts, self.group_size = num_steps, prompts, group_size
-        self.reports: list[m.StepReport] = []
+        self.reports: list[m.BatchReport] = []
         self.alive = False
         self.done = False
         self.lives = 0
@@ -59,7 +59,7 @@ class Trainer:
         world.trainer = self
 
     @property
-    def begin(self) -> m.BeginStep:
+    def begin(self) -> m.BeginBatch:
         return begin_of(self.step, self._flavour, self.prompts, self.group_size)
 
     def start(self) -> None:
@@ -91,8 +91,8 @@ class Trainer:
             case m.FinishedRollout():
                 self._finished(message)
             case m.Withdrawn(samples=samples):
-                self._withdrawn(message.step, m.unpack_ids(samples).tolist())
-            case m.StepReport():
+                self._withdrawn(message.batch, m.unpack_ids(samples).tolist())
+            case m.BatchReport():
                 self._reported(message)
             case m.Refused(reason=reason):
                 raise AssertionError(f"the manager refused: {reason}")
@@ -126,17 +126,17 @@ class Trainer:
         match message:
             case m.Publish():
                 self._again["publish"] = message
-            case m.BeginStep():
+            case m.BeginBatch():
                 self._again["begin"] = message
                 self._again.pop("trained", None)
                 self._extends: list[m.TrainerMessage] = []
-            case m.ExtendStep():
+            case m.ExtendBatch():
                 self._extends.append(message)
-            case m.StepTrained():
+            case m.BatchTrained():
                 self._again["trained"] = message
             case m.EndRun():
                 self._again["end"] = message  # a manager that lives is told to go by a signal
-            case m.StepCommitted() if not self.stream:
+            case m.BatchCommitted() if not self.stream:
                 self._over.append(message)
         if self.stream:
             self._put(message)
@@ -172,8 +172,8 @@ class Trainer:
         if self.seeding:
             self._later(delay(0.0, 0.1), lambda: self._offer(begin))
 
-    def _offer(self, begin: m.BeginStep) -> None:
-        if begin.step == self.step:
+    def _offer(self, begin: m.BeginBatch) -> None:
+        if begin.batch == self.step:
             self.engine.offer(begin.version, begin.params_digest)
 
     def _finished(self, result: m.FinishedRollout) -> None:
@@ -228,7 +228,9 @@ class Trainer:
             tokens = m.pack_tokens([prompt, self.step, 1])
             request = m.PromptRequest(prompt=prompt, tokens=tokens, purpose=purpose)
             self._say(
-                m.ExtendStep(step=self.step, prompts=(request,), samples=samples, sampling=sampling)
+                m.ExtendBatch(
+                    batch=self.step, prompts=(request,), samples=samples, sampling=sampling
+                )
             )
             if prompt != first + 1:
                 size = self.group_size
@@ -243,7 +245,7 @@ class Trainer:
         pairs = itertools.zip_longest(found, tokens)
         position = next(i for i, (one, other) in enumerate(pairs) if one != other)
         doubt = m.Doubt(
-            step=self.step,
+            batch=self.step,
             samples=m.pack_ids([sample]),
             attempts=m.pack_ids([result.attempt]),
             positions=m.pack_ids([position]),
@@ -251,10 +253,10 @@ class Trainer:
         )
 
         def say() -> None:
-            if self.stream and self.step == doubt.step and not self._training:
+            if self.stream and self.step == doubt.batch and not self._training:
                 self.results.pop(sample, None)
                 self._sizes.pop(sample, None)
-                self._doubted.add((self.stream, doubt.step, sample))
+                self._doubted.add((self.stream, doubt.batch, sample))
                 self._say(doubt)
 
         self._later(self.world.random.uniform(0.0, 0.3), say)
@@ -262,13 +264,13 @@ class Trainer:
     def _train(self) -> None:
         self._training = True  # nothing is doubted after the last micro-batch
         wait = self.world.random.uniform(0.0, 0.5)
-        trained = m.StepTrained(step=self.step, train_wait_seconds=wait, train_seconds=wait + 0.1)
+        trained = m.BatchTrained(batch=self.step, train_wait_seconds=wait, train_seconds=wait + 0.1)
         self._later(wait, lambda: self._say(trained))
 
-    def _reported(self, report: m.StepReport) -> None:
-        if report.step < self.step:
+    def _reported(self, report: m.BatchReport) -> None:
+        if report.batch < self.step:
             return  # asked for again on a new stream
-        assert report.step == self.step
+        assert report.batch == self.step
         if not self.world.forgetful:
             measured = self._sizes.pop(self._measuring, 0)
             assert report.tokens_measured == measured
@@ -297,7 +299,7 @@ class Trainer:
 
     def _commit(self, step: int) -> None:
         self._durable = step
-        self._say(m.StepCommitted(step=step))
+        self._say(m.BatchCommitted(batch=step))
         if self.done and step == self.num_steps - 1:
             self._end()
 

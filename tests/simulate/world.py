@@ -32,7 +32,7 @@ from rlboost_jax.manager.events import (
     Tick,
     TrainerGone,
 )
-from rlboost_jax.manager.journal import Entry, StepOpened
+from rlboost_jax.manager.journal import BatchOpened, Entry
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.journal_files import SUFFIX, Journal
 from rlboost_jax.manager.settings import Settings
@@ -288,11 +288,11 @@ class World:
 
     def _append(self, entries: Sequence[Entry]) -> None:
         failed = bool(self.journal.append(entries))
-        opened = {entry.begin.step for entry in entries if isinstance(entry, StepOpened)}
+        opened = {entry.begin.batch for entry in entries if isinstance(entry, BatchOpened)}
         self._gap = failed or (self._gap and not opened)
         self.forgetful |= failed
         if self._gap and self.manager is not None:
-            self._gapped |= self.manager.view.steps.keys()
+            self._gapped |= self.manager.view.batches.keys()
         elif opened:
             self._gapped -= opened
 
@@ -331,7 +331,7 @@ def tokens_of(manager: Manager | None) -> dict[tuple[int, int], bytes]:
     assert manager is not None
     return {
         (number, rollout.sample): bytes(rollout.result.tokens if rollout.result else rollout.tokens)
-        for number, step in manager.view.steps.items()
+        for number, step in manager.view.batches.items()
         for rollout in step.rollouts
     }
 

@@ -33,8 +33,8 @@ def simulated(config):
     class Watched(Manager):
         def handle(self, event, now):
             nonlocal step
-            if isinstance(event, FromTrainer) and isinstance(event.message, m.BeginStep):
-                step = event.message.step
+            if isinstance(event, FromTrainer) and isinstance(event.message, m.BeginBatch):
+                step = event.message.batch
             actions = super().handle(event, now)
             for action in actions:
                 if isinstance(action, Send) and action.stream == STREAM:

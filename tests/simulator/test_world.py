@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlboost_jax.messages import BeginStep, Ready
+from rlboost_jax.messages import BeginBatch, Ready
 from rlboost_jax.observe.metrics import KEYS
 from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.economics import dollars
@@ -123,7 +123,7 @@ def test_no_token_is_asked_for_before_the_engines_hold_the_weights():
     world.run()
     for step in (0, 1):
         asked = next(
-            i for i, (_, m) in enumerate(heard) if isinstance(m, BeginStep) and m.step == step
+            i for i, (_, m) in enumerate(heard) if isinstance(m, BeginBatch) and m.batch == step
         )
         before = [m for _, m in heard[:asked] if isinstance(m, Ready) and m.version == step]
         assert sum(not ready.fetched_bytes for ready in before) == config.num_engines

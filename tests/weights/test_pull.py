@@ -2,6 +2,7 @@ import asyncio
 import errno
 import fcntl
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from tests.patience import PATIENCE_SECONDS
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     monkeypatch.setattr(download, "FIRST_BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(serve, "UNKNOWN_SECONDS", 0.0)
 
 
 @asynccontextmanager
@@ -42,7 +44,7 @@ async def served(manifest: Manifest, *middlewares, token: str = "secret"):
         return await handler(request)
 
     app = web.Application(middlewares=[note, *middlewares])
-    serve.add_routes(app, {manifest.version: manifest}.get)
+    serve.add_routes(app, serve.ServedVersions([serve.served_version(manifest)]))
     server = TestServer(app)
     await server.start_server()
     yield endpoint(f"{server.host}:{server.port}"), seen
@@ -237,7 +239,7 @@ def test_a_name_that_leads_elsewhere_is_refused(manifest, tmp_path, name):
     spool = tmp_path / "a/b/spool"
     spool.mkdir(parents=True)
     with pytest.raises(WeightsError, match="unsafe file name"):
-        asyncio.run(fetch(bad, source="directory", manager=None, spool=spool))
+        asyncio.run(fetch(bad, source="directory", server=None, spool=spool))
     assert not any(spool.iterdir())
 
 
@@ -245,13 +247,13 @@ def test_a_leaf_name_that_leads_elsewhere_is_refused(manifest, tmp_path):
     leaf = msgspec.structs.replace(manifest.leaves[0], name="../embed")
     bad = msgspec.structs.replace(manifest, leaves=(leaf,))
     with pytest.raises(WeightsError, match="unsafe leaf name"):
-        asyncio.run(fetch(bad, source="directory", manager=None, spool=tmp_path))
+        asyncio.run(fetch(bad, source="directory", server=None, spool=tmp_path))
 
 
 def test_a_name_that_occurs_twice_is_refused(manifest, tmp_path):
     bad = msgspec.structs.replace(manifest, files=(*manifest.files, manifest.files[0]))
     with pytest.raises(WeightsError, match="twice"):
-        asyncio.run(fetch(bad, source="directory", manager=None, spool=tmp_path))
+        asyncio.run(fetch(bad, source="directory", server=None, spool=tmp_path))
 
 
 @pytest.mark.parametrize("change", [{"shape": (8, 40)}, {"dtype": "bfloat16"}])
@@ -371,6 +373,16 @@ def test_no_room_is_told_as_a_failure_of_the_version(manifest, tmp_path):
     puller = Puller(source="directory", manager=None, folder=tmp_path / "not there")
     with pytest.raises(WeightsError, match="version 3"):
         asyncio.run(puller.pull(manifest))
+
+
+def test_a_port_that_cannot_be_reached_is_named(manifest):
+    with socket.socket() as bound:  # and nobody listens on it
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        puller = Puller(source="http", manager=endpoint("127.0.0.1:9"))
+        puller.reach(port)
+        with pytest.raises(WeightsError, match=f"127.0.0.1:{port}.*must reach this port"):
+            asyncio.run(puller.pull(remote(manifest)))
 
 
 def test_only_files_of_a_known_manifest_are_served(manifest):

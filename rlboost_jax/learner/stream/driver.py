@@ -27,6 +27,7 @@ from rlboost_jax.learner.stream.step_stream import (
     Wait,
 )
 from rlboost_jax.learner.trajectory import Group
+from rlboost_jax.sequences.identities import Batch
 
 
 @runtime_checkable
@@ -34,7 +35,7 @@ class Receiver(Protocol):
     """What is needed of `ManagerLink`."""
 
     def receive(self, timeout: float | None = None) -> messages.ToTrainer | None: ...
-    def doubt(self, step: int, doubts: Sequence[Doubt]) -> None: ...
+    def doubt(self, batch: Batch, doubts: Sequence[Doubt]) -> None: ...
 
 
 @runtime_checkable
@@ -94,7 +95,7 @@ def drive(
                 case Extend(places):
                     extend(places)
                 case Resample(doubts):
-                    link.doubt(stream.step, doubts)
+                    link.doubt(Batch(stream.step), doubts)
                     collector.reject(doubt.sample for doubt in doubts)
                 case _:
                     assert_never(each)

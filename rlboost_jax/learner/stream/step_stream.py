@@ -197,7 +197,7 @@ class StepStream:
 
     def window_closed(self, closed: messages.WindowClosed) -> None:
         """The reserved engines have handed over what they had of a step."""
-        self._window_closed |= closed.step == self.step
+        self._window_closed |= closed.batch == self.step
 
     def took_devices(self) -> None:
         """The learner has its devices back."""

@@ -10,9 +10,9 @@ import msgspec
 from rlboost_jax.manager.journal import RunState
 from rlboost_jax.manager.policies.window import Observation, initial, recall, update
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.manager.state.roster import Roster
-from rlboost_jax.messages import StepTrained, WindowState
+from rlboost_jax.messages import BatchTrained, WindowState
 
 
 class WindowControl:
@@ -39,7 +39,7 @@ class WindowControl:
         if window is not None and not self.learnt:
             self.window = window
 
-    def begin_step(self) -> None:
+    def begin_batch(self) -> None:
         """Begin with what is remembered for a fleet of this size."""
         manager = self._settings.manager
         if manager.window_memory and manager.window == "paper":
@@ -47,8 +47,8 @@ class WindowControl:
 
     def observe(
         self,
-        step: Step,
-        message: StepTrained,
+        step: BatchRecord,
+        message: BatchTrained,
         now: float,
         *,
         instances: float,

@@ -23,7 +23,7 @@ from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.manager.state.rollouts import Rollout, Step
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 
 RANKINGS = 64  # of the queue in a step, at most
 
@@ -44,40 +44,40 @@ class Dispatch:
         self._seeding = seeding
         self._profile = profile
         self._plans = plans
-        self._ranked: tuple[Step, int] | None = None  # and how many had finished then
+        self._ranked: tuple[BatchRecord, int] | None = None  # and how many had finished then
 
-    def settle(self, step: Step, now: float) -> None:
+    def settle(self, batch: BatchRecord, now: float) -> None:
         """Do all that can be done for the active step at this moment."""
-        clock, reserved, remote = self._seeding.clock, self.reserved(step), self.remote(step)
-        self._seeding.turn(step, reserved, remote, now)
-        if step.finished:
+        clock, reserved, remote = self._seeding.clock, self.reserved(batch), self.remote(batch)
+        self._seeding.turn(batch, reserved, remote, now)
+        if batch.finished:
             return
         # Reserved engines come last: among equals, work goes where it may stay.
         seeding = reserved if clock.open else []
-        if step.num_waiting:
-            self._rank(step)
-            self._place(step, [*remote, *seeding], now)
-        if self._settings.balance and not step.num_waiting:
-            self._balance(step, remote, seeding, now)
+        if batch.num_waiting:
+            self._rank(batch)
+            self._place(batch, [*remote, *seeding], now)
+        if self._settings.balance and not batch.num_waiting:
+            self._balance(batch, remote, seeding, now)
         idle = reserved and not any(i.held for i in reserved)
-        if clock.open and remote and idle and not step.num_waiting:
-            self._seeding.close(step, "reserved engines have nothing left", now)
+        if clock.open and remote and idle and not batch.num_waiting:
+            self._seeding.close(batch, "reserved engines have nothing left", now)
 
-    def wake_at(self, step: Step) -> float:
+    def wake_at(self, batch: BatchRecord) -> float:
         """When there may be something to settle though nothing has happened; inf: never."""
         clock = self._seeding.clock
-        return clock.until if clock.open and self.remote(step) else math.inf
+        return clock.until if clock.open and self.remote(batch) else math.inf
 
-    def reserved(self, step: Step) -> list[Instance]:
+    def reserved(self, batch: BatchRecord) -> list[Instance]:
         """The trainer's engines that can work on a step."""
-        return [i for i in self._roster.index.reserved.values() if i.ready_for(step)]
+        return [i for i in self._roster.index.reserved.values() if i.ready_for(batch)]
 
-    def remote(self, step: Step) -> list[Instance]:
+    def remote(self, batch: BatchRecord) -> list[Instance]:
         """Preemptible instances that can work on a step, in the order in which they joined.
 
         The roster's own list: to be read at once, and by nobody changed.
         """
-        return self._roster.pool(step).instances if self._roster.trusting else []
+        return self._roster.pool(batch).instances if self._roster.trusting else []
 
     @property
     def engines(self) -> tuple[list[Instance], list[Instance]]:
@@ -85,37 +85,37 @@ class Dispatch:
         reserved = self._roster.index.reserved.values() if self._settings.seeding else ()
         return list(reserved), [i for i in self._roster if i.member]
 
-    def _rank(self, step: Step) -> None:
+    def _rank(self, batch: BatchRecord) -> None:
         """Put the queue in order again once enough has ended to tell more of the rest."""
         plans = self._plans
         if plans is None or not plans.by_length:
             return
         last, finished = self._ranked or (None, 0)
-        news = (step.num_finished - finished) * RANKINGS >= len(step.rollouts)
-        if last is not step or news:
-            self._ranked = step, step.num_finished
+        news = (batch.num_finished - finished) * RANKINGS >= len(batch.rollouts)
+        if last is not batch or news:
+            self._ranked = batch, batch.num_finished
             slots = sum(i.slots for side in self.engines for i in side)
-            step.rank(plans.ranks(step, slots))
+            batch.rank(plans.ranks(batch, slots))
 
-    def _place(self, step: Step, eligible: list[Instance], now: float) -> None:
+    def _place(self, batch: BatchRecord, eligible: list[Instance], now: float) -> None:
         paces = self._paces(eligible)
         loads = [
             Load(slots=i.slots, held=len(i.held), groups=i.groups, pace=pace)
             for i, pace in zip(eligible, paces, strict=True)
         ]
         limit = self._settings.max_pending
-        rollouts = step.take(min(step.num_waiting, room(loads, limit)))
+        rollouts = batch.take(min(batch.num_waiting, room(loads, limit)))
         chosen = assign(
             [r.group for r in rollouts],
             loads,
             max_pending=limit,
-            group_size=step.begin.group_size,
+            group_size=batch.begin.group_size,
         )
         batches: dict[int, list[Rollout]] = {}
         for rollout, index in zip(rollouts, chosen, strict=True):
             batches.setdefault(index, []).append(rollout)
         for index in sorted(batches):
-            self._placements.generate(step, eligible[index], batches[index], now)
+            self._placements.generate(batch, eligible[index], batches[index], now)
 
     def _paces(self, instances: Sequence[Instance]) -> list[Pace | None]:
         plans = self._plans
@@ -139,7 +139,11 @@ class Dispatch:
             self._placements.release(eligible[slow], eligible[slow].shortest(1), now)
 
     def _balance(
-        self, step: Step, remote: Sequence[Instance], seeding: Sequence[Instance], now: float
+        self,
+        batch: BatchRecord,
+        remote: Sequence[Instance],
+        seeding: Sequence[Instance],
+        now: float,
     ) -> None:
         """Continuous load balancing: pending rollouts first, then running ones.
 
@@ -147,7 +151,7 @@ class Dispatch:
         at most has none to spare: only the others are looked at.
         """
         index = self._roster.index
-        pool = self._roster.pool(step) if remote else None
+        pool = self._roster.pool(batch) if remote else None
 
         def works(instance: Instance) -> bool:
             if instance.reserved:

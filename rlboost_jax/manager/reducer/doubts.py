@@ -1,10 +1,10 @@
 """What the learner doubts: who sampled it is believed no more, and others sample it again."""
 
+from rlboost_jax.manager.reducer.batch_checks import ProtocolError
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.servers import Servers
-from rlboost_jax.manager.reducer.step_checks import ProtocolError
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.manager.state.rollouts import Rollout, Step
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.messages import Doubt, unpack_ids
 
 
@@ -15,7 +15,7 @@ class Doubts:
         self._servers = servers
         self._outbox = owners.outbox
 
-    def hear(self, step: Step, message: Doubt, now: float) -> None:
+    def hear(self, batch: BatchRecord, message: Doubt, now: float) -> None:
         """Blame whoever sampled the tokens, and have all unproved work of theirs done again.
 
         Raises:
@@ -31,14 +31,14 @@ class Doubts:
                 unpack_ids(message.positions).tolist(),
                 strict=True,
             ):
-                rollout = step.rollout_of(sample)
+                rollout = batch.rollout_of(sample)
                 if rollout is None or rollout.result is None:
                     continue  # it is being generated again already
                 if rollout.attempt == attempt:
                     doubted.append(rollout)
                     blamed[rollout.sampler_of(position)] = None
                 else:  # an older one is meant: the trainer has thrown this one away with it
-                    self._outbox.of_step(rollout.result)
+                    self._outbox.of_batch(rollout.result)
         except (ValueError, IndexError) as error:
             raise ProtocolError(f"a doubt that fits no response: {error}") from None
         own = [name for name in blamed if name in self._roster.own]
@@ -47,7 +47,7 @@ class Doubts:
             reason = f"its log-probabilities are {message.gap:.3g} nats from the learner's"
             self._servers.quarantine(name, reason, now)
         if others:
-            self._placements.redo(step, doubted, others, now)
+            self._placements.redo(batch, doubted, others, now)
         if own:
             raise ProtocolError(
                 f"the trainer's own engine {own[0]!r} and its learner are {message.gap:.3g} nats "

@@ -70,9 +70,9 @@ class Intake:
             instance.let_go(rollout.request_id)
             if self._model is not None and rollout.result is not None:
                 self._model.ended(rollout, now)
-            # Those of a step that a returned trainer has not reached yet are sent when it does.
-            if rollout.step is self._ledger.active and rollout.result is not None:
-                self._outbox.of_step(rollout.result)
+            # Those of a batch that a returned trainer has not reached yet are sent when it does.
+            if rollout.batch is self._ledger.active and rollout.result is not None:
+                self._outbox.of_batch(rollout.result)
         return bool(ended)
 
     def _profile_dispatch(self, instance: Instance, rows: TokenRows, now: float) -> None:

@@ -5,9 +5,9 @@ from rlboost_jax.manager.reducer.dispatch import Dispatch
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.reducer.sizing import Sizing
 from rlboost_jax.manager.reducer.step_plans import StepPlans
-from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.manager.state.roster import Roster
-from rlboost_jax.messages import StepTrained
+from rlboost_jax.messages import BatchTrained
 
 
 class Lessons:
@@ -32,7 +32,7 @@ class Lessons:
         """Preemptible instances; None: nothing was foreseen yet."""
         return self._sizing.wanted
 
-    def learn(self, step: Step, message: StepTrained, cap: int | None, now: float) -> None:
+    def learn(self, step: BatchRecord, message: BatchTrained, cap: int | None, now: float) -> None:
         """Take in a step, before what is unfinished of it is dropped.
 
         Args:

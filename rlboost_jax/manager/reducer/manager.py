@@ -26,12 +26,12 @@ from rlboost_jax.manager.events import (
     TrainerGone,
 )
 from rlboost_jax.manager.journal import Entry
+from rlboost_jax.manager.reducer.batch_checks import ProtocolError
 from rlboost_jax.manager.reducer.parts import Choices, Parts
-from rlboost_jax.manager.reducer.step_checks import ProtocolError
 from rlboost_jax.manager.reducer.view import View
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.messages import FleetStatus, Manifest, Refused, TrainerMessage
+from rlboost_jax.messages import FleetStatus, Refused, TrainerMessage
 from rlboost_jax.providers import base as providers
 
 ORPHANED = 3  # exit code: no trainer came, or came back
@@ -70,12 +70,12 @@ class Manager:
         """Go on where the manager that wrote these left off; before any event."""
         if self.parts.recovery.recover(entries, now):
             self.parts.trainer.recover(now)
-            steps = self.owners.ledger.steps.values()
+            batches = self.owners.ledger.batches.values()
             self._outbox.record(
                 "recovered",
-                steps=len(steps),
-                finished=sum(step.num_finished for step in steps),
-                tokens=sum(r.num_tokens for step in steps for r in step.rollouts),
+                batches=len(batches),
+                finished=sum(batch.num_finished for batch in batches),
+                tokens=sum(r.num_tokens for batch in batches for r in batch.rollouts),
             )
         return self._outbox.take()
 
@@ -89,13 +89,13 @@ class Manager:
         changed |= parts.staffing.carry_out_removal()
         parts.staffing.give_up_absent(now)
         if changed or now >= self._wake_at():
-            step = owners.ledger.active
-            if step is not None:
-                parts.dispatch.settle(step, now)
-            parts.tail.settle(step, now)
+            batch = owners.ledger.active
+            if batch is not None:
+                parts.dispatch.settle(batch, now)
+            parts.tail.settle(batch, now)
             if not trainer.ended:
                 parts.staffing.start(parts.tail.resting, now, anew=parts.tail.returning)
-            owners.roster.account(step, owners.fleet.starting, now)
+            owners.roster.account(batch, owners.fleet.starting, now)
         if owners.outbox.trainer is not None and now >= self._status_at:
             self._status_at = now + self._status_seconds
             owners.outbox.to_trainer(self.status(now))
@@ -124,10 +124,6 @@ class Manager:
 
     def status(self, now: float) -> FleetStatus:
         return self.view.status(now)
-
-    def manifest(self, version: int) -> Manifest | None:
-        """Of a version that some server may still be fetching."""
-        return self.owners.versions.manifests.get(version)
 
     def _take(self, event: Event, now: float) -> bool:
         """Let who is concerned take an event in; whether anything may have changed by it."""
@@ -176,6 +172,6 @@ class Manager:
 
     def _wake_at(self) -> float:
         """When work or the fleet is to be settled again though nothing has happened."""
-        parts, step = self.parts, self.owners.ledger.active
-        window = math.inf if step is None else parts.dispatch.wake_at(step)
+        parts, batch = self.parts, self.owners.ledger.active
+        window = math.inf if batch is None else parts.dispatch.wake_at(batch)
         return min(window, parts.staffing.wake_at(parts.tail.resting), parts.tail.back_at)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlboost_jax.manager.policies.throughput import ThroughputProfile
+from rlboost_jax.manager.reducer.batch_reports import BatchReports
 from rlboost_jax.manager.reducer.control import WindowControl
 from rlboost_jax.manager.reducer.dispatch import Dispatch
 from rlboost_jax.manager.reducer.intake import Intake
@@ -15,7 +16,6 @@ from rlboost_jax.manager.reducer.servers import Servers
 from rlboost_jax.manager.reducer.sizing import Sizing
 from rlboost_jax.manager.reducer.staffing import Staffing
 from rlboost_jax.manager.reducer.step_plans import StepPlans
-from rlboost_jax.manager.reducer.step_reports import StepReports
 from rlboost_jax.manager.reducer.tail import Tail
 from rlboost_jax.manager.reducer.trainer import Trainer
 from rlboost_jax.manager.settings import Settings
@@ -52,7 +52,7 @@ class Parts:
         )
         self.control = choices.control(settings, owners.roster)
         self.staffing = Staffing(settings, owners, self.control)
-        self.reports = StepReports(owners, self.placements)
+        self.reports = BatchReports(owners, self.placements)
         self.trainer = Trainer(
             settings,
             owners,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.manager.state.rollouts import Rollout, Step
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.messages import Generate, GenerateRequest, Release, Withdrawn, pack_ids
 
 GENERATE_BYTES = 8 * 2**20  # of tokens in one frame; more is split
@@ -23,7 +23,7 @@ class Placements:
         self._roster = owners.roster
 
     def generate(
-        self, step: Step, instance: Instance, rollouts: Sequence[Rollout], now: float
+        self, batch: BatchRecord, instance: Instance, rollouts: Sequence[Rollout], now: float
     ) -> None:
         """These go to an instance."""
         moved: dict[str, list[int]] = {}
@@ -31,12 +31,12 @@ class Placements:
             if rollout.previous and rollout.previous != instance.name:
                 moved.setdefault(rollout.previous, []).append(rollout.num_tokens)
             if rollout.num_tokens:
-                step.books.prefill_again(rollout.length)
+                batch.books.prefill_again(rollout.length)
             rollout.place(self._ledger.next_request(), instance.name)
         instance.hold(rollouts, now)
         self._roster.watch(instance)
         for previous, tokens in moved.items():
-            step.books.migrate(len(tokens))
+            batch.books.migrate(len(tokens))
             self._outbox.record(
                 "migrated",
                 instance.name,
@@ -52,7 +52,7 @@ class Placements:
             requests.append(rollout.request())
             size += 4 * rollout.length
             if size >= GENERATE_BYTES or rollout is rollouts[-1]:
-                digest = step.begin.params_digest
+                digest = batch.begin.params_digest
                 frame = Generate(params_digest=digest, requests=tuple(requests))
                 self._outbox.send(instance.stream, frame)
                 requests, size = [], 0
@@ -67,9 +67,9 @@ class Placements:
             self._roster.watch(instance)
 
     def release_cancelled(self, now: float) -> None:
-        """Stop the work of steps that were given up, wherever it is."""
+        """Stop the work of batches that were given up, wherever it is."""
         for instance in self._roster:
-            self.release(instance, [r for r in instance.held.values() if r.step.cancelled], now)
+            self.release(instance, [r for r in instance.held.values() if r.batch.cancelled], now)
 
     def put_back(self, instance: Instance, request_ids: Iterable[int]) -> int:
         """Rollouts that an instance no longer holds wait again, with the tokens they have.
@@ -77,27 +77,27 @@ class Placements:
         Without migration they begin anew: what most systems do, and worth comparing with.
         """
         back = [instance.let_go(request_id) for request_id in request_ids]
-        wait = [r for r in back if r is not None and r.result is None and not r.step.cancelled]
+        wait = [r for r in back if r is not None and r.result is None and not r.batch.cancelled]
         if not self._migration:
-            for step in {r.step for r in wait}:
-                begun = (r for r in wait if r.step is step and r.num_tokens)
-                self._ledger.redo(step, dict.fromkeys(begun, 0))
+            for batch in {r.batch for r in wait}:
+                begun = (r for r in wait if r.batch is batch and r.num_tokens)
+                self._ledger.redo(batch, dict.fromkeys(begun, 0))
         for rollout in wait:
-            rollout.step.wait(rollout)
+            rollout.batch.wait(rollout)
         return len(wait)
 
     def redo(
-        self, step: Step, doubted: Iterable[Rollout], blamed: Collection[str], now: float
+        self, batch: BatchRecord, doubted: Iterable[Rollout], blamed: Collection[str], now: float
     ) -> None:
         """Do again what blamed instances sampled: of the doubted responses, of all that are not
         finished, and of those that measure the policy. Other finished ones are the learner's to
         check."""
-        suspects = [r for r in step.rollouts if r.result is None or r.measures]
+        suspects = [r for r in batch.rollouts if r.result is None or r.measures]
         cuts = {r: min(r.first_of(name) for name in blamed) for r in (*doubted, *suspects)}
         cuts = {r: length for r, length in cuts.items() if length < r.num_tokens}
         withdrawn = [r.sample for r in cuts if r.result is not None and r.measures]
         if withdrawn:
-            self._outbox.of_step(Withdrawn(step=step.begin.step, samples=pack_ids(withdrawn)))
+            self._outbox.of_batch(Withdrawn(batch=batch.begin.batch, samples=pack_ids(withdrawn)))
         taken: list[Rollout] = []
         for instance in self._roster:
             held = [r for r in instance.held.values() if r in cuts]
@@ -105,9 +105,9 @@ class Placements:
             for rollout in held:  # at once: what comes of it now goes on from wrong tokens
                 instance.let_go(rollout.request_id)
             taken += held
-        self._ledger.redo(step, cuts)
+        self._ledger.redo(batch, cuts)
         for rollout in taken:
-            step.wait(rollout)
+            batch.wait(rollout)
 
     def record_usage(self, instance: Instance) -> None:
         """What it did since this was done last."""

@@ -7,6 +7,10 @@ versions are noted where they change (`Outbox.keep`); here are the counts and to
 from collections.abc import Iterable
 
 from rlboost_jax.manager.journal import (
+    BatchClosed,
+    BatchExtended,
+    BatchOpened,
+    BatchResumed,
     Collected,
     Counted,
     Entry,
@@ -14,18 +18,15 @@ from rlboost_jax.manager.journal import (
     Published,
     Redone,
     RunState,
-    StepClosed,
-    StepExtended,
-    StepOpened,
-    StepResumed,
 )
+from rlboost_jax.manager.reducer.batch_reports import BatchReports
 from rlboost_jax.manager.reducer.control import WindowControl
-from rlboost_jax.manager.reducer.step_reports import StepReports
 from rlboost_jax.manager.state.owners import Owners
+from rlboost_jax.sequences.identities import Batch
 
 
 class Recovery:
-    def __init__(self, owners: Owners, control: WindowControl, reports: StepReports) -> None:
+    def __init__(self, owners: Owners, control: WindowControl, reports: BatchReports) -> None:
         self._outbox = owners.outbox
         self._ledger = owners.ledger
         self._roster = owners.roster
@@ -33,7 +34,7 @@ class Recovery:
         self._versions = owners.versions
         self._control = control
         self._reports = reports
-        self._counted: dict[int, tuple[int, ...]] = {}  # what was noted last, by step
+        self._counted: dict[Batch, tuple[int, ...]] = {}  # what was noted last, by batch
         self._marks: object = None
 
     def note(self, now: float) -> None:
@@ -52,7 +53,7 @@ class Recovery:
                 )
             )
         in_flight = roster.under_way()
-        counted: dict[int, tuple[int, ...]] = {}
+        counted: dict[Batch, tuple[int, ...]] = {}
         for number, (active, books) in self._ledger.snapshot().items():
             counted[number] = values = in_flight + books.values()
             known = self._counted.get(number)
@@ -60,7 +61,7 @@ class Recovery:
                 continue
             self._outbox.keep(
                 Counted(
-                    step=number,
+                    batch=number,
                     books=books.copy(),
                     in_flight_reserved=in_flight[0],
                     in_flight_preemptible=in_flight[1],
@@ -91,7 +92,7 @@ class Recovery:
                 self._fleet.restore(entry)
             case Published():
                 self._versions.restore(entry)
-            case StepOpened() | StepResumed() | StepExtended() | StepClosed() | Forgotten():
+            case BatchOpened() | BatchResumed() | BatchExtended() | BatchClosed() | Forgotten():
                 self._ledger.restore(entry, now)
             case Collected() | Redone() | Counted():
                 self._ledger.restore(entry, now)

@@ -10,7 +10,7 @@ from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.messages import WindowClosed
 
 
@@ -60,7 +60,11 @@ class SeedingWindow:
             self.clock.ask_at(begun_at)  # ask the model as soon as there is an instance
 
     def turn(
-        self, step: Step, reserved: Sequence[Instance], remote: Sequence[Instance], now: float
+        self,
+        batch: BatchRecord,
+        reserved: Sequence[Instance],
+        remote: Sequence[Instance],
+        now: float,
     ) -> None:
         """Close it, or open it again, if its time has come.
 
@@ -69,24 +73,24 @@ class SeedingWindow:
             remote: instances that can.
         """
         if self.clock.open:
-            if step.finished:
-                self.close(step, "all responses are finished", now)
-            elif remote and self._over(step, reserved, now):
-                self.close(step, "the window is over", now)
-        elif not remote and not step.finished:
+            if batch.finished:
+                self.close(batch, "all responses are finished", now)
+            elif remote and self._over(batch, reserved, now):
+                self.close(batch, "the window is over", now)
+        elif not remote and not batch.finished:
             self.clock.reopen(now)
 
-    def close(self, step: Step, reason: str, now: float) -> None:
+    def close(self, batch: BatchRecord, reason: str, now: float) -> None:
         """The reserved engines hand over, and the trainer hears why."""
         self.clock.close(now)
         self._outbox.record("window_closed", seconds=self.clock.total(now), reason=reason)
-        self.announce_end(step, reason, now)
+        self.announce_end(batch, reason, now)
         self.hand_over(now)
 
-    def announce_end(self, step: Step, reason: str, now: float) -> None:
+    def announce_end(self, batch: BatchRecord, reason: str, now: float) -> None:
         """Tell the trainer that the devices are the learner's."""
         seconds = self.clock.total(now)
-        self._outbox.of_step(WindowClosed(step=step.begin.step, seconds=seconds, reason=reason))
+        self._outbox.of_batch(WindowClosed(batch=batch.begin.batch, seconds=seconds, reason=reason))
 
     def hand_over(self, now: float) -> None:
         """The reserved engines give back what they hold."""
@@ -108,7 +112,7 @@ class SeedingWindow:
         ended, self._planned_end = self._planned_end, None
         return ended
 
-    def _over(self, step: Step, reserved: Sequence[Instance], now: float) -> bool:
+    def _over(self, batch: BatchRecord, reserved: Sequence[Instance], now: float) -> bool:
         """Whether the window has lasted long enough; finds when to ask again.
 
         By the model, the rest of the step is foreseen again half-way to the end that was
@@ -122,11 +126,11 @@ class SeedingWindow:
             return clock.reopened
         self._planned_for = members
         fleet = [i for i in self._roster if i.member]
-        found = plans.window(step, reserved, fleet, now)
+        found = plans.window(batch, reserved, fleet, now)
         if found is None:
             clock.ask_at(max(now, clock.limit))
             return now >= clock.limit
-        near = RESOLUTION * (now - step.begun_at + found.end)
+        near = RESOLUTION * (now - batch.begun_at + found.end)
         if found.window <= near:
             self._planned_end = now
             return True

@@ -244,6 +244,7 @@ class Servers:
                 renew_seconds=self._settings.manager.renew_seconds,
                 orphan_seconds=self._settings.fleet.orphan_seconds,
                 stamp=now,
+                weights_port=self._settings.weights_port,
             ),
         )
         self._outbox.record(
@@ -322,7 +323,7 @@ class Servers:
         if server is not None:
             self._learn_start(server, now)
         instance.loaded(message.version, message.params_digest)
-        stale = [r for r in instance.held.values() if not instance.parameters.are(r.step.begin)]
+        stale = [r for r in instance.held.values() if not instance.parameters.are(r.batch.begin)]
         self._placements.release(instance, stale, now)
         if not instance.reserved:
             self._versions.fetched(instance, message.version, message.fetched_bytes)

@@ -17,7 +17,7 @@ from rlboost_jax.manager.policies.placement import Pace
 from rlboost_jax.manager.policies.speeds import BusySpan, Rates, Speeds
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
-from rlboost_jax.manager.state.rollouts import Rollout, Step
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 
 NEWEST = 0.5  # weight of the last step in the learner's pace
 
@@ -32,7 +32,7 @@ class StepModel:
         self.seconds_per_token = 0.0  # of the learner; 0: not known
         self.overhead = 0.0  # seconds of a step besides window, waits and training
         self.most_tokens = math.inf  # of a response
-        self._step: Step | None = None  # of which responses have ended
+        self._step: BatchRecord | None = None  # of which responses have ended
         self._complete: dict[int, float] = {}  # prompt → when its last response ended, so far
         self._mean_tokens = 0.0  # of a response with its prompt
         self._prompts: list[tuple[int, int]] = []  # (prompt tokens, responses) of the last step
@@ -63,7 +63,12 @@ class StepModel:
             self.speeds.crowded(kind, context)
 
     def learn(
-        self, step: Step, *, train_seconds: float, other_seconds: float, present: Collection[str]
+        self,
+        step: BatchRecord,
+        *,
+        train_seconds: float,
+        other_seconds: float,
+        present: Collection[str],
     ) -> None:
         """Take in a step that is over.
 
@@ -89,15 +94,15 @@ class StepModel:
 
     def ended(self, rollout: Rollout, now: float) -> None:
         """A response is finished."""
-        if rollout.step is not self._step:
-            self._step, self._complete = rollout.step, {}
+        if rollout.batch is not self._step:
+            self._step, self._complete = rollout.batch, {}
         self._complete[rollout.group] = now
 
-    def complete(self, step: Step) -> dict[int, float]:
+    def complete(self, step: BatchRecord) -> dict[int, float]:
         """By prompt, when the last response of a step's ended, so far."""
         return {} if step is not self._step else self._complete
 
-    def compare(self, step: Step, closed: float, planned_drag: float) -> None:
+    def compare(self, step: BatchRecord, closed: float, planned_drag: float) -> None:
         """Learn from a window that was ended by plan, so that the learner should just not wait:
         when should it have ended, with the groups complete when they were?
 

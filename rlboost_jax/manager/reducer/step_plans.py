@@ -21,7 +21,7 @@ from rlboost_jax.manager.policies.speeds import Rates
 from rlboost_jax.manager.reducer.step_model import StepModel, groups_of
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
-from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.rollouts import BatchRecord
 
 NO_RATES = Rates(step=1.0, row=0.0, context=0.0, prefill=0.0)  # of no engine at all
 LEAST_GAIN = 0.01  # of a step, for which its order is changed
@@ -42,7 +42,11 @@ class StepPlans:
         self.planned_drag = 1.0
 
     def window(
-        self, step: Step, reserved: Sequence[Instance], remote: Sequence[Instance], now: float
+        self,
+        step: BatchRecord,
+        reserved: Sequence[Instance],
+        remote: Sequence[Instance],
+        now: float,
     ) -> Forecast | None:
         """The best window for what is left of a step, from now on; None: it cannot be told."""
         engines, places = self._engines([reserved, remote])
@@ -88,7 +92,7 @@ class StepPlans:
         return best_window(self._plan(engines, jobs, totals.tolist(), self.planned_drag))
 
     def tail(
-        self, step: Step, instances: Sequence[Instance], closed: float, now: float
+        self, step: BatchRecord, instances: Sequence[Instance], closed: float, now: float
     ) -> Forecast | None:
         """What is left of a step after the window, if only these instances go on; None: it
         cannot be told.
@@ -135,7 +139,7 @@ class StepPlans:
             if any(e.count for e in engines):
                 self.by_length = self._whole(engines)[2]
 
-    def ranks(self, step: Step, slots: int) -> dict[int, float]:
+    def ranks(self, step: BatchRecord, slots: int) -> dict[int, float]:
         """Of a step's rollouts, longest first after a first wave, by sample: the lower the sooner.
 
         Args:

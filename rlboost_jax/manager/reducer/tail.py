@@ -22,7 +22,7 @@ from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.rollouts import BatchRecord
 
 LOOKS = 16  # at a step's tail, at most
 LEAD = 1.0  # start-up times before the next step
@@ -60,10 +60,10 @@ class Tail:
         self.resting: int | None = None
         self.back_at = math.inf
         self.returning = False
-        self._step: Step | None = None  # that was looked at
+        self._batch: BatchRecord | None = None  # that was looked at
         self._seen = -1, -1  # finished responses and instances, when it was
 
-    def settle(self, step: Step | None, now: float) -> None:
+    def settle(self, batch: BatchRecord | None, now: float) -> None:
         """Merge, let go and call back as is best at this moment.
 
         Args:
@@ -72,53 +72,53 @@ class Tail:
         plans = self._plans
         if plans is None or not self._merges:
             return
-        if step is not self._step and step is not None:
-            self._step, self._seen, self.returning = step, (-1, -1), False
+        if batch is not self._batch and batch is not None:
+            self._batch, self._seen, self.returning = batch, (-1, -1), False
             self._wake()
-        elif self.resting is not None and (now >= self.back_at or self._stuck(step)):
+        elif self.resting is not None and (now >= self.back_at or self._stuck(batch)):
             self.returning = True
             self._wake()
-        if step is None or self.returning:
+        if batch is None or self.returning:
             return
-        if self._seeding.open or step.num_waiting or not plans.model.ready:
+        if self._seeding.open or batch.num_waiting or not plans.model.ready:
             return
-        own = self._own(step)
-        if own and self._news(step, len(own)) and not self._roster.index.asked_back:
-            self._seen = step.num_finished, len(own)
-            self._merge(step, plans, own, now)
+        own = self._own(batch)
+        if own and self._news(batch, len(own)) and not self._roster.index.asked_back:
+            self._seen = batch.num_finished, len(own)
+            self._merge(batch, plans, own, now)
 
-    def _stuck(self, step: Step | None) -> bool:
+    def _stuck(self, batch: BatchRecord | None) -> bool:
         """Whether work has come up again that nobody is left for."""
-        return step is not None and step.num_waiting > 0 and not self._dispatch.remote(step)
+        return batch is not None and batch.num_waiting > 0 and not self._dispatch.remote(batch)
 
     def _wake(self) -> None:
         self.resting, self.back_at = None, math.inf
 
-    def _news(self, step: Step, instances: int) -> bool:
+    def _news(self, batch: BatchRecord, instances: int) -> bool:
         finished, known = self._seen
-        enough = (step.num_finished - finished) * LOOKS >= len(step.rollouts)
-        return enough or instances != known or (step.finished and step.num_finished != finished)
+        enough = (batch.num_finished - finished) * LOOKS >= len(batch.rollouts)
+        return enough or instances != known or (batch.finished and batch.num_finished != finished)
 
-    def _own(self, step: Step) -> list[Instance]:
+    def _own(self, batch: BatchRecord) -> list[Instance]:
         """Those of the provider's that work on the step, the fullest first."""
-        ready = (i for i in self._dispatch.remote(step) if self._fleet.server_of(i.hello))
+        ready = (i for i in self._dispatch.remote(batch) if self._fleet.server_of(i.hello))
         return sorted(ready, key=lambda i: (-len(i.held), i.order))
 
-    def _merge(self, step: Step, plans: StepPlans, own: list[Instance], now: float) -> None:
-        closed = step.begun_at + self._seeding.clock.total(now)
-        others = [i for i in self._dispatch.remote(step) if not self._fleet.server_of(i.hello)]
-        last = 0 < self._num_steps <= step.begin.step + 1
+    def _merge(self, batch: BatchRecord, plans: StepPlans, own: list[Instance], now: float) -> None:
+        closed = batch.begun_at + self._seeding.clock.total(now)
+        others = [i for i in self._dispatch.remote(batch) if not self._fleet.server_of(i.hello)]
+        last = 0 < self._num_steps <= batch.begin.batch + 1
         cap = 0 if last else self._fleet.cap(self._control.instance_cap)
         prices = self._sizing.prices(now)
 
         def foresee(kept: int) -> Forecast | None:
-            return plans.tail(step, [*others, *own[:kept]], closed, now)
+            return plans.tail(batch, [*others, *own[:kept]], closed, now)
 
         merge = best_merge(
             foresee,
             own=[instance.slots for instance in own],
             other_slots=sum(instance.slots for instance in others),
-            left=len(step.rollouts) - step.num_finished,
+            left=len(batch.rollouts) - batch.num_finished,
             surplus=0 if cap is None else max(0, len(self._fleet.standing) - cap),
             overhead=plans.model.overhead,
             prices=prices,

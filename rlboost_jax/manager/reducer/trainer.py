@@ -1,33 +1,33 @@
-"""The trainer's side of the manager: runs, versions and steps.
+"""The trainer's side of the manager: runs, versions and batches.
 
-A trainer may vanish in mid-step. Its fleet works on, and the next one that begins the same
-step with the same parameters and prompts finds the tokens here.
+A trainer may vanish in mid-batch. Its fleet works on, and the next one that begins the same
+batch with the same parameters and prompts finds the tokens here.
 """
 
 import math
 from collections.abc import Sequence
 
 from rlboost_jax.manager.journal import RunOver
+from rlboost_jax.manager.reducer.batch_checks import ProtocolError, check_begin, check_extension
+from rlboost_jax.manager.reducer.batch_reports import BatchReports
 from rlboost_jax.manager.reducer.control import WindowControl
 from rlboost_jax.manager.reducer.doubts import Doubts
 from rlboost_jax.manager.reducer.lessons import Lessons
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.reducer.servers import Servers
-from rlboost_jax.manager.reducer.step_checks import ProtocolError, check_begin, check_extension
-from rlboost_jax.manager.reducer.step_reports import StepReports
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.messages import (
-    BeginStep,
+    BatchCommitted,
+    BatchTrained,
+    BeginBatch,
     Doubt,
     EndRun,
-    ExtendStep,
+    ExtendBatch,
     PromptRequest,
     Publish,
-    StepCommitted,
-    StepTrained,
     TrainerHello,
     TrainerMessage,
     TrainerWelcome,
@@ -46,7 +46,7 @@ class Trainer:
         servers: Servers,
         control: WindowControl,
         lessons: Lessons,
-        reports: StepReports,
+        reports: BatchReports,
         now: float,
     ) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class Trainer:
         self._lessons = lessons
         self._reports = reports
         self._doubts = Doubts(owners, placements, servers)
-        self._resumed = False  # the active step began with tokens kept
+        self._resumed = False  # the active batch began with tokens kept
         self.patience = FIRST_TRAINER_SECONDS  # for the trainer now awaited
         self.orphan_at = now + self.patience
         self.ended = False
@@ -76,17 +76,17 @@ class Trainer:
         match message:
             case Publish():
                 self._versions.publish(message.manifest)
-            case BeginStep():
+            case BeginBatch():
                 self._begin(message, now)
-            case ExtendStep():
+            case ExtendBatch():
                 self._extend(message)
             case Doubt():
                 self._doubted(message, now)
-            case StepTrained():
+            case BatchTrained():
                 self._trained(message, now)
-            case StepCommitted():
-                self._ledger.forget(message.step)
-                self._reports.forget(message.step)
+            case BatchCommitted():
+                self._ledger.forget(message.batch)
+                self._reports.forget(message.batch)
                 if self._ledger.active is None:
                     self._seeding.stop(now)
                 self._placements.release_cancelled(now)
@@ -107,7 +107,7 @@ class Trainer:
         """After the parts that a journal tells of were restored: a trainer is waited for."""
         active = self._ledger.active
         if active is not None:
-            self._outbox.file_under(active.begin.step)
+            self._outbox.file_under(active.begin.batch)
             self._resumed = True
             self._open_window(active.begun_at)
             if active.finished:
@@ -144,78 +144,82 @@ class Trainer:
         self._control.offer(hello.window)
         self._outbox.send(stream, TrainerWelcome(window=self._control.window))
 
-    def _begin(self, begin: BeginStep, now: float) -> None:
+    def _begin(self, begin: BeginBatch, now: float) -> None:
         check_begin(begin, slot_tokens=self._settings.slot_tokens)
         active = self._ledger.active
-        step, self._resumed = self._ledger.begin(begin, now)
-        self._outbox.begin(begin.step)
+        batch, self._resumed = self._ledger.begin(begin, now)
+        self._outbox.begin(begin.batch)
         self._placements.release_cancelled(now)
         if self._resumed:
             self._outbox.record(
                 "resumed",
-                finished=step.num_finished,
-                total=len(step.rollouts),
-                tokens=sum(r.num_tokens for r in step.rollouts),
+                finished=batch.num_finished,
+                total=len(batch.rollouts),
+                tokens=sum(r.num_tokens for r in batch.rollouts),
             )
-        self._deliver(step, begin.prompts)
-        if step is not active:  # else only its trainer was away
+        self._deliver(batch, begin.prompts)
+        if batch is not active:  # else only its trainer was away
             self._outbox.record(
                 "begun",
                 prompts=len(begin.prompts),
                 group_size=begin.group_size,
                 prompt_tokens=sum(len(p.tokens) // 4 for p in begin.prompts),
             )
-            step.begin_at(now)
-            self._control.begin_step()
+            batch.begin_at(now)
+            self._control.begin_batch()
             self._open_window(now)
-            self._roster.begin_step()
+            self._roster.begin_batch()
             self._reports.begin(now)
 
     def _open_window(self, begun_at: float) -> None:
         control = self._control
         self._seeding.begin(begun_at, control.window.seconds, learnt=control.learnt)
 
-    def _extend(self, extend: ExtendStep) -> None:
-        step = self._ledger.active
-        if step is None or step.begin.step != extend.step or self._outbox.wanted is None:
-            raise ProtocolError(f"step {extend.step} is extended but is not being worked on")
-        check_extension(step, extend, slot_tokens=self._settings.slot_tokens)
-        self._ledger.extend(step, extend)
-        self._deliver(step, extend.prompts, extend.samples)
+    def _extend(self, extend: ExtendBatch) -> None:
+        batch = self._ledger.active
+        if batch is None or batch.begin.batch != extend.batch or self._outbox.wanted is None:
+            raise ProtocolError(f"batch {extend.batch} is extended but is not being worked on")
+        check_extension(batch, extend, slot_tokens=self._settings.slot_tokens)
+        self._ledger.extend(batch, extend)
+        self._deliver(batch, extend.prompts, extend.samples)
 
-    def _deliver(self, step: Step, prompts: Sequence[PromptRequest], samples: int = 0) -> None:
+    def _deliver(
+        self, batch: BatchRecord, prompts: Sequence[PromptRequest], samples: int = 0
+    ) -> None:
         """The trainer asks for these: say what is finished of them, and later what will be."""
-        asked = {sample for prompt in prompts for sample in step.samples_of(prompt, samples)}
-        for result in step.results(self._outbox.want(asked)):
+        asked = {sample for prompt in prompts for sample in batch.samples_of(prompt, samples)}
+        for result in batch.results(self._outbox.want(asked)):
             self._outbox.to_trainer(result)
 
     def _doubted(self, message: Doubt, now: float) -> None:
-        step = self._ledger.active
-        if step is not None and step.begin.step == message.step:  # else it was given up meanwhile
-            self._doubts.hear(step, message, now)
+        batch = self._ledger.active
+        if (
+            batch is not None and batch.begin.batch == message.batch
+        ):  # else it was given up meanwhile
+            self._doubts.hear(batch, message, now)
 
-    def _trained(self, message: StepTrained, now: float) -> None:
-        step = self._ledger.active
-        if step is None or step.begin.step != message.step:
-            raise ProtocolError(f"step {message.step} was trained but is not being worked on")
+    def _trained(self, message: BatchTrained, now: float) -> None:
+        batch = self._ledger.active
+        if batch is None or batch.begin.batch != message.batch:
+            raise ProtocolError(f"batch {message.batch} was trained but is not being worked on")
         self._seeding.stop(now)
         seeding = self._seeding.clock.total(now)
-        whole = not (self._resumed or step.measures)  # before what is unfinished of it is dropped
+        whole = not (self._resumed or batch.measures)  # before what is unfinished of it is dropped
         if whole:
             known = self._control.window.instance_cap if self._control.learnt else None
-            self._lessons.learn(step, message, known, now)
-        self._ledger.close(step)
+            self._lessons.learn(batch, message, known, now)
+        self._ledger.close(batch)
         self._placements.release_cancelled(now)
-        if whole:  # half a step says nothing, more than one too much
+        if whole:  # half a batch says nothing, more than one too much
             self._control.observe(
-                step,
+                batch,
                 message,
                 now,
-                instances=self._reports.instances(step, now),
+                instances=self._reports.instances(batch, now),
                 seeding=seeding,
                 wanted=self._lessons.wanted,
             )
         self._lessons.end_step()
-        report = self._reports.report(step, seeding, self._control.window, now)
-        self._reports.record(step, message, report)
+        report = self._reports.report(batch, seeding, self._control.window, now)
+        self._reports.record(batch, message, report)
         self._outbox.to_trainer(report)

@@ -7,9 +7,10 @@ from rlboost_jax.manager.reducer.parts import Parts
 from rlboost_jax.manager.state.fleet import Fleet
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.messages import FleetStatus, Manifest, WindowState
+from rlboost_jax.sequences.identities import Batch, Version
 
 
 class View:
@@ -18,17 +19,17 @@ class View:
         self._parts = parts
 
     @property
-    def step(self) -> Step | None:
+    def batch(self) -> BatchRecord | None:
         """The active one."""
         return self._owners.ledger.active
 
     @property
-    def steps(self) -> Mapping[int, Step]:
+    def batches(self) -> Mapping[Batch, BatchRecord]:
         """All that are kept, by number."""
-        return self._owners.ledger.steps
+        return self._owners.ledger.batches
 
     @property
-    def kept(self) -> tuple[int, ...]:
+    def kept(self) -> tuple[Batch, ...]:
         """Their numbers."""
         return self._owners.ledger.kept
 
@@ -55,9 +56,9 @@ class View:
         """Of the next step."""
         return self._parts.control.window
 
-    def eligible(self, step: Step) -> tuple[Iterable[Instance], Iterable[Instance]]:
+    def eligible(self, batch: BatchRecord) -> tuple[Iterable[Instance], Iterable[Instance]]:
         """Reserved and preemptible instances that can work on a step."""
-        return self._parts.dispatch.reserved(step), self._parts.dispatch.remote(step)
+        return self._parts.dispatch.reserved(batch), self._parts.dispatch.remote(batch)
 
     @property
     def window_open(self) -> bool:
@@ -70,17 +71,17 @@ class View:
         return self._owners.versions.manifests
 
     @property
-    def versions_in_use(self) -> tuple[int, ...]:
+    def versions_in_use(self) -> tuple[Version, ...]:
         """Whose snapshots must not be deleted; the active step's is among them."""
-        begun = set() if self.step is None else {self.step.begin.version}
+        begun = set() if self.batch is None else {self.batch.begin.version}
         return tuple(sorted(self._owners.versions.in_use() | begun))
 
     def status(self, now: float) -> FleetStatus:
-        step, roster = self.step, self._owners.roster
+        batch, roster = self.batch, self._owners.roster
         return FleetStatus(
             instances=tuple(instance.status(now) for instance in roster),
-            finished=step.num_finished if step else 0,
-            total=len(step.rollouts) if step else 0,
+            finished=batch.num_finished if batch else 0,
+            total=len(batch.rollouts) if batch else 0,
             window_open=self.window_open,
             window_seconds=self.window.seconds,
             joined=roster.joined,

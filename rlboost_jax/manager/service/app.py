@@ -1,24 +1,22 @@
 """The manager's routes. Each asks for a bearer token and hands frames to the driver.
 
-There are two tokens. The servers' opens everything but what belongs to the trainer: its
-route, and the place of its own engine. With TLS each belongs to a certificate of that role.
-What a stream may send is limited (`limits.py`), a server's more than the trainer's.
+The servers' token opens everything but what belongs to the trainer: its route, and the place of
+its own engine (`authorization.py`). What a stream may send is limited (`limits.py`), a server's
+more than the trainer's.
 """
 
 import asyncio
-import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from aiohttp import WSMessage, WSMsgType, web
-from aiohttp.typedefs import Handler
 
-from rlboost_jax.credentials import COPY_AGAIN, SERVER, TRAINER
 from rlboost_jax.manager.events import FromServer, FromTrainer, ServerGone, TrainerGone
 from rlboost_jax.manager.limits import Callers, Meter
+from rlboost_jax.manager.service.authorization import TOKENS, bears, guarded
 from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.service.peer import CLOSE_SECONDS
 from rlboost_jax.manager.service.run_files import Tokens
@@ -40,11 +38,9 @@ FIRST_FRAME_SECONDS = 5.0  # from the handshake to Hello
 
 DRIVER: web.AppKey[Driver] = web.AppKey("driver", Driver)
 CONFIG: web.AppKey[bytes] = web.AppKey("config", bytes)
-TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 SNAPSHOTS: web.AppKey[Path] = web.AppKey("snapshots", Path)
 SERVER_FRAME_BYTES: web.AppKey[int] = web.AppKey("server_frame_bytes", int)
 ROUTE_BYTES: web.AppKey[int] = web.AppKey("route_bytes", int)
-ADMIT: web.AppKey[Callable[[Any], None]] = web.AppKey("admit", Callable)  # type: ignore[arg-type]
 CALLERS: web.AppKey[Callers] = web.AppKey("callers", Callers)
 
 
@@ -65,7 +61,6 @@ def make_app(
     server_frame_bytes: int = MAX_FRAME_BYTES,
     route_bytes: int = 0,
     admit: Callable[[Any], None] = lambda connection: None,
-    add_routes: Iterable[Callable[[web.Application], None]] = (),
 ) -> web.Application:
     """
     Args:
@@ -74,29 +69,24 @@ def make_app(
         server_frame_bytes: the longest frame taken from a server.
         route_bytes: that come with each token of one.
         admit: told of each connection that has shown a token.
-        add_routes: of other parts; they lie behind either token.
     """
-    app = web.Application(middlewares=[_authorize])
+    app = guarded(tokens, admit)
     app[DRIVER] = driver
     app[CONFIG] = config
-    app[TOKENS] = tokens
     app[SNAPSHOTS] = snapshots.resolve()
     app[SERVER_FRAME_BYTES] = server_frame_bytes
     app[ROUTE_BYTES] = route_bytes
-    app[ADMIT] = admit
     app[CALLERS] = Callers()
     app.router.add_get("/instance", serve_instance)
     app.router.add_get("/trainer", serve_trainer)
     app.router.add_get("/config", get_config)
     app.router.add_get("/status", get_status)
-    for add in add_routes:
-        add(app)
     return app
 
 
 async def serve_instance(request: web.Request) -> web.WebSocketResponse:
     """Talk to one rollout server for as long as its stream lasts."""
-    from_trainer = _bears(request, request.app[TOKENS].trainer)
+    from_trainer = bears(request, request.app[TOKENS].trainer)
     callers, now = request.app[CALLERS], request.app[DRIVER].now()
     if not from_trainer and not callers.admit(request.remote or "", now):
         raise web.HTTPTooManyRequests(text="too many streams from this address; try again later\n")
@@ -108,7 +98,7 @@ async def serve_instance(request: web.Request) -> web.WebSocketResponse:
 
 async def serve_trainer(request: web.Request) -> web.WebSocketResponse:
     """Talk to the trainer for as long as its stream lasts."""
-    if not _bears(request, request.app[TOKENS].trainer):
+    if not bears(request, request.app[TOKENS].trainer):
         raise web.HTTPForbidden(text="the trainer's token is needed; this is the servers'\n")
 
     decode = partial(decode_from_trainer, snapshots=request.app[SNAPSHOTS])
@@ -239,30 +229,3 @@ def _check_manifest(manifest: Manifest, snapshots: Path) -> None:
             f"manifest of version {manifest.version}: {manifest.directory!r} is not below "
             f"{snapshots}; publish what lies in the run's own work directory"
         )
-
-
-@web.middleware
-async def _authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
-    tokens = request.app[TOKENS]
-    trainer = _bears(request, tokens.trainer)
-    if not (trainer or _bears(request, tokens.server)):
-        raise web.HTTPUnauthorized(text=f"wrong token; {COPY_AGAIN}\n")
-    role = _certified_role(request)
-    if role is not None and role != (TRAINER if trainer else SERVER):
-        raise web.HTTPForbidden(text="this token belongs to another certificate\n")
-    request.app[ADMIT](request.protocol)
-    return await handler(request)
-
-
-def _certified_role(request: web.Request) -> str | None:
-    """Common name of the certificate that was shown; None without TLS."""
-    certificate = request.get_extra_info("peercert")
-    if certificate is None:
-        return None
-    subject = dict(pair for part in certificate["subject"] for pair in part)
-    return str(subject.get("commonName", ""))
-
-
-def _bears(request: web.Request, token: str) -> bool:
-    given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-    return hmac.compare_digest(given, f"Bearer {token}".encode())  # same time for any guess

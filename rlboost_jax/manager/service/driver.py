@@ -2,13 +2,19 @@
 
 Nothing here decides and nothing here waits for a peer: `apply` hands an event to the
 state machine and queues what comes back. A mistake in the state machine ends the process.
+
+Invariant: an action is carried out after all entries of its event and of those before are in the
+journal, and after all actions before it. Only answers to renewals, which say nothing of what is
+kept, wait for no disk.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import assert_never
 
 from aiohttp import web
@@ -35,7 +41,7 @@ from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.limits import trainer_queue_bytes
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.peer import Peer
-from rlboost_jax.messages import BeginStep, ToServer, ToTrainer, encode
+from rlboost_jax.messages import BeginBatch, Manifest, Publish, Renewed, ToServer, ToTrainer, encode
 from rlboost_jax.providers.base import Provider
 
 SERVER_QUEUE_BYTES = 64 * 2**20  # unsent frames of one server
@@ -44,6 +50,8 @@ STALL_SECONDS = 0.25  # a timer as late as this was late because the whole proce
 
 # (event, what was done about it, when that began and ended on the manager's clock)
 Watch = Callable[[Event, Sequence[Action], float, float], None]
+# Writes entries to the journal and then calls back, in the event loop, with "" or why it failed.
+Keep = Callable[[Sequence[Entry], Callable[[str], None]], None]
 
 log = logging.getLogger(__name__)
 
@@ -52,22 +60,28 @@ class Driver:
     """
     Args:
         record: writes a line of events.jsonl; called with the time in seconds since the epoch.
-        keep: writes entries to the journal; returns "" or why that failed.
+        keep: writes to the journal; left out: there is none.
         watch: is shown every event with what came of it; must not raise.
         route_bytes: that come with each token.
+        serve: is told whose files may be fetched, before any server hears of a new version.
     """
 
     def __init__(
         self,
         manager: Manager,
         record: Callable[[float, Record], None],
-        keep: Callable[[Sequence[Entry]], str] = lambda entries: "",
+        keep: Keep = lambda entries, done: done(""),
         watch: Watch | None = None,
         route_bytes: int = 0,
+        serve: Callable[[Iterable[Manifest]], None] = lambda manifests: None,
     ) -> None:
         self.manager = manager
         self._trainer_queue_bytes = trainer_queue_bytes(route_bytes)
-        self._keep, self._watch = keep, watch
+        self._keep, self._watch, self._serve = keep, watch, serve
+        # Of all `Append`s so far: how many were begun, how many are through, and what waits for
+        # which of them.
+        self._appends = self._kept = 0
+        self._waiting: deque[tuple[int, Callable[[], object]]] = deque()
         self.finished: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()  # set by the first step
         self._provider: Provider | None = None
@@ -110,13 +124,16 @@ class Driver:
 
     async def shut(self, stream: int, reason: str) -> None:
         """The reading side of a stream has ended; returns when the sending side has, too."""
-        peer = self._peers.pop(stream)
-        peer.close(reason)
+        try:
+            await self._settled()
+        finally:
+            peer = self._peers.pop(stream)
+            peer.close(reason)
         await peer.ended()
 
     def apply(self, event: Event) -> None:
         """Hand over an event and do what it calls for."""
-        if isinstance(event, FromTrainer) and isinstance(event.message, BeginStep):
+        if isinstance(event, FromTrainer) and isinstance(event.message, BeginBatch):
             self.begun.set()
         if self._closing:
             return
@@ -140,8 +157,9 @@ class Driver:
 
     def recover(self, entries: Sequence[Entry]) -> None:
         """Begin with what an earlier manager kept."""
-        for action in self.manager.recover(entries, self.now()):
-            self._perform(action)
+        actions = self.manager.recover(entries, self.now())
+        self._serve(self.manager.view.manifests.values())
+        self._perform_all(actions)
         self._arm()
 
     async def employ(self, provider: Provider, *, found_us: bool = True) -> None:
@@ -168,6 +186,7 @@ class Driver:
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
+        await self._settled()
         for peer in self._peers.values():
             peer.close("the manager leaves")
         requests = list(self._requests)  # a machine may be there already: they go on
@@ -181,8 +200,9 @@ class Driver:
 
     def _handle(self, event: Event, now: float) -> None:
         actions = self.manager.handle(event, now)
-        for action in actions:
-            self._perform(action)
+        if isinstance(event, FromTrainer) and isinstance(event.message, Publish):
+            self._serve(self.manager.view.manifests.values())
+        self._perform_all(actions)
         if self._watch is not None:
             self._watch(event, actions, now, self.now())
 
@@ -195,12 +215,47 @@ class Driver:
         if event.stream in self._peers:
             self._peers[event.stream].close(event.reason)
 
+    def _perform_all(self, actions: Iterable[Action]) -> None:
+        """Those of one event, each when all before it that must be kept is kept."""
+        for action in actions:
+            match action:
+                case Append(entries):
+                    self._appends += 1
+                    self._keep(entries, self._through)
+                case Send(message=Renewed()):
+                    self._perform(action)
+                case _:
+                    self._in_turn(partial(self._perform, action))
+
+    def _in_turn(self, effect: Callable[[], object]) -> None:
+        if self._kept == self._appends:  # then nothing waits
+            effect()
+        else:
+            self._waiting.append((self._appends, effect))
+
+    def _through(self, problem: str) -> None:
+        """The oldest `Append` that was begun is written, or could not be."""
+        self._kept += 1
+        try:
+            if problem:
+                log.error("the journal cannot be written: %s", problem)
+                self._record(time.time(), Record("journal", -1, "", {"reason": problem}))
+            while self._waiting and self._waiting[0][0] <= self._kept:
+                self._waiting.popleft()[1]()
+        except Exception as error:
+            self.fail(error)
+            raise
+
+    async def _settled(self) -> None:
+        """Returns when all actions so far are carried out."""
+        settled = asyncio.Event()
+        self._in_turn(settled.set)
+        await settled.wait()
+
     def _perform(self, action: Action) -> None:
         match action:
-            case Append(entries):
-                if problem := self._keep(entries):
-                    log.error("the journal cannot be written: %s", problem)
-                    self._record(time.time(), Record("journal", -1, "", {"reason": problem}))
+            case Append():
+                raise AssertionError("entries are not carried out but kept")
             case Send(stream, message):
                 self.send(stream, message)
             case Close(stream, reason):

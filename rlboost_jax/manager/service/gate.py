@@ -8,6 +8,7 @@ than open connections to keep a fleet out.
 import asyncio
 import logging
 import resource
+import socket
 import ssl
 from collections import OrderedDict
 from typing import Any, Final
@@ -24,6 +25,7 @@ MAX_CONNECTIONS: Final = 8_000  # a stream and four downloads each of the larges
 SPARE_FILES: Final = 100  # descriptors for all that is not a connection
 MAX_LINE_BYTES: Final = 4_096  # of a request's first line and of a header; ours are short
 MAX_HEADERS: Final = 32
+BACKLOG: Final = 1_024  # connections that wait while there is no process to take them
 
 # What a runner must be made with, for the limits that aiohttp keeps itself.
 RUNNER_OPTIONS: Final[dict[str, Any]] = {
@@ -60,20 +62,29 @@ class Gate:
         self, server: web.Server, host: str, port: int, tls: ssl.SSLContext | None = None
     ) -> asyncio.Server:
         """Raises OSError where the address cannot be had."""
+        return await self._listen(server, tls, host=host, port=port, reuse_address=True)
+
+    async def listen_on(
+        self, server: web.Server, listener: socket.socket, tls: ssl.SSLContext | None = None
+    ) -> asyncio.Server:
+        """The same with a socket that listens already."""
+        return await self._listen(server, tls, sock=listener, backlog=BACKLOG)
+
+    def admit(self, connection: Any) -> None:
+        """It has shown a token: from now on it may be silent for as long as its route allows."""
+        if (timer := self._newcomers.pop(connection, None)) is not None:
+            timer.cancel()
+
+    async def _listen(
+        self, server: web.Server, tls: ssl.SSLContext | None, **where: Any
+    ) -> asyncio.Server:
         loop = asyncio.get_running_loop()
         timeout = HANDSHAKE_SECONDS if tls is not None else None
 
         def connect() -> asyncio.BaseProtocol:
             return self._connect(server, loop)
 
-        return await loop.create_server(
-            connect, host, port, ssl=tls, ssl_handshake_timeout=timeout, reuse_address=True
-        )
-
-    def admit(self, connection: Any) -> None:
-        """It has shown a token: from now on it may be silent for as long as its route allows."""
-        if (timer := self._newcomers.pop(connection, None)) is not None:
-            timer.cancel()
+        return await loop.create_server(connect, ssl=tls, ssl_handshake_timeout=timeout, **where)
 
     def _connect(self, server: web.Server, loop: asyncio.AbstractEventLoop) -> asyncio.BaseProtocol:
         if len(server.connections) >= self._max_connections:

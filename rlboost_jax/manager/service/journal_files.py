@@ -1,8 +1,8 @@
 """The journal on disk: one file per step under `<workdir>/journal`, gone once that is committed.
 
-A write is complete in the kernel before the manager acts on it, so it survives the death of the
-process at any instruction. It is not forced to the device: what a host that loses power takes
-with it is generated again, to the same bits.
+A write is complete in the kernel before the manager says anything that follows from it, so it
+survives the death of the process at any instruction. It is not forced to the device: what a host
+that loses power takes with it is generated again, to the same bits.
 
 Outcomes of faults: a torn tail is cut off; behind a corrupt byte the rest of that file is left
 aside; a full disk ends the journal until the next step opens a file, and the run goes on.
@@ -10,19 +10,19 @@ aside; a full disk ends the journal until the next step opens a file, and the ru
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlboost_jax.manager.journal import (
     FORMAT,
+    BatchOpened,
     Entry,
     Forgotten,
     Published,
     RunOver,
     RunState,
     SegmentBegun,
-    StepOpened,
     frames,
     read_segment,
 )
@@ -41,10 +41,17 @@ class Journal:
     Args:
         folder: made where missing.
         run_id: a segment of another run is removed.
+        write: as `os.write`.
     """
 
-    def __init__(self, folder: Path, run_id: str) -> None:
-        self._folder, self._run_id = folder, run_id
+    def __init__(
+        self,
+        folder: Path,
+        run_id: str,
+        *,
+        write: Callable[[int, memoryview], int] = os.write,
+    ) -> None:
+        self._folder, self._run_id, self._to_disk = folder, run_id, write
         self._steps: dict[Path, int] = {}  # complete segments → the step that opened them
         self._path: Path | None = None  # of the segment being written
         self._file: int | None = None
@@ -96,24 +103,28 @@ class Journal:
 
     def append(self, entries: Sequence[Entry]) -> str:
         """Write entries down; "" or why that failed. Never raises for the disk's sake."""
-        try:
-            for part in _by_segment(entries):
-                if isinstance(part[0], StepOpened):
-                    self._open(part[0].begin.step)
-                self._note(part)  # first: the next segment says it even if this one cannot
-                try:
-                    self._write(part)
-                finally:
-                    self._clean_up(part)
-        except OSError as error:
-            self._give_up()
-            return f"{error.strerror or error}; tokens from here on are not kept until a step opens"
-        return ""
+        problems = [self._append(part) for part in _by_segment(entries)]
+        return next(filter(None, problems), "")
 
     def close(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def _append(self, part: Sequence[Entry]) -> str:
+        """Those of one segment."""
+        try:
+            if isinstance(part[0], BatchOpened):
+                self._open(part[0].begin.batch)
+            self._note(part)  # first: the next segment says it even if this one cannot
+            try:
+                self._write(part)
+            finally:
+                self._clean_up(part)
+        except OSError as error:
+            self._give_up()
+            return f"{error.strerror or error}; tokens from here on are not kept until a step opens"
+        return ""
 
     def _segments(self) -> list[Path]:
         """In the order in which they were begun."""
@@ -139,7 +150,7 @@ class Journal:
         data = frames(entries)
         left = memoryview(data)
         while left:
-            left = left[os.write(self._file, left) :]
+            left = left[self._to_disk(self._file, left) :]
         self._good += len(data)
 
     def _give_up(self) -> None:
@@ -156,8 +167,8 @@ class Journal:
                     self._run_state = entry
                 case Published():
                     self._published = entry
-                case StepOpened():
-                    self._step = entry.begin.step
+                case BatchOpened():
+                    self._step = entry.begin.batch
 
     def _clean_up(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
@@ -175,10 +186,10 @@ class Journal:
 
 
 def _by_segment(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Entries in runs that go to one segment: a `StepOpened` begins one."""
+    """Entries in runs that go to one segment: a `BatchOpened` begins one."""
     parts: list[list[Entry]] = []
     for entry in entries:
-        if isinstance(entry, StepOpened) or not parts:
+        if isinstance(entry, BatchOpened) or not parts:
             parts.append([])
         parts[-1].append(entry)
     return parts
@@ -186,4 +197,4 @@ def _by_segment(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 def _step_of(entries: Iterable[Entry]) -> int:
     """The step that opened a segment; -1 of one that lost even that."""
-    return next((e.begin.step for e in entries if isinstance(e, StepOpened)), -1)
+    return next((e.begin.batch for e in entries if isinstance(e, BatchOpened)), -1)

@@ -48,6 +48,7 @@ class ManagerRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started: str  # that process's `start_time`: ids are used again
     run_id: str
+    weights_port: int = 0  # of its file server
 
     @property
     def port(self) -> int:

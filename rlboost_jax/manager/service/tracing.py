@@ -7,13 +7,13 @@ from typing import Any
 from rlboost_jax.manager.events import Action, Event, FromServer, FromTrainer, Record, Send
 from rlboost_jax.manager.service.span_file import SpanFile
 from rlboost_jax.messages import (
-    BeginStep,
+    BatchTrained,
+    BeginBatch,
     Generate,
     Release,
     Renew,
     Span,
     Spans,
-    StepTrained,
     TokenBatch,
     Welcome,
 )
@@ -48,7 +48,7 @@ class StepTracer:
                     if not self._file.full:  # a server may say this endlessly
                         self._file.flush()
                 return
-            case FromTrainer(_, BeginStep(step=step)):
+            case FromTrainer(_, BeginBatch(batch=step)):
                 self._newest = step
                 self._begun = began if step == self._step else None
                 self._window_seconds = 0.0
@@ -58,7 +58,7 @@ class StepTracer:
                     self._file.begin()
         if self._begun is not None:
             self._file.add("manager", self._spans(event, actions, began, ended))
-        if isinstance(event, FromTrainer) and isinstance(event.message, StepTrained):
+        if isinstance(event, FromTrainer) and isinstance(event.message, BatchTrained):
             self._file.flush()
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class StepTracer:
             case FromServer(stream, message) if not isinstance(message, Renew):
                 name = type(message).__name__.lower()
                 yield _span(name, self._names.get(stream, "?"), began, ended)
-            case FromTrainer(_, StepTrained(step=step)):
+            case FromTrainer(_, BatchTrained(batch=step)):
                 yield _span(f"step {step}", "step", self._begun, ended)
         placed = recalled = 0
         for action in actions:

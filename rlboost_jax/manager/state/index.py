@@ -10,8 +10,9 @@ from collections import Counter
 from typing import TypeVar
 
 from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.sequences.identities import Version
 
-Key = tuple[int, str]  # of parameters: version and digest
+Key = tuple[Version, str]  # of parameters: version and digest
 
 
 T = TypeVar("T", str, float)
@@ -82,7 +83,7 @@ class Index:
         self._releasing: dict[int, int] = {}
         self._working: dict[int, bool] = {}
 
-    def pool(self, version: int, digest: str) -> Pool:
+    def pool(self, version: Version, digest: str) -> Pool:
         return self._pools.get((version, digest), self._empty)
 
     def works_with(self, instance: Instance, pool: Pool) -> bool:

@@ -13,8 +13,9 @@ from rlboost_jax.manager.state.departure import Departure
 from rlboost_jax.manager.state.holding import Holding
 from rlboost_jax.manager.state.lease import Lease
 from rlboost_jax.manager.state.parameters import Parameters
-from rlboost_jax.manager.state.rollouts import Rollout, Step
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.messages import Hello, InstanceStatus, Manifest, TokenBatch
+from rlboost_jax.sequences.identities import Version
 
 
 class Watcher(Protocol):
@@ -125,9 +126,9 @@ class Instance:
                 return f"{name} = {value} where {self.slots} slots allow {most}"
         return ""
 
-    def ready_for(self, step: Step) -> bool:
+    def ready_for(self, batch: BatchRecord) -> bool:
         """Whether it holds exactly the parameters of that step."""
-        return self.state == "ready" and self.parameters.are(step.begin)
+        return self.state == "ready" and self.parameters.are(batch.begin)
 
     def may_remark(self, now: float) -> bool:
         """Whether what it says is worth a line, as long as it does not say too much."""
@@ -149,7 +150,7 @@ class Instance:
             self._state_changed()
         return not held
 
-    def loaded(self, version: int, digest: str) -> None:
+    def loaded(self, version: Version, digest: str) -> None:
         """Its engine has these parameters now."""
         self.parameters.loaded(version, digest)
         self._state_changed()
@@ -204,7 +205,7 @@ class Instance:
             instance=self.name,
             reserved=self.reserved,
             state=self.state,
-            version=-1 if version is None else version,
+            version=Version(-1) if version is None else version,
             running=activity.running,
             waiting=activity.waiting,
             tokens=activity.tokens,

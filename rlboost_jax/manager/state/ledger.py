@@ -1,7 +1,7 @@
 """Every open request and its tokens, sample by sample.
 
 Invariants:
-- a rollout is waiting, held by one instance, finished, or its step is cancelled;
+- a rollout is waiting, held by one instance, finished, or its batch is cancelled;
 - each placement has a request id of its own, so tokens of an earlier placement are known
   as late, whoever sends them;
 - a response is finished when its last token is a stop id or it has `max_tokens`: that is
@@ -17,36 +17,44 @@ import numpy as np
 
 from rlboost_jax.manager.accounts import Books
 from rlboost_jax.manager.journal import (
+    BatchClosed,
+    BatchExtended,
+    BatchOpened,
+    BatchResumed,
     Collected,
     CollectedRouted,
     Counted,
     Forgotten,
     Redone,
-    StepClosed,
-    StepExtended,
-    StepOpened,
-    StepResumed,
 )
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.state.rollouts import Rollout, Step
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.manager.state.token_rows import TokenRows
 from rlboost_jax.messages import (
-    BeginStep,
-    ExtendStep,
+    BeginBatch,
+    ExtendBatch,
     pack_counts,
     pack_ids,
     unpack_counts,
     unpack_ids,
 )
 from rlboost_jax.sequences.endings import kept, stop_positions
+from rlboost_jax.sequences.identities import Batch
 
 # Of a rollout in a batch: its sample, tokens it had before, where the bytes of its new ones are,
 # the number of routes before theirs, and all of these routes.
 Piece = tuple[int, int, slice, int, bytes]
 LedgerEntry = (
-    StepOpened | StepResumed | StepExtended | Collected | Redone | Counted | StepClosed | Forgotten
+    BatchOpened
+    | BatchResumed
+    | BatchExtended
+    | Collected
+    | Redone
+    | Counted
+    | BatchClosed
+    | Forgotten
 )
-GAP = -1  # in a journal, the step that counts between two steps are filed under
+GAP = Batch(-1)  # in a journal, the batch that counts between two batches are filed under
 
 
 class Ledger:
@@ -54,9 +62,9 @@ class Ledger:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self.steps: dict[int, Step] = {}
-        self.active: Step | None = None
-        self.gap = Books()  # between two steps; counted with the one that follows
+        self.batches: dict[Batch, BatchRecord] = {}
+        self.active: BatchRecord | None = None
+        self.gap = Books()  # between two batches; counted with the one that follows
         self._requests = 0
 
     @property
@@ -64,87 +72,87 @@ class Ledger:
         return self.active.books if self.active else self.gap
 
     @property
-    def kept(self) -> tuple[int, ...]:
-        return tuple(sorted(self.steps))
+    def kept(self) -> tuple[Batch, ...]:
+        return tuple(sorted(self.batches))
 
-    def begin(self, begin: BeginStep, now: float) -> tuple[Step, bool]:
-        """Make a step active. True: its tokens were still here.
+    def begin(self, begin: BeginBatch, now: float) -> tuple[BatchRecord, bool]:
+        """Make a batch active. True: its tokens were still here.
 
-        A step that was begun with something else is cancelled with all later ones, and so
+        A batch that was begun with something else is cancelled with all later ones, and so
         are earlier ones that were left unfinished.
         """
-        step = self.steps.get(begin.step)
-        resumed = step is not None and step.same_work(begin)
-        self.active = None  # what is cancelled now is counted with the step that begins
-        if step is None or not resumed:
-            if step is not None:
-                self.cancel(s for s in self.kept if s >= begin.step)
-            step = Step(begin, now)
-        self.cancel(s for s in self.kept if s < begin.step and not self.steps[s].finished)
-        self.steps[begin.step] = self.active = step
-        step.books.merge(self.gap)
+        batch = self.batches.get(begin.batch)
+        resumed = batch is not None and batch.same_work(begin)
+        self.active = None  # what is cancelled now is counted with the batch that begins
+        if batch is None or not resumed:
+            if batch is not None:
+                self.cancel(s for s in self.kept if s >= begin.batch)
+            batch = BatchRecord(begin, now)
+        self.cancel(s for s in self.kept if s < begin.batch and not self.batches[s].finished)
+        self.batches[begin.batch] = self.active = batch
+        batch.books.merge(self.gap)
         self.gap = Books()
-        step.ask_for(begin.prompts)  # of a closed step, those that were dropped
+        batch.ask_for(begin.prompts)  # of a closed batch, those that were dropped
         if resumed:
-            self._outbox.keep(StepResumed(step=begin.step, at=now))
+            self._outbox.keep(BatchResumed(batch=begin.batch, at=now))
         else:
-            self._outbox.keep(StepOpened(begin=begin, at=now))
-        return step, resumed
+            self._outbox.keep(BatchOpened(begin=begin, at=now))
+        return batch, resumed
 
-    def extend(self, step: Step, extend: ExtendStep) -> None:
+    def extend(self, batch: BatchRecord, extend: ExtendBatch) -> None:
         """Add what is not there yet."""
-        if step.ask_for(extend.prompts, extend.samples, extend.sampling):
-            self._outbox.keep(StepExtended(extend=extend))
+        if batch.ask_for(extend.prompts, extend.samples, extend.sampling):
+            self._outbox.keep(BatchExtended(extend=extend))
 
-    def cancel(self, numbers: Iterable[int]) -> list[Step]:
-        """Forget steps; all their tokens are lost. Held rollouts stay with their holders,
+    def cancel(self, numbers: Iterable[Batch]) -> list[BatchRecord]:
+        """Forget batches; all their tokens are lost. Held rollouts stay with their holders,
         whose answers to `Release` are still to come."""
-        cancelled = [self.steps.pop(number) for number in tuple(numbers)]
-        for step in cancelled:
-            if step is self.active:
+        cancelled = [self.batches.pop(number) for number in tuple(numbers)]
+        for batch in cancelled:
+            if batch is self.active:
                 self.active = None
-            self.books.merge(step.cancel())
+            self.books.merge(batch.cancel())
         return cancelled
 
-    def close(self, step: Step) -> None:
-        """The update of a step was applied: what is unfinished is lost, the rest is kept."""
-        step.drop_unfinished()
+    def close(self, batch: BatchRecord) -> None:
+        """The update of a batch was applied: what is unfinished is lost, the rest is kept."""
+        batch.drop_unfinished()
         self.active = None
-        self._outbox.keep(StepClosed(step=step.begin.step))
+        self._outbox.keep(BatchClosed(batch=batch.begin.batch))
 
-    def forget(self, committed: int) -> list[Step]:
-        """Drop the steps up to `committed`; the unfinished of them count as cancelled."""
+    def forget(self, committed: Batch) -> list[BatchRecord]:
+        """Drop the batches up to `committed`; the unfinished of them count as cancelled."""
         done = [s for s in self.kept if s <= committed]
-        unfinished = self.cancel(s for s in done if not self.steps[s].finished)
+        unfinished = self.cancel(s for s in done if not self.batches[s].finished)
         for number in done:
-            step = self.steps.pop(number, None)
-            if step is not None and step is self.active:
+            batch = self.batches.pop(number, None)
+            if batch is not None and batch is self.active:
                 self.active = None
         self._outbox.keep(Forgotten(committed=committed))
         return unfinished
 
-    def redo(self, step: Step, cuts: dict[Rollout, int]) -> None:
+    def redo(self, batch: BatchRecord, cuts: dict[Rollout, int]) -> None:
         """Give up all but the first tokens of some rollouts. Finished ones wait again."""
         if not cuts:
             return
         for rollout, length in cuts.items():
-            step.books.lose(rollout.num_tokens - length)
+            batch.books.lose(rollout.num_tokens - length)
             finished = rollout.result is not None
-            step.cut(rollout, length)
+            batch.cut(rollout, length)
             if finished:
-                step.wait(rollout)
+                batch.wait(rollout)
         self._outbox.keep(
             Redone(
-                step=step.begin.step,
+                batch=batch.begin.batch,
                 samples=pack_ids([rollout.sample for rollout in cuts]),
                 lengths=pack_ids(list(cuts.values())),
             )
         )
 
-    def snapshot(self) -> dict[int, tuple[bool, Books]]:
-        """By step, its counts and whether it is the active one; those of the gap as step -1."""
-        active, steps = self.active, self.steps.items()
-        counts = {number: (step is active, step.books) for number, step in steps}
+    def snapshot(self) -> dict[Batch, tuple[bool, Books]]:
+        """By batch, its counts and whether it is the active one; those of the gap as batch -1."""
+        active, batches = self.active, self.batches.items()
+        counts = {number: (batch is active, batch.books) for number, batch in batches}
         counts[GAP] = active is None, self.gap
         return counts
 
@@ -152,26 +160,26 @@ class Ledger:
         """Do again what a journal tells. Nothing is held yet; what does not fit is left out:
         the tokens before it were lost with a part of the journal."""
         match entry:
-            case StepOpened(begin=begin, at=at):
+            case BatchOpened(begin=begin, at=at):
                 self.begin(begin, min(at, now))
-            case StepResumed(step=number, at=at) if number in self.steps:
-                before, step = self.active, self.steps[number]
-                self.begin(step.begin, now)
-                if step is not before:
-                    step.begin_at(min(at, now))
-            case StepExtended(extend=extend) if extend.step in self.steps:
-                self.extend(self.steps[extend.step], extend)
-            case Collected(step=number) if number in self.steps:
-                self._restore_tokens(self.steps[number], entry, now)
-            case Redone(step=number) if number in self.steps:
-                self._restore_cuts(self.steps[number], entry)
-            case Counted(step=number, books=books):
+            case BatchResumed(batch=number, at=at) if number in self.batches:
+                before, batch = self.active, self.batches[number]
+                self.begin(batch.begin, now)
+                if batch is not before:
+                    batch.begin_at(min(at, now))
+            case BatchExtended(extend=extend) if extend.batch in self.batches:
+                self.extend(self.batches[extend.batch], extend)
+            case Collected(batch=number) if number in self.batches:
+                self._restore_tokens(self.batches[number], entry, now)
+            case Redone(batch=number) if number in self.batches:
+                self._restore_cuts(self.batches[number], entry)
+            case Counted(batch=number, books=books):
                 if number == GAP:
                     self.gap = books.copy()
-                elif number in self.steps:
-                    self.steps[number].recount(books.copy())
-            case StepClosed(step=number):
-                if self.active is not None and self.active.begin.step == number:
+                elif number in self.batches:
+                    self.batches[number].recount(books.copy())
+            case BatchClosed(batch=number):
+                if self.active is not None and self.active.begin.batch == number:
                     self.close(self.active)
             case Forgotten(committed=committed):
                 self.forget(committed)
@@ -183,22 +191,22 @@ class Ledger:
         Args:
             in_flight: says how much that was; None: nothing is known of it.
         """
-        for step in self.steps.values():
-            step.requeue()
-            step.settle()
+        for batch in self.batches.values():
+            batch.requeue()
+            batch.settle()
         if in_flight is not None:
             self.books.wasted(in_flight.in_flight_reserved, reserved=True)
             self.books.wasted(in_flight.in_flight_preemptible, reserved=False)
 
-    def _restore_cuts(self, step: Step, entry: Redone) -> None:
+    def _restore_cuts(self, batch: BatchRecord, entry: Redone) -> None:
         ids, lengths = unpack_ids(entry.samples).tolist(), unpack_ids(entry.lengths).tolist()
         for sample, length in zip(ids, lengths, strict=True):
-            rollout = step.rollout_of(sample)
+            rollout = batch.rollout_of(sample)
             if rollout is not None and length < rollout.num_tokens:
-                step.cut(rollout, length)
+                batch.cut(rollout, length)
 
-    def _restore_tokens(self, step: Step, entry: Collected, now: float) -> None:
-        step.token_at(min(entry.at, now))
+    def _restore_tokens(self, batch: BatchRecord, entry: Collected, now: float) -> None:
+        batch.token_at(min(entry.at, now))
         end = 0
         counts = unpack_counts(entry.counts).tolist()
         for sample, start, count, routes in zip(
@@ -210,12 +218,12 @@ class Ledger:
         ):
             part = slice(4 * end, 4 * (end + count))
             end += count
-            rollout = step.rollout_of(sample)
+            rollout = batch.rollout_of(sample)
             if rollout is None or rollout.result is not None or rollout.num_tokens != start:
                 continue
             rollout.take_in(entry.tokens[part], entry.logprobs[part], entry.instance, routes)
             if rollout.complete:
-                step.finish(rollout)
+                batch.finish(rollout)
 
     def next_request(self) -> int:
         self._requests = self._requests % 0xFFFFFFFF + 1
@@ -233,11 +241,11 @@ class Ledger:
     ) -> list[Rollout]:
         """Append the tokens of a batch to the rollouts that `name` holds.
 
-        Tokens of others, of another version, of a cancelled step or past the end of a
+        Tokens of others, of another version, of a cancelled batch or past the end of a
         response are counted as lost. Returns the rollouts that ended, cancelled ones too.
         """
         stops: dict[tuple[int, ...], list[int]] = {}  # where such ids are in this batch
-        taken: dict[int, list[Piece]] = {}  # per step, for the journal
+        taken: dict[Batch, list[Piece]] = {}  # per batch, for the journal
         ended: list[Rollout] = []
         end = 0
         for row, (request_id, count) in enumerate(zip(rows.ids, rows.counts, strict=True)):
@@ -246,19 +254,19 @@ class Ledger:
             if (
                 rollout is None
                 or rollout.result is not None
-                or rollout.step.begin.version != version
+                or rollout.batch.begin.version != version
             ):
                 self.books.wasted(count, reserved=reserved)
                 continue
-            step, sampling = rollout.step, rollout.sampling
-            number = step.begin.step
+            batch, sampling = rollout.batch, rollout.sampling
+            number = batch.begin.batch
             if sampling.stop_ids not in stops:
                 stops[sampling.stop_ids] = stop_positions(rows.tokens, sampling.stop_ids)
             room = sampling.max_tokens - rollout.num_tokens
             own = kept(start, count, room=room, stops=stops[sampling.stop_ids])
-            books = self.books if step.cancelled else step.books
+            books = self.books if batch.cancelled else batch.books
             books.sampled(count, reserved=reserved)
-            if step.cancelled:
+            if batch.cancelled:
                 books.lose(count)
             elif own < count:
                 books.lose(count - own)
@@ -267,23 +275,25 @@ class Ledger:
                 if rows.routes:
                     route_bytes = len(rows.routes[row]) // (rows.leads[row] + count)
                     routes = rows.routes[row][: route_bytes * (rows.leads[row] + own)]
-                if not step.cancelled:
+                if not batch.cancelled:
                     piece = (rollout.sample, rollout.num_tokens, part, rollout.lead, routes)
                     taken.setdefault(number, []).append(piece)
                 rollout.take_in(rows.raw[part], rows.logprobs[part], name, routes)
             if rollout.complete:
-                step.finish(rollout)
-                step.token_at(now)
+                batch.finish(rollout)
+                batch.token_at(now)
                 ended.append(rollout)
         for number, pieces in taken.items():
             self._outbox.keep(_collected(number, name, rows, pieces, now))
         return ended
 
 
-def _collected(step: int, name: str, rows: TokenRows, pieces: list[Piece], now: float) -> Collected:
+def _collected(
+    batch: int, name: str, rows: TokenRows, pieces: list[Piece], now: float
+) -> Collected:
     samples, starts, parts, leads, routes = zip(*pieces, strict=True)
     fields: dict[str, Any] = {
-        "step": step,
+        "batch": batch,
         "instance": name,
         "samples": pack_ids(samples),
         "starts": pack_ids(starts),

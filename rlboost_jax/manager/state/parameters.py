@@ -1,6 +1,7 @@
 """Which parameters a server holds, and which were announced to it."""
 
-from rlboost_jax.messages import BeginStep, Manifest
+from rlboost_jax.messages import BeginBatch, Manifest
+from rlboost_jax.sequences.identities import Version
 
 
 class Parameters:
@@ -15,11 +16,11 @@ class Parameters:
 
     def __init__(self) -> None:
         self.announced: Manifest | None = None
-        self.version: int | None = None
+        self.version: Version | None = None
         self.digest = ""
         self._paid_version = -1  # the newest that it was charged for pulling
 
-    def are(self, named: Manifest | BeginStep) -> bool:
+    def are(self, named: Manifest | BeginBatch) -> bool:
         """Whether it holds just those."""
         return self.version == named.version and self.digest == named.params_digest
 
@@ -34,11 +35,11 @@ class Parameters:
         if not held:
             self.digest = ""
 
-    def loaded(self, version: int, digest: str) -> None:
+    def loaded(self, version: Version, digest: str) -> None:
         """The engine has them."""
         self.version, self.digest = version, digest
 
-    def pay(self, version: int) -> bool:
+    def pay(self, version: Version) -> bool:
         """Whether a version is to be charged for: each once, and none after a newer one."""
         if version <= self._paid_version:
             return False

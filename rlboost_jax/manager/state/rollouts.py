@@ -1,4 +1,4 @@
-"""Responses in the making, and the steps that they belong to."""
+"""Responses in the making, and the batches that they belong to."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator
@@ -9,7 +9,7 @@ import msgspec
 from rlboost_jax.manager.accounts import Books
 from rlboost_jax.manager.state.waiting import Waiting
 from rlboost_jax.messages import (
-    BeginStep,
+    BeginBatch,
     FinishedRollout,
     GenerateRequest,
     PromptRequest,
@@ -23,12 +23,30 @@ from rlboost_jax.sequences.identities import Batch, Work, sample_number
 class Rollout:
     """A response in the making."""
 
-    __slots__ = ("asked_at", "attempt", "group", "holder", "logprobs", "measures", "num_tokens",
-                 "parts", "previous", "prompt_tokens", "request_id", "result", "routes", "sample",
-                 "sampling", "step", "tokens", "work", "yielded")  # fmt: skip
+    __slots__ = (
+        "asked_at",
+        "attempt",
+        "batch",
+        "group",
+        "holder",
+        "logprobs",
+        "measures",
+        "num_tokens",
+        "parts",
+        "previous",
+        "prompt_tokens",
+        "request_id",
+        "result",
+        "routes",
+        "sample",
+        "sampling",
+        "tokens",
+        "work",
+        "yielded",
+    )  # fmt: skip
 
     def __init__(
-        self, step: "Step", prompt: PromptRequest, sample: int, sampling: Sampling | None
+        self, batch: "BatchRecord", prompt: PromptRequest, sample: int, sampling: Sampling | None
     ) -> None:
         """A response to be made, nothing of which is there yet.
 
@@ -36,11 +54,11 @@ class Rollout:
             sample: its number in the batch.
             sampling: None: as the batch says.
         """
-        begin = step.begin
-        self.step = step
+        begin = batch.begin
+        self.batch = batch
         self.work = Work(
             seed=begin.seed,
-            batch=Batch(begin.step),
+            batch=Batch(begin.batch),
             purpose=prompt.purpose,
             prompt=prompt.prompt,
             sample=sample,
@@ -95,7 +113,7 @@ class Rollout:
         return 0 if self.num_tokens else self.length - 1
 
     def request(self) -> GenerateRequest:
-        begin = self.step.begin
+        begin = self.batch.begin
         return GenerateRequest(
             request_id=self.request_id,
             work=self.work,
@@ -118,9 +136,9 @@ class Rollout:
         """Its holder has it no longer."""
         self.holder, self.previous, self.asked_at = "", self.holder, math.inf
 
-    def set_aside(self, step: "Step") -> None:
-        """It belongs to another step from now on."""
-        self.step = step
+    def set_aside(self, batch: "BatchRecord") -> None:
+        """It belongs to another batch from now on."""
+        self.batch = batch
 
     def take_in(self, tokens: bytes, logprobs: bytes, name: str, routes: bytes = b"") -> None:
         """Append what instance `name` sampled."""
@@ -136,8 +154,8 @@ class Rollout:
         self.yielded = True
 
     def finish(self) -> None:
-        """Make the result; to be called by its step."""
-        begin = self.step.begin
+        """Make the result; to be called by its batch."""
+        begin = self.batch.begin
         fields: dict[str, Any] = {
             "work": self.work,
             "tokens": bytes(self.tokens),
@@ -153,7 +171,7 @@ class Rollout:
         self._forget()  # the result has them
 
     def cut(self, length: int) -> None:
-        """Keep the first `length` tokens, no longer finished; to be called by its step."""
+        """Keep the first `length` tokens, no longer finished; to be called by its batch."""
         self.attempt += 1
         if self.result is not None:
             self.tokens, self.logprobs = (
@@ -198,10 +216,10 @@ class Rollout:
         return position
 
 
-class Step:
-    """The rollouts of one `BeginStep`, and of what it was extended with."""
+class BatchRecord:
+    """The rollouts of one `BeginBatch`, and of what it was extended with."""
 
-    def __init__(self, begin: BeginStep, now: float) -> None:
+    def __init__(self, begin: BeginBatch, now: float) -> None:
         self.begin = begin
         self.begun_at = now
         self.last_token_at = now
@@ -241,12 +259,12 @@ class Step:
         self.last_token_at = max(self.last_token_at, at)
 
     def finish(self, rollout: Rollout) -> None:
-        """A response of this step is complete."""
+        """A response of this batch is complete."""
         rollout.finish()
         self.num_finished += 1
 
     def cut(self, rollout: Rollout, length: int) -> None:
-        """Keep the first `length` tokens of a response of this step."""
+        """Keep the first `length` tokens of a response of this batch."""
         self.num_finished -= rollout.result is not None
         rollout.cut(length)
 
@@ -294,10 +312,10 @@ class Step:
         return range(first, first + (count or size))
 
     def drop_unfinished(self) -> None:
-        """Give up what is not finished; it belongs to a cancelled step from now on."""
+        """Give up what is not finished; it belongs to a cancelled batch from now on."""
         dropped = [rollout for rollout in self.rollouts if rollout.result is None]
         if dropped:
-            aside = Step(msgspec.structs.replace(self.begin, prompts=()), self.begun_at)
+            aside = BatchRecord(msgspec.structs.replace(self.begin, prompts=()), self.begun_at)
             aside.cancel()
             for rollout in dropped:
                 self.books.lose(rollout.num_tokens)
@@ -342,6 +360,6 @@ class Step:
         """Those of some responses that are finished."""
         return (r.result for r in self.rollouts if r.result is not None and r.sample in samples)
 
-    def same_work(self, begin: BeginStep) -> bool:
+    def same_work(self, begin: BeginBatch) -> bool:
         """Whether the tokens kept here are tokens of `begin` too."""
         return self.begin == begin

@@ -13,7 +13,7 @@ from rlboost_jax.manager.journal import RunState
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.index import Index, Pool
 from rlboost_jax.manager.state.instances import Instance
-from rlboost_jax.manager.state.rollouts import Step
+from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.messages import Hello, TokenBatch
 from rlboost_jax.settings.fingerprints import difference
 
@@ -98,9 +98,9 @@ class Roster:
         nobody with another one is here."""
         return not self._settings.deterministic or self.fingerprint is not None
 
-    def pool(self, step: Step) -> Pool:
+    def pool(self, batch: BatchRecord) -> Pool:
         """Preemptible instances that are ready for a step."""
-        return self.index.pool(step.begin.version, step.begin.params_digest)
+        return self.index.pool(batch.begin.version, batch.begin.params_digest)
 
     def join(self, stream: int, hello: Hello, now: float) -> Instance:
         instance = Instance(stream, self._name(hello), hello, now)
@@ -151,7 +151,7 @@ class Roster:
         """Most tokens that may still come: of reserved instances, of preemptible ones."""
         return self.in_flight[True], self.in_flight[False]
 
-    def begin_step(self) -> None:
+    def begin_batch(self) -> None:
         """Whether the fleet changes is asked anew."""
         self.changed = False
 
@@ -256,7 +256,7 @@ class Roster:
     def num_reserved(self) -> int:
         return len(self.index.reserved)
 
-    def account(self, step: Step | None, starting: int, now: float) -> None:
+    def account(self, batch: BatchRecord | None, starting: int, now: float) -> None:
         """Bring the integrals up to date after something changed.
 
         Args:
@@ -268,7 +268,7 @@ class Roster:
         hourly = fleet.reserved_price_per_hour + prices + starting * fleet.price_per_hour
         self.cost.set(hourly / 3600, now)
         self.alive.set(sum(self.index.prices.values()), now)
-        self.ready.set(len(self.pool(step).instances) if step else 0, now)
+        self.ready.set(len(self.pool(batch).instances) if batch else 0, now)
 
     def pay_egress(self, num_bytes: int) -> None:
         """Weights have left the learner's site."""

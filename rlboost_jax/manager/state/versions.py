@@ -5,6 +5,7 @@ from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.messages import Announce, Manifest
+from rlboost_jax.sequences.identities import Version
 
 
 class Versions:
@@ -43,19 +44,19 @@ class Versions:
         if instance.announce(self.newest):
             self._outbox.send(instance.stream, Announce(manifest=self.newest))
 
-    def fetched(self, instance: Instance, version: int, num_bytes: int) -> None:
+    def fetched(self, instance: Instance, version: Version, num_bytes: int) -> None:
         """Pay for what an instance says it pulled of a version: once, and at most for all of it.
         Of pulls that were given up nothing is known here."""
         manifest = self.manifests.get(version)
         if manifest is not None and instance.parameters.pay(version):
             self._roster.pay_egress(min(num_bytes, manifest.num_bytes))
 
-    def in_use(self) -> set[int]:
+    def in_use(self) -> set[Version]:
         """Held, being fetched, or the newest: their snapshots must not be deleted."""
         held = (i.parameters.version for i in self._roster)
         versions = self._fetched().union(version for version in held if version is not None)
         return versions | ({self.newest.version} if self.newest is not None else set())
 
-    def _fetched(self) -> set[int]:
+    def _fetched(self) -> set[Version]:
         announced = (i.parameters.announced for i in self._roster)
         return {manifest.version for manifest in announced if manifest is not None}

@@ -1,21 +1,22 @@
-"""What is told of a step once it is trained: its times, instances, tokens and dollars."""
+"""What is told of a batch once it is trained: its times, instances, tokens and dollars."""
 
 from typing import Any
 
 from rlboost_jax.manager.journal import RunState
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.manager.state.rollouts import Step
-from rlboost_jax.messages import StepReport, StepTrained, WindowState
+from rlboost_jax.manager.state.rollouts import BatchRecord
+from rlboost_jax.messages import BatchReport, BatchTrained, WindowState
+from rlboost_jax.sequences.identities import Batch
 
 
-class StepReports:
+class BatchReports:
     def __init__(self, owners: Owners, placements: Placements) -> None:
         self._roster = owners.roster
         self._placements = placements
         self._outbox = owners.outbox
-        self._ready_before = 0.0  # instance-seconds when the step began
-        self._paid: dict[int, float] = {}  # step → dollars of the run when it was reported
+        self._ready_before = 0.0  # instance-seconds when the batch began
+        self._paid: dict[Batch, float] = {}  # batch → dollars of the run when it was reported
 
     def mark(self) -> tuple[object, ...]:
         """Another whenever `snapshot` has changed."""
@@ -29,39 +30,39 @@ class StepReports:
         self._paid = dict(entry.paid)
 
     def begin(self, now: float) -> None:
-        """A step begins: what comes from now on is its own."""
+        """A batch begins: what comes from now on is its own."""
         self._ready_before = self._roster.ready.total(now)
 
-    def forget(self, step: int) -> None:
-        """No step before this one will be reported again."""
-        self._paid = {s: paid for s, paid in self._paid.items() if s >= step}
+    def forget(self, batch: Batch) -> None:
+        """No batch before this one will be reported again."""
+        self._paid = {b: paid for b, paid in self._paid.items() if b >= batch}
 
-    def instances(self, step: Step, now: float) -> float:
-        """Preemptible instances that were ready, averaged over the step."""
-        elapsed = now - step.begun_at
+    def instances(self, batch: BatchRecord, now: float) -> float:
+        """Preemptible instances that were ready, averaged over the batch."""
+        elapsed = now - batch.begun_at
         ready_seconds = self._roster.ready.total(now) - self._ready_before
         return ready_seconds / elapsed if elapsed > 0 else 0.0
 
     def report(
-        self, step: Step, seeding_seconds: float, window: WindowState, now: float
-    ) -> StepReport:
-        """What the trainer is told of a step that was closed.
+        self, batch: BatchRecord, seeding_seconds: float, window: WindowState, now: float
+    ) -> BatchReport:
+        """What the trainer is told of a batch that was closed.
 
         Args:
             seeding_seconds: that its window was open.
-            window: of the next step.
+            window: of the next batch.
         """
-        books, delivered = step.books, step.delivered(measuring=False)
-        measured = [part for r in step.delivered(measuring=True) for part in r.parts]
+        books, delivered = batch.books, batch.delivered(measuring=False)
+        measured = [part for r in batch.delivered(measuring=True) for part in r.parts]
         own = sum(count for name, count in measured if name in self._roster.own)
         others = sum(count for _, count in measured) - own
-        seconds = step.rollout_seconds
-        return StepReport(
-            step=step.begin.step,
+        seconds = batch.rollout_seconds
+        return BatchReport(
+            batch=batch.begin.batch,
             rollout_seconds=seconds,
-            remote_wait_seconds=now - step.begun_at - seconds,
+            remote_wait_seconds=now - batch.begun_at - seconds,
             seeding_window_seconds=seeding_seconds,
-            instances_mean=self.instances(step, now),
+            instances_mean=self.instances(batch, now),
             instances_joined=books.joined,
             instances_lost=books.gone,
             requests_migrated=books.migrated,
@@ -72,14 +73,14 @@ class StepReports:
             tokens_reserved=books.reserved - own,
             tokens_preemptible=books.preemptible - others,
             tokens_measured=own + others,
-            cost_dollars=self._cost_since_last(step.begin.step, now),
+            cost_dollars=self._cost_since_last(batch.begin.batch, now),
             window=window,
         )
 
-    def record(self, step: Step, message: StepTrained, report: StepReport) -> None:
-        """What a step was made of, for whoever fits models to it."""
+    def record(self, batch: BatchRecord, message: BatchTrained, report: BatchReport) -> None:
+        """What a batch was made of, for whoever fits models to it."""
         lengths: dict[int, list[int]] = {}
-        for rollout in step.delivered(measuring=False):
+        for rollout in batch.delivered(measuring=False):
             lengths.setdefault(rollout.group, []).append(rollout.num_tokens)
         for instance in self._roster:
             self._placements.record_usage(instance)
@@ -92,13 +93,13 @@ class StepReports:
             instances_mean=report.instances_mean,
         )
 
-    def _cost_since_last(self, step: int, now: float) -> float:
-        """Dollars since the report of the step before this one.
+    def _cost_since_last(self, batch: Batch, now: float) -> float:
+        """Dollars since the report of the batch before this one.
 
         So the rows that a run keeps add up to all that was paid: what went on between two
-        steps is in the second, and what a returned trainer does again replaces what it did.
+        batches is in the second, and what a returned trainer does again replaces what it did.
         """
-        self._paid = {s: paid for s, paid in self._paid.items() if s < step}
+        self._paid = {b: paid for b, paid in self._paid.items() if b < batch}
         before = max(self._paid.values(), default=0.0)
-        self._paid[step] = self._roster.cost.total(now)
-        return self._paid[step] - before
+        self._paid[batch] = self._roster.cost.total(now)
+        return self._paid[batch] - before

@@ -1,0 +1,80 @@
+"""What a trainer may ask of a batch. Anything else is refused before any of it is done."""
+
+from collections.abc import Sequence
+
+from rlboost_jax.manager.state.rollouts import BatchRecord
+from rlboost_jax.messages import BeginBatch, ExtendBatch, PromptRequest, Sampling
+from rlboost_jax.sequences.identities import Batch
+
+MAX_ROLLOUTS = 2**20  # of a batch; each costs the manager about a kilobyte
+
+
+class ProtocolError(ValueError):
+    """The trainer asked for something impossible. It is told the reason and hung up on."""
+
+
+def check_begin(begin: BeginBatch, *, slot_tokens: int) -> None:
+    """Raise ProtocolError for a batch that cannot be worked on.
+
+    Args:
+        slot_tokens: longest prompt plus response.
+    """
+    if begin.group_size < 1 or not begin.prompts:
+        raise ProtocolError(f"batch {begin.batch} asks for no tokens at all")
+    asked = len(begin.prompts) * begin.group_size
+    _check_prompts(begin.batch, begin.prompts, begin.sampling, asked, slot_tokens)
+
+
+def check_extension(batch: BatchRecord, extend: ExtendBatch, *, slot_tokens: int) -> None:
+    """Raise ProtocolError where a batch has no room for more prompts, or others by their number.
+
+    Args:
+        slot_tokens: as for `check_begin`.
+    """
+    begin = batch.begin
+    sampling = extend.sampling or begin.sampling
+    if extend.samples > begin.group_size:
+        raise ProtocolError(
+            f"batch {extend.batch} is extended by {extend.samples} responses to a prompt; its "
+            f"groups have {begin.group_size}"
+        )
+    asked = len(batch.rollouts)
+    for prompt in extend.prompts:
+        wanted = prompt.tokens, sampling
+        for sample in batch.samples_of(prompt, extend.samples):
+            known = batch.rollout_of(sample)
+            if known is None:
+                asked += 1
+            elif (known.prompt_tokens, known.sampling) != wanted:
+                raise ProtocolError(
+                    f"batch {extend.batch} has a prompt {prompt.prompt} already, and it is "
+                    "another, or sampled in another way"
+                )
+    _check_prompts(extend.batch, extend.prompts, sampling, asked, slot_tokens)
+
+
+def _check_prompts(
+    batch: Batch, prompts: Sequence[PromptRequest], sampling: Sampling, asked: int, slot_tokens: int
+) -> None:
+    """Raise ProtocolError for prompts that a batch cannot have.
+
+    Args:
+        asked: responses of the whole batch.
+    """
+    if asked > MAX_ROLLOUTS:
+        raise ProtocolError(
+            f"batch {batch} asks for {asked:,} responses; the limit is {MAX_ROLLOUTS:,}, lower "
+            "learner.prompts_per_step"
+        )
+    if len({(p.purpose, p.prompt) for p in prompts}) != len(prompts):
+        raise ProtocolError(f"batch {batch} names a prompt twice")
+    for prompt in prompts:
+        length = len(prompt.tokens) // 4 + sampling.max_tokens
+        if length > slot_tokens or sampling.max_tokens < 1 or len(prompt.tokens) % 4:
+            raise ProtocolError(
+                f"prompt {prompt.prompt} of {len(prompt.tokens) / 4:g} tokens with "
+                f"{sampling.max_tokens} to sample does not fit a slot of {slot_tokens}; raise "
+                "engine.max_prompt_tokens or lower sampling.max_response_tokens"
+            )
+        if not prompt.tokens:
+            raise ProtocolError(f"prompt {prompt.prompt} of batch {batch} has no tokens")

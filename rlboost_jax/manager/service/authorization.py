@@ -1,0 +1,57 @@
+"""Who may ask: a bearer token and, with TLS, the certificate that it belongs to.
+
+There are two tokens, the servers' and the trainer's. The manager and its file server ask for
+the same.
+"""
+
+import hmac
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from rlboost_jax.credentials import COPY_AGAIN, SERVER, TRAINER
+from rlboost_jax.manager.service.run_files import Tokens
+
+TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
+ADMIT: web.AppKey[Callable[[Any], None]] = web.AppKey("admit", Callable)  # type: ignore[arg-type]
+
+
+def guarded(tokens: Tokens, admit: Callable[[Any], None]) -> web.Application:
+    """An application whose every route asks for a token.
+
+    Args:
+        admit: told of each connection that has shown one.
+    """
+    app = web.Application(middlewares=[_authorize])
+    app[TOKENS] = tokens
+    app[ADMIT] = admit
+    return app
+
+
+def bears(request: web.Request, token: str) -> bool:
+    given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(given, f"Bearer {token}".encode())  # same time for any guess
+
+
+@web.middleware
+async def _authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
+    tokens = request.app[TOKENS]
+    trainer = bears(request, tokens.trainer)
+    if not (trainer or bears(request, tokens.server)):
+        raise web.HTTPUnauthorized(text=f"wrong token; {COPY_AGAIN}\n")
+    role = _certified_role(request)
+    if role is not None and role != (TRAINER if trainer else SERVER):
+        raise web.HTTPForbidden(text="this token belongs to another certificate\n")
+    request.app[ADMIT](request.protocol)
+    return await handler(request)
+
+
+def _certified_role(request: web.Request) -> str | None:
+    """Common name of the certificate that was shown; None without TLS."""
+    certificate = request.get_extra_info("peercert")
+    if certificate is None:
+        return None
+    subject = dict(pair for part in certificate["subject"] for pair in part)
+    return str(subject.get("commonName", ""))

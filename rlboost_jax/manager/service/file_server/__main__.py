@@ -1,0 +1,79 @@
+"""The file server: `python -m rlboost_jax.manager.service.file_server --listener=FD`.
+
+Started by the manager, which holds the listening socket FD, gives its orders on standard input
+and hears a byte a second on standard output. It ends with the manager, however that ends: by the
+end of its input, and on Linux by the kernel's signal, which a stopped process gets, too.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from rlboost_jax import processes
+from rlboost_jax.manager.service import authority
+from rlboost_jax.manager.service.authorization import guarded
+from rlboost_jax.manager.service.file_server.orders import Serve, Setup, read_order
+from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
+from rlboost_jax.manager.service.heap import keep_small
+from rlboost_jax.manager.service.run_files import Tokens
+from rlboost_jax.weights.serve import ServedVersions, add_routes
+
+BEAT_SECONDS: Final = 1.0
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--listener", type=int, required=True, help="descriptor of a socket")
+    parser.add_argument("--manager", type=int, required=True, help="its process id")
+    args = parser.parse_args(arguments)
+    if not processes.end_with_parent(args.manager):
+        return 0
+    keep_small()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    return asyncio.run(serve(socket.socket(fileno=args.listener)))
+
+
+async def serve(listener: socket.socket) -> int:
+    """Serve what the orders say until they end; returns the exit code."""
+    loop = asyncio.get_running_loop()
+    orders = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    setup = await read_order(orders)
+    if not isinstance(setup, Setup):
+        return 0  # the manager is gone already
+    gate, versions = Gate(max_connections=max_connections()), ServedVersions()
+    tokens = Tokens(server=setup.server_token, trainer=setup.trainer_token)
+    app = guarded(tokens, gate.admit)
+    add_routes(app, versions)
+    runner = web.AppRunner(app, **RUNNER_OPTIONS)
+    await runner.setup()
+    assert runner.server is not None
+    tls = authority.server_tls(Path(setup.authority)) if setup.authority else None
+    beating = asyncio.ensure_future(_beat())
+    serving = False
+    while isinstance(order := await read_order(orders), Serve):
+        await versions.replace(order.versions)
+        if not serving:
+            await gate.listen_on(runner.server, listener, tls)
+            serving = True
+    beating.cancel()
+    return 0
+
+
+async def _beat() -> None:
+    while True:
+        os.write(1, b".")
+        await asyncio.sleep(BEAT_SECONDS)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # no thread that reads a file is waited for

@@ -1,0 +1,187 @@
+"""The manager's side of its file server: start it when it is wanted, watch it, start it again.
+
+The manager holds the listening socket. So the port stays the same whatever becomes of the
+process, and who connects while there is none waits in the socket's queue instead of being
+refused. Nobody connects where all servers see the learner's disk: there the process is never
+started.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from rlboost_jax.backoff import backoff_seconds
+from rlboost_jax.manager.service.file_server.orders import Serve, Setup, frame
+from rlboost_jax.manager.service.gate import BACKLOG
+from rlboost_jax.messages import Manifest
+from rlboost_jax.weights.serve import served_version
+
+PROGRAM: Final = "rlboost_jax.manager.service.file_server"
+FIRST_BACKOFF_SECONDS: Final = 0.1  # doubles with each process that ends soon
+LONGEST_BACKOFF_SECONDS: Final = 5.0
+SETTLED_SECONDS: Final = 5.0  # one that lived as long was a good one: the back-off begins anew
+SILENCE_SECONDS: Final = 300.0  # of one that says each second that it lives, its start included
+LEAVE_SECONDS: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Raises OSError where the address cannot be had."""
+    family, _, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+class FileServer:
+    """To be made and used in one event loop. Nothing here blocks it.
+
+    Args:
+        listener: closed by `close`.
+        report: told in a line why a process ended that should not have.
+        fail: told of a mistake of this side, after which no process is watched.
+        command: starts a process; the arguments of `__main__` are appended.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        setup: Setup,
+        report: Callable[[str], None],
+        fail: Callable[[BaseException], None],
+        command: tuple[str, ...] = (sys.executable, "-m", PROGRAM),
+    ) -> None:
+        self._listener, self._setup, self._report = listener, setup, report
+        self._command = command
+        self._serve = Serve(versions=())
+        self._process: asyncio.subprocess.Process | None = None
+        self._fail = fail
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+        self._task.add_done_callback(self._over)
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process at work."""
+        return None if self._process is None else self._process.pid
+
+    def serve(self, manifests: Iterable[Manifest]) -> None:
+        """Let the files of these be fetched, and no others."""
+        self._serve = Serve(versions=tuple(map(served_version, manifests)))
+        if self._process is not None:
+            self._tell(self._process)
+
+    async def close(self) -> None:
+        """End the process and stop listening."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._listener.close()
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    async def _watch(self) -> None:
+        """One process after the other."""
+        loop = asyncio.get_running_loop()
+        attempt = 0
+        while True:
+            await self._wanted()
+            began = loop.time()
+            try:
+                reason = await self._live()
+            except OSError as error:  # no memory, no more processes
+                reason = f"it cannot be started: {error}"
+            if loop.time() - began >= SETTLED_SECONDS:
+                attempt = 0
+            log.error("the file server ended: %s", reason)
+            self._report(reason)
+            await asyncio.sleep(
+                backoff_seconds(
+                    attempt, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS
+                )
+            )
+            attempt += 1
+
+    async def _wanted(self) -> None:
+        """Until somebody connects."""
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._listener, _settle, waiting)
+        try:
+            await waiting
+        finally:
+            loop.remove_reader(self._listener)
+
+    async def _live(self) -> str:
+        """One process from start to end; returns why it ended."""
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            f"--listener={self._listener.fileno()}",
+            f"--manager={os.getpid()}",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=[self._listener.fileno()],
+            start_new_session=True,  # an interrupt in the terminal is not for it
+        )
+        reason = ""
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(frame(self._setup))
+            self._tell(process)
+            self._process = process
+            reason = await _heard_out(process.stdout)
+        finally:
+            self._process = None
+            code = await asyncio.shield(_ended(process, at_once=bool(reason)))
+        return reason or (f"signal {-code}" if code < 0 else f"exit code {code}")
+
+    def _tell(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        process.stdin.write(frame(self._serve))  # to one that has ended it goes nowhere
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _heard_out(pipe: asyncio.StreamReader) -> str:
+    """Until the process closes its output, or is silent: then why it must be ended, else "".
+
+    Silence counts the second time only. The first may be our own: a process that was stopped
+    finds its timers due before what came meanwhile is read.
+    """
+    silences = 0
+    while silences < 2:
+        try:
+            async with asyncio.timeout(SILENCE_SECONDS / 2):
+                if not await pipe.read(4096):
+                    return ""
+            silences = 0
+        except TimeoutError:
+            silences += 1
+    return f"silent for {SILENCE_SECONDS:g} s"
+
+
+async def _ended(process: asyncio.subprocess.Process, *, at_once: bool) -> int:
+    """Its exit code, once it is gone: by itself, as it does at the end of its input, or killed."""
+    assert process.stdin is not None
+    process.stdin.close()
+    if not at_once:
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(process.wait(), LEAVE_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    return await process.wait()
