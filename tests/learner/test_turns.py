@@ -1,19 +1,24 @@
 """Sequences of several turns through the learner, against computations that know no turns."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlboost_jax import messages as m
+from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.estimates import Estimates, Scores
 from rlboost_jax.learner.packing import by_sample, pack, update_divisor
 from rlboost_jax.learner.samples import sample_rows
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.params import init_params
-from rlboost_jax.sequences.sequence import Sequence
+from rlboost_jax.sequences.identities import Work
+from rlboost_jax.sequences.sequence import BadSequence, Sequence
 from rlboost_jax.settings.presets import PRESETS
 from tests.learner.test_policy import (
     accumulate,
@@ -225,3 +230,64 @@ def test_a_sample_shows_who_wrote_what():
     assert (row.prompt_text, row.response_text) == ("1 2", "7 8 4 3 5 9 3")
     assert row.turns == (("sampled", "7 8"), ("given", "4 3 5"), ("sampled", "9 3"))
     assert row.tokens == 4 and not row.cut_off
+
+
+def rollout(work, *, runs, tokens, logprobs, versions=((3, 4),)):
+    return m.FinishedRollout(
+        work=work, tokens=m.pack_tokens(tokens), logprobs=m.pack_logprobs(logprobs),
+        versions=versions, instances=("a", "b"), runs=runs,
+    )  # fmt: skip
+
+
+def test_what_a_manager_delivers_becomes_a_sequence():
+    """And is judged by all after the prompt."""
+    asked = []
+
+    def ask(prompt, tokens):
+        asked.append((prompt, tokens.tolist()))
+        return Future()
+
+    collector = StepCollector(
+        3, version=3, prompts=[np.array([1, 2], np.int32)], group_size=1, ask=ask, estimate=tuple
+    )
+    work = Work(seed=0, batch=3, prompt=0, sample=0)
+    told = {"tokens": [7, 8, 20, 21, 9, 6], "logprobs": [-1, -2, -3, -4]}
+    with pytest.raises(BadSequence, match="runs of 2, 2, 1 tokens do not make up 6"):
+        collector.add(rollout(work, runs=(2, 2, 1), **told))
+    with pytest.raises(BadSequence, match="4 log-probabilities for 3 sampled"):
+        collector.add(rollout(work, runs=(2, 3, 1), **told))
+    collector.add(rollout(work, runs=(2, 2, 2), **told))
+    assert asked == [(0, [7, 8, 20, 21, 9, 6])]
+    sequence = collector._taken[0].sequence
+    assert sequence.tokens.tolist() == [1, 2, 7, 8, 20, 21, 9, 6]
+    assert sequence.sampled_positions.tolist() == [2, 3, 6, 7]
+    assert sequence.logprobs.tolist() == [-1, -2, -3, -4]
+    assert sequence.versions == ((3, 4),)
+
+
+def test_runs_travel():
+    """In a finished rollout and in a request, and none where all was sampled."""
+    work = Work(seed=0, batch=3, prompt=0, sample=0)
+    told = rollout(work, runs=(1, 2, 3), tokens=[0] * 6, logprobs=[0] * 4)
+    assert m.decode_to_trainer(m.encode(told)) == told
+    plain = rollout(work, runs=(), tokens=[0], logprobs=[0], versions=((3, 1),))
+    routed = m.RoutedRollout(**{**msgspec.structs.asdict(told), "routes": b"123"})
+    assert m.decode_to_trainer(m.encode(routed)) == routed
+    sizes = [
+        len(m.encode(rollout(work, runs=runs, tokens=[0] * 6, logprobs=[0] * 4)))
+        for runs in ((), (1, 2, 3))
+    ]
+    assert sizes[1] == sizes[0] + 3 and plain.runs == ()
+    request = m.GenerateRequest(
+        request_id=1,
+        work=work,
+        version=3,
+        prompt_tokens=b"",
+        response_tokens=m.pack_tokens([1, 2, 3]),
+        sampling=m.Sampling(temperature=1, top_p=1, top_k=0, max_tokens=4, stop_ids=()),
+        runs=(1, 2),
+    )
+    frame = m.Generate(params_digest="", requests=(request,))
+    assert m.decode_to_server(m.encode(frame)) == frame
+    with pytest.raises(msgspec.ValidationError):
+        m.decode_to_trainer(m.encode(rollout(work, runs=(0,), tokens=[], logprobs=[])))
