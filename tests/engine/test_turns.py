@@ -1,16 +1,25 @@
 """Sequences of several turns: the same bits wherever, and in however many stays, they are made."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from configs import base
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.messages import GenerateRequest, pack_tokens
-from tests.engine.conftest import Oracle
+from rlboost_jax.learner.collector import sequence_of
+from rlboost_jax.learner.doubts import EXACT
+from rlboost_jax.learner.packing import pack
+from rlboost_jax.learner.programs.policy import PolicyPrograms
+from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.messages import FinishedRollout, GenerateRequest, pack_tokens, unpack_tokens
+from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.sequences.identities import Version
+from rlboost_jax.settings.load import run_config
+from tests.engine.conftest import MODEL, Oracle
 
 Build = Callable[..., Engine]
 Rollouts = dict[int, tuple[list[int], list[int]]]
@@ -196,3 +205,34 @@ def test_a_budget_is_of_sampled_tokens(
     for tokens, _ in rollouts.values():
         assert len(tokens) == 6 or tokens[-1] == 5
     assert len(rollouts[0][0]) > 1
+
+
+def test_a_learner_finds_what_was_said_of_every_turn(
+    alone: dict[int, Episode], params: dict[str, Any]
+) -> None:
+    """From the wire to packed rows: no log-probability of a sampled token is in doubt."""
+    config = run_config(base.get_config())
+    sampling = replace(config.sampling, temperature=0.8)
+    policy = PolicyPrograms(
+        MODEL, config.learner, config.algorithm, sampling, num_updates=1, mesh=make_mesh((1, 1, 1))
+    )
+    trajectories = []
+    for episode in alone.values():
+        finished = FinishedRollout(
+            work=episode.request.work,
+            tokens=pack_tokens(episode.tokens),
+            logprobs=np.array(episode.bits, np.int32).tobytes(),
+            versions=((Version(1), sum(episode.sampled)),),
+            instances=(),
+            runs=episode.runs,
+        )
+        sequence = sequence_of(finished, unpack_tokens(episode.request.prompt_tokens))
+        sample = episode.request.request_id
+        trajectories.append(
+            Trajectory(prompt=0, sample=sample, sequence=sequence, reward=0.0, advantage=0.0)
+        )
+    batches = pack(trajectories, rows=4, row_tokens=64, loss_aggregation="token_mean")
+    gaps = np.concatenate([np.ravel(policy.gaps(params, batch)) for batch in batches])
+    mask = np.concatenate([np.ravel(batch.response_mask) for batch in batches])
+    assert mask.sum() == sum(sum(episode.sampled) for episode in alone.values())
+    assert gaps.max() < EXACT

@@ -213,6 +213,9 @@ def test_what_is_too_long_are_sampled_tokens():
     estimates = Estimates(algorithm=algorithm, max_response_tokens=10, stop_ids=(1,))
     full, short = made(0, (2, 4, 1, 6, 3)), made(1, (2, 4, 40, 5))
     assert [t.trained for t in estimates.of_group([full, short])] == [False, True]
+    penalised = replace(algorithm, overlong_penalty=1.0, overlong_band=0.2)
+    shaped = replace(estimates, algorithm=penalised).shaped
+    assert [shaped(full), shaped(short)] == [-1.0, -0.5], "the second half of the last two tokens"
 
 
 class Numbers:
