@@ -158,7 +158,7 @@ def test_a_sequence_is_worth_its_turns_one_by_one(config, learner_step, turns):
     assert_close(*scaled, atol=1e-6)
 
 
-def test_the_gradient_of_a_given_token_is_exactly_zero(config, learner_step, turns):
+def test_the_trap_of_observations_no_gradient_knows_them(config, learner_step, turns):
     """Whatever is given as a target: no bit of any gradient knows it."""
     (batch, *_), params = packed(everything(turns)), init_params(config.model, 0)
     told = (batch.segments > 0) & ~batch.response_mask
@@ -189,7 +189,7 @@ def by_full_rows(t, values, *, reward, discount, gae_lambda):
     return found[::-1]
 
 
-def test_advantages_pass_over_given_tokens(turns):
+def test_the_trap_of_observations_they_are_passed_over(turns):
     members = everything(turns)[:3]
     members = [replace(t, reward=float(i)) for i, t in enumerate(members)]
     rng = np.random.default_rng(4)
