@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.sequences.identities import Batch, Index, Purpose, Version, Work
+from rlboost_jax.sequences.sequence import Runs
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
 TOKEN_BATCH_BYTES: Final = 16 * 2**20  # of tokens and all about them; more is split between rows
@@ -36,8 +37,6 @@ Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 Digest = Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)]
 # Counts fit 32 bits: sums of them stay far within the 64 that travel.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-# Of the tokens after a prompt: how many, in turn sampled and given. () where all were sampled.
-Runs = tuple[Annotated[int, msgspec.Meta(ge=1, lt=2**31)], ...]
 # A peer's word for a version, or -1: none.
 VersionSaid = Annotated[Version, msgspec.Meta(ge=-1, lt=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # no NaN either
@@ -106,7 +105,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: bytes
     response_tokens: bytes  # known already: sampled elsewhere, or given since
     sampling: Sampling
-    runs: Runs = ()  # of the response tokens
+    runs: Runs = ()  # of the response tokens, in turn sampled and given; (): all were sampled
 
 
 # Server → manager ---------------------------------------------------------------------
@@ -377,7 +376,7 @@ class FinishedRollout(Message, frozen=True, kw_only=True):
     versions: tuple[tuple[Version, int], ...]  # (policy version, number sampled) in token order
     instances: tuple[str, ...]  # that took part, in order
     attempt: int = 0  # how often tokens of it were given up on before
-    runs: Runs = ()  # of the tokens
+    runs: Runs = ()  # of the tokens, in turn sampled and given; (): all were sampled
 
 
 class RoutedRollout(FinishedRollout, frozen=True, kw_only=True):

@@ -11,15 +11,16 @@ given before anything is sampled is part of the prompt.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt
 from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.sequences.identities import Version
 
-Runs = tuple[int, ...]
+# Numbers of tokens that are in turn of one origin and of the other.
+Runs = tuple[Annotated[int, msgspec.Meta(ge=1, lt=2**31)], ...]
 
 
 class BadSequence(ValueError):
@@ -50,11 +51,11 @@ class Sequence:
         BadSequence: the parts contradict each other.
     """
 
-    tokens: Int[np.ndarray, " T"]
+    tokens: NDArray[np.int32]  # [T]
     runs: Runs
-    logprobs: Float[np.ndarray, " N"]
+    logprobs: NDArray[np.float32]  # [N]
     versions: tuple[tuple[Version, int], ...]
-    routes: UInt[np.ndarray, "P L A"] | None = None
+    routes: NDArray[np.unsignedinteger] | None = None
 
     def __post_init__(self) -> None:
         for name in ("tokens", "logprobs", "routes"):
@@ -96,7 +97,7 @@ class Sequence:
         logprobs: ArrayLike,
         *,
         version: Version,
-        routes: UInt[np.ndarray, "P L A"] | None = None,
+        routes: NDArray[np.unsignedinteger] | None = None,
     ) -> "Sequence":
         """The simplest case: a prompt, and one response that one version sampled."""
         return cls.of_prompt(prompt).with_sampled(
@@ -113,7 +114,7 @@ class Sequence:
         logprobs: ArrayLike,
         *,
         version: Version,
-        routes: UInt[np.ndarray, "P L A"] | None = None,
+        routes: NDArray[np.unsignedinteger] | None = None,
     ) -> "Sequence":
         """The policy's tokens after these.
 
@@ -166,18 +167,18 @@ class Sequence:
         return self.tokens[self.sampled_positions]
 
     @property
-    def mask(self) -> Bool[np.ndarray, " T"]:
-        """Which tokens were sampled."""
+    def mask(self) -> NDArray[np.bool_]:
+        """[T] Which tokens were sampled."""
         return np.repeat(np.arange(len(self.runs)) % 2 == 1, self.runs)
 
     @property
-    def sampled_positions(self) -> Int[np.ndarray, " N"]:
-        """Where the sampled tokens are."""
+    def sampled_positions(self) -> NDArray[np.int_]:
+        """[N] Where the sampled tokens are."""
         return np.flatnonzero(self.mask)
 
     @property
     def token_versions(self) -> NDArray[np.int32]:
-        """The version that sampled it, for each sampled token."""
+        """[N] The version that sampled it, for each sampled token."""
         versions = np.array([version for version, _ in self.versions], np.int32)
         return np.repeat(versions, [count for _, count in self.versions])
 
