@@ -38,6 +38,7 @@ from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.params import abstract_params, init_params
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.sequences import sequence
 from rlboost_jax.settings.load import run_config_from_dict
 from rlboost_jax.settings.memory import learner_bytes, num_parameters, size_text
 from rlboost_jax.settings.model import ModelConfig
@@ -114,10 +115,12 @@ def draw(model: ModelConfig, count: int) -> list[Trajectory]:
         return Trajectory(
             prompt=sample,
             sample=sample,
-            prompt_tokens=rng.integers(model.vocab_size, size=PROMPT, dtype=np.int32),
-            response_tokens=rng.integers(model.vocab_size, size=length, dtype=np.int32),
-            behaviour_logprobs=np.full(length, -math.log(model.vocab_size), np.float32),
-            policy_versions=np.zeros(length, np.int32),
+            sequence=sequence.Sequence.of_response(
+                rng.integers(model.vocab_size, size=PROMPT, dtype=np.int32),
+                rng.integers(model.vocab_size, size=length, dtype=np.int32),
+                np.full(length, -math.log(model.vocab_size)),
+                version=0,
+            ),
             reward=0.0,
             advantage=float(rng.normal()),
         )
@@ -166,7 +169,7 @@ def operations(model: ModelConfig, trajectories: Sequence[Trajectory]) -> float:
     """Of one forward and one backward pass over what these trajectories hold."""
     table = model.vocab_size * model.embed_dim
     multiplying = num_parameters(model) - (0 if model.tie_embeddings else table)
-    lengths = [len(t.prompt_tokens) + len(t.response_tokens) - 1 for t in trajectories]
+    lengths = [len(t.sequence.tokens) - 1 for t in trajectories]
     pairs = sum(n * (n + 1) / 2 for n in lengths)  # (token, token that it sees)
     scores = 4 * model.num_layers * model.num_query_heads * model.head_dim
     return 3 * (2 * multiplying * sum(lengths) + scores * pairs)
@@ -175,7 +178,7 @@ def operations(model: ModelConfig, trajectories: Sequence[Trajectory]) -> float:
 def measure(model: ModelConfig, count: int, rounds: int) -> tuple[list[Result], str]:
     run = settings(model)
     trajectories = draw(model, count)
-    tokens = sum(len(t.prompt_tokens) + len(t.response_tokens) - 1 for t in trajectories)
+    tokens = sum(len(t.sequence.tokens) - 1 for t in trajectories)
     first = programs(WAYS[0], run)
     state = init_state(init_params(model, 0), first.optimizer, first.shardings)
     calls: dict[str, Callable[[], object]] = {}

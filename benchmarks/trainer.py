@@ -126,7 +126,7 @@ class StandInTrainer:
         self._thread.close()
 
     def _train(self, index: int, groups: tuple[Group, ...]) -> tuple[()]:
-        tokens = sum(len(t.response_tokens) for group in groups for t in group.trajectories)
+        tokens = sum(t.sequence.num_sampled for group in groups for t in group.trajectories)
         time.sleep(tokens / self._train_rate)
         return ()
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.sequences.identities import Batch, Index, Purpose, Version, Work
+from rlboost_jax.sequences.sequence import Runs
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
 TOKEN_BATCH_BYTES: Final = 16 * 2**20  # of tokens and all about them; more is split between rows
@@ -54,7 +55,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float  # 0 is greedy
     top_p: float
     top_k: int
-    max_tokens: int  # of the whole response, whatever part of it is already there
+    max_tokens: int  # to be sampled for the whole sequence, whatever part is already there
     stop_ids: tuple[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)], ...]
 
 
@@ -102,8 +103,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     work: Work
     version: Version  # the only policy version that may sample it
     prompt_tokens: bytes
-    response_tokens: bytes  # sampled already, elsewhere
+    response_tokens: bytes  # known already: sampled elsewhere, or given since
     sampling: Sampling
+    runs: Runs = ()  # of the response tokens, in turn sampled and given; (): all were sampled
 
 
 # Server → manager ---------------------------------------------------------------------
@@ -154,7 +156,8 @@ class TokenBatch(Message, frozen=True, kw_only=True):
 
     Row i carries `counts[i]` tokens of request `request_ids[i]`, concatenated in `tokens`
     and `logprobs`. At most 14 bytes per token plus about 30 per message. The end of a
-    response is not said: stop ids and limits decide it on both sides alike.
+    turn is not said: stop ids and limits decide it on both sides alike. Only sampled tokens
+    travel this way; what is given the manager knows.
     """
 
     sequence: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # 0, 1, 2, … within a stream
@@ -173,7 +176,8 @@ class RoutedTokenBatch(TokenBatch, frozen=True, kw_only=True):
     """A token batch of a run that replays routes, see `settings/routing.py`.
 
     Row i comes with `leads[i] + counts[i]` routes: that of the position which each of its tokens
-    was sampled after and, with the first token of a response, those of the prompt before.
+    was sampled after and, with the first token of a turn, those of the positions since the last
+    sampled token: of the prompt, or of what was given.
     """
 
     leads: bytes  # uint32
@@ -338,7 +342,7 @@ class Doubt(Message, frozen=True, kw_only=True):
     batch: Batch
     samples: bytes  # uint32
     attempts: bytes  # uint32: of each response, as it was delivered
-    positions: bytes  # uint32: in each response, of the first token in doubt
+    positions: bytes  # uint32: among the tokens after the prompt, of the first one in doubt
     gap: float  # nats, the largest
 
 
@@ -378,17 +382,18 @@ class Refused(Message, frozen=True, kw_only=True):
 
 class FinishedRollout(Message, frozen=True, kw_only=True):
     work: Work
-    tokens: bytes  # the whole response
-    logprobs: bytes
-    versions: tuple[tuple[Version, int], ...]  # (policy version, number of tokens) in token order
+    tokens: bytes  # all after the prompt
+    logprobs: bytes  # of those that were sampled
+    versions: tuple[tuple[Version, int], ...]  # (policy version, number sampled) in token order
     instances: tuple[str, ...]  # that took part, in order
     attempt: int = 0  # how often tokens of it were given up on before
+    runs: Runs = ()  # of the tokens, in turn sampled and given; (): all were sampled
 
 
 class RoutedRollout(FinishedRollout, frozen=True, kw_only=True):
     """A finished rollout of a run that replays routes."""
 
-    routes: bytes  # of all positions but the last, from the prompt's first on
+    routes: bytes  # of all positions before the last sampled token's, from the prompt's first on
 
 
 class WindowClosed(Message, frozen=True, kw_only=True):

@@ -1,10 +1,12 @@
 """Advantages token by token: discounted returns, and generalised estimates with a critic.
 
-On the host in float64, from the last token to the first.
+On the host in float64, from the last token to the first. All are tokens that the policy sampled:
+what it was given in between (a tool's answer, say) is passed over, as if the next sampled token
+came right after the one before.
 """
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 
 def rewards_to_go(rewards: Float[np.ndarray, " T"], *, discount: float) -> Float[np.ndarray, " T"]:
@@ -23,7 +25,6 @@ def rewards_to_go(rewards: Float[np.ndarray, " T"], *, discount: float) -> Float
 def generalized_advantages(
     rewards: Float[np.ndarray, " T"],
     values: Float[np.ndarray, " T"],
-    sampled: Bool[np.ndarray, " T"] | None = None,
     *,
     discount: float,
     gae_lambda: float,
@@ -36,20 +37,14 @@ def generalized_advantages(
     Args:
         rewards: of each token, mostly of the last one.
         values: V_t, what the critic expected before token t was sampled.
-        sampled: False for tokens of others (a tool's answer, say): they are passed over as if the
-            next sampled token came right after the one before, and their own entries are 0. A
-            reward there goes to the sampled token before. None: all were sampled.
 
     Source: Schulman et al. 2015, arXiv:1506.02438, equation 16.
     """
     advantages, returns = np.zeros(len(rewards)), np.zeros(len(rewards))
-    next_value = next_advantage = later_reward = 0.0
+    next_value = next_advantage = 0.0
     for t in reversed(range(len(rewards))):
-        if sampled is not None and not sampled[t]:
-            later_reward += rewards[t]
-            continue
-        surprise = rewards[t] + later_reward + discount * next_value - values[t]
+        surprise = rewards[t] + discount * next_value - values[t]
         next_advantage = surprise + discount * gae_lambda * next_advantage
-        next_value, later_reward = values[t], 0.0
+        next_value = values[t]
         advantages[t], returns[t] = next_advantage, next_advantage + next_value
     return advantages, returns

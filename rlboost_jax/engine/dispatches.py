@@ -28,7 +28,8 @@ class Dispatch:
     tokens: NDArray[np.int32]  # concatenated in the order of the rows
     logprobs: NDArray[np.float32]  # nats
     # Row i comes with `leads[i] + counts[i]` routes: of the position before each of its tokens and,
-    # with the first of a response, of the prompt's positions before.
+    # with the first of a turn, of the positions since the last sampled token: of the prompt, or
+    # of what was given.
     leads: NDArray[np.uint32]
     routes: NDArray[np.unsignedinteger] | None  # [routes, layers, experts], concatenated
     finished: tuple[int, ...]  # of the request ids; no longer held

@@ -3,9 +3,10 @@
 Invariants:
 
 - A rollout that is submitted stays until it is finished or released. Out of pages, it waits.
-- Its tokens and log-probabilities are a function of the weights, its tokens so far, its sampling
-  settings and (seed, step, sample). Companions, slots, pages, chunks, evictions, the number
-  of steps per dispatch and the engine do not change a bit of them (within a `fingerprint`).
+- Its tokens and log-probabilities are a function of the weights, its tokens so far (sampled or
+  given), its sampling settings and (seed, step, sample). Companions, slots, pages, chunks,
+  evictions, the number of steps per dispatch and the engine do not change a bit of them (within a
+  `fingerprint`).
 - After `warm_up` nothing is compiled, whatever arrives.
 
 Work goes in two halves: `begin` launches a device program and returns at once, `finish` waits

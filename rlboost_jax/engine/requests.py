@@ -1,9 +1,19 @@
-"""Which requests an engine takes. The rest are refused before anything of them is held."""
+"""Which requests an engine takes. The rest are refused before anything of them is held.
+
+A response may have several turns: runs of tokens in turn sampled and given. Its last run is what
+an engine goes on from: sampled tokens of a turn that is not over, or given ones that begin a turn.
+"""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlboost_jax.messages import GenerateRequest, unpack_tokens
+from rlboost_jax.sequences.sequence import BadSequence, Runs, runs_after_prompt
 from rlboost_jax.settings.limits import MAX_STOP_IDS
 
 _UINT32 = 2**32
@@ -22,7 +32,7 @@ class Limits:
     """What an engine can run."""
 
     vocab_size: int
-    slot_tokens: int  # longest prompt plus response
+    slot_tokens: int  # longest prompt plus response, given tokens included
     truncated_sampling: bool
 
 
@@ -85,16 +95,23 @@ def _check_tokens(name: str, request: GenerateRequest, limits: Limits) -> None:
     prompt, response = unpack_tokens(request.prompt_tokens), unpack_tokens(request.response_tokens)
     if len(prompt) == 0:
         _reject(name, "has an empty prompt; it needs at least 1 token")
-    longest = len(prompt) + request.sampling.max_tokens
+    try:
+        runs = runs_after_prompt(request.runs, len(response))
+    except BadSequence as error:
+        _reject(name, f"has {error} of response_tokens")
+    given = sum(runs[1::2])
+    longest = len(prompt) + given + request.sampling.max_tokens
     if longest > limits.slot_tokens:
+        of_others = f"{given} given since, " if given else ""
         raise RequestTooLong(
-            f"{name} may reach {longest} tokens ({len(prompt)} of prompt, "
+            f"{name} may reach {longest} tokens ({len(prompt)} of prompt, {of_others}"
             f"{request.sampling.max_tokens} of response); a slot holds {limits.slot_tokens}: "
             "raise engine.max_prompt_tokens or lower sampling.max_response_tokens"
         )
-    stopped = set(response.tolist()) & set(request.sampling.stop_ids)
-    if stopped or len(response) >= request.sampling.max_tokens:
-        why = f"has stop id {min(stopped)} in" if stopped else f"already has {len(response)} of"
+    stopped = _stops_of_open_turns(response, runs, request.sampling.stop_ids)
+    if stopped or len(response) - given >= request.sampling.max_tokens:
+        sampled = len(response) - given
+        why = f"has stop id {min(stopped)} in" if stopped else f"already has {sampled} of"
         _reject(
             name,
             f"{why} its response of at most {request.sampling.max_tokens} tokens; "
@@ -102,5 +119,19 @@ def _check_tokens(name: str, request: GenerateRequest, limits: Limits) -> None:
         )
 
 
-def _reject(name: str, why: str) -> None:
+def _stops_of_open_turns(
+    response: NDArray[np.int32], runs: Runs, stop_ids: Collection[int]
+) -> set[int]:
+    """Stop ids that were sampled, and did not end a turn that was answered."""
+    found: set[int] = set()
+    start = 0
+    for place, count in enumerate(runs):
+        if place % 2 == 0:
+            answered = place + 1 < len(runs)
+            found |= set(response[start : start + count - answered].tolist()) & set(stop_ids)
+        start += count
+    return found
+
+
+def _reject(name: str, why: str) -> NoReturn:
     raise RequestRejected(f"{name} {why}")

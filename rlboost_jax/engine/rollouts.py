@@ -11,6 +11,7 @@ from rlboost_jax.engine.metadata import Chunk
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
 from rlboost_jax.sequences.endings import finish_reason
 from rlboost_jax.sequences.identities import Batch, Purpose, Version, Work
+from rlboost_jax.sequences.sequence import runs_after_prompt
 from rlboost_jax.settings.limits import MAX_STOP_IDS
 
 PromptKey = tuple[Batch, Purpose, int, bytes]
@@ -18,7 +19,11 @@ PromptKey = tuple[Batch, Purpose, int, bytes]
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Rollout:
-    """One response in the making. The scheduler alone changes it.
+    """One sequence in the making. The scheduler alone changes it.
+
+    Its known tokens are the prompt, and what was sampled or given since: all of them are run
+    alike. The noise of a token is named by its place after the prompt, given tokens included, so
+    that it does not matter where, or in how many stays, a sequence of several turns is made.
 
     Always: `computed <= known`, the pages hold at least the `computed` tokens, and the record's
     page table names the pages in order.
@@ -28,7 +33,9 @@ class Rollout:
     arrival: int  # order of submission; the youngest has the largest
     prompt_key: PromptKey  # equal for the members of a group
     prompt_length: int
-    most_tokens: int  # prompt and longest response
+    turn_start: int  # after the newest token that was given; of one response the prompt's length
+    routed: int  # first positions whose routes others reported, see `Routes.finished`
+    most_tokens: int  # prompt, all that was given since, and as many as may be sampled
     stop_ids: frozenset[int]
     tokens: NDArray[np.int32]  # room for `most_tokens`, the first `known` of which count
     known: int
@@ -48,8 +55,8 @@ class Rollout:
     def finished(self) -> bool:
         reason = finish_reason(
             int(self.tokens[self.known - 1]),
-            self.known - self.prompt_length,
-            max_tokens=self.most_tokens - self.prompt_length,
+            self.known - self.turn_start,
+            max_tokens=self.most_tokens - self.turn_start,
             stop_ids=self.stop_ids,
         )
         return reason is not None
@@ -102,9 +109,13 @@ def new_rollout(request: GenerateRequest, layout: Layout, arrival: int) -> Rollo
     """The rollout of a checked request (`requests.py`)."""
     sampling = request.sampling
     prompt, response = unpack_tokens(request.prompt_tokens), unpack_tokens(request.response_tokens)
-    most_tokens = len(prompt) + sampling.max_tokens
+    runs = runs_after_prompt(request.runs, len(response))
+    most_tokens = len(prompt) + sum(runs[1::2]) + sampling.max_tokens
     tokens = np.zeros(most_tokens, np.int32)
     known = len(prompt) + len(response)
+    # Those of the newest run, if it was given; the prompt, if nothing was sampled yet.
+    newest_given = runs[-1] if runs and len(runs) % 2 == 0 else 0
+    newest_sampled = runs[-1] if len(runs) % 2 else 0
     tokens[:known] = np.concatenate([prompt, response])
 
     record = np.zeros(metadata.record_width(layout), np.int32)
@@ -126,6 +137,8 @@ def new_rollout(request: GenerateRequest, layout: Layout, arrival: int) -> Rollo
         arrival=arrival,
         prompt_key=(work.batch, work.purpose, work.prompt, request.prompt_tokens),
         prompt_length=len(prompt),
+        turn_start=known - newest_sampled,
+        routed=known - newest_given - 1 if runs else 0,
         most_tokens=most_tokens,
         stop_ids=frozenset(stops),
         tokens=tokens,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rlboost_jax import messages
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.rewards.verdict import Verdict
+from rlboost_jax.sequences import sequence
 from rlboost_jax.settings.routing import Routing
 
 Ask = Callable[[int, NDArray[np.int32]], Future[Verdict]]
@@ -41,7 +42,7 @@ class StepCollector:
         """A step whose groups are all open.
 
         Args:
-            ask: (prompt index, response tokens) → what the rewards say, then or later.
+            ask: (prompt index, all tokens after the prompt) → what the rewards say, then or later.
             wake: called, in any thread, when `settle` has something to do.
             estimate: gives the trajectories of a whole group their advantages.
             routing: of the routes that come with tokens; None: none do.
@@ -87,20 +88,16 @@ class StepCollector:
         if not (ours and known) or work.sample in self._taken:
             return []
         check_version(rollout, self._version)
-        tokens = messages.unpack_tokens(rollout.tokens)
+        made = sequence_of(rollout, self._prompts[work.prompt], self._routing)
         self._taken[work.sample] = Trajectory(
             prompt=work.prompt,
             sample=work.sample,
-            prompt_tokens=self._prompts[work.prompt],
-            response_tokens=tokens,
-            behaviour_logprobs=messages.unpack_logprobs(rollout.logprobs),
-            policy_versions=np.full(len(tokens), self._version, np.int32),
+            sequence=made,
             reward=0.0,
             advantage=0.0,
             attempt=rollout.attempt,
-            routes=self._routes(rollout),
         )
-        future = self._ask(work.prompt, tokens)
+        future = self._ask(work.prompt, made.continuation)
         self._asked[work.sample] = future
         if future.done():
             self._answered.append((work.sample, future))
@@ -158,12 +155,6 @@ class StepCollector:
             for (name, why), count in times.most_common()
         ]
 
-    def _routes(self, rollout: messages.FinishedRollout) -> NDArray[np.unsignedinteger] | None:
-        if self._routing is None:
-            return None
-        assert isinstance(rollout, messages.RoutedRollout), "the manager takes no others"
-        return self._routing.unpack(rollout.routes)
-
     def _hear(self, sample: int, future: Future[Verdict]) -> None:
         self._answered.append((sample, future))
         self._wake()
@@ -176,6 +167,27 @@ class StepCollector:
         group = Group(prompt=prompt, trajectories=self._estimate(members))
         self.groups[prompt] = group
         return group
+
+
+def sequence_of(
+    rollout: messages.FinishedRollout, prompt: NDArray[np.int32], routing: Routing | None = None
+) -> sequence.Sequence:
+    """What a finished rollout is made of, after its prompt.
+
+    Raises:
+        BadSequence: its parts contradict each other.
+    """
+    tokens, routes = messages.unpack_tokens(rollout.tokens), None
+    if routing is not None:
+        assert isinstance(rollout, messages.RoutedRollout), "the manager takes no others"
+        routes = routing.unpack(rollout.routes)
+    return sequence.Sequence(
+        tokens=np.concatenate([prompt, tokens]),
+        runs=(len(prompt), *sequence.runs_after_prompt(rollout.runs, len(tokens))),
+        logprobs=messages.unpack_logprobs(rollout.logprobs),
+        versions=rollout.versions,
+        routes=routes,
+    )
 
 
 def check_version(rollout: messages.FinishedRollout, version: int) -> None:

@@ -3,6 +3,9 @@
 Most need nothing but the rewards of a group. A KL in the reward needs log-probabilities, and
 generalised advantages need a critic, so they wait for the learner's look at the micro-batch;
 whitening needs every reward of the batch, so nothing whitened is trained on before all is in.
+
+Only sampled tokens have rewards, values and advantages. Token by token, what is given between two
+of them takes no time: the second comes right after the first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +23,7 @@ from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.sequences.endings import finish_reason
 from rlboost_jax.settings.algorithm import AlgorithmConfig
 
-ByToken = Mapping[int, NDArray[np.float32]]  # sample → one value for each response token
+ByToken = Mapping[int, NDArray[np.float32]]  # sample → one value for each sampled token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +92,7 @@ class Estimates:
         if not algorithm.overlong_penalty:
             return trajectory.reward
         return trajectory.reward - overlong_penalty(
-            len(trajectory.response_tokens),
+            trajectory.sequence.num_sampled,
             max_tokens=self.max_response_tokens,
             band_tokens=algorithm.overlong_band * self.max_response_tokens,
             penalty=algorithm.overlong_penalty,
@@ -97,8 +100,8 @@ class Estimates:
 
     def _trained(self, t: Trajectory) -> bool:
         reason = finish_reason(
-            int(t.response_tokens[-1]),
-            len(t.response_tokens),
+            int(t.sequence.sampled_tokens[-1]),
+            t.sequence.num_sampled,
             max_tokens=self.max_response_tokens,
             stop_ids=self.stop_ids,
         )
@@ -126,7 +129,7 @@ class Estimates:
 
     def _rewards(self, t: Trajectory, found: Scores | None) -> NDArray[np.float64]:
         """By token: what the KL takes from each, and the outcome at the last one."""
-        rewards = np.zeros(len(t.response_tokens))
+        rewards = np.zeros(t.sequence.num_sampled)
         if self.algorithm.kl_in_reward and found is not None:
             rewards += self._kl_rewards(t, found, coefficient=self.algorithm.kl_coefficient)
         rewards[-1] += self.shaped(t)
@@ -164,4 +167,4 @@ class Estimates:
 def _by_token(t: Trajectory) -> NDArray[np.float64]:
     if t.advantages is not None:
         return t.advantages.astype(np.float64)
-    return np.full(len(t.response_tokens), t.advantage)
+    return np.full(t.sequence.num_sampled, t.advantage)

@@ -17,6 +17,7 @@ from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.learner.collector import check_version
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Batch, sample_number
+from rlboost_jax.sequences.sequence import runs_after_prompt
 from rlboost_jax.settings.sampling import EvaluationConfig
 
 Part = tuple[tuple[messages.PromptRequest, ...], int]  # prompts, and responses to each
@@ -119,7 +120,8 @@ class Measurement:
         if rollout.attempt > self._attempts.get(sample, -1):
             place = work.prompt // self._chunks
             tokens = messages.unpack_tokens(rollout.tokens)
-            self._attempts[sample], self._lengths[sample] = rollout.attempt, len(tokens)
+            self._attempts[sample] = rollout.attempt
+            self._lengths[sample] = sum(runs_after_prompt(rollout.runs, len(tokens))[::2])
             self._asked[sample] = self._exercises.ask(self._prompts[place], tokens)
         return True
 

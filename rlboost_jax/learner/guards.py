@@ -48,9 +48,7 @@ def check_whole(
         "missing": [sample for _, sample in sorted(wanted - times.keys())],
         "foreign": [sample for _, sample in sorted(times.keys() - wanted)],
         "twice or more": [sample for (_, sample), n in sorted(times.items()) if n > 1],
-        "of another version": [
-            t.sample for t in trajectories if (t.policy_versions != version).any()
-        ],
+        "of another version": [t.sample for t in trajectories if _versions(t) - {version}],
     }
     found = [f"{fault}: {_samples(samples)}" for fault, samples in faults.items() if samples]
     if found:
@@ -79,15 +77,15 @@ def check_judged(
 
 
 def check_counted(trajectories: Iterable[Trajectory], tokens: float, *, step: int) -> None:
-    """Raise StepNotWhole where the gradients are not of just these response tokens.
+    """Raise StepNotWhole where the gradients are not of just the sampled tokens of these.
 
     Args:
         tokens: that the gradients' micro-batches counted, a float32 sum.
     """
-    expected = sum(len(t.response_tokens) for t in trajectories)
+    expected = sum(t.sequence.num_sampled for t in trajectories)
     if not abs(tokens - expected) <= expected * _ROUNDING:
         raise StepNotWhole(
-            f"step {step} cannot be applied: its gradients are of {tokens:.0f} response tokens, "
+            f"step {step} cannot be applied: its gradients are of {tokens:.0f} sampled tokens, "
             f"its samples have {expected}"
         )
 
@@ -121,6 +119,10 @@ def kept(checkpoint: int | None) -> str:
     if checkpoint is None:
         return "nothing of it was applied, and there is no checkpoint yet"
     return f"nothing of it was applied, and checkpoint {checkpoint} is sound"
+
+
+def _versions(trajectory: Trajectory) -> set[int]:
+    return {version for version, _ in trajectory.sequence.versions}
 
 
 def _samples(samples: Sequence[int]) -> str:

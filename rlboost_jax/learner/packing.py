@@ -4,7 +4,8 @@ A batch has rows of the full length, of half of it, of a quarter, …, and alway
 tokens, so that the gradient program is compiled once for each length and short trajectories do
 not pay for attention over the longest. Which batches there are follows from the trajectories
 alone. A trajectory of n tokens takes n - 1 positions of one row: position i holds
-token i as input, and everything about its *target*, token i + 1, lies beside it.
+token i as input, and everything about its *target*, token i + 1, lies beside it. Targets that
+were given, and not sampled, are context only: no mask names them and they have no weight.
 """
 
 import itertools
@@ -38,9 +39,9 @@ class PackedBatch:
     targets: Int[np.ndarray, "R T"]  # the token after it in its trajectory
     response_mask: Bool[np.ndarray, "R T"]  # the target was sampled by the policy
     behaviour_logprobs: Float[np.ndarray, "R T"]  # of the target, nats
-    advantages: Float[np.ndarray, "R T"]  # of the trajectory, where the target is a response token
-    weights: Float[np.ndarray, "R T"]  # of the target in the loss; 0 outside the response
-    samples: Int[np.ndarray, "R T"] | None = None  # of the target if it is a response token, or -1
+    advantages: Float[np.ndarray, "R T"]  # of the target, where it was sampled
+    weights: Float[np.ndarray, "R T"]  # of the target in the loss; 0 where it was given
+    samples: Int[np.ndarray, "R T"] | None = None  # of the target if it was sampled, or -1
     # Zeros where the trajectories have none, which the algorithm then does not ask for.
     old_logprobs: Float[np.ndarray, "R T"] | None = None
     old_values: Float[np.ndarray, "R T"] | None = None
@@ -150,7 +151,7 @@ def update_divisor(
     """
     trained = [t for t in trajectories if t.trained]
     if loss_aggregation == TOKEN_MEAN:
-        return max(1, sum(len(t.response_tokens) for t in trained))
+        return max(1, sum(t.sequence.num_sampled for t in trained))
     each = max_response_tokens if loss_aggregation == CONSTANT else 1
     return max(1, len(trained) * each)
 
@@ -158,7 +159,7 @@ def update_divisor(
 def by_sample(
     batches: Iterable[PackedBatch], values: Iterable[Float[np.ndarray, "R T"]]
 ) -> dict[int, Float[np.ndarray, " _"]]:
-    """What was computed for packed targets, as one array for each response by its sample."""
+    """What was computed for packed targets: by sample, one value for each sampled token."""
     found = {}
     for batch, array in zip(batches, values, strict=True):
         assert batch.samples is not None, "made by `fill`"
@@ -168,18 +169,15 @@ def by_sample(
 
 
 def _num_positions(trajectory: Trajectory, row_tokens: int) -> int:
-    prompt, response = len(trajectory.prompt_tokens), len(trajectory.response_tokens)
-    if prompt == 0 or response == 0:
+    length = trajectory.sequence.trained_length
+    if length == 0:
+        raise DoesNotFit(f"sample {trajectory.sample}: no token was sampled; it needs at least one")
+    if length - 1 > row_tokens:
         raise DoesNotFit(
-            f"sample {trajectory.sample}: {prompt} prompt and {response} response tokens; "
-            "both need at least one"
+            f"sample {trajectory.sample}: {length} tokens need {length - 1} positions, a row has "
+            f"{row_tokens}; raise learner.row_tokens"
         )
-    if prompt + response - 1 > row_tokens:
-        raise DoesNotFit(
-            f"sample {trajectory.sample}: {prompt + response} tokens need {prompt + response - 1} "
-            f"positions, a row has {row_tokens}; raise learner.row_tokens"
-        )
-    return prompt + response - 1
+    return length - 1
 
 
 def _batch(
@@ -223,26 +221,27 @@ def _place(
     batch: PackedBatch, row: int, start: int, segment: int, t: Trajectory, loss_aggregation: str
 ) -> int:
     """Write one trajectory into [start, end) of a row; returns end."""
-    tokens = np.concatenate([t.prompt_tokens, t.response_tokens])
+    sequence = t.sequence
+    tokens = sequence.tokens[: sequence.trained_length]
     end = start + len(tokens) - 1
-    everything, response = (row, slice(start, end)), (row, slice(end - len(t.response_tokens), end))
+    everything, sampled = (row, slice(start, end)), (row, start + sequence.sampled_positions - 1)
     batch.tokens[everything] = tokens[:-1]
     batch.targets[everything] = tokens[1:]
     batch.positions[everything] = np.arange(len(tokens) - 1)
     batch.segments[everything] = segment
-    batch.response_mask[response] = True
-    batch.behaviour_logprobs[response] = t.behaviour_logprobs
+    batch.response_mask[sampled] = True
+    batch.behaviour_logprobs[sampled] = sequence.logprobs
     if batch.samples is not None:
-        batch.samples[response] = t.sample
-    batch.advantages[response] = t.advantage if t.advantages is None else t.advantages
+        batch.samples[sampled] = t.sample
+    batch.advantages[sampled] = t.advantage if t.advantages is None else t.advantages
     of_sequence = loss_aggregation == SEQUENCE_MEAN
     if t.trained:
-        batch.weights[response] = 1 / len(t.response_tokens) if of_sequence else 1.0
+        batch.weights[sampled] = 1 / sequence.num_sampled if of_sequence else 1.0
     if batch.routes is not None:
-        assert t.routes is not None and len(t.routes) == end - start, "one of each position"
-        batch.routes[everything] = t.routes
+        assert sequence.routes is not None, "recorded of every token, see `FinishedRollout`"
+        batch.routes[everything] = sequence.routes
     for name in ("old_logprobs", "old_values", "returns"):
         values = getattr(t, name)
         if values is not None:
-            getattr(batch, name)[response] = values
+            getattr(batch, name)[sampled] = values
     return end

@@ -29,7 +29,7 @@ def policy_metrics(
         figures: of `BatchUpdate.finish`.
     """
     rewards = np.array([t.reward for t in trajectories])
-    lengths = np.array([len(t.response_tokens) for t in trajectories])
+    lengths = np.array([t.sequence.num_sampled for t in trajectories])
     return {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
@@ -65,7 +65,7 @@ def report_metrics(
     report: messages.BatchReport, trajectories: Sequence[Trajectory]
 ) -> dict[str, Any]:
     """Of the fleet. What is delivered and not trained on is lost, to the account of this step."""
-    trained = sum(len(t.response_tokens) for t in trajectories)
+    trained = sum(t.sequence.num_sampled for t in trajectories)
     filtered = report.tokens_delivered - trained
     cost = report.cost_dollars
     return {

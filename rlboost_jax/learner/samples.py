@@ -1,6 +1,7 @@
 """Which responses of a step a person is shown, how they read, what their rewards are made of."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import abc
+from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
 from numpy.typing import ArrayLike
@@ -8,6 +9,7 @@ from numpy.typing import ArrayLike
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.sequences.endings import stopped
+from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.observe import ObserveConfig
 
 
@@ -16,7 +18,7 @@ class Reader(Protocol):
     """What is needed of `rlboost_jax.data.tasks.Task`."""
 
     @property
-    def stop_ids(self) -> Sequence[int]: ...
+    def stop_ids(self) -> abc.Sequence[int]: ...
 
     def text(self, tokens: ArrayLike, /) -> str: ...
 
@@ -44,13 +46,14 @@ def sample_rows(
             step=step,
             prompt=t.prompt,
             sample=t.sample,
-            prompt_text=task.text(t.prompt_tokens),
-            response_text=task.text(t.response_tokens),
-            tokens=len(t.response_tokens),
-            cut_off=not stopped(t.response_tokens, task.stop_ids),
+            prompt_text=task.text(t.sequence.prompt),
+            response_text=task.text(t.sequence.continuation),
+            tokens=t.sequence.num_sampled,
+            cut_off=not stopped(t.sequence.sampled_tokens, task.stop_ids),
             reward=t.reward,
             advantage=float(t.advantage if t.advantages is None else t.advantages.mean()),
             rewards=_parts(t),
+            turns=_turns(t.sequence, task),
         )
         for t in everyone
         if t.prompt in shown
@@ -67,6 +70,14 @@ def reward_parts(trajectories: Iterable[Trajectory]) -> dict[str, float]:
         for name, value in _parts(trajectory).items():
             values.setdefault(name, []).append(value)
     return {f"reward/{name}": sum(given) / len(given) for name, given in values.items()}
+
+
+def _turns(sequence: Sequence, task: Reader) -> tuple[tuple[str, str], ...]:
+    """Of a response that somebody else wrote a part of; () of any other."""
+    if len(sequence.runs) <= 2:
+        return ()
+    _, *runs = sequence.split()
+    return tuple(("sampled" if run.sampled else "given", task.text(run.tokens)) for run in runs)
 
 
 def _parts(trajectory: Trajectory) -> Mapping[str, float]:

@@ -27,6 +27,8 @@ from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
+from rlboost_jax.sequences.identities import Version
+from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.learner import LearnerConfig
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.run import RunConfig
@@ -117,10 +119,10 @@ class _Lessons:
 
     def batch(self, worked_fraction: float) -> PackedBatch:
         wanted = _SURPLUS * self._rows * self._row_tokens
-        positions = sum(len(t.prompt_tokens) + len(t.response_tokens) - 1 for t in self._left)
+        positions = sum(len(t.sequence.tokens) - 1 for t in self._left)
         while positions < wanted:
             lesson = self._draw(worked_fraction)
-            positions += len(lesson.prompt_tokens) + len(lesson.response_tokens) - 1
+            positions += len(lesson.sequence.tokens) - 1
             self._left.append(lesson)
         batch, self._left = fill(
             self._left, rows=self._rows, row_tokens=self._row_tokens, loss_aggregation=TOKEN_MEAN
@@ -137,10 +139,9 @@ class _Lessons:
         return Trajectory(
             prompt=self._drawn,
             sample=0,
-            prompt_tokens=self._task.prompt_tokens(problem),
-            response_tokens=answer,
-            behaviour_logprobs=np.zeros(len(answer), np.float32),
-            policy_versions=np.zeros(len(answer), np.int32),
+            sequence=Sequence.of_response(
+                self._task.prompt_tokens(problem), answer, np.zeros(len(answer)), version=Version(0)
+            ),
             reward=0.0,
             advantage=0.0,
         )

@@ -49,10 +49,15 @@ def _row(row: Mapping[str, Any], parts: Sequence[str]) -> str:
     numbers = [*map(_number, rewards), _number(row["advantage"], sign="+")]
     cells = "".join(f"<td class='value'>{number}</td>" for number in numbers)
     length = f"{row['tokens']:,}" + ("<br>cut off" if row["cut_off"] else "")
-    return (
-        f"<tr>{cells}<td class='value'>{length}</td>"
-        f"<td><pre>{_text(row['response_text'])}</pre></td></tr>"
-    )
+    turns = row.get("turns") or [("sampled", row["response_text"])]  # none in files of before
+    response = "".join(map(_turn, turns))
+    return f"<tr>{cells}<td class='value'>{length}</td><td>{response}</td></tr>"
+
+
+def _turn(turn: Sequence[str]) -> str:
+    origin, text = turn
+    given = " class='prompt'" if origin == "given" else ""  # looks like what else was given
+    return f"<pre{given}>{_text(text)}</pre>"
 
 
 def _number(value: float | None, sign: str = "") -> str:

@@ -18,19 +18,23 @@ class SampleRow:
     prompt: int  # index of the prompt within the step
     sample: int  # index of the response within the step
     prompt_text: str
-    response_text: str
-    tokens: int  # of the response
+    response_text: str  # all after the prompt
+    tokens: int  # that were sampled
     cut_off: bool  # it ran into sampling.max_response_tokens
     reward: float
     advantage: float
     rewards: Mapping[str, float] = field(default_factory=dict)  # parts of `reward`, by name
+    # What the response is made of, where some of it was given: ("sampled" or "given", text).
+    turns: tuple[tuple[str, str], ...] = ()
 
 
 def sample_values(row: SampleRow) -> dict[str, Any]:
     """A row as it is written: null for what is no finite number."""
     values = asdict(row)
-    values["rewards"] = {name: scalar(value) for name, value in row.rewards.items()}
-    return {key: value if key == "rewards" else scalar(value) for key, value in values.items()}
+    rewards = {name: scalar(value) for name, value in values.pop("rewards").items()}
+    turns = [list(turn) for turn in values.pop("turns")]
+    plain = {key: scalar(value) for key, value in values.items()}
+    return {**plain, "rewards": rewards, "turns": turns}
 
 
 def read_samples(workdir: str | Path) -> list[dict[str, Any]]:

@@ -1,1 +1,2 @@
-"""What all other packages speak of: `identities` (names of things), `endings` (of responses)."""
+"""What all other packages speak of: `identities` (names of things), `endings` (of responses),
+`sequence` (which tokens were sampled, and which given)."""

@@ -2,6 +2,10 @@
 
 A response is over with its first stop id, which belongs to it, or with as many tokens as it may
 have. Nobody says so on any wire: it follows from the tokens, wherever they are.
+
+Of a sequence of several turns that is said of the newest turn. Only tokens that were sampled end
+one: what is given may have any ids. What its turns may have together is a number of sampled
+tokens, so the last turn may have what those before it left.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -141,11 +141,13 @@ class Server:
         self._plan()
 
     def _row(self, request: m.GenerateRequest) -> Row:
-        done = len(request.response_tokens) // 4
+        known = len(request.response_tokens) // 4
+        given = sum(request.runs[1::2])
+        done = known - given
         return Row(
             request_id=request.request_id,
             group=(request.work.batch, request.work.prompt),
-            prompt_tokens=len(request.prompt_tokens) // 4,
+            prompt_tokens=len(request.prompt_tokens) // 4 + given,
             length=self._world.length(request.work.batch, request.work.sample),
             done=done,
             reported=done,

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,19 +43,3 @@ def test_three_tokens_by_hand():
     )
     assert advantages.tolist() == [-0.25 + 0.25, 0.25 + 0.25, 0.5]
     assert returns.tolist() == [0.5, 0.75, 1.0]
-
-
-@pytest.mark.parametrize("tool_reward", [0.0, 0.5])
-def test_the_trap_of_observations_they_are_passed_over(tool_reward):
-    """A tool's answer between two sampled tokens changes nothing but its reward's place."""
-    sampled = np.array([True, True, False, False, True])
-    rewards = np.array([0.2, 0.1, 0.0, tool_reward, 1.0])
-    values = np.array([0.4, 0.3, 77.0, -50.0, 0.6])
-    options = {"discount": 0.9, "gae_lambda": 0.8}
-    found = generalized_advantages(rewards, values, sampled, **options)
-    expected = generalized_advantages(
-        np.array([0.2, 0.1 + tool_reward, 1.0]), np.array([0.4, 0.3, 0.6]), **options
-    )
-    for with_tool, without in zip(found, expected, strict=True):
-        np.testing.assert_allclose(with_tool[sampled], without)
-        assert (with_tool[~sampled] == 0).all()

@@ -81,6 +81,7 @@ def request_of() -> Callable[..., GenerateRequest]:
         seed: int = 11,
         version: int = 1,
         sequence: int = 0,
+        runs: Iterable[int] = (),
         **sampling: Any,
     ) -> GenerateRequest:
         settings = {
@@ -96,6 +97,7 @@ def request_of() -> Callable[..., GenerateRequest]:
             version=version,
             prompt_tokens=pack_tokens(list(prompt)),
             response_tokens=pack_tokens(list(response)),
+            runs=tuple(runs),
             sampling=Sampling(**{**settings, **sampling}),
         )
 
@@ -187,14 +189,16 @@ class Oracle:
         return gated @ mlp["down"]["kernel"]
 
     def rollout(self, request: GenerateRequest) -> tuple[list[int], list[float]]:
-        """Tokens and log-probabilities of the whole response."""
+        """Tokens and log-probabilities of the whole response, or of what follows what is known."""
         prompt = unpack_tokens(request.prompt_tokens).tolist()
+        known = unpack_tokens(request.response_tokens).tolist()
+        given = sum(request.runs[1::2])
         sampling, tokens, logprobs = request.sampling, [], []
-        while len(tokens) < sampling.max_tokens:
-            weights = self.distribution(self.logits(prompt + tokens), sampling)
-            noise = self.uniform(
-                request.work.noise_seed, request.work.batch, request.work.sample, len(tokens)
-            )
+        while len(known) - given + len(tokens) < sampling.max_tokens:
+            weights = self.distribution(self.logits(prompt + known + tokens), sampling)
+            place = len(known) + len(tokens)  # after the prompt
+            work = request.work
+            noise = self.uniform(work.noise_seed, work.batch, work.sample, place)
             tokens.append(int(np.searchsorted(np.cumsum(weights), noise, side="right")))
             logprobs.append(float(np.log(weights[tokens[-1]])))
             if tokens[-1] in sampling.stop_ids:

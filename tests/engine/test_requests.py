@@ -40,6 +40,19 @@ Requests = Callable[..., GenerateRequest]
         ([1], {"step": -2}, "batch -2"),
         ([1], {"response": [2, 5], "stop_ids": (5,)}, "has stop id 5 in its response"),
         ([1], {"response": [2, 3, 4], "max_tokens": 3}, "already has 3 of its response of at"),
+        ([1], {"response": [2, 3, 4], "runs": (2, 2)}, "runs of 2, 2 tokens do not make up 3 of"),
+        ([1], {"response": [2, 3], "runs": (2, 0)}, "runs of 2, 0 tokens do not make up 2 of"),
+        ([1], {"response": [5, 2, 7], "runs": (2, 1), "stop_ids": (5,)}, "stop id 5 in its"),
+        (
+            [1],
+            {"response": [2, 7, 5], "runs": (1, 1, 1), "stop_ids": (5,)},
+            "stop id 5 in its",
+        ),
+        (
+            [1],
+            {"response": [2, 3, 9, 9], "runs": (2, 2), "max_tokens": 2},
+            "already has 2 of its",
+        ),
     ],
 )
 def test_is_refused(
@@ -58,6 +71,23 @@ def test_a_rollout_must_fit_in_a_slot(request_of: Requests) -> None:
         RequestTooLong, match=r"45 tokens \(20 of prompt, 25 of response\); a slot holds 44"
     ):
         check_request(request_of(9, [1] * 20, max_tokens=25), LIMITS, version=1)
+
+
+def test_a_turn_that_was_answered_may_have_ended(request_of: Requests) -> None:
+    """And what was given may have any ids, and counts in no budget."""
+    turns = request_of(9, [1], [2, 5, 5, 7, 5], runs=(2, 3), stop_ids=(5,), max_tokens=3)
+    check_request(turns, LIMITS, version=1)
+    cut_short = request_of(9, [1], [2, 3, 5, 7], runs=(2, 1, 1), stop_ids=(5,), max_tokens=4)
+    check_request(cut_short, LIMITS, version=1)
+
+
+def test_what_is_given_takes_room_in_a_slot(request_of: Requests) -> None:
+    turns = {"response": [2] * 12, "runs": (1, 11)}
+    check_request(request_of(9, [1] * 10, **turns, max_tokens=23), LIMITS, version=1)
+    with pytest.raises(
+        RequestTooLong, match=r"45 tokens \(10 of prompt, 11 given since, 24 of response\)"
+    ):
+        check_request(request_of(9, [1] * 10, **turns, max_tokens=24), LIMITS, version=1)
 
 
 def test_half_a_token_is_refused(request_of: Requests) -> None:

@@ -5,13 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.dispatches import Dispatch
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.messages import GenerateRequest, unpack_tokens
+from rlboost_jax.messages import GenerateRequest, pack_tokens, unpack_tokens
 from rlboost_jax.models.params import init_params
 from rlboost_jax.settings.routing import Routing
 from tests.engine.conftest import CONFIG, MODEL, SLOT_TOKENS, Oracle
@@ -146,6 +147,29 @@ def test_a_rollout_that_moves_keeps_its_routes(
     for request_id, (tokens, routes) in before.items():
         assert recorded[request_id][0][: len(tokens)] == tokens
         assert recorded[request_id][1][: len(routes)] == routes
+    check(RoutedOracle(moe_params), requests, recorded)
+
+
+def test_the_routes_of_what_is_given_come_with_the_turn_after_it(
+    engines: tuple[Engine, Engine], moe_params: Any, request_of: Requests
+) -> None:
+    """Of the token that ended the turn before, too: nothing was sampled after it until then."""
+    recorded: Recorded = {}
+    requests = groups(request_of)
+    here, there = engines
+    here.submit(requests)
+    take(here.run(), recorded)
+    resumed = []
+    for r in requests:
+        tokens, routes = recorded[r.request_id]
+        given = [9, 5, 2, 2, 31, 5][: 1 + r.request_id % 6]
+        if len(tokens) < r.sampling.max_tokens:
+            recorded[r.request_id] = tokens + given, routes
+            known, runs = pack_tokens(tokens + given), (len(tokens), len(given))
+            resumed.append(msgspec.structs.replace(r, response_tokens=known, runs=runs))
+    assert len(resumed) > 4
+    there.submit(resumed)
+    take(there.run(), recorded)
     check(RoutedOracle(moe_params), requests, recorded)
 
 

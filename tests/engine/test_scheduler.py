@@ -96,11 +96,14 @@ class SymbolicDevice:
 
 
 def oracle(request: GenerateRequest) -> tuple[int, ...]:
+    """All after the prompt."""
     prompt = tuple(np.frombuffer(request.prompt_tokens, "<i4").tolist())
-    response: tuple[int, ...] = ()
-    stops = set(request.sampling.stop_ids)
-    while len(response) < request.sampling.max_tokens and not stops & set(response):
-        response += (next_token(prompt + response),)
+    response = tuple(np.frombuffer(request.response_tokens, "<i4").tolist())
+    sampled = len(response) - sum(request.runs[1::2])
+    while sampled < request.sampling.max_tokens:
+        response, sampled = (*response, next_token(prompt + response)), sampled + 1
+        if response[-1] in request.sampling.stop_ids:
+            break
     return response
 
 
@@ -121,14 +124,40 @@ def draw_layout(random: np.random.Generator) -> Layout:
 def draw_request(
     random: np.random.Generator, request_id: int, prompts: list[list[int]], slot_tokens: int
 ) -> GenerateRequest:
-    """One of the prompts, fresh or with some of its tokens sampled elsewhere."""
+    """One of the prompts, fresh, with some of its tokens sampled elsewhere, or in a second turn."""
     group = int(random.integers(len(prompts)))
     prompt = prompts[group]
     most = slot_tokens - len(prompt)
     stop_ids = (STOP,) if random.random() < 0.5 else ()
     response = oracle(make_request(request_id, prompt, (), group, most, stop_ids))
-    have = int(random.integers(len(response))) if random.random() < 0.3 else 0
+    chance = random.random()
+    if chance < 0.3 and most > 2:
+        return draw_turn(random, request_id, prompt, group, most, stop_ids)
+    have = int(random.integers(len(response))) if chance > 0.7 else 0
     return make_request(request_id, prompt, response[:have], group, most, stop_ids)
+
+
+def draw_turn(
+    random: np.random.Generator,
+    request_id: int,
+    prompt: list[int],
+    group: int,
+    most: int,
+    stop_ids: tuple[int, ...],
+) -> GenerateRequest:
+    """Up to `most` tokens after the prompt: a turn, something that is given, perhaps the STOP
+    itself, and none or some of the next turn."""
+    given = int(random.integers(1, most - 1))
+    budget = most - given
+    turn = oracle(make_request(request_id, prompt, (), group, budget, stop_ids))
+    have = int(random.integers(1, min(len(turn), budget - 1) + 1))
+    known = turn[:have] + tuple(random.integers(0, STOP + 1, given).tolist())
+    request = make_request(request_id, prompt, known, group, budget, stop_ids, (have, given))
+    more = int(random.integers(len(oracle(request)) - len(known)))
+    if more == 0:
+        return request
+    known = oracle(request)[: len(known) + more]
+    return make_request(request_id, prompt, known, group, budget, stop_ids, (have, given, more))
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -190,6 +219,7 @@ def make_request(
     group: int,
     max_tokens: int,
     stop_ids: tuple[int, ...] = (STOP,),
+    runs: tuple[int, ...] = (),
 ) -> GenerateRequest:
     return GenerateRequest(
         work=Work(seed=0, batch=0, prompt=group, sample=request_id),
@@ -197,6 +227,7 @@ def make_request(
         version=1,
         prompt_tokens=pack_tokens(prompt),
         response_tokens=pack_tokens(response),
+        runs=runs,
         sampling=Sampling(
             temperature=1, top_p=1, top_k=0, max_tokens=max_tokens, stop_ids=stop_ids
         ),

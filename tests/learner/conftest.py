@@ -10,6 +10,7 @@ from configs import base
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.run import RunConfig
 
@@ -63,10 +64,12 @@ def groups() -> tuple[Group, ...]:
         return Trajectory(
             prompt=prompt,
             sample=prompt * GROUP_SIZE + place,
-            prompt_tokens=rng.integers(112, size=int(rng.integers(1, 7)), dtype=np.int32),
-            response_tokens=rng.integers(112, size=length, dtype=np.int32),
-            behaviour_logprobs=-rng.uniform(4.5, 5.0, length).astype(np.float32),
-            policy_versions=np.full(length, 3, np.int32),
+            sequence=Sequence.of_response(
+                rng.integers(112, size=int(rng.integers(1, 7)), dtype=np.int32),
+                rng.integers(112, size=length, dtype=np.int32),
+                -rng.uniform(4.5, 5.0, length),
+                version=3,
+            ),
             reward=float(rng.integers(2)),
             advantage=float(rng.normal()),
         )

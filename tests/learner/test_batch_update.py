@@ -22,6 +22,7 @@ from rlboost_jax.learner.update.learner import Learner
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.settings.presets import PRESETS
+from tests.learner.turns import groups_in_turns
 
 PROMPTS, GROUP, STEP = 4, 3, 3
 CHOICES = {"group_size": GROUP, "clip_high": 0.25, "critic_learning_rate": 1e-3}
@@ -82,7 +83,9 @@ def batch_of(learners, groups):
             prompt=group.prompt,
             trajectories=learners.estimates.of_group(
                 [
-                    replace(t, policy_versions=np.full_like(t.policy_versions, STEP))
+                    replace(
+                        t, sequence=replace(t.sequence, versions=((STEP, t.sequence.num_sampled),))
+                    )
                     for t in group.trajectories
                 ]
             ),
@@ -116,7 +119,7 @@ def by_hand(learners, groups):
     size = PROMPTS // algorithm.mini_batches
     for _, mini_batch in itertools.product(range(algorithm.epochs), range(algorithm.mini_batches)):
         own = [t for t in members if t.prompt // size == mini_batch]
-        tokens = sum(len(t.response_tokens) for t in own)
+        tokens = sum(t.sequence.num_sampled for t in own)
         gradients, _ = learners.policy_part(params, own)
         divisor = tokens if algorithm.loss_aggregation == "token_mean" else len(own)
         gradients = jax.tree.map(lambda g, d=divisor: np.asarray(g) / np.float32(d), gradients)
@@ -184,7 +187,11 @@ def test_the_trap_of_old_log_probabilities_later_updates_keep_those_of_before_th
         Group(
             prompt=prompt,
             trajectories=tuple(
-                replace(t, behaviour_logprobs=t.old_logprobs, advantage=5.0 * t.advantage)
+                replace(
+                    t,
+                    sequence=replace(t.sequence, logprobs=t.old_logprobs),
+                    advantage=5.0 * t.advantage,
+                )
                 for t in looked
                 if t.prompt == prompt
             ),
@@ -320,13 +327,34 @@ def test_what_is_doubted_leaves_no_trace(build, groups, name):
     )
     batch = batch_of(learners, groups)
     lying, *others = batch[0].trajectories
-    told = lying.behaviour_logprobs.copy()
+    told = lying.sequence.logprobs.copy()
     told[-1] = -0.001
-    lie = replace(lying, behaviour_logprobs=told)
+    lie = replace(lying, sequence=replace(lying.sequence, logprobs=told))
     doubts = updates.train(0, (Group(prompt=0, trajectories=(lie, *others)),))
     assert [(d.sample, d.position) for d in doubts] == [(lying.sample, len(told) - 1)]
     assert isinstance(doubts[0], Doubt) and doubts[0].gap > 4
     assert updates.train(0, (batch[0],)) == [], "the truth is taken in its place"
+
+
+def test_turns_are_updated_with_and_doubted_by_place(build, groups):
+    """The place of a doubted token counts what was given before it, as a server's tokens do."""
+    turns = groups_in_turns(groups, most_given=1)
+    learners = build("grpo")
+    state, figures = updated(learners, turns)
+    assert int(state.step) == 1 and np.isfinite(figures["loss"])
+    expected, _ = by_hand(learners, turns)
+    for left, right in zip(*map(jax.tree.leaves, (state.params, expected)), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-6)
+
+    members = [t for group in batch_of(learners, turns) for t in group.trajectories]
+    lying = next(t for t in members if len(t.sequence.runs) > 4)
+    told = lying.sequence.logprobs.copy()
+    told[-1] = -0.001
+    lie = replace(lying, sequence=replace(lying.sequence, logprobs=told))
+    strict = replace(learners, tolerated_gap=2.0)
+    (doubt,) = strict.doubts(fresh(learners), [Group(prompt=0, trajectories=(lie,))])
+    after_prompt = lying.sequence.mask[len(lying.sequence.prompt) :]
+    assert doubt.position == np.flatnonzero(after_prompt)[-1] > len(told) - 1
 
 
 def test_a_rejected_token_counts_in_no_divisor(build, groups):
@@ -344,7 +372,7 @@ def test_a_rejected_token_counts_in_no_divisor(build, groups):
     looked, _, _ = learners.score(fresh(learners), batch_of(learners, groups))
     loss, kept, tokens = 0.0, 0, 0
     for t in looked:
-        for old, behaviour in zip(t.old_logprobs, t.behaviour_logprobs, strict=True):
+        for old, behaviour in zip(t.old_logprobs, t.sequence.logprobs, strict=True):
             weight = np.exp(np.float64(old) - behaviour)
             tokens += 1
             if 0.9 <= weight <= 1.1:

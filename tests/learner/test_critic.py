@@ -31,8 +31,8 @@ def trajectories(groups):
     return [
         replace(
             t,
-            returns=rng.normal(size=len(t.response_tokens)).astype(np.float32),
-            old_values=np.zeros(len(t.response_tokens), np.float32),
+            returns=rng.normal(size=t.sequence.num_sampled).astype(np.float32),
+            old_values=np.zeros(t.sequence.num_sampled, np.float32),
         )
         for group in groups
         for t in group.trajectories
@@ -77,11 +77,11 @@ def test_a_value_is_of_the_tokens_before_its_own(config, critic, trajectories):
         return head_factors(model, decoder, x)[0]
 
     for t in trajectories[:4]:
-        tokens = np.concatenate([t.prompt_tokens, t.response_tokens])[:-1]
+        tokens = t.sequence.tokens[:-1]
         x = hidden(np.pad(tokens, (0, 32 - len(tokens)))[None])[: len(tokens)]  # sees no padding
         expected = np.asarray(x, np.float64) @ np.asarray(state.params["value"]["kernel"])
         np.testing.assert_allclose(
-            found[t.sample], expected[-len(t.response_tokens) :], rtol=1e-4, atol=1e-5
+            found[t.sample], expected[-t.sequence.num_sampled :], rtol=1e-4, atol=1e-5
         )
 
 
@@ -95,13 +95,13 @@ def test_its_loss_is_half_the_squared_error_of_response_tokens(config, critic, t
         for t in trajectories
     )
     np.testing.assert_allclose(sums["loss"], expected, rtol=1e-5)
-    assert sums["tokens"] == sum(len(t.response_tokens) for t in trajectories)
+    assert sums["tokens"] == sum(t.sequence.num_sampled for t in trajectories)
 
 
 def test_one_and_four_micro_batches_agree(config, critic, trajectories):
     state = with_a_head(critic.init(init_params(config.model, 0)))
     whole, _ = critic.accumulate(state.params, batches_of(trajectories, rows=2))
-    tokens = sum(len(t.response_tokens) for t in trajectories)
+    tokens = sum(t.sequence.num_sampled for t in trajectories)
     parts = [
         critic.accumulate(state.params, batches_of(trajectories[i::4], rows=2)) for i in range(4)
     ]

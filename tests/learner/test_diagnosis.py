@@ -29,7 +29,7 @@ def found(trajectories, *bad, where="gradients", value=np.inf):
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_bad_samples_are_found(trajectories, where, value):
     said = found(trajectories, 2, 17, where=where, value=value)
-    lengths = [len(trajectories[sample].response_tokens) for sample in (2, 17)]
+    lengths = [trajectories[sample].sequence.num_sampled for sample in (2, 17)]
     assert said.startswith("micro-batches 0, 2 of 3: sample 2 (prompt 0, ")
     assert f"sample 17 (prompt 5, {lengths[1]} tokens, reward " in said
     assert said.count("sample") == 2

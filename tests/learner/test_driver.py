@@ -144,7 +144,7 @@ def test_what_is_doubted_is_waited_for_again(deterministic: bool):
 
     def train(index: int, groups: tuple[Group, ...]) -> list[Doubt]:
         members = [t for group in groups for t in group.trajectories]
-        wrong = [t for t in members if t.response_tokens[1] == 9]
+        wrong = [t for t in members if t.sequence.continuation[1] == 9]
         if not wrong:
             trained.append((index, [group.prompt for group in groups]))
         return [
@@ -159,7 +159,7 @@ def test_what_is_doubted_is_waited_for_again(deterministic: bool):
     assert sorted(prompt for _, prompts in trained for prompt in prompts) == [0, 1, 2, 3]
     if deterministic:
         assert dict(trained) == {0: [0, 1], 1: [2, 3]}
-    assert [t.response_tokens[1] for t in step.trajectories()] == [0, 1] * 4
+    assert [t.sequence.continuation[1] for t in step.trajectories()] == [0, 1] * 4
     assert [t.advantage for t in step.trajectories()] == [-0.5, 0.5] * 4, "of the second responses"
 
 
@@ -218,7 +218,7 @@ def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
     def check(groups: tuple[Group, ...]) -> list[Doubt]:
         """A group of equal rewards is looked at, too."""
         wrong = [t for t in groups[0].trajectories if groups[0].prompt == 1 and not t.sample % 2]
-        wrong = [t for t in wrong if t.response_tokens[1] == 1]
+        wrong = [t for t in wrong if t.sequence.continuation[1] == 1]
         return [Doubt(prompt=1, sample=t.sample, attempt=0, position=1, gap=3.0) for t in wrong]
 
     def train(index: int, groups: tuple[Group, ...]) -> list[Doubt]:

@@ -6,6 +6,7 @@ import pytest
 from rlboost_jax.algorithms.advantages import STD_FLOOR
 from rlboost_jax.learner.estimates import Estimates, Scores
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.presets import PRESETS
 
 MOST, STOP = 10, 1
@@ -15,10 +16,9 @@ def trajectory(sample, reward, length, last=STOP):
     return Trajectory(
         prompt=0,
         sample=sample,
-        prompt_tokens=np.array([2], np.int32),
-        response_tokens=np.array([5] * (length - 1) + [last], np.int32),
-        behaviour_logprobs=np.full(length, -1.0, np.float32),
-        policy_versions=np.zeros(length, np.int32),
+        sequence=Sequence.of_response(
+            [2], [5] * (length - 1) + [last], np.full(length, -1.0), version=0
+        ),
         reward=reward,
         advantage=0.0,
     )
@@ -65,10 +65,10 @@ def test_the_trap_of_overlong_filtering_what_is_cut_off_still_counts_in_the_mean
 def evaluations(*, values=False):
     """d = reference - policy is -0.5 for each token; the critic expects 0.25 everywhere."""
     return Scores(
-        policy={t.sample: np.full(len(t.response_tokens), -1.25, np.float32) for t in GROUP},
-        whole={t.sample: np.full(len(t.response_tokens), -1.0, np.float32) for t in GROUP},
-        reference={t.sample: np.full(len(t.response_tokens), -1.5, np.float32) for t in GROUP},
-        values={t.sample: np.full(len(t.response_tokens), 0.25, np.float32) for t in GROUP}
+        policy={t.sample: np.full(t.sequence.num_sampled, -1.25, np.float32) for t in GROUP},
+        whole={t.sample: np.full(t.sequence.num_sampled, -1.0, np.float32) for t in GROUP},
+        reference={t.sample: np.full(t.sequence.num_sampled, -1.5, np.float32) for t in GROUP},
+        values={t.sample: np.full(t.sequence.num_sampled, 0.25, np.float32) for t in GROUP}
         if values
         else {},
     )

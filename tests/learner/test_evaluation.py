@@ -166,3 +166,11 @@ def test_rewards_that_failed_are_counted(config, task):
     for number, (prompt, sample) in enumerate(finished(measurement, 4)):
         measurement.take(rollout(prompt, sample, [1] * (1 + number)))
     assert measurement.score().failures == 1
+
+
+def test_a_length_is_of_sampled_tokens(config, task):
+    measurement = measure(config, task, prompts=1, samples=1, group_size=4)
+    ((prompt, sample),) = finished(measurement, 4)
+    turns = msgspec.structs.replace(rollout(prompt, sample, [1] * 9), runs=(2, 5, 2))
+    measurement.take(msgspec.structs.replace(turns, versions=((3, 4),)))
+    assert measurement.score().response_length_mean == 4

@@ -12,6 +12,7 @@ from rlboost_jax.learner.guards import (
     check_guards,
     check_whole,
 )
+from rlboost_jax.sequences.sequence import Sequence
 from tests.learner.conftest import GROUP_SIZE
 
 STEP = 3  # the version of the trajectories in `groups`
@@ -54,15 +55,16 @@ def test_what_is_wrong_is_named(trajectories):
 
 
 def test_one_token_of_another_version_is_enough(trajectories):
-    versions = trajectories[5].policy_versions.copy()
-    versions[-1] = STEP - 1
-    trajectories[5] = replace(trajectories[5], policy_versions=versions)
+    *_, last = sequence = trajectories[5].sequence.continuation
+    told = Sequence.of_response([1], sequence[:-1], np.zeros(len(sequence) - 1), version=STEP)
+    told = told.with_sampled([last], [0.0], version=STEP - 1)
+    trajectories[5] = replace(trajectories[5], sequence=told)
     with pytest.raises(StepNotWhole, match=r"of another version: sample 5$"):
         whole(trajectories)
 
 
 def test_gradients_are_of_just_the_tokens_of_the_samples(trajectories):
-    expected = sum(len(t.response_tokens) for t in trajectories)
+    expected = sum(t.sequence.num_sampled for t in trajectories)
     check_counted(trajectories, float(np.float32(expected)), step=STEP)
     for tokens in (expected - 1.0, expected + 1.0, float("nan")):
         with pytest.raises(StepNotWhole, match=f"its samples have {expected}"):

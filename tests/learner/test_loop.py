@@ -524,6 +524,6 @@ class Short(Learner):
 
 def test_gradients_of_other_tokens_than_the_samples_are_not_applied(build):
     loop = build(learner_type=Short)
-    with pytest.raises(StepNotWhole, match="of 42 response tokens, its samples have 48"):
+    with pytest.raises(StepNotWhole, match="of 42 sampled tokens, its samples have 48"):
         loop.step(0)
     assert int(loop.state.step) == 0

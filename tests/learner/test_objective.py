@@ -17,8 +17,10 @@ import pytest
 from rlboost_jax.learner.packing import pack, update_divisor
 from rlboost_jax.learner.programs.objective import objective
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.algorithm import AlgorithmConfig
 from rlboost_jax.settings.presets import PRESETS
+from tests.learner.turns import trajectories_in_turns
 
 LENGTHS = (1, 4, 9, 2, 6, 3, 8, 5)
 MOST = 9  # tokens of a response
@@ -56,9 +58,12 @@ ALGORITHMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def responses():
-    """Eight trajectories and, by sample, log-probabilities of policy and reference."""
+@pytest.fixture(scope="module", params=["responses", "turns"])
+def responses(request):
+    """Eight trajectories and, by sample, log-probabilities of policy and reference.
+
+    Once of a response each, and once with tokens in between that were given: no loss sees those.
+    """
     rng = np.random.default_rng(0)
     trajectories, live, reference = [], {}, {}
     for sample, length in enumerate(LENGTHS):
@@ -67,10 +72,9 @@ def responses():
             Trajectory(
                 prompt=sample // 2,
                 sample=sample,
-                prompt_tokens=np.array([1, 2], np.int32),
-                response_tokens=rng.integers(50, size=length, dtype=np.int32),
-                behaviour_logprobs=behaviour,
-                policy_versions=np.zeros(length, np.int32),
+                sequence=Sequence.of_response(
+                    [1, 2], rng.integers(50, size=length, dtype=np.int32), behaviour, version=0
+                ),
                 reward=0.0,
                 advantage=(-1.5, 0.5, 2.0, -0.25)[sample % 4],
                 trained=sample != 3,
@@ -79,6 +83,9 @@ def responses():
         )
         live[sample] = behaviour + rng.normal(0.0, 0.3, length).astype(np.float32)
         reference[sample] = behaviour + rng.normal(0.0, 0.3, length).astype(np.float32)
+    if request.param == "turns":
+        trajectories = trajectories_in_turns(trajectories)
+        assert max(len(t.sequence.runs) for t in trajectories) >= 6
     return trajectories, live, reference
 
 
@@ -86,7 +93,7 @@ def sum_by_hand(a: AlgorithmConfig, trajectories, live, frozen, reference):
     """The undivided loss, and what it is to be divided by."""
     total, tokens, sequences = 0.0, 0, 0
     for t in trajectories:
-        length, behaviour = len(t.response_tokens), [float(x) for x in t.behaviour_logprobs]
+        length, behaviour = t.sequence.num_sampled, [float(x) for x in t.sequence.logprobs]
         now, then = live[t.sample], frozen[t.sample]
         if not t.trained:
             continue
@@ -166,7 +173,7 @@ def kl_by_hand(a, now, then, reference, t, i, ratio):
 
 
 def packed(algorithm, trajectories, rows=4):
-    return pack(trajectories, rows=rows, row_tokens=16, loss_aggregation=algorithm.loss_aggregation)
+    return pack(trajectories, rows=rows, row_tokens=32, loss_aggregation=algorithm.loss_aggregation)
 
 
 def flat(batch, by_sample):
@@ -225,7 +232,7 @@ def test_loss_and_gradient_are_those_of_a_loop_over_responses(name, responses):
 
     step = 1e-5
     for t in trajectories:
-        for i in range(len(t.response_tokens)):
+        for i in range(t.sequence.num_sampled):
             sides = []
             for sign in (1, -1):
                 moved = {**live, t.sample: live[t.sample].copy()}
@@ -286,11 +293,11 @@ def test_sums_count_response_tokens(responses):
     of = jax.jit(functools.partial(objective, algorithm))
     _, sums = of(batch, flat(batch, live), np.ones(batch.tokens.size, np.float32))
     assert sums["tokens"] == sums["entropy"] == sum(LENGTHS)
-    gaps = [np.abs(live[t.sample] - t.behaviour_logprobs).max() for t in trajectories]
+    gaps = [np.abs(live[t.sample] - t.sequence.logprobs).max() for t in trajectories]
     np.testing.assert_allclose(sums["max_logprob_gap"], max(gaps), rtol=1e-6)
     clipped = 0
     for t in trajectories:
-        ratios = np.exp(live[t.sample].astype(np.float64) - t.behaviour_logprobs)
+        ratios = np.exp(live[t.sample].astype(np.float64) - t.sequence.logprobs)
         stopped = ratios > 1.1 if t.advantage > 0 else ratios < 0.8
         clipped += int(stopped.sum()) * t.trained
     assert sums["clipped"] == clipped > 0

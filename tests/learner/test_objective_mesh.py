@@ -8,6 +8,7 @@ import jax, numpy as np
 from configs import base
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.presets import PRESETS
+from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.programs.policy import PolicyPrograms
@@ -29,9 +30,9 @@ def trajectory(sample):
     draw = lambda scale=1.0: (scale * rng.normal(size=n)).astype(np.float32)
     old = draw(0.3) - 4.7
     return Trajectory(
-        prompt=0, sample=sample, prompt_tokens=rng.integers(112, size=3, dtype=np.int32),
-        response_tokens=rng.integers(112, size=n, dtype=np.int32), old_logprobs=old,
-        behaviour_logprobs=old + draw(0.15), policy_versions=np.zeros(n, np.int32),
+        prompt=0, sample=sample, old_logprobs=old, sequence=Sequence.of_response(
+            rng.integers(112, size=3), rng.integers(112, size=n), old + draw(0.15), version=0
+        ),
         reward=0.0, advantage=float(rng.normal()), old_values=draw(0.1), returns=draw(),
     )
 

@@ -12,6 +12,7 @@ from rlboost_jax.learner.packing import (
     update_divisor,
 )
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.sequences.sequence import Sequence
 
 ROW_TOKENS = 16
 
@@ -22,10 +23,12 @@ def trajectory(sample, prompt_length, response_length, advantage=1.5):
     return Trajectory(
         prompt=sample,
         sample=sample,
-        prompt_tokens=np.arange(start, start + prompt_length, dtype=np.int32),
-        response_tokens=np.arange(start + 50, start + 50 + response_length, dtype=np.int32),
-        behaviour_logprobs=-np.arange(start, start + response_length, dtype=np.float32),
-        policy_versions=np.zeros(response_length, np.int32),
+        sequence=Sequence.of_response(
+            np.arange(start, start + prompt_length),
+            np.arange(start + 50, start + 50 + response_length),
+            -np.arange(start, start + response_length, dtype=np.float32),
+            version=0,
+        ),
         reward=0.0,
         advantage=advantage,
     )
@@ -63,13 +66,13 @@ def test_every_trajectory_is_there_once_with_targets_beside_inputs(
 
     for t in trajectories:
         batch, here = found[t.sample]
-        tokens = np.concatenate([t.prompt_tokens, t.response_tokens])
+        tokens = t.sequence.tokens
         np.testing.assert_array_equal(batch.tokens[here], tokens[:-1])
         np.testing.assert_array_equal(batch.targets[here], tokens[1:])
         np.testing.assert_array_equal(batch.positions[here], np.arange(len(tokens) - 1))
         mask = batch.response_mask[here]
-        np.testing.assert_array_equal(batch.targets[here][mask], t.response_tokens)
-        np.testing.assert_array_equal(batch.behaviour_logprobs[here][mask], t.behaviour_logprobs)
+        np.testing.assert_array_equal(batch.targets[here][mask], t.sequence.sampled_tokens)
+        np.testing.assert_array_equal(batch.behaviour_logprobs[here][mask], t.sequence.logprobs)
         assert (batch.advantages[here][mask] == 1.5).all()
         assert (batch.weights[here][~mask] == 0).all()
 
@@ -163,7 +166,6 @@ def test_a_row_holds_just_one_token_more_than_its_positions():
         pack([trajectory(0, 8, 10)], **options)
 
 
-@pytest.mark.parametrize(("prompt", "response"), [(0, 3), (3, 0)])
-def test_an_empty_prompt_or_response_is_refused(prompt, response):
-    with pytest.raises(DoesNotFit, match="both need at least one"):
-        pack([trajectory(0, prompt, response)], rows=1, row_tokens=8, loss_aggregation="token_mean")
+def test_a_sequence_of_which_nothing_was_sampled_is_refused():
+    with pytest.raises(DoesNotFit, match="sample 0: no token was sampled; it needs at least one"):
+        pack([trajectory(0, 3, 0)], rows=1, row_tokens=8, loss_aggregation="token_mean")

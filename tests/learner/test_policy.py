@@ -30,15 +30,18 @@ def everything(groups):
 @pytest.fixture
 def padded(groups):
     """The trajectories of all groups, one per row: arrays [B, T], entry [b, t] about token t."""
-    trajectories = everything(groups)
-    shape = (len(trajectories), 32)
+    return padded_rows(everything(groups))
+
+
+def padded_rows(trajectories, length=32):
+    shape = (len(trajectories), length)
     rows = {"tokens": np.zeros(shape, np.int32), "behaviour": np.zeros(shape, np.float32)}
     rows |= {"mask": np.zeros(shape, bool), "advantages": np.zeros(shape, np.float32)}
     for b, t in enumerate(trajectories):
-        prompt, whole = len(t.prompt_tokens), len(t.prompt_tokens) + len(t.response_tokens)
-        rows["tokens"][b, :whole] = np.concatenate([t.prompt_tokens, t.response_tokens])
-        rows["mask"][b, prompt:whole] = True
-        rows["behaviour"][b, prompt:whole] = t.behaviour_logprobs
+        whole, sampled = len(t.sequence.tokens), t.sequence.mask.nonzero()
+        rows["tokens"][b, :whole] = t.sequence.tokens
+        rows["mask"][b, :whole] = t.sequence.mask
+        rows["behaviour"][b][sampled] = t.sequence.logprobs
         rows["advantages"][b] = t.advantage
     return rows
 
@@ -155,7 +158,7 @@ def test_the_gap_is_rounding_when_the_same_weights_sampled(config, learner_step,
     params = init_params(config.model, 0)
     recorded = np.asarray(token_logprobs(config.model, params, padded["tokens"]))
     trajectories = [
-        replace(t, behaviour_logprobs=row[mask])
+        replace(t, sequence=replace(t.sequence, logprobs=row[mask]))
         for t, row, mask in zip(everything(groups), recorded, padded["mask"], strict=True)
     ]
     batches = pack(trajectories, rows=ROWS, row_tokens=ROW_TOKENS, loss_aggregation="token_mean")

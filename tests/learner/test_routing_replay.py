@@ -12,6 +12,7 @@ from rlboost_jax.learner.trajectory import Trajectory, trajectories_digest
 from rlboost_jax.models.forward import hidden_states_and_experts
 from rlboost_jax.models.params import init_params
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.routing import Routing
 
 X, A, LAYERS = 5, 2, 2
@@ -74,13 +75,15 @@ def trajectories(model, params):
         Trajectory(
             prompt=sample,
             sample=sample,
-            prompt_tokens=sequences[sample][:prompt],
-            response_tokens=sequences[sample][prompt:],
-            behaviour_logprobs=-rng.uniform(2.5, 3.5, response).astype(np.float32),
-            policy_versions=np.zeros(response, np.int32),
+            sequence=Sequence.of_response(
+                sequences[sample][:prompt],
+                sequences[sample][prompt:],
+                -rng.uniform(2.5, 3.5, response),
+                version=0,
+                routes=routes[sample],
+            ),
             reward=0.0,
             advantage=float(rng.normal()),
-            routes=routes[sample],
         )
         for sample, (prompt, response) in enumerate(LENGTHS)
     ]
@@ -88,7 +91,11 @@ def trajectories(model, params):
 
 def perturbed(trajectories):
     """Every choice another one, of distinct experts."""
-    return [replace(t, routes=((t.routes + 1) % X).astype(np.uint8)) for t in trajectories]
+    return [with_routes(t, ((t.sequence.routes + 1) % X).astype(np.uint8)) for t in trajectories]
+
+
+def with_routes(t, routes):
+    return replace(t, sequence=replace(t.sequence, routes=routes))
 
 
 def packed(trajectories, routing=ROUTING):
@@ -116,7 +123,7 @@ class Dense:
     def logprobs(self, t: Trajectory) -> np.ndarray:
         """Of the response tokens."""
         p, D = self.params, self.model.head_dim
-        tokens = np.concatenate([t.prompt_tokens, t.response_tokens])
+        tokens = t.sequence.tokens
         T = len(tokens) - 1
         angle = np.arange(T)[:, None] / self.model.rope_theta ** (np.arange(0, D, 2) / D)
         cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
@@ -144,12 +151,12 @@ class Dense:
         logits = self.norm(x, p["head"]["norm"]["scale"]) @ p["head"]["kernel"]
         logits -= logits.max(-1, keepdims=True)
         whole = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        return whole[np.arange(T), tokens[1:]][-len(t.response_tokens) :]
+        return whole[np.arange(T), tokens[1:]][-t.sequence.num_sampled :]
 
     def experts(self, mlp, h, t: Trajectory, index: int):
         """Weights are of today's router, over the experts that it is told."""
         logits, out = h @ mlp["router"]["kernel"], np.zeros_like(h)
-        for n, told in enumerate(t.routes[:, index]):
+        for n, told in enumerate(t.sequence.routes[:, index]):
             weights = np.exp(logits[n, told] - logits[n, told].max())
             for e, weight in zip(told, weights / weights.sum(), strict=True):
                 gate, up = (h[n] @ mlp["experts"][name][e] for name in ("gate", "up"))
@@ -202,7 +209,7 @@ def test_the_gradient_goes_through_the_weights_of_the_choice(step_of, model, par
         dense = Dense(model, {**params, "layers": {**params["layers"], "mlp": mlp}})
         total = 0.0
         for t in other:
-            ratio = np.exp(dense.logprobs(t) - t.behaviour_logprobs)
+            ratio = np.exp(dense.logprobs(t) - t.sequence.logprobs)
             bounded = np.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
             total -= np.minimum(ratio * t.advantage, bounded * t.advantage).sum()
         return total
@@ -223,8 +230,8 @@ def test_packed_routes_lie_beside_their_tokens(trajectories):
     batch = packed(trajectories)
     for t in trajectories:
         row, column = np.argwhere(batch.samples == t.sample)[-1]
-        whole = len(t.prompt_tokens) + len(t.response_tokens) - 1
+        whole = len(t.sequence.tokens) - 1
         here = batch.routes[row, column + 1 - whole : column + 1]
-        np.testing.assert_array_equal(here, t.routes)
+        np.testing.assert_array_equal(here, t.sequence.routes)
     nowhere = batch.routes[batch.segments == 0]
     assert (nowhere == np.arange(A)).all()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax.learner.samples import reward_parts, sample_rows, samples_due
+from rlboost_jax.sequences.sequence import Sequence
 
 STOP = 1
 
@@ -28,10 +29,10 @@ def test_whole_groups_of_the_first_prompts(trajectories):
     assert places == [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (1, 5)]
     for row, t in zip(rows, trajectories, strict=False):
         assert row.step == 3
-        assert row.prompt_text == " ".join(map(str, t.prompt_tokens))
-        assert row.response_text == " ".join(map(str, t.response_tokens))
+        assert row.prompt_text == " ".join(map(str, t.sequence.prompt))
+        assert row.response_text == " ".join(map(str, t.sequence.continuation))
         assert (row.tokens, row.reward, row.advantage) == (
-            len(t.response_tokens),
+            t.sequence.num_sampled,
             t.reward,
             t.advantage,
         )
@@ -44,9 +45,10 @@ def test_prompts_need_not_begin_with_0_nor_be_without_gaps(trajectories):
 
 
 def test_cut_off_is_what_did_not_end_by_itself(trajectories):
-    tokens = {0: [5, STOP], 1: [STOP, 5], 2: [STOP]}
+    tokens = ([5, STOP], [STOP, 5], [STOP])
     members = [
-        replace(t, response_tokens=np.array(tokens[t.sample], np.int32)) for t in trajectories[:3]
+        replace(t, sequence=Sequence.of_response([1], told, np.zeros(len(told)), version=0))
+        for t, told in zip(trajectories, tokens, strict=False)
     ]
     rows = sample_rows(0, members, task=Words(), num_prompts=1)
     assert [row.cut_off for row in rows] == [False, True, False]

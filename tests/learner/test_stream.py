@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
@@ -22,9 +21,9 @@ from rlboost_jax.learner.stream.step_stream import (
 )
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.sequences.identities import Work
+from rlboost_jax.sequences.sequence import Sequence
 
 STEP, GROUP, NUM_GROUPS, MOST_PROMPTS = 3, 2, 5, 11
-NO_TOKENS = np.zeros(0, np.int32)
 
 
 def rollout(sample: int, *, step: int = STEP) -> m.FinishedRollout:
@@ -48,10 +47,7 @@ def group_of(prompt: int, *, differ: bool, attempt: int) -> Group:
             Trajectory(
                 prompt=prompt,
                 sample=prompt * GROUP + place,
-                prompt_tokens=NO_TOKENS,
-                response_tokens=NO_TOKENS,
-                behaviour_logprobs=NO_TOKENS.astype(np.float32),
-                policy_versions=NO_TOKENS,
+                sequence=Sequence.of_prompt([1]),
                 reward=float(differ and place),
                 advantage=0.0,
                 attempt=attempt,

@@ -16,6 +16,7 @@ import pytest
 from rlboost_jax.learner.packing import pack, update_divisor
 from rlboost_jax.learner.programs.objective import objective
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.presets import PRESETS
 from tests.oracles import torch_oracle
 
@@ -90,10 +91,7 @@ def batch():
         Trajectory(
             prompt=0,
             sample=i,
-            prompt_tokens=np.array([1, 2], np.int32),
-            response_tokens=np.full(length, 5, np.int32),
-            behaviour_logprobs=sampled[i, :length],
-            policy_versions=np.zeros(length, np.int32),
+            sequence=Sequence.of_response([1, 2], [5] * length, sampled[i, :length], version=0),
             reward=0.0,
             advantage=float(arrays["advantages"][i]),
             old_logprobs=arrays["old"][i, :length],

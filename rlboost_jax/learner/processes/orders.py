@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from rlboost_jax.learner.trajectory import Group, Trajectory
+from rlboost_jax.sequences.sequence import Sequence
 
 BEGIN: Final = "begin"
 CHECK: Final = "check"
@@ -32,7 +33,19 @@ def groups_from_wire(groups: Iterable[Mapping[str, Any]]) -> tuple[Group, ...]:
     return tuple(
         Group(
             prompt=group["prompt"],
-            trajectories=tuple(Trajectory(**members) for members in group["trajectories"]),
+            trajectories=tuple(map(_trajectory, group["trajectories"])),
         )
         for group in groups
     )
+
+
+def _trajectory(members: Mapping[str, Any]) -> Trajectory:
+    parts = members["sequence"]
+    sequence = Sequence(
+        tokens=parts["tokens"],
+        runs=tuple(parts["runs"]),  # lists, where they come from a wire
+        logprobs=parts["logprobs"],
+        versions=tuple((version, count) for version, count in parts["versions"]),
+        routes=parts["routes"],
+    )
+    return Trajectory(**{**members, "sequence": sequence})

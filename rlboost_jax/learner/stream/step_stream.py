@@ -40,7 +40,7 @@ class Doubt:
     prompt: int
     sample: int
     attempt: int
-    position: int  # in the response, of the first such token
+    position: int  # among the tokens after the prompt, of the first such token
     gap: float  # nats between the two log-probabilities, the largest in the response
 
 

@@ -214,7 +214,7 @@ class BatchUpdate:
 
     def _mean_kl(self) -> float:
         """Of the estimates in the reward, nats per token."""
-        tokens = sum(len(t.response_tokens) for t in self.trajectories())
+        tokens = sum(t.sequence.num_sampled for t in self.trajectories())
         return math.fsum(self._kl.values()) / tokens
 
     def _parts(self, mini_batch: int) -> list[Members]:

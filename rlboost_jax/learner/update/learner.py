@@ -67,7 +67,7 @@ class Learner:
         batches = self.pack(everything)
         in_reward = self.reference if self.run.algorithm.kl_in_reward else None
         sampled = self._logprobs(state.params if sampler is None else sampler, in_reward, batches)
-        gaps = [np.abs(sampled["policy"][t.sample] - t.behaviour_logprobs) for t in everything]
+        gaps = [np.abs(sampled["policy"][t.sample] - t.sequence.logprobs) for t in everything]
         found = dict(sampled)
         if sampler is not None:
             found["policy"] = {}
@@ -105,12 +105,14 @@ class Learner:
             gaps = np.asarray(self.policy.gaps(params, batch))[batch.response_mask]
             wrong = np.flatnonzero(~(gaps <= self.tolerated_gap))
             if wrong.size:
+                sequence = trajectory.sequence
+                after_prompt = sequence.sampled_positions - sequence.runs[0]
                 doubts.append(
                     Doubt(
                         prompt=trajectory.prompt,
                         sample=trajectory.sample,
                         attempt=trajectory.attempt,
-                        position=int(wrong[0]),
+                        position=int(after_prompt[wrong[0]]),
                         gap=float(gaps.max()),
                     )
                 )

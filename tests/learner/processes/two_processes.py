@@ -27,6 +27,7 @@ from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.learner.update.learner import learner_of
 from rlboost_jax.messages import Manifest
 from rlboost_jax.models.params import abstract_params, flatten_params, params_digest, unstack_layers
+from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.weights.pull import open_params, read_params
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
 from tests.learner.on_mesh import (
@@ -46,10 +47,7 @@ def response(sample: int, logprobs: list[float]) -> Trajectory:
     return Trajectory(
         prompt=0,
         sample=sample,
-        prompt_tokens=np.array([1, 2], np.int32),
-        response_tokens=np.array([3, 4, 5], np.int32),
-        behaviour_logprobs=np.array(logprobs, np.float32),
-        policy_versions=np.zeros(3, np.int32),
+        sequence=Sequence.of_response([1, 2], [3, 4, 5], logprobs, version=0),
         reward=0.0,
         advantage=0.0,
     )
