@@ -90,7 +90,7 @@ def test_a_simulated_step_waits_as_long_as_a_real_one(deterministic):
         def train(index, groups, link=link, order=order):
             order.append(index)
             tokens = [
-                work.prompt_tokens + len(t.response_tokens) for g in groups for t in g.trajectories
+                work.prompt_tokens + t.sequence.num_sampled for g in groups for t in g.trajectories
             ]
             link.now += train_seconds(config, tokens) + trainer.micro_batch_seconds
             return ()
