@@ -190,11 +190,9 @@ def test_what_does_not_fit(index, value, message):
 
 
 @pytest.mark.usefixtures("unoptimized")
-def test_the_benchmarks_print_their_rows(monkeypatch):
-    monkeypatch.setattr(sampling_bench, "SHAPES", ((64, 112),))
-    monkeypatch.setattr(logprobs_bench, "SHAPES", ((64, 16, 112),))
-    assert len(sampling_bench.sampling_rows(median_seconds, 1)) == 2
-    assert len(logprobs_bench.logprobs_rows(median_seconds, 1)) == 3
+def test_the_benchmarks_print_their_rows():
+    assert len(sampling_bench.sampling_rows(median_seconds, 1, ((64, 112),))) == 2
+    assert len(logprobs_bench.logprobs_rows(median_seconds, 1, ((64, 16, 112),))) == 3
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

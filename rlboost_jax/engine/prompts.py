@@ -41,8 +41,8 @@ class SharedPrompts:
             self._pages[key] = tuple(rollout.pages[:num_pages])
             self._pool.share(self._pages[key])
 
-    def give_up(self) -> bool:
-        """Let go of one prompt if that frees a page. False if none does."""
+    def release_one(self) -> bool:
+        """Release one prompt if that frees a page. False if none does."""
         for key, pages in self._pages.items():
             if any(self._pool.holders(page) == 1 for page in pages):
                 self._drop(key)

@@ -249,7 +249,7 @@ class Scheduler:
         """Give the rollout pages for so many tokens, evicting younger ones for it."""
         need = self._pages_for(tokens) - len(rollout.pages)
         while need > self.pool.num_free:
-            if self.prompts.give_up():
+            if self.prompts.release_one():
                 continue
             if self.running[-1] is rollout:
                 return False

@@ -41,7 +41,7 @@ class Aside:
         self._most_waiting = most_waiting
         self._name, self._note, self._close_seconds = name, note, close_seconds
         self._calls: queue.Queue[Call | None] = queue.Queue(most_waiting)
-        self._given_up = threading.Event()
+        self._abandoned = threading.Event()
         self._reason_said = threading.Lock()  # never released: by whoever is the first
         self._thread = threading.Thread(target=self._run, args=[make], name=name, daemon=True)
         self._thread.start()
@@ -61,21 +61,21 @@ class Aside:
         self._put(None)
         self._thread.join(self._close_seconds)
         if self._thread.is_alive():
-            self._give_up(f"it was not done {self._close_seconds:g} s after the end")
+            self._abandon(f"it was not done {self._close_seconds:g} s after the end")
 
     def _put(self, call: Call | None) -> None:
-        if self._given_up.is_set():
+        if self._abandoned.is_set():
             return
         try:
             self._calls.put_nowait(call)
         except queue.Full:
-            self._give_up(f"it is {self._most_waiting} calls behind")
+            self._abandon(f"it is {self._most_waiting} calls behind")
 
     def _run(self, make: Callable[[], Tracker]) -> None:
         try:
             tracker = make()
             try:
-                while (call := self._calls.get()) is not None and not self._given_up.is_set():
+                while (call := self._calls.get()) is not None and not self._abandoned.is_set():
                     call(tracker)
             except BaseException as error:
                 self._fail(error)  # said before it is closed, which may take its time
@@ -84,10 +84,10 @@ class Aside:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        self._give_up(f"{type(error).__name__}: {error}")
+        self._abandon(f"{type(error).__name__}: {error}")
 
-    def _give_up(self, reason: str) -> None:
+    def _abandon(self, reason: str) -> None:
         if self._reason_said.acquire(blocking=False):
-            self._given_up.set()
+            self._abandoned.set()
             line = " ".join(reason.split())[:REASON_LETTERS]
             self._note(f"{self._name} is left out from here on, the run goes on: {line}")

@@ -120,9 +120,9 @@ def test_of_two_reasons_at_once_one_is_said() -> None:
             return found
 
     tracker.close()
-    tracker._given_up = Asked()
+    tracker._abandoned = Asked()
     reasons = [
-        threading.Thread(target=tracker._give_up, args=[reason]) for reason in ("one", "other")
+        threading.Thread(target=tracker._abandon, args=[reason]) for reason in ("one", "other")
     ]
     for thread in reasons:
         thread.start()

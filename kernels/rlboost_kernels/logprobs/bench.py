@@ -1,6 +1,6 @@
 """Time and memory of selected log-probabilities with their gradients, in blocks and all at once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import jax
@@ -18,6 +18,7 @@ _COLUMNS = "{:36} {:12} {:>11} {:>14} {:>10}"
 def logprobs_rows(
     median_seconds: Callable[[Mapping[str, Callable[[], object]], int], dict[str, float]],
     rounds: int,
+    shapes: Sequence[tuple[int, int, int]] = SHAPES,
 ) -> list[str]:
     """A heading, and a line for each shape and implementation.
 
@@ -26,7 +27,7 @@ def logprobs_rows(
     """
     heading = ("log-probs and gradients, N E V", "implement.", "median", "temporaries", "speed-up")
     lines = [_COLUMNS.format(*heading)]
-    for shape in SHAPES:
+    for shape in shapes:
         arguments = _arguments(*shape)
         programs = {
             name: jax.jit(partial(_gradients, implementation=name)).lower(*arguments).compile()

@@ -1,6 +1,6 @@
 """Time of sampling a token per row, against the ordinary ways to do it in JAX."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import jax
@@ -18,6 +18,7 @@ _COLUMNS = "{:28} {:>11} {:>13} {:>11} {:>11} {:>13} {:>11}"
 def sampling_rows(
     median_seconds: Callable[[Mapping[str, Callable[[], object]], int], dict[str, float]],
     rounds: int,
+    shapes: Sequence[tuple[int, int]] = SHAPES,
 ) -> list[str]:
     """A heading, and a line for each shape: milliseconds of each way.
 
@@ -28,7 +29,7 @@ def sampling_rows(
         median_seconds: of calls that take turns, as in `rlboost_kernels.bench`.
     """
     lines: list[str] = []
-    for T, V in SHAPES:
+    for T, V in shapes:
         logits = jnp.asarray(np.random.default_rng(0).normal(0, 3, (T, V)), jnp.float32)
         calls: dict[str, Callable[[], object]] = {
             "untruncated": _call(logits, truncated=False),

@@ -1,6 +1,6 @@
 """Tail merging: how many instances a step's tail is worth, once responses end one by one.
 
-For every number of them that could finish the rest it is foreseen when the learner is done and
+For every number of them that could finish the rest it is predicted when the learner is done and
 what that costs: reserved devices until then, instances for as long as each has work, and starting
 others in time for the next step. The cheapest is best; among equals, the smallest.
 """
@@ -50,15 +50,15 @@ def best_merge(
     for kept in range(len(own), -1, -1):
         if kept < len(own) and other_slots + sum(own[:kept]) < left:
             break
-        foreseen = foresee(kept)
-        if foreseen is None:
+        predicted = foresee(kept)
+        if predicted is None:
             return None
-        end = foreseen.end + overhead
+        end = predicted.end + overhead
         gone = len(own) - kept
         saved = rest(gone, end, surplus)
         if gone and not saved:
             break
-        saved += rest(kept, max(0.0, end - foreseen.rollout), max(0, surplus - gone))
+        saved += rest(kept, max(0.0, end - predicted.rollout), max(0, surplus - gone))
         found[kept] = end * (hourly + len(own) * prices.instance) - saved, end
         if kept + 1 in found and found[kept][0] > found[kept + 1][0]:
             break

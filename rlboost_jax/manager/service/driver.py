@@ -116,7 +116,7 @@ class Driver:
             transport,
             bound=self._trainer_queue_bytes if trainer else self._server_queue_bytes,
             # Not at once: the action that overflows it is still being carried out.
-            overflow=lambda reason: self._loop.call_soon(self._give_up, gone(stream, reason)),
+            overflow=lambda reason: self._loop.call_soon(self._lose, gone(stream, reason)),
         )
         return stream
 
@@ -213,7 +213,7 @@ class Driver:
         async for event in market:
             self.apply(event)
 
-    def _give_up(self, event: ServerGone | TrainerGone) -> None:
+    def _lose(self, event: ServerGone | TrainerGone) -> None:
         self.apply(event)
         if event.stream in self._peers:
             self._peers[event.stream].close(event.reason)

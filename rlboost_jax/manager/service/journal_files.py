@@ -123,7 +123,7 @@ class Journal:
             finally:
                 self._clean_up(part)
         except OSError as error:
-            self._give_up()
+            self._abandon()
             return f"{error.strerror or error}; tokens from here on are not kept until a step opens"
         return ""
 
@@ -169,7 +169,7 @@ class Journal:
             left = left[self._to_disk(self._file, left) :]
         self._good += len(data)
 
-    def _give_up(self) -> None:
+    def _abandon(self) -> None:
         """Write no more to this segment: what follows a gap could not be read."""
         if self._file is not None:
             with contextlib.suppress(OSError):  # else the reader finds the torn frame itself
