@@ -29,7 +29,8 @@ from rlboost_jax.learner.update.learner import learner_of
 from rlboost_jax.learner.versions import restored_versions
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
-from rlboost_jax.sequences.identities import Work, sample_number
+from rlboost_jax.sequences.identities import Version, Work, sample_number
+from rlboost_jax.sequences.sequence import Sequence
 
 STEPS, PROMPTS, GROUP = 5, 2, 4
 WINDOW = m.WindowState(seconds=0.5, memory={2: 0.25}, instance_cap=3)
@@ -111,10 +112,7 @@ class Fleet(ManagerLink):
             Trajectory(
                 prompt=work.prompt,
                 sample=work.sample,
-                prompt_tokens=prompt,
-                response_tokens=tokens,
-                behaviour_logprobs=np.zeros(3, np.float32),
-                policy_versions=np.zeros(3, np.int32),
+                sequence=Sequence.of_response(prompt, tokens, np.zeros(3), version=Version(0)),
                 reward=0.0,
                 advantage=0.0,
             )

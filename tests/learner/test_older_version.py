@@ -81,7 +81,8 @@ def said_by(learner, params, groups):
         Group(
             prompt=group.prompt,
             trajectories=tuple(
-                replace(t, behaviour_logprobs=truth[t.sample]) for t in group.trajectories
+                replace(t, sequence=replace(t.sequence, logprobs=truth[t.sample]))
+                for t in group.trajectories
             ),
         )
         for group in groups[:PROMPTS]
@@ -133,7 +134,7 @@ def test_gradients_are_of_the_policy_and_gaps_of_the_version(build, older, group
     _, figures = update.finish(everything, prompts=range(PROMPTS), host_params=host_params)
     assert figures["max_logprob_gap"] <= 1e-6
     now = logprobs(learner, host_params, everything)["policy"]
-    log_ratios = np.concatenate([now[t.sample] - t.behaviour_logprobs for t in everything])
+    log_ratios = np.concatenate([now[t.sample] - t.sequence.logprobs for t in everything])
     assert np.abs(log_ratios).max() > 1e-2, "the policy is another"
     if learner.run.algorithm.updates_per_batch == 1:
         np.testing.assert_allclose(figures["ratio"], np.exp(log_ratios).mean(), rtol=1e-5)
