@@ -317,6 +317,9 @@ class BeginBatch(Message, frozen=True, kw_only=True):
     group_size: Count
     sampling: Sampling
     prompts: tuple[PromptRequest, ...]
+    # That a response may have: after each but the last the trainer is asked what follows. 1: it
+    # is over with its first.
+    turns: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = 1
 
 
 class ExtendBatch(Message, frozen=True, kw_only=True):
@@ -344,6 +347,21 @@ class Doubt(Message, frozen=True, kw_only=True):
     attempts: bytes  # uint32: of each response, as it was delivered
     positions: bytes  # uint32: among the tokens after the prompt, of the first one in doubt
     gap: float  # nats, the largest
+
+
+class Answer(Message, frozen=True, kw_only=True):
+    """What the environment says to a parked response, named by work, attempt and turn: whatever
+    comes a second time, or late, changes nothing.
+
+    A response that has no room in its slot for what is said, and for all that it may sample yet,
+    is over without it.
+    """
+
+    work: Work
+    attempt: Count
+    turn: Count
+    tokens: bytes  # that it is given
+    over: bool  # nothing is sampled after them
 
 
 class BatchTrained(Message, frozen=True, kw_only=True):
@@ -394,6 +412,16 @@ class RoutedRollout(FinishedRollout, frozen=True, kw_only=True):
     """A finished rollout of a run that replays routes."""
 
     routes: bytes  # of all positions before the last sampled token's, from the prompt's first on
+
+
+class Parked(Message, frozen=True, kw_only=True):
+    """A response's turn is over: what follows? Said again to a trainer that comes back."""
+
+    work: Work
+    attempt: int  # how often tokens of it were given up on before
+    turn: int  # 0, 1, 2, …
+    tokens: bytes  # all after the prompt
+    runs: Runs  # of these, in turn sampled and given; (): all were sampled
 
 
 class WindowClosed(Message, frozen=True, kw_only=True):
@@ -487,6 +515,7 @@ TrainerMessage = (
     | BeginBatch
     | ExtendBatch
     | Doubt
+    | Answer
     | BatchTrained
     | BatchCommitted
     | EndRun
@@ -496,6 +525,7 @@ ToTrainer = (
     | Refused
     | FinishedRollout
     | RoutedRollout
+    | Parked
     | Withdrawn
     | WindowClosed
     | BatchReport

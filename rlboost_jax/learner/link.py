@@ -162,6 +162,10 @@ class ManagerLink:
             )
         )
 
+    def answer(self, answer: messages.Answer) -> None:
+        """What the environment says. Where it is lost on the way, the manager asks once more."""
+        self._send(answer)
+
     def trained(self, trained: messages.BatchTrained) -> messages.BatchReport:
         """Tell that the update was applied and wait for the manager's account of the batch.
 

@@ -21,6 +21,7 @@ import jax
 
 from rlboost_jax import messages
 from rlboost_jax.data.prompts import PromptStream
+from rlboost_jax.learner.answers import Answers
 from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.open_batch import OpenBatch
@@ -165,12 +166,14 @@ class TrainingLoop:
     @traced("evaluate", LANE)
     def final_score(self) -> Score | None:
         """Of the parameters after the last update; None where nothing is evaluated."""
-        measurement, link = self._scoring.of_last_version(), self._session.link
+        session, link = self._session, self._session.link
+        measurement = self._scoring.of_last_version()
         if measurement is None:
             return None
         version = self._run.num_steps
         (prompts, group_size), *_ = measurement.parts()
         self._load(Version(version))
+        answers = Answers(Batch(version), session.environment, link.answer)
         link.begin_batch(
             messages.BeginBatch(
                 batch=Batch(version),
@@ -180,13 +183,17 @@ class TrainingLoop:
                 group_size=group_size,
                 sampling=measurement.sampling,
                 prompts=prompts,
+                turns=answers.turns,
             )
         )
         for extension in measurement.extensions()[1:]:  # what groups leave over of each prompt
             link.extend_batch(extension)
         while not measurement.complete:
-            if isinstance(message := link.receive(), messages.FinishedRollout):
-                measurement.take(message)
+            match link.receive():
+                case messages.FinishedRollout() as rollout:
+                    measurement.take(rollout)
+                case messages.Parked() as parked:
+                    answers.take(parked)
         link.trained(
             messages.BatchTrained(batch=Batch(version), train_wait_seconds=0.0, train_seconds=0.0)
         )
@@ -225,6 +232,7 @@ class TrainingLoop:
                 check=self._spans.timed("check", LANE, check),
                 extend=batch.extend,
                 measured=batch.measurement,
+                answers=batch.answers,
                 ahead=[each.intake for each in self._open.values()],
                 clock=session.clock,
             )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rlboost_jax import messages
 from rlboost_jax.data.exercises import Prompt
 from rlboost_jax.data.prompts import PromptStream
+from rlboost_jax.learner.answers import Answers
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.evaluation import Measurement
 from rlboost_jax.learner.session import Session
@@ -25,6 +26,7 @@ class OpenBatch:
         version: that samples it.
         intake: takes what arrives for it, whichever batch is trained on.
         measurement: what rides on it, if anything does.
+        answers: to its responses whose turn is over.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class OpenBatch:
             awaited=measurement,
         )
         self._prompts = self._prompts_at(self.stream.begin())
+        self.answers = Answers(batch, session.environment, session.link.answer)
         session.link.begin_batch(
             messages.BeginBatch(
                 batch=batch,
@@ -65,6 +68,7 @@ class OpenBatch:
                 group_size=run.algorithm.group_size,
                 sampling=sampling,
                 prompts=_requests(self._prompts, 0),
+                turns=self.answers.turns,
             )
         )
         for extension in measurement.extensions() if measurement else ():
@@ -79,7 +83,7 @@ class OpenBatch:
             estimate=session.learner.estimates.of_group,
             routing=session.learner.policy.routing,
         )
-        self.intake = Intake(self.stream, self.collector, measurement)
+        self.intake = Intake(self.stream, self.collector, measurement, self.answers)
 
     def extend(self, places: range) -> None:
         """Have more prompts generated, named by their places from the cursor."""

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.open import keep_record, open_exercises, record_lines
 from rlboost_jax.learner import fit, kernels
+from rlboost_jax.learner.answers import Environment
 from rlboost_jax.learner.base import Base, check_same
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoint_extra import window_of
@@ -65,6 +66,7 @@ class Makers:
     reserved: Callable[..., ReservedEngines] = ReservedEngines
     snapshots: Callable[..., SnapshotStore] = SnapshotStore
     trackers: Callable[..., list[Tracker]] = chosen_trackers
+    environment: Environment | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +191,7 @@ class Opening:
                 dtype=run.weights.rollout_dtype,
             ),
             base=base,
+            environment=self._makers.environment,
             link=link,
             reserved=self._reserved(ready, manager, link, profile),
             publisher=self._publisher(store, manager, link, profile),

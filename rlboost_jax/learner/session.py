@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlboost_jax.data.exercises import Exercises
+from rlboost_jax.learner.answers import Environment
 from rlboost_jax.learner.base import Base
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints import Checkpoints
@@ -32,6 +33,7 @@ class Session:
     prompts_used: int = 0  # of the prompt stream, by the steps before
     older: Mapping[Version, KeptVersion] = field(default_factory=dict)  # with a lag
     base: Base | None = None  # of the adapters, where these are what is trained
+    environment: Environment | None = None  # None: a response has one turn
     link: ManagerLink
     reserved: ReservedEngines
     publisher: Publisher

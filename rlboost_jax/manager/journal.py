@@ -92,7 +92,7 @@ class Collected(Entry, frozen=True, kw_only=True):
     batch: Batch
     instance: str
     samples: bytes  # uint32
-    starts: bytes  # uint32: tokens that the rollout had before
+    starts: bytes  # uint32: tokens that the rollout had before, given ones included
     counts: bytes  # uint16
     tokens: bytes  # int32
     logprobs: bytes  # float32
@@ -112,6 +112,17 @@ class Redone(Entry, frozen=True, kw_only=True):
     batch: Batch
     samples: bytes  # uint32
     lengths: bytes  # uint32
+
+
+class Answered(Entry, frozen=True, kw_only=True):
+    """What the environment said to a parked rollout. That it was parked follows from its tokens."""
+
+    batch: Batch
+    sample: int
+    attempt: int
+    turn: int
+    tokens: bytes  # int32; without those that there was no room for
+    over: bool
 
 
 class Counted(Entry, frozen=True, kw_only=True):
@@ -153,6 +164,7 @@ AnyEntry = (
     | Collected
     | CollectedRouted
     | Redone
+    | Answered
     | Counted
     | BatchClosed
     | Forgotten

@@ -14,7 +14,14 @@ from rlboost_jax.manager.events import (
     Terminate,
 )
 from rlboost_jax.manager.journal import Entry
-from rlboost_jax.messages import FinishedRollout, ToServer, ToTrainer, WindowClosed, Withdrawn
+from rlboost_jax.messages import (
+    FinishedRollout,
+    Parked,
+    ToServer,
+    ToTrainer,
+    WindowClosed,
+    Withdrawn,
+)
 
 
 class Outbox:
@@ -74,11 +81,11 @@ class Outbox:
         if self.trainer is not None:
             self._actions.append(Send(self.trainer, message))
 
-    def of_batch(self, message: FinishedRollout | WindowClosed | Withdrawn) -> None:
+    def of_batch(self, message: FinishedRollout | Parked | WindowClosed | Withdrawn) -> None:
         """For a trainer that has asked for this. One that is back but has not yet said what
         it wants may want other tokens; what it is owed is sent when it does."""
         wanted = self.wanted or {}
-        if isinstance(message, FinishedRollout):
+        if isinstance(message, FinishedRollout | Parked):
             asked = message.work.sample in wanted.get(message.work.batch, ())
         else:
             asked = message.batch in wanted

@@ -5,7 +5,9 @@ on nothing else, so that any tokens mixed up show.
 """
 
 import functools
-from dataclasses import replace
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlboost_jax import messages as m
@@ -80,6 +82,62 @@ def token(digest: str, step: int, sample: int, position: int) -> int:
     return 1 + mixed % (VOCAB - 1)
 
 
+def in_turn(sample: int, turn: int) -> int:
+    """The sample whose tokens a later turn of this one is made of."""
+    return sample + 1000 * turn
+
+
+def answer(tokens: Sequence[int], turn: int) -> tuple[list[int], bool]:
+    """What the environment says after a turn, stop ids included, and whether that is all."""
+    mixed = sum(tokens) * 31 + turn
+    given = [(mixed + 7 * i) % VOCAB for i in range(mixed % 4)]
+    return given, not given or mixed % 5 == 0
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A whole sequence: its tokens after the prompt, and their runs, sampled and given in turn."""
+
+    tokens: tuple[int, ...]
+    runs: tuple[int, ...]
+
+    @property
+    def told(self) -> tuple[int, ...]:
+        """Runs as messages say them."""
+        return self.runs if len(self.runs) > 1 else ()
+
+    @property
+    def split(self) -> list[list[int]]:
+        ends = [0, *itertools.accumulate(self.runs)]
+        return [list(self.tokens[a:b]) for a, b in itertools.pairwise(ends)]
+
+    @property
+    def sampled(self) -> list[int]:
+        return [token for run in self.split[::2] for token in run]
+
+
+@functools.cache
+def episode(digest: str, step: int, sample: int, turns: int, slot_tokens: int) -> Episode:
+    """As the environment above has it, of a prompt of 3 tokens."""
+    tokens: list[int] = []
+    runs: list[int] = []
+    left = MAX_TOKENS
+    for turn in range(turns):
+        row = response(digest, step, in_turn(sample, turn))[:left]
+        tokens += row
+        runs.append(len(row))
+        left -= len(row)
+        given, over = answer(tokens, turn)
+        ended = not left or turn + 1 == turns
+        if ended or 3 + len(tokens) + len(given) + left > slot_tokens:
+            break
+        tokens += given
+        runs += [len(given)] if given else []
+        if over:
+            break
+    return Episode(tuple(tokens), tuple(runs))
+
+
 @functools.cache
 def hash_of(digest: str) -> int:
     return sum(ord(letter) * place for place, letter in enumerate(digest, 1))
@@ -96,7 +154,9 @@ def routes(lead: int, tokens: list[int]) -> bytes:
 
 def lead(request: m.GenerateRequest) -> int:
     """Routes that come before those of the next tokens."""
-    return 0 if request.response_tokens else len(request.prompt_tokens) // 4 - 1
+    if not request.response_tokens:
+        return len(request.prompt_tokens) // 4 - 1
+    return request.runs[-1] if request.runs and len(request.runs) % 2 == 0 else 0
 
 
 def manifest(version: int, digest: str) -> m.Manifest:
@@ -129,7 +189,7 @@ def ready(version: int, digest: str = "d") -> m.Ready:
 
 
 def begin_batch(
-    step: int, version: int, digest: str, *, prompts: int = 3, group_size: int = 2
+    step: int, version: int, digest: str, *, prompts: int = 3, group_size: int = 2, turns: int = 1
 ) -> m.BeginBatch:
     return m.BeginBatch(
         batch=step,
@@ -143,6 +203,7 @@ def begin_batch(
         prompts=tuple(
             m.PromptRequest(prompt=p, tokens=m.pack_tokens([p, step, 1])) for p in range(prompts)
         ),
+        turns=turns,
     )
 
 

@@ -33,6 +33,7 @@ PROGRESS_SECONDS, DRAIN_SECONDS = 3.0, 2.5
 MEAN_GAP = 0.3  # seconds between faults
 CPU_SECONDS = 20.0  # for a schedule, which takes 0.01 s
 NEIGHBOURS = 3  # dispatches of another version, of a schedule with a lag
+GIVEN_TOKENS = 4  # that a slot has room for, of a schedule with turns
 DISMISSALS = 4  # instances dismissed, of a schedule with policies other than the paper's
 
 
@@ -59,6 +60,7 @@ class Schedule:
     machines: int
     faults: tuple[Fault, ...]
     lag: int = 0
+    turns: int = 1  # that a response may have; after each but the last it is parked
 
     @property
     def num_batches(self) -> int:
@@ -100,7 +102,8 @@ def schedule_of(seed: int) -> Schedule:
             Fault(round(apart.uniform(0.2, FAULTS_END), 3), "neighbour", apart.randrange(8), 0.0)
             for _ in range(NEIGHBOURS)
         ]
-    return Schedule(seed, seeding, extends, servers, machines, tuple(faults), lag)
+    turns = random.Random(f"turns {seed}").choice((1, 1, 1, 3))
+    return Schedule(seed, seeding, extends, servers, machines, tuple(faults), lag, turns)
 
 
 def policies(seed: int, num_batches: int) -> dict[str, Any]:
@@ -141,6 +144,8 @@ class Run:
         self.schedule = schedule
         self._next: dict[str, float] = {}  # what happens to the next frame of a server: amount
         others = policies(schedule.seed, schedule.num_batches)
+        if schedule.turns > 1:
+            others["slot_tokens"] = settings_of(schedule.seeding).slot_tokens + GIVEN_TOKENS
         chosen = settings_of(schedule.seeding, **others)
         self.world = world = World(chosen, schedule.seed, check)
         world.tamper = self._tamper
@@ -148,6 +153,7 @@ class Run:
             world,
             schedule.num_batches,
             lag=schedule.lag,
+            turns=schedule.turns,
             seeding=schedule.seeding,
             extends=schedule.extends,
         )

@@ -37,18 +37,22 @@ def check(world: World) -> None:
     for step in manager.view.batches.values():
         waiting = {id(rollout) for rollout in step.waiting()}
         assert len(waiting) == step.num_waiting
-        finished = kept = 0
+        finished = parked = kept = 0
         for rollout in step.rollouts:
             key, ended = id(rollout), rollout.result is not None
-            where = (key in waiting) + (key in holders) + ended
+            where = (key in waiting) + (key in holders) + ended + rollout.parked
             assert where == 1, f"sample {rollout.sample} is in {where} places"
-            tokens = 0
-            for _, count in rollout.parts:
+            tokens = given = turn = 0
+            for name, count in rollout.parts:
                 tokens += count
-            assert tokens == rollout.num_tokens
+                if not name:
+                    given, turn = given + count, turn + 1
+            assert (tokens, given, turn) == (rollout.num_tokens, rollout.num_given, rollout.turn)
+            assert rollout.parked == (not ended and bool(tokens) and rollout.turn_over)
             finished += ended
-            kept += tokens
-        assert step.num_finished == finished
+            parked += rollout.parked
+            kept += tokens - given
+        assert (step.num_finished, step.num_parked) == (finished, parked)
         assert step.books.generated - step.books.lost == kept
     _index(world)
     _servers(world)

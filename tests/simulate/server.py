@@ -11,17 +11,36 @@ from typing import Any
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromServer, ServerGone
 from rlboost_jax.providers.base import Exited
-from tests.manager.fakes import MAX_TOKENS, VOCAB, batch, hello, lead, length, response, token
+from rlboost_jax.sequences.sequence import runs_after_prompt
+from tests.manager.fakes import (
+    MAX_TOKENS,
+    VOCAB,
+    batch,
+    episode,
+    hello,
+    in_turn,
+    lead,
+    length,
+    response,
+    token,
+)
 
 REDIAL_SECONDS = 0.1
 
 
 @dataclass
 class Held:
-    """A rollout at a server."""
+    """A rollout at a server, in one of its turns.
+
+    Attributes:
+        position: in its turn.
+        before: tokens that were sampled in the turns before.
+    """
 
     request: m.GenerateRequest
+    turn: int
     position: int
+    before: int
     digest: str  # of the weights that it is sampled from
     astray: bool  # goes on from tokens that another made up
     lead: int  # routes that go with its first token here, besides that token's own
@@ -29,13 +48,12 @@ class Held:
     def sample(self, count: int, *, lying: bool) -> list[int]:
         """The next tokens, at most `count`."""
         self.astray |= lying  # what follows a wrong token is another response
-        step, sample = self.request.work.batch, self.request.work.sample
-        whole = MAX_TOKENS if self.astray else length(self.digest, step, sample)
-        upto = min(whole, self.position + count)
-        if upto <= length(self.digest, step, sample):
-            row = list(response(self.digest, step, sample)[self.position : upto])
+        key = self._key
+        upto = min(self.whole, self.position + count)
+        if upto <= length(*key):
+            row = list(response(*key)[self.position : upto])
         else:
-            row = [token(self.digest, step, sample, i) for i in range(self.position, upto)]
+            row = [token(*key, i) for i in range(self.position, upto)]
         if self.astray:
             row = [t % (VOCAB - 1) + 1 for t in row]
         self.position, self.lead = upto, 0
@@ -43,15 +61,23 @@ class Held:
 
     def wrong(self, count: int) -> list[int]:
         """As many tokens as come next, of other parameters; its own are still to come."""
-        step, sample = self.request.work.batch, self.request.work.sample
-        whole = MAX_TOKENS if self.astray else length(self.digest, step, sample)
-        upto = min(whole, self.position + count)
+        upto = min(self.whole, self.position + count)
         return [VOCAB - 1] * (upto - self.position)
 
     @property
+    def _key(self) -> tuple[str, int, int]:
+        work = self.request.work
+        return self.digest, work.batch, in_turn(work.sample, self.turn)
+
+    @property
+    def whole(self) -> int:
+        """Tokens of its turn."""
+        left = MAX_TOKENS - self.before
+        return left if self.astray else min(left, length(*self._key))
+
+    @property
     def over(self) -> bool:
-        key = self.digest, self.request.work.batch, self.request.work.sample
-        return self.position == (MAX_TOKENS if self.astray else length(*key))
+        return self.position == self.whole
 
 
 class Server:
@@ -104,7 +130,16 @@ class Server:
         self._pull = 0
         self._pulling: m.Manifest | None = None
         name, reserved = self.name, self.reserved
-        self.say(hello(instance=name, reserved=reserved, slots=self.slots, nonce=self.nonce))
+        slot_tokens = self.world.settings.slot_tokens
+        self.say(
+            hello(
+                instance=name,
+                reserved=reserved,
+                slots=self.slots,
+                slot_tokens=slot_tokens,
+                nonce=self.nonce,
+            )
+        )
         if self.reserved and self.version >= 0:
             self._say_ready()
         self._renew(self.stream)
@@ -210,12 +245,15 @@ class Server:
                 self._release()
             return
         had = m.unpack_tokens(request.response_tokens).tolist()
-        expected = [
-            token(self.digest, request.work.batch, request.work.sample, i) for i in range(len(had))
-        ]
-        astray = had != expected
+        whose = self.digest, request.work.batch, request.work.sample
+        expected = episode(*whose, self.world.trainer.turns, self.world.settings.slot_tokens)
+        astray = had != list(expected.tokens[: len(had)])
         assert not astray or self.world.lied, "resumed with the wrong tokens"
-        held = Held(request, len(had), self.digest, astray, lead(request))
+        runs = runs_after_prompt(request.runs, len(had))
+        turn = len(runs) // 2
+        assert astray or runs[: 2 * turn] == expected.runs[: 2 * turn], "of other turns"
+        position, before = sum(runs[2 * turn :]), sum(runs[: 2 * turn : 2])
+        held = Held(request, turn, position, before, self.digest, astray, lead(request))
         assert not held.over, "resumed though it was over"
         self.held[request.request_id] = held
 

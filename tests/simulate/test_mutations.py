@@ -8,7 +8,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager import journal, outbox
-from rlboost_jax.manager.journal import BatchOpened, BatchResumed, Collected
+from rlboost_jax.manager.journal import Answered, BatchOpened, BatchResumed, Collected
 from rlboost_jax.manager.reducer import directions
 from rlboost_jax.manager.reducer.directions import Directions
 from rlboost_jax.manager.reducer.intake import Intake
@@ -136,6 +136,17 @@ def only_the_newest_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "restore", restore)
 
 
+def answer_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an environment has said is not known to a manager that goes on from a journal."""
+    real = Ledger.restore
+
+    def restore(self: Ledger, entry: Any, now: float) -> None:
+        if not isinstance(entry, Answered):
+            real(self, entry, now)
+
+    monkeypatch.setattr(Ledger, "restore", restore)
+
+
 PLANTED = {
     lost_ack: "lost what it had taken in",
     double_delivery: "",  # shows in more than one way
@@ -147,6 +158,7 @@ PLANTED = {
     older_work_dropped: "",
     nobody_goes_back: "nobody is left for the oldest batch",
     only_the_newest_recovered: "lost what it had taken in",
+    answer_lost: "lost what it had taken in",
 }
 
 # One in 800 schedules shows it: the search begins shortly before one that does.

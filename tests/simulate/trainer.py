@@ -14,14 +14,26 @@ import msgspec
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, TrainerGone
-from rlboost_jax.sequences.identities import Purpose, sample_number
-from tests.manager.fakes import RUN, begin_batch, manifest, response, response_logprobs, routes
+from rlboost_jax.sequences.identities import Purpose, Work, sample_number
+from rlboost_jax.sequences.sequence import runs_after_prompt
+from tests.manager.fakes import (
+    RUN,
+    Episode,
+    answer,
+    begin_batch,
+    episode,
+    logprob,
+    manifest,
+    routes,
+)
 from tests.simulate.server import REDIAL_SECONDS, Server
 
 
 @functools.cache
-def begin_of(batch: int, version: int, digest: str, prompts: int, group_size: int) -> m.BeginBatch:
-    return begin_batch(batch, version, digest, prompts=prompts, group_size=group_size)
+def begin_of(
+    batch: int, version: int, digest: str, prompts: int, group_size: int, turns: int
+) -> m.BeginBatch:
+    return begin_batch(batch, version, digest, prompts=prompts, group_size=group_size, turns=turns)
 
 
 @dataclass
@@ -66,6 +78,7 @@ class Trainer:
         num_batches: int,
         *,
         lag: int = 0,
+        turns: int = 1,
         seeding: bool = True,
         extends: bool = False,
         prompts: int = 2,
@@ -73,7 +86,7 @@ class Trainer:
     ) -> None:
         self.world = world
         self.num_batches, self.prompts, self.group_size = num_batches, prompts, group_size
-        self.lag = lag
+        self.lag, self.turns = lag, turns
         self.reports: list[m.BatchReport] = []
         self.alive = False
         self.done = False
@@ -128,6 +141,8 @@ class Trainer:
         match message:
             case m.FinishedRollout():
                 self._finished(message)
+            case m.Parked():
+                self._parked(message)
             case m.Withdrawn(samples=samples):
                 self._withdrawn(message.batch, m.unpack_ids(samples).tolist())
             case m.BatchReport():
@@ -214,7 +229,7 @@ class Trainer:
             if batch < self.num_batches:
                 version = self.version_of(batch)
                 digest = self._digest(version)
-                begin = begin_of(batch, version, digest, self.prompts, self.group_size)
+                begin = begin_of(batch, version, digest, self.prompts, self.group_size, self.turns)
                 needed = set(range(self.prompts * self.group_size))
                 self.asked[batch] = Asked(begin, self.prompts, needed)
                 self._say(begin)
@@ -234,20 +249,23 @@ class Trainer:
         # A doubt about an attempt that is gone already brings the present one once more.
         assert key not in self._got or key in self._doubted, "delivered twice"
         self._got.add(key)
-        asked.sizes[result.work.sample] = len(result.tokens) // 4
-        whose = asked.begin.params_digest, result.work.batch, result.work.sample
-        tokens = list(response(*whose))
         found = m.unpack_tokens(result.tokens).tolist()
+        asked.sizes[result.work.sample] = sum(runs_after_prompt(result.runs, len(found))[::2])
+        expected = self._episode(asked, result.work)
+        tokens = list(expected.tokens)
         if found != tokens and self.world.lied:
             asked.made_up.add(result.work.sample)
             self._doubt(result, found, tokens)
             return
         assert found == tokens, "tokens of other parameters than the batch says"
         asked.made_up.discard(result.work.sample)
-        assert result.logprobs == response_logprobs(*whose)
-        assert result.versions == ((asked.begin.version, len(tokens)),)
+        assert result.runs == expected.told
+        assert result.logprobs == m.pack_logprobs([logprob(t) for t in expected.sampled])
+        assert result.versions == ((asked.begin.version, len(expected.sampled)),)
         if self.world.settings.routing:
-            assert isinstance(result, m.RoutedRollout) and result.routes == routes(2, tokens)
+            leads = (2, *expected.runs[1::2])
+            found_routes = b"".join(map(routes, leads, expected.split[::2]))
+            assert isinstance(result, m.RoutedRollout) and result.routes == found_routes
         else:
             assert type(result) is m.FinishedRollout
         known = result.work.sample in asked.results  # said again on a new stream
@@ -257,6 +275,34 @@ class Trainer:
         oldest = asked.begin.batch == self.batch
         if oldest and asked.complete and not (known or self._training):
             self._train()
+
+    def _episode(self, asked: Asked, work: Work) -> Episode:
+        whose = asked.begin.params_digest, work.batch, work.sample
+        return episode(*whose, self.turns, self.world.settings.slot_tokens)
+
+    def _parked(self, parked: m.Parked) -> None:
+        """The environment answers a while later, on whatever stream there is then, and sometimes
+        twice. What is lost on the way is asked again."""
+        asked = self.asked.get(parked.work.batch)
+        assert asked is not None, f"parked in batch {parked.work.batch}, and {list(self.asked)}"
+        tokens = m.unpack_tokens(parked.tokens).tolist()
+        expected = self._episode(asked, parked.work)
+        assert tokens == list(expected.tokens[: len(tokens)]), "parked with the wrong tokens"
+        assert parked.turn == len(parked.runs) // 2 < self.turns - 1
+        given, over = answer(tokens, parked.turn)
+        reply = m.Answer(
+            work=parked.work,
+            attempt=parked.attempt,
+            turn=parked.turn,
+            tokens=m.pack_tokens(given),
+            over=over,
+        )
+        self.world.seen.add("parked")
+        for _ in range(self.world.random.choice((1, 1, 2))):
+            self._later(
+                self.world.random.uniform(0.0, 0.4),
+                lambda: self._put(reply) if self.stream else None,
+            )
 
     def _withdrawn(self, batch: int, samples: list[int]) -> None:
         """They are generated again, and delivered once more."""

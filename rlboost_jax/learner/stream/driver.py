@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never, runtime_checkable
 
 from rlboost_jax import messages
+from rlboost_jax.learner.answers import Answers
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.stream.intake import Intake, Measured
 from rlboost_jax.learner.stream.step_stream import (
@@ -48,6 +49,7 @@ def drive(
     check: Callable[[tuple[Group, ...]], Sequence[Doubt]] = lambda groups: (),
     extend: Callable[[range], None] = lambda places: None,
     measured: Measured | None = None,
+    answers: Answers | None = None,
     ahead: Sequence[Intake] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> StreamTimes:
@@ -60,6 +62,7 @@ def drive(
         check: what is doubted of groups that are not trained on yet.
         extend: has more prompts generated, named by their places from the step's cursor.
         measured: takes the responses that are its own.
+        answers: to those whose turn is over.
         ahead: of the batches that are open besides, and trained on later.
 
     Raises:
@@ -67,7 +70,7 @@ def drive(
         RewardWorkersLost: responses can no longer be judged.
     """
     times = StreamTimes()
-    intakes = (Intake(stream, collector, measured), *ahead)
+    intakes = (Intake(stream, collector, measured, answers), *ahead)
 
     def take(message: messages.ToTrainer | None) -> None:
         if message is not None:

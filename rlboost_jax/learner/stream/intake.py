@@ -3,6 +3,7 @@
 from typing import Protocol, runtime_checkable
 
 from rlboost_jax import messages
+from rlboost_jax.learner.answers import Answers
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.stream.step_stream import StepStream
 
@@ -22,13 +23,19 @@ class Intake:
     """
 
     def __init__(
-        self, stream: StepStream, collector: StepCollector, measured: Measured | None = None
+        self,
+        stream: StepStream,
+        collector: StepCollector,
+        measured: Measured | None = None,
+        answers: Answers | None = None,
     ) -> None:
         """
         Args:
             measured: takes the responses that are its own.
+            answers: to those whose turn is over.
         """
         self.stream, self.collector, self.measured = stream, collector, measured
+        self.answers = answers
 
     def take(self, message: messages.ToTrainer) -> None:
         """Raises WrongVersion."""
@@ -38,6 +45,8 @@ class Intake:
                     return
                 if self.stream.arrived(message):
                     self._finish(message)
+            case messages.Parked() if self.answers is not None:
+                self.answers.take(message)
             case messages.Withdrawn() if self.measured is not None:
                 self.measured.withdraw(message)
             case messages.WindowClosed():

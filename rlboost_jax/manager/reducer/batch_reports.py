@@ -6,6 +6,7 @@ from rlboost_jax.manager.journal import RunState
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import BatchRecord
+from rlboost_jax.manager.state.transcript import GIVEN
 from rlboost_jax.messages import BatchReport, BatchTrained, WindowState
 from rlboost_jax.sequences.identities import Batch
 
@@ -53,7 +54,9 @@ class BatchReports:
             window: of the next batch.
         """
         books, delivered = batch.books, batch.delivered(measuring=False)
-        measured = [part for r in batch.delivered(measuring=True) for part in r.parts]
+        measured = [
+            part for r in batch.delivered(measuring=True) for part in r.parts if part[0] != GIVEN
+        ]
         own = sum(count for name, count in measured if name in self._roster.own)
         others = sum(count for _, count in measured) - own
         seconds = batch.rollout_seconds
@@ -67,7 +70,7 @@ class BatchReports:
             instances_lost=books.gone,
             requests_migrated=books.migrated,
             tokens_generated=books.generated - own - others,
-            tokens_delivered=sum(rollout.num_tokens for rollout in delivered),
+            tokens_delivered=sum(rollout.num_sampled for rollout in delivered),
             tokens_lost=books.lost,
             tokens_prefilled_again=books.prefilled_again,
             tokens_reserved=books.reserved - own,
@@ -81,7 +84,7 @@ class BatchReports:
         """What a batch was made of, for whoever fits models to it."""
         lengths: dict[int, list[int]] = {}
         for rollout in batch.delivered(measuring=False):
-            lengths.setdefault(rollout.group, []).append(rollout.num_tokens)
+            lengths.setdefault(rollout.group, []).append(rollout.num_sampled)
         for instance in self._roster:
             self._placements.record_usage(instance)
         self._outbox.record(

@@ -98,7 +98,7 @@ class Directions:
         index, at_work = self._roster.index, 0
         for batches in reversed(list(wanted.values())):
             there = len(self._roster.pool(batches[0]).instances)
-            if at_work and not there and not all(batch.finished for batch in batches):
+            if at_work and not there and not all(batch.at_rest for batch in batches):
                 return False
             if at_work and there > 1 and self._left(batches) <= self._rows(batches) * (there - 1):
                 return False
@@ -133,7 +133,7 @@ class Directions:
 
     def _left(self, batches: Sequence[BatchRecord]) -> int:
         """Rollouts of some batches that somebody has."""
-        return sum(len(b.rollouts) - b.num_finished - b.num_waiting for b in batches)
+        return sum(len(b.rollouts) - b.num_dormant - b.num_waiting for b in batches)
 
     def _rows(self, batches: Sequence[BatchRecord]) -> int:
         """Rollouts of some batches that an instance is worth, as far as is known; else 0."""

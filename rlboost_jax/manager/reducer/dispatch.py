@@ -80,6 +80,18 @@ class Dispatch:
         if self._settings.balance and not batch.num_waiting:
             self._balance(batch, remote, seeding, now)
 
+    def resume(self, batch: BatchRecord, rollout: Rollout, now: float) -> None:
+        """An answered rollout goes on where it was, if there is a slot: its pages may be there
+        still. Else it waits."""
+        there = [*self.remote(batch)]
+        if self._seeding.open and batch is self._ledger.active:
+            there += self.reserved(batch)
+        known = next((i for i in there if i.name == rollout.previous), None)
+        if known is not None and len(known.held) < known.slots:
+            self._placements.generate(batch, known, [rollout], now)
+        else:
+            batch.wait(rollout)
+
     def wake_at(self, batch: BatchRecord) -> float:
         """When there may be something to settle though nothing has happened; inf: never."""
         clock = self._seeding.clock

@@ -73,6 +73,8 @@ class Intake:
             # Those of a batch that a returned trainer has not reached yet are sent when it does.
             if rollout.result is not None and self._ledger.works_on(rollout.batch):
                 self._outbox.of_batch(rollout.result)
+            elif rollout.parked and self._ledger.works_on(rollout.batch):
+                self._outbox.of_batch(rollout.question())
         return bool(ended)
 
     def _profile_dispatch(self, instance: Instance, rows: TokenRows, now: float) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlboost_jax.manager.policies.throughput import ThroughputProfile
+from rlboost_jax.manager.reducer.answers import Answers
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
 from rlboost_jax.manager.reducer.control import WindowControl
 from rlboost_jax.manager.reducer.directions import Directions
@@ -67,6 +68,7 @@ class Parts:
             self.control,
             self.lessons,
             self.reports,
+            Answers(settings, owners, self.dispatch, model),
             now,
         )
         self.tail = Tail(

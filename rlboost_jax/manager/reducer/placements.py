@@ -31,7 +31,7 @@ class Placements:
             if rollout.previous and rollout.previous != instance.name:
                 moved.setdefault(rollout.previous, []).append(rollout.num_tokens)
             if rollout.num_tokens:
-                batch.books.prefill_again(rollout.length)
+                batch.books.prefill_again(rollout.length - rollout.newest_given)
             rollout.place(self._ledger.next_request(), instance.name)
         instance.hold(rollouts, now)
         self._roster.watch(instance)

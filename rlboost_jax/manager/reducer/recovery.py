@@ -7,6 +7,7 @@ versions are noted where they change (`Outbox.keep`); here are the counts and to
 from collections.abc import Iterable
 
 from rlboost_jax.manager.journal import (
+    Answered,
     BatchClosed,
     BatchExtended,
     BatchOpened,
@@ -95,5 +96,5 @@ class Recovery:
                 self._versions.restore(entry)
             case BatchOpened() | BatchResumed() | TurnBegun() | BatchExtended() | BatchClosed():
                 self._ledger.restore(entry, now)
-            case Collected() | Redone() | Counted() | Forgotten():
+            case Collected() | Redone() | Answered() | Counted() | Forgotten():
                 self._ledger.restore(entry, now)

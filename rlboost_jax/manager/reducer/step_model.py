@@ -79,7 +79,7 @@ class StepModel:
         """
         groups = groups_of(r for r in step.rollouts if not r.measures)
         self.lengths.learn(
-            responses([[(r.num_tokens, r.result is not None) for r in g] for g in groups])
+            responses([[(r.num_sampled, r.result is not None) for r in g] for g in groups])
         )
         self.speeds.end_step(present)
         tokens = sum(r.length for group in groups for r in group)
@@ -90,7 +90,7 @@ class StepModel:
             self.overhead += weight * (max(0.0, other_seconds) - self.overhead)
         self._mean_tokens = tokens / max(1, sum(len(group) for group in groups))
         self.most_tokens = float(step.begin.sampling.max_tokens)
-        self._prompts = [(g[0].length - g[0].num_tokens, len(g)) for g in groups]
+        self._prompts = [(g[0].length - g[0].num_sampled, len(g)) for g in groups]
         self._asked = None
 
     def ended(self, rollout: Rollout, now: float) -> None:

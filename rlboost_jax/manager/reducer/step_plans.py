@@ -57,11 +57,11 @@ class StepPlans:
         if not groups:  # all of the batch measures the policy
             return None
         rollouts = [rollout for group in groups for rollout in group]
-        prompts = [r.length - r.num_tokens for r in rollouts]
+        prompts = [r.length - r.num_sampled for r in rollouts]
         so_far = [
-            r.num_tokens + (unheard.get(r.request_id, 0.0) if r.holder else 0.0) for r in rollouts
+            r.num_sampled + (unheard.get(r.request_id, 0.0) if r.holder else 0.0) for r in rollouts
         ]
-        ended = [r.result is not None for r in rollouts]
+        ended = [r.dormant for r in rollouts]
         state = Responses(
             group=np.repeat(np.arange(len(groups)), [len(g) for g in groups]),
             tokens=np.array(so_far, float),
@@ -72,7 +72,7 @@ class StepPlans:
         totals = np.bincount(state.group, lengths + prompts)
         order = sorted(
             (n for n, done in enumerate(ended) if not done),
-            key=lambda n: (rollouts[n].num_tokens == 0, step.rank_of(rollouts[n]), n),
+            key=lambda n: (rollouts[n].num_sampled == 0, step.rank_of(rollouts[n]), n),
         )
         place = [
             places.get(r.holder, WAITS) if r.request_id in unheard else WAITS for r in rollouts
@@ -108,20 +108,20 @@ class StepPlans:
         if not groups:
             return None
         rollouts = [rollout for group in groups for rollout in group]
-        state = responses([[(r.num_tokens, r.result is not None) for r in g] for g in groups])
+        state = responses([[(r.num_sampled, r.dormant) for r in g] for g in groups])
         lengths = np.minimum(self.model.lengths.scenario(state), self.model.most_tokens)
-        totals = np.bincount(state.group, lengths + [r.length - r.num_tokens for r in rollouts])
+        totals = np.bincount(state.group, lengths + [r.length - r.num_sampled for r in rollouts])
         jobs = []
         for n, rollout in enumerate(rollouts):
-            if rollout.result is None:
-                so_far = rollout.num_tokens + unheard.get(rollout.request_id, 0.0)
+            if not rollout.dormant:
+                so_far = rollout.num_sampled + unheard.get(rollout.request_id, 0.0)
                 jobs.append(
                     Job(
                         group=int(state.group[n]),
-                        context=rollout.length - rollout.num_tokens + so_far,
+                        context=rollout.length - rollout.num_sampled + so_far,
                         remaining=max(1.0, float(lengths[n]) - so_far),
                         place=places.get(rollout.holder, WAITS),
-                        begun=rollout.num_tokens > 0,
+                        begun=rollout.num_sampled > 0,
                     )
                 )
         ended = self.model.complete(step)
@@ -152,8 +152,8 @@ class StepPlans:
         if not self.model.ready or not step.num_finished:
             ranks = first_wave([len(group) for group in groups], slots)
         else:
-            state = responses([[(r.num_tokens, r.result is not None) for r in g] for g in groups])
-            begun = [[not r.waiting or r.num_tokens > 0 for r in g] for g in groups]
+            state = responses([[(r.num_sampled, r.dormant) for r in g] for g in groups])
+            begun = [[not r.waiting or r.num_sampled > 0 for r in g] for g in groups]
             ranks = later_waves(state.tokens - self.model.lengths.expected(state), begun)
         return {r.sample: float(rank) for r, rank in zip(rollouts, ranks, strict=True)}
 
@@ -237,6 +237,6 @@ class StepPlans:
             )
             steps = (now - span.since) / seconds if seconds > 0 else 0.0
             for request, rollout in running:
-                room = rollout.sampling.max_tokens - rollout.num_tokens - 1
+                room = rollout.sampling.max_tokens - rollout.num_sampled - 1
                 unheard[request] = max(0.0, min(steps - span.steps.get(request, 0), room))
         return unheard

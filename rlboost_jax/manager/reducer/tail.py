@@ -134,7 +134,7 @@ class Tail:
             foresee,
             own=[instance.slots for instance in own],
             other_slots=sum(instance.slots for instance in others),
-            left=len(batch.rollouts) - batch.num_finished,
+            left=len(batch.rollouts) - batch.num_dormant,
             surplus=0 if cap is None else max(0, len(self._fleet.standing) - cap),
             overhead=plans.model.overhead,
             prices=prices,

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from rlboost_jax.manager.journal import RunOver
+from rlboost_jax.manager.reducer.answers import Answers
 from rlboost_jax.manager.reducer.batch_checks import ProtocolError, check_begin, check_extension
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
 from rlboost_jax.manager.reducer.control import WindowControl
@@ -21,6 +22,7 @@ from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.messages import (
+    Answer,
     BatchCommitted,
     BatchTrained,
     BeginBatch,
@@ -49,6 +51,7 @@ class Trainer:
         control: WindowControl,
         lessons: Lessons,
         reports: BatchReports,
+        answers: Answers,
         now: float,
     ) -> None:
         self._settings = settings
@@ -63,6 +66,7 @@ class Trainer:
         self._control = control
         self._lessons = lessons
         self._reports = reports
+        self._answers = answers
         self._doubts = Doubts(owners, placements, servers)
         self.patience = FIRST_TRAINER_SECONDS  # for the trainer now awaited
         self.orphan_at = now + self.patience
@@ -84,6 +88,8 @@ class Trainer:
                 self._extend(message)
             case Doubt():
                 self._doubted(message, now)
+            case Answer():
+                self._answers.hear(message, now)
             case BatchTrained():
                 self._trained(message, now)
             case BatchCommitted():
@@ -215,10 +221,14 @@ class Trainer:
     def _deliver(
         self, batch: BatchRecord, prompts: Sequence[PromptRequest], samples: int = 0
     ) -> None:
-        """The trainer asks for these: say what is finished of them, and later what will be."""
+        """The trainer asks for these: say what is finished or parked of them, and later what
+        will be."""
         asked = {sample for prompt in prompts for sample in batch.samples_of(prompt, samples)}
-        for result in batch.results(self._outbox.want(batch.begin.batch, asked)):
+        new = self._outbox.want(batch.begin.batch, asked)
+        for result in batch.results(new):
             self._outbox.to_trainer(result)
+        for question in batch.questions(new):
+            self._outbox.to_trainer(question)
 
     def _doubted(self, message: Doubt, now: float) -> None:
         batch = self._ledger.open.get(message.batch)

@@ -105,7 +105,7 @@ class Activity:
         going_on = context = 0
         for rollout, length, yielded in known:
             count = rollout.length - length
-            if rollout.result is None:
+            if not rollout.dormant:
                 going_on, context = going_on + 1, context + rollout.length
             if count > 0:
                 span.sampled(rollout.request_id, length, count, first=not yielded)

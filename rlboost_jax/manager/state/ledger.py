@@ -1,11 +1,12 @@
 """Every open request and its tokens, sample by sample.
 
 Invariants:
-- a rollout is waiting, held by one instance, finished, or its batch is cancelled;
+- a rollout is waiting, held by one instance, parked, finished, or its batch is cancelled;
 - each placement has a request id of its own, so tokens of an earlier placement are known
   as late, whoever sends them;
-- a response is finished when its last token is a stop id or it has `max_tokens`: that is
-  read off the tokens, and whatever follows is lost;
+- a turn is over when its last token is a stop id or `max_tokens` are sampled: that is read off
+  the tokens, and whatever follows is lost. A response is finished with its last turn, or when
+  the environment says so; until then it is parked;
 - a token is counted once as sampled, and once as lost unless its response is delivered.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from rlboost_jax.manager.accounts import Books
 from rlboost_jax.manager.journal import (
+    Answered,
     BatchClosed,
     BatchExtended,
     BatchOpened,
@@ -25,16 +27,11 @@ from rlboost_jax.manager.journal import (
     TurnBegun,
 )
 from rlboost_jax.manager.outbox import Outbox
-from rlboost_jax.manager.state.collected import Piece, collected, routes_of
+from rlboost_jax.manager.state.collected import Piece, collected
+from rlboost_jax.manager.state.restored import restore_answer, restore_cuts, restore_tokens
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.manager.state.token_rows import TokenRows
-from rlboost_jax.messages import (
-    BeginBatch,
-    ExtendBatch,
-    pack_ids,
-    unpack_counts,
-    unpack_ids,
-)
+from rlboost_jax.messages import BeginBatch, ExtendBatch, pack_ids
 from rlboost_jax.sequences.endings import kept, stop_positions
 from rlboost_jax.sequences.identities import Batch
 
@@ -45,6 +42,7 @@ LedgerEntry = (
     | BatchExtended
     | Collected
     | Redone
+    | Answered
     | Counted
     | BatchClosed
     | Forgotten
@@ -177,14 +175,14 @@ class Ledger:
         return unfinished
 
     def redo(self, batch: BatchRecord, cuts: dict[Rollout, int]) -> None:
-        """Give up all but the first tokens of some rollouts. Finished ones wait again."""
+        """Give up all but the first tokens of some rollouts. Dormant ones wait again."""
         if not cuts:
             return
         for rollout, length in cuts.items():
-            batch.books.lose(rollout.num_tokens - length)
-            finished = rollout.result is not None
+            batch.books.lose(rollout.sampled_from(length))
+            dormant = rollout.dormant
             batch.cut(rollout, length)
-            if finished:
+            if dormant:
                 batch.wait(rollout)
         self._outbox.keep(
             Redone(
@@ -193,6 +191,20 @@ class Ledger:
                 lengths=pack_ids(list(cuts.values())),
             )
         )
+
+    def answer(self, batch: BatchRecord, rollout: Rollout, tokens: bytes, *, over: bool) -> None:
+        """The environment says something to a parked rollout: it goes on, or is finished."""
+        self._outbox.keep(
+            Answered(
+                batch=batch.begin.batch,
+                sample=rollout.sample,
+                attempt=rollout.attempt,
+                turn=rollout.turn,
+                tokens=tokens,
+                over=over,
+            )
+        )
+        batch.answer(rollout, tokens, over=over)
 
     def snapshot(self) -> dict[Batch, tuple[bool, Books]]:
         """By batch, its counts and whether it is the active one; those of the gap as batch -1."""
@@ -217,9 +229,11 @@ class Ledger:
             case BatchExtended(extend=extend) if extend.batch in self.batches:
                 self.extend(self.batches[extend.batch], extend)
             case Collected(batch=number) if number in self.batches:
-                self._restore_tokens(self.batches[number], entry, now)
+                restore_tokens(self.batches[number], entry, now)
             case Redone(batch=number) if number in self.batches:
-                self._restore_cuts(self.batches[number], entry)
+                restore_cuts(self.batches[number], entry)
+            case Answered(batch=number) if number in self.batches:
+                restore_answer(self.batches[number], entry)
             case Counted(batch=number, books=books):
                 if number == GAP:
                     self.gap = books.copy()
@@ -246,33 +260,6 @@ class Ledger:
             self.books.wasted(in_flight.in_flight_reserved, reserved=True)
             self.books.wasted(in_flight.in_flight_preemptible, reserved=False)
 
-    def _restore_cuts(self, batch: BatchRecord, entry: Redone) -> None:
-        ids, lengths = unpack_ids(entry.samples).tolist(), unpack_ids(entry.lengths).tolist()
-        for sample, length in zip(ids, lengths, strict=True):
-            rollout = batch.rollout_of(sample)
-            if rollout is not None and length < rollout.num_tokens:
-                batch.cut(rollout, length)
-
-    def _restore_tokens(self, batch: BatchRecord, entry: Collected, now: float) -> None:
-        batch.token_at(min(entry.at, now))
-        end = 0
-        counts = unpack_counts(entry.counts).tolist()
-        for sample, start, count, routes in zip(
-            unpack_ids(entry.samples).tolist(),
-            unpack_ids(entry.starts).tolist(),
-            counts,
-            routes_of(entry, counts),
-            strict=True,
-        ):
-            part = slice(4 * end, 4 * (end + count))
-            end += count
-            rollout = batch.rollout_of(sample)
-            if rollout is None or rollout.result is not None or rollout.num_tokens != start:
-                continue
-            rollout.take_in(entry.tokens[part], entry.logprobs[part], entry.instance, routes)
-            if rollout.complete:
-                batch.finish(rollout)
-
     def next_request(self) -> int:
         self._requests = self._requests % 0xFFFFFFFF + 1
         return self._requests
@@ -290,7 +277,7 @@ class Ledger:
         """Append the tokens of a batch to the rollouts that `name` holds.
 
         Tokens of others, of another version, of a cancelled batch or past the end of a
-        response are counted as lost. Returns the rollouts that ended, cancelled ones too.
+        turn are counted as lost. Returns the rollouts whose turn ended, cancelled ones too.
         """
         stops: dict[tuple[int, ...], list[int]] = {}  # where such ids are in this batch
         taken: dict[Batch, list[Piece]] = {}  # per batch, for the journal
@@ -299,18 +286,14 @@ class Ledger:
         for row, (request_id, count) in enumerate(zip(rows.ids, rows.counts, strict=True)):
             start, end = end, end + count
             rollout = held.get(request_id)
-            if (
-                rollout is None
-                or rollout.result is not None
-                or rollout.batch.begin.version != version
-            ):
+            if rollout is None or rollout.dormant or rollout.batch.begin.version != version:
                 self.books.wasted(count, reserved=reserved)
                 continue
             batch, sampling = rollout.batch, rollout.sampling
             number = batch.begin.batch
             if sampling.stop_ids not in stops:
                 stops[sampling.stop_ids] = stop_positions(rows.tokens, sampling.stop_ids)
-            room = sampling.max_tokens - rollout.num_tokens
+            room = sampling.max_tokens - rollout.num_sampled
             own = kept(start, count, room=room, stops=stops[sampling.stop_ids])
             books = self.books if batch.cancelled else batch.books
             books.sampled(count, reserved=reserved)
@@ -327,8 +310,8 @@ class Ledger:
                     piece = (rollout.sample, rollout.num_tokens, part, rollout.lead, routes)
                     taken.setdefault(number, []).append(piece)
                 rollout.take_in(rows.raw[part], rows.logprobs[part], name, routes)
-            if rollout.complete:
-                batch.finish(rollout)
+            if rollout.turn_over:
+                batch.end_turn(rollout)
                 batch.token_at(now)
                 ended.append(rollout)
         for number, pieces in taken.items():

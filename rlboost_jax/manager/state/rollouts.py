@@ -1,32 +1,33 @@
 """Responses in the making, and the batches that they belong to."""
 
-import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
 
 import msgspec
 
 from rlboost_jax.manager.accounts import Books
+from rlboost_jax.manager.state.transcript import Transcript
 from rlboost_jax.manager.state.waiting import Waiting
 from rlboost_jax.messages import (
     BeginBatch,
     FinishedRollout,
     GenerateRequest,
+    Parked,
     PromptRequest,
-    RoutedRollout,
     Sampling,
 )
-from rlboost_jax.sequences.endings import finish_reason
 from rlboost_jax.sequences.identities import Batch, Work, sample_number
 
 
-class Rollout:
-    """A response in the making."""
+class Rollout(Transcript):
+    """A response in the making: waiting, held by an instance, parked or finished.
 
-    __slots__ = ("asked_at", "attempt", "batch", "group", "holder", "logprobs", "measures",
-                 "num_tokens", "parts", "previous", "prompt_tokens", "request_id", "result",
-                 "routes", "sample", "sampling", "tokens", "work", "yielded")  # fmt: skip
+    *Parked* is one whose turn has ended and that goes on once it is answered. Nothing else says
+    so: it follows from the tokens.
+    """
+
+    __slots__ = ("asked_at", "attempt", "batch", "group", "holder", "measures", "parked",
+                 "previous", "request_id", "result", "sample", "work", "yielded")  # fmt: skip
 
     def __init__(
         self, batch: "BatchRecord", prompt: PromptRequest, sample: int, sampling: Sampling | None
@@ -38,6 +39,7 @@ class Rollout:
             sampling: None: as the batch says.
         """
         begin = batch.begin
+        super().__init__(prompt.tokens, sampling or begin.sampling)
         self.batch = batch
         self.work = Work(
             seed=begin.seed,
@@ -48,25 +50,24 @@ class Rollout:
         )
         self.sample = sample
         self.group = sample // begin.group_size  # one number for all responses to the prompt
-        self.prompt_tokens = prompt.tokens
         self.measures = prompt.purpose == "evaluate"
-        self.sampling = sampling or begin.sampling
-        self.tokens = bytearray()  # int32
-        self.logprobs = bytearray()  # float32
-        self.routes = bytearray()  # of all positions but the newest, where a run replays them
-        self.num_tokens = 0
-        self.parts: list[tuple[str, int]] = []  # (instance, tokens that it sampled), in order
         self.holder = ""  # instance that has it now
         self.previous = ""  # instance that had it last
         self.request_id = 0  # of the present placement
         self.asked_at = math.inf  # when its holder was asked for it back
         self.yielded = False  # the present placement has given tokens
+        self.parked = False
         self.result: FinishedRollout | None = None
         self.attempt = 0  # how often tokens were given up
 
     @property
     def waiting(self) -> bool:
-        return not self.holder and self.result is None
+        return not self.holder and not self.dormant
+
+    @property
+    def dormant(self) -> bool:
+        """Nobody has anything to sample of it: it is finished or parked."""
+        return self.result is not None or self.parked
 
     @property
     def releasing(self) -> bool:
@@ -74,26 +75,14 @@ class Rollout:
         return self.asked_at < math.inf
 
     @property
-    def complete(self) -> bool:
-        """Whether its last token ends it."""
-        sampling = self.sampling
-        reason = finish_reason(
-            int.from_bytes(self.tokens[-4:], "little", signed=True),
-            self.num_tokens,
-            max_tokens=sampling.max_tokens,
-            stop_ids=sampling.stop_ids,
-        )
-        return reason is not None
+    def last_turn(self) -> bool:
+        """Whether no other turn can follow this one."""
+        spent = self.num_sampled >= self.sampling.max_tokens
+        return spent or self.turn + 1 >= self.batch.begin.turns
 
-    @property
-    def length(self) -> int:
-        """Prompt and response so far, in tokens."""
-        return len(self.prompt_tokens) // 4 + self.num_tokens
-
-    @property
-    def lead(self) -> int:
-        """Routes that come with the next tokens besides one for each: those of the prompt."""
-        return 0 if self.num_tokens else self.length - 1
+    def awaits(self, attempt: int, turn: int) -> bool:
+        """Whether it is parked, and just this is to be answered."""
+        return self.parked and (self.attempt, self.turn) == (attempt, turn)
 
     def request(self) -> GenerateRequest:
         return GenerateRequest(
@@ -103,6 +92,17 @@ class Rollout:
             prompt_tokens=self.prompt_tokens,
             response_tokens=bytes(self.tokens),
             sampling=self.sampling,
+            runs=self.runs,
+        )
+
+    def question(self) -> Parked:
+        """What the trainer is asked while it is parked."""
+        return Parked(
+            work=self.work,
+            attempt=self.attempt,
+            turn=self.turn,
+            tokens=bytes(self.tokens),
+            runs=self.runs,
         )
 
     def place(self, request_id: int, name: str) -> None:
@@ -124,72 +124,31 @@ class Rollout:
 
     def take_in(self, tokens: bytes, logprobs: bytes, name: str, routes: bytes = b"") -> None:
         """Append what instance `name` sampled."""
-        count = len(tokens) // 4
-        self.tokens += tokens
-        self.logprobs += logprobs
-        self.routes += routes
-        self.num_tokens += count
-        if self.parts and self.parts[-1][0] == name:
-            self.parts[-1] = name, self.parts[-1][1] + count
-        else:
-            self.parts.append((name, count))
+        self._append(tokens, logprobs, name, routes)
         self.yielded = True
+
+    def park(self) -> None:
+        """Its turn is over, and another may follow; to be called by its batch."""
+        self.parked = True
+
+    def answer(self, tokens: bytes) -> None:
+        """It goes on after what the environment says; to be called by its batch."""
+        self._append_given(tokens)
+        self.parked = False
 
     def finish(self) -> None:
         """Make the result; to be called by its batch."""
-        begin = self.batch.begin
-        fields: dict[str, Any] = {
-            "work": self.work,
-            "tokens": bytes(self.tokens),
-            "logprobs": bytes(self.logprobs),
-            "versions": ((begin.version, self.num_tokens),),
-            "instances": tuple(dict.fromkeys(name for name, _ in self.parts)),
-            "attempt": self.attempt,
-        }
-        if self.routes:
-            self.result = RoutedRollout(**fields, routes=bytes(self.routes))
-        else:
-            self.result = FinishedRollout(**fields)
-        self._forget()  # the result has them
+        self.result = self._closed(self.work, self.batch.begin.version, self.attempt)
+        self.parked = False
 
     def cut(self, length: int) -> None:
         """Keep the first `length` tokens, no longer finished; to be called by its batch."""
         self.attempt += 1
         if self.result is not None:
-            self.tokens = bytearray(self.result.tokens)
-            self.logprobs = bytearray(self.result.logprobs)
-            if isinstance(self.result, RoutedRollout):
-                self.routes = bytearray(self.result.routes)
+            self._reopen(self.result)
             self.result = None
-        if length == 0:
-            self._forget()
-        elif length < self.num_tokens:
-            route_bytes = len(self.routes) // (self.length - 1)
-            del self.tokens[4 * length :], self.logprobs[4 * length :]
-            del self.routes[route_bytes * (self.length - 1 - self.num_tokens + length) :]
-        self.num_tokens, parts = length, self.parts
-        self.parts = []
-        for name, count in parts:
-            kept = min(count, length)
-            length -= kept
-            if kept:
-                self.parts.append((name, kept))
-
-    def _forget(self) -> None:
-        self.tokens, self.logprobs, self.routes = bytearray(), bytearray(), bytearray()
-
-    def sampler_of(self, position: int) -> str:
-        """The instance that sampled the token at a position of the response."""
-        for name, count in self.parts:
-            position -= count
-            if position < 0:
-                return name
-        raise IndexError(f"sample {self.sample} has only {self.num_tokens} tokens")
-
-    def first_of(self, name: str) -> int:
-        """Position of the first token that instance `name` sampled; the length without one."""
-        before = itertools.takewhile(lambda part: part[0] != name, self.parts)
-        return sum(count for _, count in before)
+        self.parked = False
+        self._truncate(length)
 
 
 class BatchRecord:
@@ -206,6 +165,7 @@ class BatchRecord:
         self.cancelled = False
         self.resumed = False
         self.num_finished = 0
+        self.num_parked = 0
         self.books = Books()
         self.rollouts: list[Rollout] = []
         self._by_sample: dict[int, Rollout] = {}
@@ -216,6 +176,15 @@ class BatchRecord:
     @property
     def finished(self) -> bool:
         return self.num_finished == len(self.rollouts)
+
+    @property
+    def num_dormant(self) -> int:
+        """Rollouts that nobody has anything to sample of: finished or parked."""
+        return self.num_finished + self.num_parked
+
+    @property
+    def at_rest(self) -> bool:
+        return self.num_dormant == len(self.rollouts)
 
     @property
     def rollout_seconds(self) -> float:
@@ -243,14 +212,37 @@ class BatchRecord:
         """Tokens that count came then."""
         self.last_token_at = max(self.last_token_at, at)
 
+    def end_turn(self, rollout: Rollout) -> None:
+        """The turn of a response of this batch is over: it is finished, unless the environment
+        may answer."""
+        if rollout.last_turn:
+            self.finish(rollout)
+        else:
+            rollout.park()
+            self.num_parked += 1
+
+    def answer(self, rollout: Rollout, tokens: bytes, *, over: bool) -> None:
+        """What the environment says to a parked response of this batch.
+
+        Args:
+            over: it is finished, whether or not anything was said.
+        """
+        if tokens:
+            rollout.answer(tokens)
+            self.num_parked -= 1
+        if over:
+            self.finish(rollout)
+
     def finish(self, rollout: Rollout) -> None:
         """A response of this batch is complete."""
+        self.num_parked -= rollout.parked
         rollout.finish()
         self.num_finished += 1
 
     def cut(self, rollout: Rollout, length: int) -> None:
         """Keep the first `length` tokens of a response of this batch."""
         self.num_finished -= rollout.result is not None
+        self.num_parked -= rollout.parked
         rollout.cut(length)
 
     def cancel(self) -> Books:
@@ -266,7 +258,7 @@ class BatchRecord:
 
     def settle(self) -> None:
         """Make the counts agree with the tokens that are there."""
-        self.books.settle(sum(rollout.num_tokens for rollout in self.rollouts))
+        self.books.settle(sum(rollout.num_sampled for rollout in self.rollouts))
 
     def ask_for(
         self,
@@ -303,10 +295,11 @@ class BatchRecord:
             aside = BatchRecord(msgspec.structs.replace(self.begin, prompts=()), self.begun_at)
             aside.cancel()
             for rollout in dropped:
-                self.books.lose(rollout.num_tokens)
+                self.books.lose(rollout.num_sampled)
                 rollout.set_aside(aside)
                 del self._by_sample[rollout.sample]
             self.rollouts = [rollout for rollout in self.rollouts if rollout.result is not None]
+            self.num_parked = 0
             self.requeue()
 
     def wait(self, rollout: Rollout) -> None:
@@ -338,12 +331,16 @@ class BatchRecord:
         self._waiting.clear()
         self.num_waiting = 0
         for rollout in self.rollouts:
-            if rollout.result is None:
+            if not rollout.dormant:
                 self.wait(rollout)
 
     def results(self, samples: Collection[int]) -> Iterator[FinishedRollout]:
         """Those of some responses that are finished."""
         return (r.result for r in self.rollouts if r.result is not None and r.sample in samples)
+
+    def questions(self, samples: Collection[int]) -> Iterator[Parked]:
+        """Those of some responses that are parked."""
+        return (r.question() for r in self.rollouts if r.parked and r.sample in samples)
 
     def same_work(self, begin: BeginBatch) -> bool:
         """Whether the tokens kept here are tokens of `begin` too."""

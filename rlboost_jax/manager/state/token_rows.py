@@ -70,7 +70,7 @@ class TokenRows:
         """What routes are missing, or too many, for the rollouts that they go with; "" if none."""
         for request_id, lead in zip(self.ids, self.leads, strict=False):
             rollout = held.get(request_id)
-            if rollout is not None and rollout.result is None and lead != rollout.lead:
+            if rollout is not None and not rollout.dormant and lead != rollout.lead:
                 return (
                     f"{lead} routes before the tokens of request {request_id}, not {rollout.lead}"
                 )

@@ -1,0 +1,182 @@
+"""The tokens of a response in the making: sampled by instances, and given in between.
+
+Positions are among all tokens after the prompt, whoever they are of. A *turn* is what the policy
+samples until a stop id; what somebody gives after that begins the next one.
+"""
+
+import itertools
+from typing import Any
+
+from rlboost_jax.messages import FinishedRollout, RoutedRollout, Sampling
+from rlboost_jax.sequences.endings import finish_reason
+from rlboost_jax.sequences.identities import Version, Work
+from rlboost_jax.sequences.sequence import Runs
+
+GIVEN = ""  # in the place of an instance's name: nobody sampled these
+
+
+class Transcript:
+    """Tokens, and all that is known of them.
+
+    Attributes:
+        logprobs: of the sampled tokens only.
+        routes: of all positions before the newest sampled token's, where a run replays them.
+        parts: (instance that sampled them or `GIVEN`, number of tokens), in order.
+        turn: number of the one that is under way, or has ended and is not answered.
+    """
+
+    __slots__ = ("logprobs", "num_given", "num_tokens", "parts", "prompt_tokens", "routes",
+                 "sampling", "tokens", "turn")  # fmt: skip
+
+    def __init__(self, prompt_tokens: bytes, sampling: Sampling) -> None:
+        """Nothing after a prompt."""
+        self.prompt_tokens, self.sampling = prompt_tokens, sampling
+        self.tokens = bytearray()  # int32
+        self.logprobs = bytearray()  # float32
+        self.routes = bytearray()
+        self.num_tokens = 0
+        self.num_given = 0  # of these
+        self.parts: list[tuple[str, int]] = []
+        self.turn = 0
+
+    @property
+    def num_sampled(self) -> int:
+        return self.num_tokens - self.num_given
+
+    @property
+    def length(self) -> int:
+        """Prompt and all that follows it so far, in tokens."""
+        return len(self.prompt_tokens) // 4 + self.num_tokens
+
+    @property
+    def newest_given(self) -> int:
+        """Tokens that were given since the last one was sampled; 0 before any was."""
+        return self.parts[-1][1] if self.parts and self.parts[-1][0] == GIVEN else 0
+
+    @property
+    def lead(self) -> int:
+        """Routes that come with the next tokens besides one for each: those of the prompt, or of
+        what was given since the last sampled token."""
+        return self.newest_given if self.num_tokens else self.length - 1
+
+    @property
+    def runs(self) -> Runs:
+        """Numbers of tokens in turn sampled and given, as messages say them: () without any that
+        were given."""
+        if not self.turn:
+            return ()
+        origins = itertools.groupby(self.parts, lambda part: part[0] == GIVEN)
+        return tuple(sum(count for _, count in parts) for _, parts in origins)
+
+    @property
+    def instances(self) -> tuple[str, ...]:
+        """That sampled any of it, in order."""
+        return tuple(dict.fromkeys(name for name, _ in self.parts if name != GIVEN))
+
+    @property
+    def turn_over(self) -> bool:
+        """Whether its last token ends its turn."""
+        if self.newest_given:
+            return False
+        sampling = self.sampling
+        reason = finish_reason(
+            int.from_bytes(self.tokens[-4:], "little", signed=True),
+            self.num_sampled,
+            max_tokens=sampling.max_tokens,
+            stop_ids=sampling.stop_ids,
+        )
+        return reason is not None
+
+    def sampler_of(self, position: int) -> str:
+        """The instance that sampled the token at a position. Raises IndexError without one."""
+        asked = position
+        for name, count in self.parts:
+            position -= count
+            if position < 0:
+                if name == GIVEN:
+                    raise IndexError(f"token {asked} was given by the environment")
+                return name
+        raise IndexError(f"it has only {self.num_tokens} tokens")
+
+    def first_of(self, name: str) -> int:
+        """Position of the first token that instance `name` sampled; the length without one."""
+        before = itertools.takewhile(lambda part: part[0] != name, self.parts)
+        return sum(count for _, count in before)
+
+    def sampled_from(self, length: int) -> int:
+        """Sampled tokens behind the first `length` of all."""
+        return self.num_sampled - sum(
+            count for name, count in _first(self.parts, length) if name != GIVEN
+        )
+
+    def _append(self, tokens: bytes, logprobs: bytes, name: str, routes: bytes) -> None:
+        """What instance `name` sampled."""
+        count = len(tokens) // 4
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.routes += routes
+        self.num_tokens += count
+        if self.parts and self.parts[-1][0] == name:
+            self.parts[-1] = name, self.parts[-1][1] + count
+        else:
+            self.parts.append((name, count))
+
+    def _append_given(self, tokens: bytes) -> None:
+        """What somebody says after a turn: the next one begins."""
+        count = len(tokens) // 4
+        self.tokens += tokens
+        self.num_tokens += count
+        self.num_given += count
+        self.parts.append((GIVEN, count))
+        self.turn += 1
+
+    def _truncate(self, length: int) -> None:
+        """Keep the first `length` tokens. Routes go on to before the last sampled of them."""
+        routed = self.length - self.newest_given - 1
+        parts = _first(self.parts, length)
+        if length == 0:
+            self._forget()
+        elif length < self.num_tokens:
+            route_bytes = len(self.routes) // routed
+            given = [count for name, count in parts if name == GIVEN]
+            newest_given = parts[-1][1] if parts[-1][0] == GIVEN else 0
+            del self.tokens[4 * length :], self.logprobs[4 * (length - sum(given)) :]
+            kept = len(self.prompt_tokens) // 4 + length - newest_given - 1
+            del self.routes[route_bytes * kept :]
+        self.parts, self.num_tokens = parts, length
+        self.num_given = sum(count for name, count in parts if name == GIVEN)
+        self.turn = sum(name == GIVEN for name, _ in parts)
+
+    def _closed(self, work: Work, version: Version, attempt: int) -> FinishedRollout:
+        """All of it as the trainer gets it, where the tokens are from now on."""
+        fields: dict[str, Any] = {
+            "work": work,
+            "tokens": bytes(self.tokens),
+            "logprobs": bytes(self.logprobs),
+            "versions": ((version, self.num_sampled),),
+            "instances": self.instances,
+            "attempt": attempt,
+            "runs": self.runs,
+        }
+        routes = bytes(self.routes)
+        self._forget()
+        return RoutedRollout(**fields, routes=routes) if routes else FinishedRollout(**fields)
+
+    def _reopen(self, result: FinishedRollout) -> None:
+        """Take back what `_closed` gave away."""
+        self.tokens, self.logprobs = bytearray(result.tokens), bytearray(result.logprobs)
+        if isinstance(result, RoutedRollout):
+            self.routes = bytearray(result.routes)
+
+    def _forget(self) -> None:
+        self.tokens, self.logprobs, self.routes = bytearray(), bytearray(), bytearray()
+
+
+def _first(parts: list[tuple[str, int]], length: int) -> list[tuple[str, int]]:
+    """What the first `length` tokens are made of."""
+    kept: list[tuple[str, int]] = []
+    for name, count in parts:
+        if count := min(count, length):
+            kept.append((name, count))
+        length -= count
+    return kept
