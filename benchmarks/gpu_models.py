@@ -20,7 +20,7 @@ _DATASHEET_FLOPS = 989e12  # bfloat16, dense, H100 SXM
 def _model(dry_run: bool) -> Any:
     """Qwen3-0.6B, or something of its shape."""
     qwen = replace(
-        _settings(dry_run).model,
+        _settings().model,
         vocab_size=151936,
         embed_dim=1024,
         num_layers=28,
@@ -39,7 +39,7 @@ def _model(dry_run: bool) -> Any:
     return replace(qwen, **small, **heads) if dry_run else qwen
 
 
-def _settings(dry_run: bool) -> Any:
+def _settings() -> Any:
     """A run's records, from configs/base.py."""
     from configs import base
     from rlboost_jax.settings.load import run_config_from_dict
@@ -54,7 +54,7 @@ def engine(*, dry_run: bool) -> list[dict[str, Any]]:
     from rlboost_jax.models.params import init_params
     from rlboost_jax.sequences.identities import Work
 
-    model, settings = _model(dry_run), _settings(dry_run).engine
+    model, settings = _model(dry_run), _settings().engine
     batch, new = (2, 4) if dry_run else (BATCH, NEW)
     params = init_params(model, 0)
     rng = np.random.default_rng(0)
@@ -174,7 +174,7 @@ def training(*, dry_run: bool) -> list[dict[str, Any]]:
     from rlboost_jax.models.params import init_params
     from rlboost_jax.models.sharding import make_mesh
 
-    model, run = _model(dry_run), _settings(dry_run)
+    model, run = _model(dry_run), _settings()
     rows, row_tokens = (1, 32) if dry_run else (4, 2048)
     learner = replace(run.learner, remat="none" if dry_run else "full", attention="dense")
     step = PolicyPrograms(

@@ -211,7 +211,7 @@ def measure(model: ModelConfig, count: int, rounds: int) -> tuple[list[Result], 
         )
         for way in WAYS
     ]
-    return results, f"{ceiling / 1e9:,.0f} G operations/s; " + memory_text(first, state, run)
+    return results, f"{ceiling / 1e9:,.0f} G operations/s; " + memory_text(state, run)
 
 
 def large_batches(model: ModelConfig) -> list[tuple[str, int]]:
@@ -233,7 +233,7 @@ def logprobs_of(way: Way) -> Callable[..., tuple[jax.Array, jax.Array]]:
     return selected_logprobs if way.selected else all_logits
 
 
-def memory_text(step: PolicyPrograms, state: object, run: RunConfig) -> str:
+def memory_text(state: object, run: RunConfig) -> str:
     """What the state takes, against the plan that a dry run prints."""
     planned = learner_bytes(run)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))

@@ -89,12 +89,19 @@ def learner_logits(
             positions,
             segments,
             remat="none",
-            attention="dense" if T <= MOST_DENSE_TOKENS else "chunked",
-            grouped="blocks" if jax.default_backend() == "gpu" else "xla",
+            **plain_forms(T, jax.default_backend()),
         )
         return head(model, params, x)
 
     return np.stack([np.asarray(of_row(params, row)) for row in tokens])
+
+
+def plain_forms(num_tokens: int, platform: str) -> dict[str, Any]:
+    """How the learner attends over a row and multiplies groups with no kernel for GPUs."""
+    return {
+        "attention": "dense" if num_tokens <= MOST_DENSE_TOKENS else "chunked",
+        "grouped": "blocks" if platform == "gpu" else "xla",
+    }
 
 
 def _engine(model: ModelConfig, num_tokens: int) -> Any:

@@ -10,7 +10,6 @@ import pytest
 from configs import base
 from rlboost_jax import logits
 from rlboost_jax.engine import memory
-from rlboost_jax.models import forward
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import init_params
 from rlboost_jax.settings.huggingface import to_huggingface
@@ -112,23 +111,12 @@ def test_scores_of_long_rows_are_made_block_by_block() -> None:
         logits._check_memory(model, 100_000, lambda _: memory.DeviceMemory(limit=blocks - 1))
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_no_kernel_for_gpus_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, model: Path, platform: str
-) -> None:
+@pytest.mark.parametrize(("platform", "grouped"), [("cpu", "xla"), ("gpu", "blocks")])
+def test_no_kernel_for_gpus_is_asked_for(platform: str, grouped: str) -> None:
     """What a start would choose there was not tried for this."""
-    asked: list[object] = []
-
-    def states(*_: object, attention: str, grouped: str, **__: object) -> None:
-        asked.extend((attention, grouped))
-        raise InterruptedError
-
-    monkeypatch.setattr(forward, "hidden_states_and_experts", states)
-    monkeypatch.setattr("jax.default_backend", lambda: platform)
-    with pytest.raises(InterruptedError):
-        logits.logits(str(model), np.zeros((1, 300), np.int32))
-    on_gpu = platform == "gpu"
-    assert asked == ["chunked", "blocks" if on_gpu else "xla"]
+    for num_tokens, attention in ((256, "dense"), (257, "chunked")):
+        expected = {"attention": attention, "grouped": grouped}
+        assert logits.plain_forms(num_tokens, platform) == expected
 
 
 def test_weights_that_are_no_numbers(refused, model: Path, tmp_path: Path) -> None:

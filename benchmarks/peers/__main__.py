@@ -18,10 +18,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ from benchmarks.engine import MODELS, NEW, PROMPT, check_agreement, generate, ma
 from benchmarks.peers.checkpoint import endless_params, write_folder
 from benchmarks.turns import take_turns
 from rlboost_jax.settings.memory import num_parameters
+from rlboost_jax.settings.model import ModelConfig
 
 REQUIREMENTS = "benchmarks/peers/requirements.txt"
 PEERS = ("openvino", "onnxruntime", "torch")  # modules beside this one
@@ -75,12 +76,24 @@ HEADER = (
 )
 
 
+def module_of(name: str) -> Any:
+    """Raises ModuleNotFoundError where the peer is not installed."""
+    return importlib.import_module(f"benchmarks.peers.{name}")
+
+
 def make_peer(
-    name: str, folder: Path, *, dtype: str, threads: int, batch: int, tokens: int
+    name: str,
+    folder: Path,
+    *,
+    dtype: str,
+    threads: int,
+    batch: int,
+    tokens: int,
+    module_of: Callable[[str], Any] = module_of,
 ) -> tuple[Peer | None, str]:
     """A peer with that checkpoint, or None with the reason for a person."""
     try:
-        module = importlib.import_module(f"benchmarks.peers.{name}")
+        module = module_of(name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("benchmarks", "rlboost_jax"):
             raise
@@ -102,16 +115,25 @@ def compared(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def measure(
-    name: str, batch: int, dtype: str, peers: Sequence[str], rounds: int, folder: Path, new: int
+    name: str,
+    batch: int,
+    dtype: str,
+    peers: Sequence[str],
+    rounds: int,
+    folder: Path,
+    new: int,
+    *,
+    models: Mapping[str, ModelConfig] = MODELS,
+    module_of: Callable[[str], Any] = module_of,
 ) -> tuple[list[Result], list[str]]:
     """The peers that can, and why the others cannot."""
-    model = replace(MODELS[name], dtype=dtype)
+    model = replace(models[name], dtype=dtype)
     params = endless_params(model, 0)
     if not folder.exists():
         write_folder(model, params, folder)
     threads = len(os.sched_getaffinity(0))
     how = {"dtype": dtype, "threads": threads, "batch": batch, "tokens": PROMPT + new}
-    made = {peer: make_peer(peer, folder, **how) for peer in peers}
+    made = {peer: make_peer(peer, folder, **how, module_of=module_of) for peer in peers}
     found = {peer: there for peer, (there, _) in made.items() if there is not None}
     reasons = [reason for there, reason in made.values() if there is None]
     if not found:

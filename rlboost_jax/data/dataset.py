@@ -1,7 +1,7 @@
 """Exercises that are read: a data set's questions, judged by the run's reward functions."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, SupportsIndex
 
@@ -44,11 +44,14 @@ from rlboost_jax.settings.run import RunConfig
 class Dataset:
     """`Exercises` of `config.data`. Making one reads every row once.
 
+    Args:
+        rows_of: opens a source, as `open_rows` does.
+
     Raises:
         ConfigError: whatever is wrong with data, tokenizer or reward functions.
     """
 
-    def __init__(self, run: RunConfig) -> None:
+    def __init__(self, run: RunConfig, *, rows_of: Callable[..., Rows] = open_rows) -> None:
         data, functions = resolved(run)
         self.name = data.preset or data.source
         self._data = data
@@ -57,13 +60,16 @@ class Dataset:
         _check_tokenizer(run, data.tokenizer, self.tokenizer)
         limit = data.max_prompt_tokens or run.engine.max_prompt_tokens
 
-        self._rows = _open(data, data.source, subset=data.subset, split=data.split)
+        def opened(source: str, *, subset: str, split: str) -> Rows:
+            columns = needed_columns(data)
+            return rows_of(source, data.format, subset=subset, split=split, columns=columns)
+
+        self._rows = opened(data.source, subset=data.subset, split=data.split)
         selection = select(self._rows, data, self.tokenizer, max_prompt_tokens=limit)
         own_place = bool(data.heldout_source or data.heldout_split)
         if own_place:
             with _naming_heldout(data):
-                self._heldout_rows = _open(
-                    data,
+                self._heldout_rows = opened(
                     data.heldout_source or data.source,
                     subset=data.heldout_subset if data.heldout_source else data.subset,
                     split=data.heldout_split,
@@ -144,10 +150,6 @@ class Questions:
             tokens=np.asarray(ids, np.int32),
             problem=Question(row=row_index, prompt=text, columns=reward_columns(row, data)),
         )
-
-
-def _open(data: DataConfig, source: str, *, subset: str, split: str) -> Rows:
-    return open_rows(source, data.format, subset=subset, split=split, columns=needed_columns(data))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -24,17 +25,20 @@ _HARMLESS_FLAGS = (
 )
 
 
-def fingerprint(device: jax.Device, **settings: object) -> str:
+def fingerprint(
+    device: jax.Device, *, kernels: Mapping[str, str] | None = None, **settings: object
+) -> str:
     """A readable part (jax version, kind of device) and a digest over that and the rest.
 
     Args:
+        kernels: implementation of each operation; None: those that are active.
         settings: of the programs: records, numbers and names with a stable `repr`.
     """
     facts = {
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "device": device.device_kind,
-        "kernels": repr(sorted(active().items())),
+        "kernels": repr(sorted((active() if kernels is None else kernels).items())),
         "cpu": _cpu() if device.platform == "cpu" else "",
         "xla_flags": _xla_flags(),
         "matmul_precision": str(jax.config.jax_default_matmul_precision),  # type: ignore[attr-defined]

@@ -33,7 +33,12 @@ _MASKED = -1e30  # a score that weighs exactly 0 after the softmax and never mak
 
 
 def row_attention(
-    config: ModelConfig, segments: Int[Array, "B T"], how: str, mesh: Mesh | None = None
+    config: ModelConfig,
+    segments: Int[Array, "B T"],
+    how: str,
+    mesh: Mesh | None = None,
+    *,
+    block: int | None = None,
 ) -> Callable[[Local], Attend]:
     """For each kind of layer, an attention function for tokens of packed rows.
 
@@ -45,11 +50,13 @@ def row_attention(
             neighbours.
         how: "auto", "dense", "chunked", "paged", "triton" or "cudnn".
         mesh: over which rows and heads are divided; kernels have to be told.
+        block: tokens of a block of the chunked form; None: as suits the platform.
 
     Raises:
         NotImplementedError: a kernel is named that cannot run the model here.
     """
-    form = Form(config.attention_scale, config.attention_soft_cap or None, config.sliding_window)
+    cap = config.attention_soft_cap or None
+    form = Form(config.attention_scale, cap, config.sliding_window, block)
     how = chosen(config, how, segments.shape[1], mesh)
     ways: dict[str, Callable[..., Any]] = {
         "dense": attend_dense,

@@ -29,6 +29,7 @@ class Form(NamedTuple):
     scale: float  # of the scores
     soft_cap: float | None
     window: int  # of layers that have one
+    block: int | None = None  # tokens of a block of `attend_chunked`; None: as suits the platform
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -59,7 +60,7 @@ class _Rows(NamedTuple):
 
 def _rows(form: Form, segments: Int[Array, "B T"], local: Bool[Array, ""] | None) -> _Rows:
     B, T = segments.shape
-    size = min(ATTENTION_BLOCKS.get(jax.default_backend(), MOST_BLOCK), T)
+    size = min(form.block or ATTENTION_BLOCKS.get(jax.default_backend(), MOST_BLOCK), T)
     padding = -T % size
     place_T = jnp.arange(T + padding, dtype=jnp.int32)
     begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)

@@ -35,10 +35,18 @@ class Zygote:
         run: a server's main function; returns its exit code.
         commands: file descriptor to read lines from.
         reports: file descriptor to write lines to.
+        fork: the system's; raises OSError where there is no room for one process more.
     """
 
-    def __init__(self, run: Callable[[list[str]], int], commands: int, reports: int):
-        self._run, self._commands, self._reports = run, commands, reports
+    def __init__(
+        self,
+        run: Callable[[list[str]], int],
+        commands: int,
+        reports: int,
+        *,
+        fork: Callable[[], int] = os.fork,
+    ):
+        self._run, self._commands, self._reports, self._fork = run, commands, reports, fork
         self._children: dict[int, str] = {}
 
     def serve(self) -> None:
@@ -85,7 +93,7 @@ class Zygote:
     def _start(self, name: str, args: list[str], env: dict[str, str], log: str) -> None:
         try:
             with open(log, "ab", buffering=0) as output:
-                pid = os.fork()
+                pid = self._fork()
                 if pid == 0:
                     self._become_server(name, args, env, output.fileno())
         except OSError as error:

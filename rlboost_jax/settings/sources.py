@@ -6,6 +6,7 @@ fetched once is found again. The package is asked for only when there is such a 
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,21 +26,35 @@ TOKENIZER: Final = (
     "generation_config.json",
 )
 
+Hub = Callable[[], Any]
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
-def source_fields(source: str) -> dict[str, Any]:
+def _huggingface_hub() -> Any:
+    import huggingface_hub
+
+    return huggingface_hub
+
+
+def source_fields(source: str, *, hub: Hub = _huggingface_hub) -> dict[str, Any]:
     """Fields of `ModelConfig` that a checkpoint's config.json decides.
+
+    Args:
+        hub: the package that fetches names, as huggingface_hub does; may raise ImportError.
 
     Raises:
         ConfigError: there is no such file, or it describes no model that is known here.
     """
-    return from_huggingface(source_config(source), str(_config_path(source)))
+    path = _config_path(source, hub)
+    return from_huggingface(_values(path), str(path))
 
 
 def source_config(source: str) -> dict[str, Any]:
     """The contents of config.json; raises ConfigError."""
-    path = _config_path(source)
+    return _values(_config_path(source, _huggingface_hub))
+
+
+def _values(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -49,8 +64,11 @@ def source_config(source: str) -> dict[str, Any]:
     return values
 
 
-def source_folder(source: str, patterns: tuple[str, ...]) -> Path:
+def source_folder(source: str, patterns: tuple[str, ...], *, hub: Hub = _huggingface_hub) -> Path:
     """The folder with those of a checkpoint's files that match, fetched if need be.
+
+    Args:
+        hub: see `source_fields`.
 
     Raises:
         ConfigError: the folder does not exist, or the name cannot be fetched.
@@ -59,14 +77,14 @@ def source_folder(source: str, patterns: tuple[str, ...]) -> Path:
     if folder.is_dir():
         return folder
     name, revision = _hub_name(source)
-    hub = _hub(source)
+    fetch = _package(source, hub).snapshot_download
     try:
-        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+        return Path(fetch(name, revision=revision, allow_patterns=list(patterns)))
     except Exception as error:  # a zoo: of the hub, of HTTP libraries, of the system
         raise _not_fetched(source, error) from error
 
 
-def _config_path(source: str) -> Path:
+def _config_path(source: str, hub: Hub) -> Path:
     folder = Path(source).expanduser()
     if folder.is_dir():
         if not (folder / CONFIG).is_file():
@@ -75,9 +93,9 @@ def _config_path(source: str) -> Path:
             )
         return folder / CONFIG
     name, revision = _hub_name(source)
-    hub = _hub(source)
+    fetch = _package(source, hub).hf_hub_download
     try:
-        return Path(hub.hf_hub_download(name, CONFIG, revision=revision))
+        return Path(fetch(name, CONFIG, revision=revision))
     except Exception as error:  # see source_folder
         raise _not_fetched(source, error) from error
 
@@ -92,15 +110,14 @@ def _hub_name(source: str) -> tuple[str, str | None]:
     return name, revision or None
 
 
-def _hub(source: str) -> Any:
+def _package(source: str, hub: Hub) -> Any:
     try:
-        import huggingface_hub
+        return hub()
     except ImportError:
         raise ConfigError(
             f"config.model.source is {source!r}: no such folder, and names on the hub need the "
             "package huggingface_hub; pip install 'rlboost-jax[hf]', or name a folder"
         ) from None
-    return huggingface_hub
 
 
 def _not_fetched(source: str, error: Exception) -> ConfigError:

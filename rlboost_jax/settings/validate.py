@@ -6,7 +6,7 @@ longer sections are in files of their own beside this one.
 
 import importlib.util
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
@@ -57,12 +57,16 @@ def check_model(model: ModelConfig) -> None:
         raise ConfigError("\n".join(mistakes))
 
 
-def check_files(config: RunConfig) -> None:
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def check_files(config: RunConfig, *, installed: Callable[[str], bool] = _installed) -> None:
     """Raise ConfigError where a file or a library that the configuration names cannot be used."""
     if config.fleet.trace not in ("", "synthetic"):
         read_trace(config.fleet.trace)
     for name in config.observe.trackers:
-        if name in OPTIONAL and importlib.util.find_spec(name) is None:
+        if name in OPTIONAL and not installed(name):
             raise ConfigError(
                 f"observe.trackers has {name!r}, which is not installed; give "
                 f"`pip install rlboost-jax[{name}]` or take it out"

@@ -175,7 +175,7 @@ class Engine:
             self._queue.popleft()
             self._admit(row)
         while len(self.running) > 1 and self._room() < self._dispatch:
-            self._evict(*self.running.popitem())
+            self._evict(self.running.popitem()[1])
         batch = len(self.running)
         if not batch:
             self._stretch, self._seconds, self._prefill = 0, 0.0, 0.0
@@ -210,7 +210,7 @@ class Engine:
         if row.evicted:
             self.prefilled_again += row.prompt_tokens + row.done
 
-    def _evict(self, request_id: int, row: Row) -> None:
+    def _evict(self, row: Row) -> None:
         """The youngest waits again, first in the queue; its tokens are kept."""
         self._leave_slot(row)
         # One that has just ended is reported before it could be taken up again.

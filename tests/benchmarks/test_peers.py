@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import replace
-from types import ModuleType
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -90,21 +90,19 @@ class Stranger:
         return np.random.default_rng(0).integers(256, size=(len(prompts), num_tokens))
 
 
-@pytest.fixture
-def stranger(monkeypatch):
-    module = ModuleType("benchmarks.peers.stranger")
-    module.Peer = Stranger
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(MODELS, "tiny", TINY)
+def measured(dtype, folder):
+    strangers = {"stranger": SimpleNamespace(Peer=Stranger)}
+    options = {"models": {"tiny": TINY}, "module_of": strangers.__getitem__}
+    return peers.measure("tiny", 2, dtype, ["stranger"], 1, folder, 16, **options)
 
 
-def test_another_model_is_not_compared_with(stranger, tmp_path):
+def test_another_model_is_not_compared_with(tmp_path):
     with pytest.raises(RuntimeError, match="agree"):
-        peers.measure("tiny", 2, "float32", ["stranger"], 1, tmp_path / "checkpoint", 16)
+        measured("float32", tmp_path / "checkpoint")
 
 
-def test_a_peer_that_cannot_says_why(stranger, tmp_path):
-    rows, reasons = peers.measure("tiny", 2, "bfloat16", ["stranger"], 1, tmp_path / "folder", 16)
+def test_a_peer_that_cannot_says_why(tmp_path):
+    rows, reasons = measured("bfloat16", tmp_path / "checkpoint")
     assert rows == [] and reasons == ["stranger: no bfloat16 here"]
 
 

@@ -79,11 +79,12 @@ def test_says_which_attention_was_chosen_for_a_gpu(platform: str, start: str) ->
     assert fingerprint(device, attention="triton", slots=8).rsplit("-", 1)[1] != digest
 
 
-def test_kernels_count(fingerprint_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    here = fingerprint_of()
-    other = dict.fromkeys(rlboost_kernels.active(), "cpu[another instruction set]")
-    monkeypatch.setattr("rlboost_jax.engine.fingerprint.active", lambda: other)
-    assert fingerprint_of() != here
+def test_kernels_count() -> None:
+    (device, *_), active = jax.devices(), rlboost_kernels.active()
+    here = fingerprint(device, slots=8)
+    assert fingerprint(device, slots=8, kernels=active) == here
+    other = active | {"matmul": "cpu[another instruction set]"}
+    assert fingerprint(device, slots=8, kernels=other) != here
 
 
 def test_flags_that_change_programs_count(

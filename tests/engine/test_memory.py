@@ -293,11 +293,13 @@ def test_a_small_device_gets_a_small_pool_and_the_same_tokens(
 
 
 def test_too_small_a_device_is_an_error_before_anything_is_allocated(
-    on_device: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    on_device: Callable[..., Engine],
 ) -> None:
-    monkeypatch.setattr(engine_module, "Programs", None)
-    with pytest.raises(NotEnoughMemory, match=r"one rollout of full length .* 11 pages"):
+    before = jax.live_arrays()
+    with pytest.raises(NotEnoughMemory, match=r"one rollout of full length .* 11 pages") as caught:
         on_device(100_000)
+    assert caught.traceback  # whose frames would keep what they have allocated
+    assert {id(array) for array in jax.live_arrays()} <= {id(array) for array in before}
 
 
 def test_the_learner_next_door_has_its_place(on_device: Callable[..., Engine]) -> None:
@@ -314,21 +316,22 @@ def test_old_weights_go_before_new_ones_come_if_there_is_no_room_for_both(
     on_device: Callable[..., Engine],
     tight: Engine,
     params: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
     in_place: bool,
 ) -> None:
     engine = tight if in_place else on_device()
     parameters = engine.parameters
     engine.load(params, 1)
-    old, put, seen = parameters.leaves, parameters._put, []
+    old, seen = parameters.leaves, []
 
-    def watched(tree: Any) -> Any:
-        seen.append([leaf.is_deleted() for leaf in old])
-        return put(tree)
+    class Watched(np.ndarray):
+        """A leaf on the host that is read as it is put on the device."""
 
-    monkeypatch.setattr(parameters, "_put", watched)
-    engine.load(jax.tree.map(lambda leaf: 2 * leaf, params), 2)
-    assert seen == [[in_place] * len(old)]
+        def __getitem__(self, index: Any) -> Any:
+            seen.append([leaf.is_deleted() for leaf in old])
+            return super().__getitem__(index)
+
+    engine.load(jax.tree.map(lambda leaf: np.asarray(2 * leaf).view(Watched), params), 2)
+    assert seen and all(deleted == [in_place] * len(old) for deleted in seen)
     assert engine.version == 2
     stacked = flatten_params(params)["head.kernel"]
     assert any(

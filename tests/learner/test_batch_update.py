@@ -352,7 +352,7 @@ def test_turns_are_updated_with_and_doubted_by_place(build, groups):
     told[-1] = -0.001
     lie = replace(lying, sequence=replace(lying.sequence, logprobs=told))
     strict = replace(learners, tolerated_gap=2.0)
-    (doubt,) = strict.doubts(fresh(learners), [Group(prompt=0, trajectories=(lie,))])
+    (doubt,) = strict.doubts(fresh(learners).params, [Group(prompt=0, trajectories=(lie,))])
     after_prompt = lying.sequence.mask[len(lying.sequence.prompt) :]
     assert doubt.position == np.flatnonzero(after_prompt)[-1] > len(told) - 1
 

@@ -7,6 +7,7 @@ import pytest
 from rlboost_kernels import tokens_from_noise
 
 from rlboost_jax.learner.programs import logprobs
+from rlboost_jax.settings.memory import LEAST_LOGIT_ROWS
 from rlboost_jax.settings.sampling import SamplingConfig
 
 N, E, V = 40, 12, 50
@@ -143,13 +144,14 @@ def test_a_token_that_the_learner_would_cut_keeps_a_finite_logprob(factors):
     assert np.isfinite(ours).all() and (np.asarray(ours) < -1).all()
 
 
-def test_blocks_of_rows_change_nothing(factors, monkeypatch):
-    hidden, unembedding = factors
-    sampling, tokens = settings(1.0, 0.8, 12), jnp.arange(N, dtype=jnp.int32)
-    whole = sampled_logprobs(hidden, unembedding, tokens, sampling)
-    monkeypatch.setattr(logprobs, "LEAST_LOGIT_ROWS", 16)
-    monkeypatch.setitem(logprobs.LOGIT_BLOCKS, "cpu", 1)
-    for one, other in zip(
-        whole, sampled_logprobs(hidden, unembedding, tokens, sampling), strict=True
-    ):
+def test_blocks_of_rows_change_nothing(factors):
+    """Three of them, the last of which is filled up."""
+    hidden, unembedding = jnp.tile(factors[0], (8, 1)), factors[1]
+    assert 2 * LEAST_LOGIT_ROWS < len(hidden) < 3 * LEAST_LOGIT_ROWS
+    tokens = jnp.arange(len(hidden), dtype=jnp.int32) % V
+    whole, in_blocks = (
+        sampled_logprobs(hidden, unembedding, tokens, settings(1.0, 0.8, 12), block_logits=most)
+        for most in (None, 1)
+    )
+    for one, other in zip(whole, in_blocks, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-6)

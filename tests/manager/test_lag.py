@@ -383,3 +383,54 @@ def test_a_turn_that_has_begun_is_known_to_the_manager_that_follows() -> None:
     desk.crash(at=4.0)
     assert list(desk.manager.view.open) == [2]
     assert desk.manager.view.open[2].begun_at == 2.5
+
+
+def test_a_free_reserved_slot_asks_for_no_work_of_a_later_batch() -> None:
+    """It could not go there, and would be placed where it was, time and again."""
+    desk = Desk(settings(deterministic=False))
+    desk.open_run()
+    desk.publish(0)
+    desk.join(A, version=0, slots=2)  # and two that may wait there
+    desk.trainer(begin(0))
+    desk.trainer(begin(1))
+    assert [r.work.batch for r in desk.requests(A)] == [1, 1]
+    held = desk.manager.view.instances[A].held.values()
+    assert [r.work.batch for r in held] == [0, 0, 1, 1], "two are pending"
+    desk.server(RESERVED, ready(0))  # two slots, and its window is open
+    assert not desk.sent(m.Release)
+
+
+@pytest.mark.parametrize("worth", [0, 2, 4])
+def test_the_last_responses_of_a_batch_are_gathered_where_the_next_has_work(worth: int) -> None:
+    """Once an engine is known to be worth all four, whose other instance goes on."""
+    desk = Desk(settings(manager__seeding=False, deterministic=False))
+    desk.open_run(reserved=False)
+    desk.publish(0)
+    for server in (A, B):
+        desk.join(server, version=0, slots=4)
+    desk.trainer(begin(0))
+    first = {server: desk.requests(server) for server in (A, B)}
+    desk.trainer(begin(1, prompts=2))
+    held = {server: desk.requests(server) for server in (A, B)}
+    assert [len(requests) for requests in held.values()] == [2, 2]
+    for server, requests in first.items():
+        desk.tokens(server, requests)
+    desk.tokens(A, held[A], 1)
+    desk.publish(1)
+    desk.trainer(trained(0))
+    instance = desk.manager.view.instances[A]
+    profile = desk.manager.parts.profile
+    for size in (1, worth) if worth else ():
+        for _ in range(4):
+            profile.add(
+                instance.kind, batch=size, tokens=size, seconds=1.0, context=instance.context
+            )
+    profile.end_step()
+    desk.trainer(begin(2))
+    assert (told(desk, A), told(desk, B)) == ([], [1] if worth == 4 else [])
+    if worth == 4:
+        ids = m.pack_ids([r.request_id for r in held[B]])
+        desk.server(B, m.Released(request_ids=ids))
+        assert [r.work for r in desk.requests(A)] == [r.work for r in held[B]]
+        desk.server(B, ready(1))
+        assert [r.work.batch for r in desk.requests(B)] == [2, 2]

@@ -14,12 +14,12 @@ Run = Callable[..., Any]
 
 
 class Clock:
-    """Lets a driver believe that time has passed, with or without it having run."""
+    """Time passes for a driver when a test says so, with or without its having run."""
 
     def __init__(self, loop: Loopback) -> None:
         self._driver, self._ahead = loop.driver, 0.0
-        real = loop.driver.now
-        loop.driver.now = lambda: real() + self._ahead  # type: ignore[method-assign]
+        begun = loop.driver.now()
+        loop.driver.now = lambda: begun + self._ahead  # type: ignore[method-assign]
 
     def stall(self, seconds: float) -> None:
         self._ahead += seconds

@@ -1,6 +1,7 @@
 """All ways of attending over packed rows, against a loop in NumPy float64."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,8 @@ from jax.test_util import check_grads
 
 from configs import base
 from rlboost_jax.models import attention
-from rlboost_jax.models.attention import row_attention
 from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.memory import ATTENTION_BLOCKS
+from rlboost_jax.settings.memory import MOST_DENSE_TOKENS
 
 WAYS = ("dense", "chunked", "paged")
 B, T, H, K, D = 2, 24, 4, 2, 8
@@ -22,12 +22,8 @@ SEGMENTS = np.array(
 PLAIN = replace(run_config(base.get_config()).model, head_dim=D)
 WINDOW = replace(PLAIN, sliding_window=5, attention_pattern="LG")
 CAPPED = replace(WINDOW, attention_soft_cap=2.0, query_scalar=20.0)
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    """Five blocks of a row, the last of which is filled up."""
-    monkeypatch.setitem(ATTENTION_BLOCKS, "cpu", 5)
+# With five blocks of a row, the last of which is filled up.
+row_attention = partial(attention.row_attention, block=5)
 
 
 @pytest.fixture(scope="module")
@@ -117,22 +113,24 @@ def test_what_is_seen_by_no_query_is_passed_over(heads):
 
 
 @pytest.mark.optimized
-def test_long_rows_are_chunked_of_themselves(heads, monkeypatch):
-    def bits(how):
-        attend = row_attention(WINDOW, jnp.asarray(SEGMENTS), how)(True)
-        return np.asarray(jax.jit(attend)(*heads)).tobytes()
+def test_long_rows_are_chunked_of_themselves():
+    keys = jax.random.split(jax.random.key(2), 3)
 
-    assert bits("auto") == bits("dense") != bits("chunked")
-    monkeypatch.setattr(attention, "MOST_DENSE_TOKENS", T - 1)
-    assert bits("auto") == bits("chunked")
+    def bits(tokens, how):
+        attend = row_attention(WINDOW, jnp.ones((1, tokens), jnp.int32), how, block=50)(True)
+        rows = (jax.random.normal(k, (tokens, n, D)) for k, n in zip(keys, (H, K, K), strict=True))
+        return np.asarray(jax.jit(attend)(*rows)).tobytes()
+
+    for tokens, expected in ((MOST_DENSE_TOKENS, "dense"), (MOST_DENSE_TOKENS + 1, "chunked")):
+        assert bits(tokens, "dense") != bits(tokens, "chunked")
+        assert bits(tokens, "auto") == bits(tokens, expected)
 
 
-def test_memory_grows_with_the_row_and_not_with_its_square(monkeypatch):
+def test_memory_grows_with_the_row_and_not_with_its_square():
     """Compiled for its shapes, and never run."""
-    monkeypatch.setitem(ATTENTION_BLOCKS, "cpu", 128)
 
     def working_bytes(tokens, how):
-        attend = row_attention(PLAIN, jnp.ones((1, tokens), jnp.int32), how)(False)
+        attend = row_attention(PLAIN, jnp.ones((1, tokens), jnp.int32), how, block=128)(False)
         gradient = jax.grad(lambda args: attend(*args).sum())
         shapes = tuple(jax.ShapeDtypeStruct((tokens, n, D), jnp.float32) for n in (H, K, K))
         return jax.jit(gradient).lower(shapes).compile().memory_analysis().temp_size_in_bytes

@@ -70,15 +70,13 @@ def test_the_host_computes_what_the_dense_form_does(options: dict[str, Any]) -> 
             assert row_error(rows.reshape(expected.shape), expected) < 1e-5
 
 
-def test_a_row_that_the_host_takes_too_long_for_is_cut_and_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(learner_attention, "_HOST_TOKENS", 40)
-    cut, whole = of(SHAPE).cases
-    assert (cut.name, cut.weight) == ("a row cut to 40 tokens", 0.0)
-    assert (whole.name, whole.weight) == ("a row of 72 tokens", 1.0)
-    assert [len(case.inputs[1]) for case in (cut, whole)] == [40, 72]
-    on_host = learner_attention.on_host(whole.inputs, shape=SHAPE, window=0)
+def test_a_row_that_the_host_takes_too_long_for_is_cut_and_said() -> None:
+    long = msgspec.structs.replace(SHAPE, row_tokens=1040, query_heads=2, key_heads=1)
+    cut, whole = of(long).cases
+    assert (cut.name, cut.weight) == ("a row cut to 1024 tokens", 0.0)
+    assert (whole.name, whole.weight) == ("a row of 1040 tokens", 1.0)
+    assert [len(case.inputs[1]) for case in (cut, whole)] == [1024, 1040]
+    on_host = learner_attention.on_host(whole.inputs, shape=long, window=0)
     for found, expected in zip(whole.expected, on_host, strict=True):
         assert row_error(found, expected) < 1e-5
 

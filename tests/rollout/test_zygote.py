@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from rlboost_jax.rollout.zygote import Zygote
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 30.0
 PROGRAM = """
 import os, signal, sys
 from rlboost_jax.rollout.zygote import Zygote
@@ -132,14 +132,13 @@ def test_a_server_that_cannot_start_is_reported(zygote, tmp_path):
     assert report["failed"] == "a" and "No such file" in report["reason"]
 
 
-def test_a_fork_that_fails_leaves_no_log_open(tmp_path, monkeypatch):
+def test_a_fork_that_fails_leaves_no_log_open(tmp_path):
     def no_fork():
         raise BlockingIOError(errno.EAGAIN, "no fork today")
 
     reports, reported = os.pipe()
     before = set(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(os, "fork", no_fork)
-    Zygote(int, 0, reported)._start("a", [], {}, str(tmp_path / "a.log"))
+    Zygote(int, 0, reported, fork=no_fork)._start("a", [], {}, str(tmp_path / "a.log"))
     assert set(os.listdir("/proc/self/fd")) == before
     assert b"no fork today" in os.read(reports, 1000)
     os.close(reports)

@@ -1,5 +1,4 @@
 import json
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[tuple[Any, ...]]:
-    """A stand-in for huggingface_hub, and what it was asked for."""
+def hub(folder: Path) -> types.SimpleNamespace:
+    """A stand-in for huggingface_hub that remembers what it was asked for."""
     asked: list[tuple[Any, ...]] = []
 
     def hf_hub_download(name: str, file: str, *, revision: str | None) -> str:
@@ -36,11 +35,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[tuple[Any, ...]]:
         asked.append((name, tuple(allow_patterns), revision))
         return str(folder)
 
-    module = types.ModuleType("huggingface_hub")
-    module.hf_hub_download = hf_hub_download  # type: ignore[attr-defined]
-    module.snapshot_download = snapshot_download  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
-    return asked
+    return types.SimpleNamespace(
+        hf_hub_download=hf_hub_download, snapshot_download=snapshot_download, asked=asked
+    )
 
 
 def configured(source: str) -> Any:
@@ -63,23 +60,26 @@ def test_it_is_checked_like_any_other(folder: Path) -> None:
         configured(str(folder))
 
 
-def test_a_name_is_fetched_from_the_hub(hub: list[tuple[Any, ...]], folder: Path) -> None:
-    assert configured("meta-llama/Llama-3.2-1B@f00d").model.family == "llama"
-    assert set(hub) == {("meta-llama/Llama-3.2-1B", "config.json", "f00d")}
-    assert sources.source_folder("meta-llama/Llama-3.2-1B", sources.WEIGHTS) == folder
-    assert hub[-1] == ("meta-llama/Llama-3.2-1B", sources.WEIGHTS, None)
+def test_a_name_is_fetched_from_the_hub(hub: types.SimpleNamespace, folder: Path) -> None:
+    name = "meta-llama/Llama-3.2-1B"
+    assert sources.source_fields(f"{name}@f00d", hub=lambda: hub)["family"] == "llama"
+    assert set(hub.asked) == {(name, "config.json", "f00d")}
+    assert sources.source_folder(name, sources.WEIGHTS, hub=lambda: hub) == folder
+    assert hub.asked[-1] == (name, sources.WEIGHTS, None)
 
 
-def test_what_the_hub_does_not_give_is_one_line(hub: list[tuple[Any, ...]]) -> None:
+def test_what_the_hub_does_not_give_is_one_line(hub: types.SimpleNamespace) -> None:
     with pytest.raises(ConfigError, match="ConnectionError: no route to host") as caught:
-        configured("nobody/nothing")
+        sources.source_fields("nobody/nothing", hub=lambda: hub)
     assert "\n" not in str(caught.value) and "HF_TOKEN" in str(caught.value)
 
 
-def test_without_the_package_a_name_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+def test_without_the_package_a_name_says_what_to_install() -> None:
+    def absent() -> Any:
+        raise ImportError("No module named 'huggingface_hub'")
+
     with pytest.raises(ConfigError, match=r"need the package huggingface_hub; pip install"):
-        configured("Qwen/Qwen3-0.6B")
+        sources.source_fields("Qwen/Qwen3-0.6B", hub=absent)
 
 
 def test_a_folder_that_is_none_and_one_without_a_model(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config, run_config_from_dict, to_dict
 from rlboost_jax.settings.model import LoraConfig
 from rlboost_jax.settings.plan import plan_text
-from rlboost_jax.settings.validate import MAX_GROUP, MAX_TRAINED
+from rlboost_jax.settings.validate import MAX_GROUP, MAX_TRAINED, check_files
 
 
 def changed(changes: dict[str, object]) -> ConfigDict:
@@ -445,12 +445,10 @@ def test_a_budget_of_tokens_gives_each_device_whole_rows() -> None:
     assert run_config(values).pack_rows == 6
 
 
-def test_a_tracker_that_is_not_installed_is_a_mistake_on_the_trainers_host_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    changes = {"observe.trackers": ("wandb",)}
-    with pytest.raises(ConfigError, match=r"wandb.*pip install rlboost-jax\[wandb\]"):
-        run_config(changed(changes))
-    server = run_config_from_dict(changed(changes).to_dict())
+def test_a_tracker_that_is_not_installed_is_a_mistake_on_the_trainers_host_only() -> None:
+    """Whose files are checked: a server, which reads the record, looks for nothing."""
+    server = run_config_from_dict(changed({"observe.trackers": ("wandb",)}).to_dict())
     assert server.observe.trackers == ("wandb",)
+    with pytest.raises(ConfigError, match=r"wandb.*pip install rlboost-jax\[wandb\]"):
+        check_files(server, installed=lambda package: package != "wandb")
+    check_files(server, installed=lambda package: package == "wandb")

@@ -246,17 +246,17 @@ class Run:
             self.let_go()
 
     def kill_servers_at_work(self, *versions: int, dispatches: int = 3) -> None:
-        """Kill all that hold work in the middle of these steps."""
+        """Kill all that hold work of these versions, in the middle of it."""
         for version in versions:
             with self.at_a_standstill(dispatches, version) as still:
                 for pid in still.at_work.values():
                     os.kill(pid, signal.SIGKILL)
-                gone = functools.partial(self._lost_at_work, set(still.at_work), version)
+                gone = functools.partial(self._lost_at_work, set(still.at_work))
                 self.wait_until(gone, "their losses")
 
-    def _lost_at_work(self, names: set[str], step: int) -> bool:
-        losses = [event for event in self.events("lost") if event["step"] == step]
-        return names <= {e["instance"] for e in losses if e["detail"].get("count")}
+    def _lost_at_work(self, names: set[str]) -> bool:
+        """No name is given twice."""
+        return names <= {e["instance"] for e in self.events("lost") if e["detail"].get("count")}
 
     def hold(self, dispatches: int = 3, version: int | None = None) -> None:
         """Have all engines wait from the step after the next on: the next may be half over as

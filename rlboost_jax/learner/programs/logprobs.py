@@ -35,6 +35,7 @@ def sampled_logprobs(
     mesh: Mesh | None = None,
     soft_cap: float = 0.0,
     by_row: bool = False,
+    block_logits: int | None = None,
 ) -> Logprobs:
     """Log-probability of each token and entropy of its distribution, in nats.
 
@@ -45,12 +46,27 @@ def sampled_logprobs(
         soft_cap: `final_soft_cap` of the model; 0: none.
         by_row: whether the logits are the engine's own products, see `models/decoder.py`; on a
             mesh of one device.
+        block_logits: at most so many are made at once, of `LEAST_LOGIT_ROWS` rows at least; None:
+            as many as suit the platform.
     """
     if not sampling.truncated:
         return whole_logprobs(
-            hidden, unembedding, tokens, sampling, mesh=mesh, soft_cap=soft_cap, by_row=by_row
+            hidden,
+            unembedding,
+            tokens,
+            sampling,
+            mesh=mesh,
+            soft_cap=soft_cap,
+            by_row=by_row,
+            block_logits=block_logits,
         )
-    of_rows = partial(_truncated_blocks, sampling=sampling, soft_cap=soft_cap, by_row=by_row)
+    of_rows = partial(
+        _truncated_blocks,
+        sampling=sampling,
+        soft_cap=soft_cap,
+        by_row=by_row,
+        block_logits=block_logits,
+    )
     if mesh is None or mesh.size == 1:
         return of_rows(hidden, unembedding, tokens)
     spec = unembedding_spec(unembedding.shape, mesh)
@@ -74,13 +90,14 @@ def whole_logprobs(
     mesh: Mesh | None = None,
     soft_cap: float = 0.0,
     by_row: bool = False,
+    block_logits: int | None = None,
 ) -> Logprobs:
     """The same under the whole softmax, whether sampling cuts it or not."""
     of_device = partial(
         selected_logprobs,
         temperature=sampling.temperature,
         soft_cap=soft_cap or None,
-        block_logits=_block_logits(),
+        block_logits=block_logits or _block_logits(),
         products=None if by_row else "xla",
     )
     if mesh is None or mesh.size == 1:
@@ -129,9 +146,10 @@ def _truncated_blocks(
     sampling: SamplingConfig,
     soft_cap: float,
     by_row: bool,
+    block_logits: int | None,
 ) -> Logprobs:
     N, V = len(tokens), unembedding.shape[1]
-    rows = max(LEAST_LOGIT_ROWS, _block_logits() // V)
+    rows = max(LEAST_LOGIT_ROWS, (block_logits or _block_logits()) // V)
 
     @jax.checkpoint
     def block(part: tuple[Array, Array]) -> Logprobs:

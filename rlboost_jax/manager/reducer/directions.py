@@ -93,15 +93,17 @@ class Directions:
                 self._versions.tell(instance, newest)
 
     def _all_at_work(self, wanted: Mapping[int, list[BatchRecord]]) -> bool:
-        """Whether nobody is to be told anything: all have work, and no older batch is without
-        anybody. Asked at every event, so it does not look at each instance."""
+        """Whether nobody is to be told anything: all have work, no older batch is without anybody
+        and none is to be gathered. Asked at every event, so it does not look at each instance."""
         index, at_work = self._roster.index, 0
+        newer = False  # batches have rollouts that wait
         for batches in reversed(list(wanted.values())):
             there = len(self._roster.pool(batches[0]).instances)
             if at_work and not there and not all(batch.at_rest for batch in batches):
                 return False
-            if at_work and there > 1 and self._left(batches) <= self._rows(batches) * (there - 1):
+            if newer and there > 1 and self._left(batches) <= self._rows(batches) * (there - 1):
                 return False
+            newer = newer or any(batch.num_waiting for batch in batches)
             at_work += there
         return not index.free and at_work == sum(index.prices.values())
 

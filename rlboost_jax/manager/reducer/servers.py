@@ -171,7 +171,7 @@ class Servers:
         self._outbox.close(instance.stream, reason)
         self._outbox.record(kind, instance.name, reason=reason, count=count, tokens_lost=in_flight)
         server = self._fleet.server_of(instance.hello)
-        if server is not None and not self._roster.speaks(server.name, self._fleet.is_(server)):
+        if server is not None and not self._roster.speaks(server.name, self._fleet.said_by(server)):
             # else it has dialled again before this stream was given up
             self._fleet.lost_sight_of(server, now)
         excused = instance.reserved or kind == "rejected" or instance.departure.dismissed

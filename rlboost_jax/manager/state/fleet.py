@@ -202,7 +202,7 @@ class Fleet:
                 del self._homeless[name], self._free[machine]
                 self.machines[machine], self.servers[name].machine = name, machine
 
-    def is_(self, server: Server) -> Callable[[Hello], bool]:
+    def said_by(self, server: Server) -> Callable[[Hello], bool]:
         """Whether that server says this."""
         return lambda hello: self.server_of(hello) is server
 

@@ -124,9 +124,9 @@ class Roster:
             if len(self.banished) > MAX_BANISHED:
                 del self.banished[next(iter(self.banished))]
 
-    def speaks(self, name: str, is_it: Callable[[Hello], bool]) -> bool:
+    def speaks(self, name: str, by_server: Callable[[Hello], bool]) -> bool:
         """Whether a living stream is that of the provider's server of that name."""
-        return name in self.index.claims and any(is_it(i.hello) for i in self)
+        return name in self.index.claims and any(by_server(i.hello) for i in self)
 
     def same_process(self, name: str) -> list[Instance]:
         """The living streams of whoever had that name, whatever they are called now."""

@@ -89,7 +89,7 @@ def measure(world: World, folder: Path):
         told = SimpleNamespace(policy=policy, check=learners.check, run=learners.run)
         connected.obey(told, state, None)
         raise AssertionError("process 0 never says that it is over")
-    check = connected.checking(partial(learners.check, state))
+    check = connected.checking(partial(learners.check, state.params))
     honest, lie = response(0, [-4.7] * 3), response(1, [-4.7, -0.1, -4.7])
     told = [check((Group(prompt=0, trajectories=(honest, other)),)) for other in (honest, lie)]
     yield "doubts", [[(doubt.sample, doubt.position) for doubt in doubts] for doubts in told]
