@@ -167,9 +167,9 @@ def test_a_signal_that_another_thread_was_given_ends_the_wait(link):
     threading.Timer(0.1, link.wake).start()
     assert link.receive() is None, "it can be woken"
     sender = threading.Timer(0.1, send)
-    sender.start()
     try:
-        with pytest.raises(Asked):
+        with pytest.raises(Asked):  # here, too, if this thread is late
+            sender.start()
             link.receive()
     finally:
         sender.join()
