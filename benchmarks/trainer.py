@@ -12,6 +12,7 @@ from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.intake import Intake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
 from rlboost_jax.learner.trajectory import Group
@@ -100,7 +101,7 @@ class StandInTrainer:
         )
         stream = StepStream(step, group_size=group_size, micro_batches=micro_batches)
         stream.begin()
-        times = drive(stream, self._link, collector, train=self._train)
+        times = drive(Intake(stream, collector), self._link, train=self._train)
         report = self._link.trained(
             messages.BatchTrained(
                 batch=step, train_wait_seconds=times.waiting, train_seconds=times.training

@@ -33,6 +33,8 @@ T = TypeVar("T")
 DIAL_SECONDS = 0.2  # between two attempts to reach the manager
 ANSWER_SECONDS = 30.0  # for a reply that the manager can give at once
 CLOSE_SECONDS = 5.0  # for what runs in the background to end
+# A signal that comes just before a wait begins, or to another thread, is heard of when it ends.
+LOOK_SECONDS = 1.0
 END_SECONDS = 5.0  # for the manager to hang up after the end of the run
 
 
@@ -198,10 +200,13 @@ class ManagerLink:
         """
         if self._aside:
             return self._aside.popleft()
-        try:
-            message = self._inbox.get(timeout=timeout)
-        except queue.Empty:
-            return None
+        while True:
+            try:
+                message = self._inbox.get(timeout=LOOK_SECONDS if timeout is None else timeout)
+                break
+            except queue.Empty:
+                if timeout is not None:
+                    return None
         if isinstance(message, Exception):
             raise message
         return message

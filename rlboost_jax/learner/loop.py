@@ -225,14 +225,11 @@ class TrainingLoop:
         check = followers.checking(update.check)
         with self._spans.span("stream", LANE):
             times = drive(
-                batch.stream,
+                batch.intake,
                 session.link,
-                batch.collector,
                 train=self._spans.timed("micro-batch", LANE, train),
                 check=self._spans.timed("check", LANE, check),
                 extend=batch.extend,
-                measured=batch.measurement,
-                answers=batch.answers,
                 ahead=[each.intake for each in self._open.values()],
                 clock=session.clock,
             )

@@ -7,6 +7,7 @@ import numpy as np
 from rlboost_jax import messages as m
 from rlboost_jax.learner.answers import Answers, Environment
 from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.intake import Intake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
 from rlboost_jax.sequences.identities import Batch, Work
@@ -63,5 +64,5 @@ def test_a_batch_is_answered_while_it_streams_in() -> None:
     link = ScriptedLink([question(4), *(rollout(0, place) for place in range(GROUP))])
     stream = StepStream(0, group_size=GROUP, micro_batches=MicroBatches(1, 1, True))
     stream.begin()
-    drive(stream, link, collector(1), train=lambda index, groups: (), answers=answers)
+    drive(Intake(stream, collector(1), answers=answers), link, train=lambda index, groups: ())
     assert [m.unpack_tokens(a.tokens).tolist() for a in said] == [[4]]

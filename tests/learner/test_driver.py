@@ -11,6 +11,7 @@ from rlboost_jax.learner.collector import StepCollector, WrongVersion
 from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.stream.driver import drive
 from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling
+from rlboost_jax.learner.stream.intake import Intake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import Doubt, StepStream, StreamTimes
 from rlboost_jax.learner.trajectory import Group
@@ -67,7 +68,14 @@ class ScriptedLink:
 
 
 def driven(
-    link: ScriptedLink, step: StepCollector, batches: MicroBatches, train, *, sampling=None, **more
+    link: ScriptedLink,
+    step: StepCollector,
+    batches: MicroBatches,
+    train,
+    *,
+    sampling=None,
+    measured=None,
+    **more,
 ) -> tuple[StepStream, StreamTimes]:
     """A step from its begin to its update, on the link's clock."""
     stream = StepStream(
@@ -75,10 +83,11 @@ def driven(
         group_size=GROUP,
         micro_batches=batches,
         sampling=sampling,
-        awaited=more.get("measured"),
+        awaited=measured,
     )
     stream.begin()
-    return stream, drive(stream, link, step, train=train, clock=lambda: link.now, **more)
+    batch = Intake(stream, step, measured)
+    return stream, drive(batch, link, train=train, clock=lambda: link.now, **more)
 
 
 def closed(step: int = 0) -> m.WindowClosed:

@@ -1,6 +1,8 @@
 """The trainer's link, against a manager that follows a script."""
 
 import contextlib
+import signal
+import threading
 import time
 from collections.abc import Iterator
 
@@ -147,6 +149,31 @@ def test_a_reward_that_arrives_wakes_who_waits_for_rollouts_and_nobody_else(link
     link.wake()
     trained = messages.BatchTrained(batch=7, train_wait_seconds=0.0, train_seconds=0.0)
     assert link.trained(trained).batch == 7
+
+
+def test_a_signal_that_another_thread_was_given_ends_the_wait(link):
+    """As does one that comes just before the wait begins: Python's lock would not notice either."""
+
+    class Asked(Exception):
+        pass
+
+    def ask(number, frame):
+        raise Asked
+
+    def send():
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, ask)
+    threading.Timer(0.1, link.wake).start()
+    assert link.receive() is None, "it can be woken"
+    sender = threading.Timer(0.1, send)
+    try:
+        with pytest.raises(Asked):  # here, too, if this thread is late
+            sender.start()
+            link.receive()
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 class Waits(ManagerLink):

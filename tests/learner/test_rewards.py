@@ -14,6 +14,7 @@ from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.guards import RewardsFailed, check_judged
 from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.intake import Intake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import Doubt, StepStream
 from rlboost_jax.rewards.verdict import Verdict
@@ -199,7 +200,7 @@ def driven(link: Link, collector: StepCollector, train, *, deterministic: bool =
     batches = MicroBatches(PROMPTS, 1, deterministic)
     stream = StepStream(0, group_size=GROUP, micro_batches=batches)
     stream.begin()
-    drive(stream, link, collector, train=train)
+    drive(Intake(stream, collector), link, train=train)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

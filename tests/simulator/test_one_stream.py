@@ -12,6 +12,7 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.intake import Intake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
 from rlboost_jax.manager.events import FromTrainer, Send
@@ -95,7 +96,9 @@ def test_a_simulated_step_waits_as_long_as_a_real_one(deterministic):
             link.now += train_seconds(config, tokens) + trainer.micro_batch_seconds
             return ()
 
-        times = drive(stream, link, collector, train=train, clock=lambda link=link: link.now)
+        times = drive(
+            Intake(stream, collector), link, train=train, clock=lambda link=link: link.now
+        )
         assert sorted(order) == list(range(batches.num_micro_batches))
         assert times.waiting == pytest.approx(row["train_wait_seconds"], abs=1e-3)
         apply_seconds = row["train_seconds"] - times.training

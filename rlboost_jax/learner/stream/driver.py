@@ -1,7 +1,7 @@
 """One step as the learner lives it: wait, receive, have judged, train what is ready.
 
-What is next is decided by `stream.py`; here it is done, and timed. Rewards are computed elsewhere;
-an answer wakes the learner like a message does.
+What is next is decided by `step_stream.py`; here it is done, and timed. Rewards are computed
+elsewhere; an answer wakes the learner like a message does.
 
 Rollouts that the learner's own log-probabilities contradict are sent back and generated again;
 no gradient has been taken of them then.
@@ -12,16 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never, runtime_checkable
 
 from rlboost_jax import messages
-from rlboost_jax.learner.answers import Answers
-from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.stream.intake import Intake, Measured
+from rlboost_jax.learner.stream.intake import Intake
 from rlboost_jax.learner.stream.step_stream import (
     Asked,
     Check,
     Doubt,
     Extend,
     Resample,
-    StepStream,
     StreamTimes,
     TakeDevices,
     Train,
@@ -41,36 +38,31 @@ class Receiver(Protocol):
 
 
 def drive(
-    stream: StepStream,
+    batch: Intake,
     link: Receiver,
-    collector: StepCollector,
     *,
     train: Callable[[int, tuple[Group, ...]], Sequence[Doubt]],
     check: Callable[[tuple[Group, ...]], Sequence[Doubt]] = lambda groups: (),
     extend: Callable[[range], None] = lambda places: None,
-    measured: Measured | None = None,
-    answers: Answers | None = None,
     ahead: Sequence[Intake] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> StreamTimes:
     """Receive rollouts and do what the stream says until the update can be made.
 
     Args:
-        stream: begun, and so is the step.
+        batch: that is trained on; its stream has begun.
         train: (micro-batch index, its groups) → what it doubts of them. Called in the order of
             completion; where it doubts anything it has kept nothing, and is called again.
         check: what is doubted of groups that are not trained on yet.
         extend: has more prompts generated, named by their places from the step's cursor.
-        measured: takes the responses that are its own.
-        answers: to those whose turn is over.
         ahead: of the batches that are open besides, and trained on later.
 
     Raises:
         ManagerLost, ManagerNotStarted, WrongVersion: from the link and the collector.
         RewardWorkersLost: responses can no longer be judged.
     """
-    times = StreamTimes()
-    intakes = (Intake(stream, collector, measured, answers), *ahead)
+    times, stream = StreamTimes(), batch.stream
+    intakes = (batch, *ahead)
 
     def take(message: messages.ToTrainer | None) -> None:
         if message is not None:
@@ -84,7 +76,7 @@ def drive(
                     extend(places)
                 case Resample(doubts):
                     link.doubt(Batch(stream.step), doubts)
-                    collector.reject(doubt.sample for doubt in doubts)
+                    batch.collector.reject(doubt.sample for doubt in doubts)
                 case _:
                     assert_never(each)
 

@@ -1,21 +1,21 @@
 """Which policy version each preemptible instance is to hold: a pure function.
 
 With a lag several batches are open at once, each sampled from its own version, and an instance
-holds one version at a time. Five rules, the first that applies:
+holds one version at a time. Six rules, the first that applies:
 
-1. who holds rollouts of an open batch keeps its version; who is on its way to an older one that
-   needs it goes on;
-2. a free instance goes to the oldest version that has rollouts nobody samples, as many instances
+1. where newer versions want instances, the last rollouts of an older one are gathered at so few
+   that each has as many as its engine is worth; the others go on to the newer one;
+2. who else holds rollouts of an open batch keeps its version; who is on its way to an older one
+   that needs it goes on;
+3. a free instance goes to the oldest version that has rollouts nobody samples, as many instances
    as these have slots to fill;
-3. nobody is at a version that has such rollouts, and nobody is free: those who hold the least of
+4. nobody is at a version that has such rollouts, and nobody is free: those who hold the least of
    a newer one go back, for the learner waits for the oldest batch;
-4. who would idle goes to the oldest version with rollouts that wait for a slot elsewhere;
-5. all others take the newest version: its batch is begun next;
-6. where newer ones want instances, an older batch's last rollouts are gathered at so few that each
-   has a batch that its engine is worth.
+5. who would idle goes to the oldest version with rollouts that wait for a slot elsewhere;
+6. all others take the newest version: its batch is begun next.
 
-So a newer version never takes an instance from the work of an older batch, and an older batch is
-never without anybody.
+So a newer version takes an instance from the work of an older batch only where others stay that
+can take it over, and an older batch is never without anybody.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def choose_versions(demands: Sequence[Demand], holders: Sequence[Holder]) -> lis
     busy = [n for n, holder in enumerate(holders) if holder.holds is not None]
     queued: list[int] = []  # by version, what nobody has been chosen for
     for version, demand in enumerate(demands):
-        for n, newer in _packed(version, demands, holders):
+        for n, newer in _gathered(version, demands, holders):
             chosen[n] = newer
             busy.remove(n)
         need = demand.unheld
@@ -87,7 +87,7 @@ def choose_versions(demands: Sequence[Demand], holders: Sequence[Holder]) -> lis
     return chosen
 
 
-def _packed(
+def _gathered(
     version: int, demands: Sequence[Demand], holders: Sequence[Holder]
 ) -> list[tuple[int, int]]:
     """Who leaves a version's last rollouts to others that hold some, and for which version.

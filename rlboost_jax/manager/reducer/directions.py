@@ -1,8 +1,9 @@
 """Which version every instance is told to hold, as versions are published and work comes and goes.
 
 Without a lag that is the newest, told as it is published. With one, an instance is told of a newer
-version only once the older open batches have nothing left for it, and of an older one where a
-rollout of that would find nobody: `policies.version_choice` says who; here is what it is asked.
+version once the older open batches have nothing left for it or can do without it, and of an older
+one where a rollout of that would find nobody: `policies.version_choice` says who; here is what it
+is asked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -101,7 +102,7 @@ class Directions:
             there = len(self._roster.pool(batches[0]).instances)
             if at_work and not there and not all(batch.at_rest for batch in batches):
                 return False
-            if newer and there > 1 and self._left(batches) <= self._rows(batches) * (there - 1):
+            if newer and there > 1 and _left(batches) <= self._rows(batches) * (there - 1):
                 return False
             newer = newer or any(batch.num_waiting for batch in batches)
             at_work += there
@@ -133,18 +134,22 @@ class Directions:
             Demand(unheld=u, queued=q, rows=r) for u, q, r in zip(unheld, queued, rows, strict=True)
         ]
 
-    def _left(self, batches: Sequence[BatchRecord]) -> int:
-        """Rollouts of some batches that somebody has."""
-        return sum(len(b.rollouts) - b.num_dormant - b.num_waiting for b in batches)
-
     def _rows(self, batches: Sequence[BatchRecord]) -> int:
-        """Rollouts of some batches that an instance is worth, as far as is known; else 0."""
+        """Rollouts of some batches that an instance is worth, as far as is known; else 0.
+
+        Its slots at most: with shorter contexts than were measured it may be worth more.
+        """
         busiest = max(
             self._roster.pool(batches[0]).instances, key=lambda i: len(i.held), default=None
         )
         if busiest is None:
             return 0
-        return self._profile.plateau(busiest.kind, context=busiest.context)
+        return min(busiest.slots, self._profile.plateau(busiest.kind, context=busiest.context))
+
+
+def _left(batches: Sequence[BatchRecord]) -> int:
+    """Rollouts of some batches that somebody has."""
+    return sum(len(b.rollouts) - b.num_dormant - b.num_waiting for b in batches)
 
 
 def _holder(instance: Instance, places: Mapping[BatchRecord, int], versions: list[int]) -> Holder:
