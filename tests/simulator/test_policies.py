@@ -67,7 +67,7 @@ def test_the_window_follows_a_loss_in_the_step_in_which_it_is_known():
 @pytest.mark.soak
 def test_what_it_predicts_of_other_fleets_comes_true():
     world, _ = steps(3, policy__sizing="marginal", policy__max_instances=6)
-    sizes = {row[0]: row[1] for row in world.foreseen[-1]["sizes"]}
+    sizes = {row[0]: row[1] for row in world.predictions[-1]["sizes"]}
     assert len(sizes) >= 3
     for instances, step_seconds in sizes.items():
         if instances in (1, 4):
