@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_imported_is_a_failure(
     assert f"  {sys.executable} -m pytest test_some.py\n" in capfd.readouterr().out
 
 
-def test_what_is_left_behind_is_told_and_ended(
+def test_what_is_left_behind_is_reported_and_ended(
     checkout: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (checkout / "test_some.py").write_text(SLEEPER)
@@ -112,7 +112,7 @@ def test_what_is_left_behind_is_told_and_ended(
     wait_until(lambda: not marked(f"{suite.MARK}={session}"), "end of it")
 
 
-def test_a_part_beside_another_is_told_after_it_and_spares_its_processes(
+def test_a_part_beside_another_is_reported_after_it_and_spares_its_processes(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (checkout / "test_some.py").write_text(SLEEPER)

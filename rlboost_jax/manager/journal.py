@@ -1,7 +1,7 @@
 """What a manager writes down before it says anything, and how that looks in bytes.
 
 A killed manager is followed by one that reads this and goes on: every token that was taken in is
-here before anybody is told of it. Entries say what became true, never what to do, so reading them
+here before it is sent to anybody. Entries say what became true, never what to do, so reading them
 twice or only the first half of them does no harm: what is missing is generated again.
 
 A frame is its payload's length and CRC-32 (of length and payload), each 4 bytes little-endian,
@@ -61,7 +61,7 @@ class BatchOpened(Entry, frozen=True, kw_only=True):
 
     begin: BeginBatch
     at: float
-    beside: tuple[Batch, ...] = ()  # earlier ones that stay open
+    still_open: tuple[Batch, ...] = ()  # earlier ones that stay open
 
 
 class BatchExtended(Entry, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class BatchResumed(Entry, frozen=True, kw_only=True):
 
     batch: Batch
     at: float
-    beside: tuple[Batch, ...] = ()  # earlier ones that stay open
+    still_open: tuple[Batch, ...] = ()  # earlier ones that stay open
 
 
 class TurnBegun(Entry, frozen=True, kw_only=True):

@@ -47,14 +47,14 @@ class Outbox:
         """Records are of that step from now on."""
         self.step = step
 
-    def begin(self, batch: int, beside: Collection[int]) -> None:
+    def begin(self, batch: int, still_open: Collection[int]) -> None:
         """The trainer is about to say what it wants of that batch.
 
         Args:
-            beside: batches of which it wants what it has asked for.
+            still_open: batches of which it wants what it has asked for.
         """
         known = self.wanted or {}
-        self.wanted = {number: known.get(number, set()) for number in beside} | {batch: set()}
+        self.wanted = {number: known.get(number, set()) for number in still_open} | {batch: set()}
 
     def want(self, batch: int, samples: Set[int]) -> Set[int]:
         """The trainer asks for these of a batch. Returns those that are new."""

@@ -23,7 +23,7 @@ class Settings:
     num_steps: int = 0  # of the run; 0: not known
     micro_batch_prompts: int = 1  # groups that the learner trains together
     status_seconds: float = 1.0  # between two FleetStatus to the trainer
-    weights_port: int = 0  # of the file server, as servers are told it
+    weights_port: int = 0  # of the file server, as announced to servers
 
     @property
     def models(self) -> bool:

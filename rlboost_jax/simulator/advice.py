@@ -1,4 +1,4 @@
-"""What a run's or a simulation's manager foresaw, for advice."""
+"""What a run's or a simulation's manager predicted, for advice."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def of_run(workdir: str | Path) -> Advice:
     events = [row for row in _rows(folder / "events.jsonl") if row.get("kind") == "foreseen"]
     if not events:
         raise ConfigError(
-            f"{folder}/events.jsonl has no event 'foreseen'; let the run's manager foresee steps: "
+            f"{folder}/events.jsonl has no event 'foreseen'; let the run's manager predict steps: "
             "set manager.window = 'model' or fleet.sizing = 'marginal'"
         )
     seconds = {row["step"]: row["step_seconds"] for row in _rows(folder / "metrics.jsonl")}
@@ -35,7 +35,7 @@ def of_simulation(config: SimConfig) -> Advice:
     market = next((m for m in markets(config.market, seed=config.seed) if m.changes), static(1))
     world = World(config, market.changes, seed=config.seed, seconds=min(market.seconds, SECONDS))
     rows = world.run()
-    return advise(world.foreseen, {row["step"]: row["step_seconds"] for row in rows})
+    return advise(world.predictions, {row["step"]: row["step_seconds"] for row in rows})
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

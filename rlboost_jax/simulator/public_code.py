@@ -158,7 +158,7 @@ class PublicControl(WindowControl):
     """
     Args:
         controller: says how long the next window is.
-        accelerators: reserved ones, which throughput is told by.
+        accelerators: reserved ones, which throughput is reported by.
     """
 
     def __init__(self, *parts: Any, controller: Controller, accelerators: float) -> None:
@@ -193,7 +193,7 @@ class PublicCode(Manager):
     """
     Args:
         table: window by number of instances, in seconds, to begin with.
-        accelerators: reserved ones, which throughput is told by.
+        accelerators: reserved ones, which throughput is reported by.
     """
 
     def __init__(

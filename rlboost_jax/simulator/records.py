@@ -44,7 +44,7 @@ class SimEngineConfig:
     compute_efficiency: float  # of the chips' FLOPs that prefill and large batches reach
     step_overhead_seconds: float  # of each decode step, whatever the batch
     dispatch_tokens: int  # decode steps per program call: what a loss costs at most, per rollout
-    message_tokens: int  # decode steps after which tokens are told at the latest
+    message_tokens: int  # decode steps after which tokens are reported at the latest
     table: tuple[tuple[float, float, float], ...]  # (batch, mean context, seconds per step), a
     # whole grid; empty: the roofline
     prefill_token_seconds: float  # measured; 0: the roofline

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 ROUNDS = 500  # of expectation and maximization, at most
 TOLERANCE = 1e-9  # of the log-likelihood, relative, at which it has converged
 ALMOST = 1e-12  # no law gets a share of nothing
-FEWEST = 8  # gaps: of fewer no second law can be told from the first
+FEWEST = 8  # gaps: of fewer no second law can be distinguished from the first
 
 Floats = NDArray[np.float64]
 

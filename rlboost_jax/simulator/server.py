@@ -5,19 +5,15 @@ tells tokens in longer stretches than an engine's dispatch. A server that is los
 of all whole dispatches first, as a real one had by then.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromServer, ServerGone
 from rlboost_jax.providers.base import Exited
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.simulator.engine import Engine, NewTokens, Row
-
-if TYPE_CHECKING:
-    from rlboost_jax.simulator.world import World
+from rlboost_jax.simulator.surroundings import ServerSurroundings
 
 STOP: Final = 0  # ends a response; all other tokens are 1
 _STOP_BYTES: Final = m.pack_tokens([STOP])
@@ -31,7 +27,7 @@ class Server:
         nonce: what the manager asked for with that name.
     """
 
-    def __init__(self, world: World, name: str, nonce: str, *, reserved: bool) -> None:
+    def __init__(self, world: ServerSurroundings, name: str, nonce: str, *, reserved: bool) -> None:
         self._world, self.name, self.nonce, self.reserved = world, name, nonce, reserved
         self.stream = 0  # 0: not connected
         self.alive = True
@@ -54,7 +50,7 @@ class Server:
         if not self.alive:
             return
         config = self._world.config
-        self.stream = self._world.open(self)
+        self.stream = self._world.open(self.hear)
         price = 0.0 if self.reserved else config.instance.price_per_hour
         self._say(
             m.Hello(
@@ -121,7 +117,7 @@ class Server:
     def _end(self, known_after: float, reason: str) -> None:
         self.alive = False
         self._world.link.give_up(self._pulling)
-        self._world.ended(self)
+        self._world.ended(self.name, self.stream)
         stream, exited = self.stream, Exited(self.name, self.nonce, reason)
         clock, deliver = self._world.clock, self._world.deliver
         if stream:

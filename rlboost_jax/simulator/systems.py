@@ -3,7 +3,7 @@
 - rlboost: the manager as it is, with the policies of RLBoost (NSDI '26) as published.
 - public_code: RLBoost as its public code behaves, see `public_code.py`. It hands over to instances
   whether there are any or not: with 0 of them no step ever ends.
-- model_window: the same, with windows foreseen by the manager's model.
+- model_window: the same, with windows predicted by the manager's model.
 - marginal: that, and as many instances as make tokens cheapest.
 - merged: that, and instances are let go while a step has no work for them.
 - lag_1, lag_2: model_window, with so many batches begun ahead of the one that is trained on.

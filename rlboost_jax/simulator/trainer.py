@@ -4,11 +4,9 @@ What is next is said by the very `StepStream`, waits are counted by the very `St
 which batches are open is said by the very `Lag`.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import Any, assert_never
 
 from rlboost_jax import messages as m
 from rlboost_jax.learner.stream.lag import Lag
@@ -27,11 +25,9 @@ from rlboost_jax.manager.events import FromTrainer
 from rlboost_jax.observe.metrics import REPORTED
 from rlboost_jax.sequences.identities import Batch, Version
 from rlboost_jax.simulator.rates import train_seconds
+from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.server import STOP
-
-if TYPE_CHECKING:
-    from rlboost_jax.simulator.records import SimConfig
-    from rlboost_jax.simulator.world import World
+from rlboost_jax.simulator.surroundings import LearnerSurroundings
 
 STREAM = 1
 UNKNOWN = {"tokens_measured"}  # nothing is evaluated here
@@ -67,7 +63,7 @@ class OpenBatch:
 
 
 class Trainer:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: LearnerSurroundings) -> None:
         self._world, self._config = world, world.config
         self._lag = Lag(
             versions=world.config.trainer.lag, num_batches=world.config.num_steps or ENDLESS

@@ -39,7 +39,7 @@ from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.server import Server
 from rlboost_jax.simulator.trainer import STREAM, Trainer
 
-PATIENT = 1e9  # seconds: losses are told of, so leases need not find them
+PATIENT = 1e9  # seconds: losses are reported, so leases need not find them
 MAX_SERVERS = 100_000
 
 
@@ -50,7 +50,7 @@ class World:
         seconds: how long it lasts; the step then under way is not reported.
         reserved_engines: False: the learner's chips only train.
         manager: makes who decides, of its settings and the time.
-        sleeps: the learner takes its chips back when it is told to and not before.
+        sleeps: the learner takes its chips back when the manager says so and not before.
         server: makes rollout servers and reserved engines.
     """
 
@@ -81,12 +81,12 @@ class World:
         self.sleeps = sleeps
         self.published_at = 0.0  # the newest weights
         self._streams = STREAM
-        self._peers: dict[int, Server] = {}
+        self._peers: dict[int, Callable[[ToServer], None]] = {}  # who hears, by stream
         self._servers: dict[str, Server] = {}  # of the provider, by name
         self._billed_since: dict[str, float] = {}
         self._billed = 0.0  # instance-seconds of those that have ended
         self._lap_billed = self._lap_bytes = 0.0
-        self.foreseen: list[dict[str, Any]] = []  # what the manager said of coming steps
+        self.predictions: list[dict[str, Any]] = []  # of coming steps, by the manager
         self._lengths: dict[int, NDArray[np.int64]] = {}
         self._tick_at = float("inf")
         self._inbox: deque[Event] = deque()
@@ -129,15 +129,15 @@ class World:
     def forget(self, step: int) -> None:
         self._lengths.pop(step, None)
 
-    def open(self, server: Server) -> int:
+    def open(self, hear: Callable[[ToServer], None]) -> int:
         self._streams += 1
-        self._peers[self._streams] = server
+        self._peers[self._streams] = hear
         return self._streams
 
-    def ended(self, server: Server) -> None:
+    def ended(self, name: str, stream: int) -> None:
         """A machine is no longer paid for."""
-        self._peers.pop(server.stream, None)
-        since = self._billed_since.pop(server.name, None)
+        self._peers.pop(stream, None)
+        since = self._billed_since.pop(name, None)
         if since is not None:
             self._billed += self.clock.now - since
 
@@ -172,7 +172,7 @@ class World:
                 if stream == STREAM:
                     self.trainer.hear(cast(ToTrainer, message))
                 elif stream in self._peers:
-                    self._peers[stream].hear(cast(ToServer, message))
+                    self._peers[stream](cast(ToServer, message))
             case Request(name, nonce):
                 self._start(name, nonce)
             case Terminate(name, grace_seconds):
@@ -180,7 +180,7 @@ class World:
             case Close(stream, _):
                 self._peers.pop(stream, None)
             case Record("foreseen", step, _, detail):
-                self.foreseen.append({**detail, "step": step})
+                self.predictions.append({**detail, "step": step})
             case Exit(code, reason):
                 raise RuntimeError(f"the manager has left: {reason} ({code})")
 

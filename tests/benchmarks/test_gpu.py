@@ -25,7 +25,7 @@ def test_runs_dry(part):
     assert not [value for value in values if str(value).startswith("failed")]
 
 
-def test_a_part_that_breaks_is_told_of(capsys, tmp_path):
+def test_a_part_that_breaks_is_reported(capsys, tmp_path):
     def breaks(*, dry_run):
         raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS\nand more")
 
@@ -48,7 +48,7 @@ def test_a_part_that_breaks_is_told_of(capsys, tmp_path):
     assert [parts[name]["status"] for name in parts] == ["failed", "left out", "ok"]
 
 
-def test_a_part_whose_process_dies_is_told_of():
+def test_a_part_whose_process_dies_is_reported():
     result = gpu.run_apart("latency", dry_run=True, python="false")
     assert (result["status"], result["reason"]) == ("failed", "its process ended with 1")
 

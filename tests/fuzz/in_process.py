@@ -272,8 +272,8 @@ class Scene:
         ids = [r.request_id for r in requests]
         for sequence in (0, 1):
             rows = [(i, [1, 2]) for i in ids]
-            told = batch(sequence, self._step, rows, running=1, leads=[2] * len(rows))
-            self._mutants.learn(m.encode(told))
+            known = batch(sequence, self._step, rows, running=1, leads=[2] * len(rows))
+            self._mutants.learn(m.encode(known))
         self._mutants.learn(m.encode(m.Released(request_ids=m.pack_ids(ids))))
 
     def _tempt(self, stream: int, requests: tuple[m.GenerateRequest, ...]) -> None:

@@ -52,7 +52,7 @@ def _decodes(frame: bytes) -> bool:
         m.encode(corpus.SERVER["renew"]) + b"\x00",
     ],
 )
-def test_what_cannot_be_decoded_is_told_by_one_exception(frame: bytes) -> None:
+def test_what_cannot_be_decoded_raises_one_exception(frame: bytes) -> None:
     for decode in (m.decode_server, m.decode_trainer, m.decode_to_server, m.decode_to_trainer):
         with pytest.raises(msgspec.DecodeError):
             decode(frame)

@@ -232,7 +232,7 @@ def test_the_critics_loss_is_the_mean_over_the_tokens_it_is_trained_on(build, gr
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *critics)
 
 
-def test_what_was_trained_on_is_told_with_its_advantages(build, groups):
+def test_what_was_trained_on_is_reported_with_its_advantages(build, groups):
     """The collector does not know them: they wait for a look at the batch, and for all of it."""
     learners = build("reinforce_pp")
     updates = BatchUpdate(learners, fresh(learners), step=STEP, checkpoint=lambda: None)

@@ -46,7 +46,7 @@ def test_many_are_counted(trajectories):
     assert said.count("(prompt") == 4 and said.endswith(" and 2 more")
 
 
-def test_a_sum_that_overflows_is_told_from_bad_samples(trajectories):
+def test_a_sum_that_overflows_is_distinguished_from_bad_samples(trajectories):
     assert found(trajectories) == "each micro-batch by itself is finite, their sum is not"
 
 

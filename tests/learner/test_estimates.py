@@ -46,7 +46,7 @@ def test_advantages_of_a_group_by_its_rewards(name, expected):
     assert [t.reward for t in found] == [1.0, 0.0, 0.0]
 
 
-def test_overlong_shaping_changes_advantages_and_not_the_reward_that_is_told():
+def test_overlong_shaping_changes_advantages_and_not_the_reward_that_is_reported():
     found = estimates("dr_grpo", overlong_penalty=0.6, overlong_band=0.5).of_group(GROUP)
     shaped = np.array([1.0, -0.6, 0.0])
     np.testing.assert_allclose([t.advantage for t in found], shaped - shaped.mean())

@@ -104,7 +104,7 @@ def link(script) -> Iterator[ManagerLink]:
         yield link
 
 
-def test_a_refused_step_is_told_and_not_asked_for_again(link, script):
+def test_a_refused_step_is_reported_and_not_asked_for_again(link, script):
     script.answers[messages.BeginBatch] = messages.Refused(reason="prompt 0 fits no slot")
     link.connect(HELLO)
     link.begin_batch(begin_batch())
@@ -114,7 +114,7 @@ def test_a_refused_step_is_told_and_not_asked_for_again(link, script):
     assert script.heard == [messages.TrainerHello, messages.BeginBatch] and script.dials == 1
 
 
-def test_a_refused_trainer_is_told_why(link, script):
+def test_a_refused_trainer_is_sent_the_reason(link, script):
     script.answers[messages.TrainerHello] = messages.Refused(reason="run 'a' is not the run 'b'")
     with pytest.raises(ManagerRefused, match="run 'a' is not the run 'b'"):
         link.connect(HELLO)

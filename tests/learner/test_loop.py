@@ -413,7 +413,7 @@ def test_rewards_that_come_late_leave_no_trace(build):
     assert [row["reward_failures"] for row in late] == [0, 0, 0]
 
 
-def test_failed_rewards_are_counted_and_told(build):
+def test_failed_rewards_are_counted_and_reported(build):
     class Failing(Late):
         faults: ClassVar[dict] = {6: {"clock": "returned nan"}}
 

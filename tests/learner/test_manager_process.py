@@ -132,7 +132,7 @@ def test_one_that_another_trainer_has_just_started_is_waited_for(
     assert record(workdir).lives
 
 
-def test_a_mistake_is_told_at_once(workdir: Path) -> None:
+def test_a_mistake_is_reported_at_once(workdir: Path) -> None:
     (workdir / "config.json").write_text("{")
     with pytest.raises(ManagerNotStarted, match=r"exit code 2\).*config\.json"):
         ManagerProcess(workdir, "run").locate()

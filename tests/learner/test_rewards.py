@@ -147,7 +147,7 @@ def test_when_nobody_can_be_asked_any_more_the_run_ends():
         collector.settle()
 
 
-def test_failures_are_told_of_once_a_kind():
+def test_failures_are_reported_once_a_kind():
     desk = Desk()
     collector = desk.collector()
     for sample in range(6):

@@ -192,7 +192,7 @@ def test_the_engine_leaves_room_for_the_learner(run, tmp_path):
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_what_is_chosen_for_a_gpu_runs_and_is_told(run, tmp_path, deterministic):
+def test_what_is_chosen_for_a_gpu_runs_and_is_reported(run, tmp_path, deterministic):
     """Servers get it only where all engines have to run the same."""
     run = dataclasses.replace(run, deterministic=deterministic)
     trial = Trial(candidate="xla", outcome="right", seconds=0.001)
@@ -287,7 +287,7 @@ def test_summary_and_report_tell_the_accuracy_after_the_last_update(run, tmp_pat
     assert Link.last.reason == "the run is over" and Link.last.over
 
 
-def test_a_last_version_that_cannot_be_written_is_told_and_the_run_is_complete(
+def test_a_last_version_that_cannot_be_written_is_reported_and_the_run_is_complete(
     run, tmp_path, capsys
 ):
     begun = threading.Event()
@@ -313,7 +313,7 @@ def tracked_by(board):
     return lambda *_, note, **__: [Aside("tensorboard", lambda: board, note=note)]
 
 
-def test_a_tracker_that_fails_is_told_of_once_and_the_run_is_complete(run, tmp_path, capsys):
+def test_a_tracker_that_fails_is_reported_once_and_the_run_is_complete(run, tmp_path, capsys):
     def step(row):
         raise OSError("no room for events")
 

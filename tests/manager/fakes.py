@@ -102,7 +102,7 @@ class Episode:
     runs: tuple[int, ...]
 
     @property
-    def told(self) -> tuple[int, ...]:
+    def wire_runs(self) -> tuple[int, ...]:
         """Runs as messages say them."""
         return self.runs if len(self.runs) > 1 else ()
 

@@ -11,7 +11,7 @@ from rlboost_jax.simulator.advice import of_run, of_simulation
 from tests.simulator.conftest import make_config
 
 
-def foreseen(step: int, wanted: int, seconds: float) -> dict[str, object]:
+def prediction(step: int, wanted: int, seconds: float) -> dict[str, object]:
     """With two instances a step takes so long, with one 1.5 times; 1,000 tokens, 1 $ a second
     and another for each instance."""
     return {
@@ -28,7 +28,7 @@ def foreseen(step: int, wanted: int, seconds: float) -> dict[str, object]:
 
 
 def test_means_over_the_steps_and_how_many_agree() -> None:
-    events = [foreseen(0, 2, 10.0), foreseen(1, 1, 30.0), foreseen(2, 2, 20.0)]
+    events = [prediction(0, 2, 10.0), prediction(1, 1, 30.0), prediction(2, 2, 20.0)]
     found = advise(events, {1: 10.0, 2: 24.0})
     one, two = found.offers
     assert (one.instances, two.instances, two.steps) == (1, 2, 3)
@@ -37,13 +37,13 @@ def test_means_over_the_steps_and_how_many_agree() -> None:
     assert one.dollars_per_step == two.dollars_per_step == pytest.approx(60.0)
     assert found.here == found.wanted == 2
     assert found.sure == pytest.approx(2 / 3)
-    # Step 1 came as foreseen, step 2 in 24 s instead of 30: errors 0 and a quarter.
+    # Step 1 came as predicted, step 2 in 24 s instead of 30: errors 0 and a quarter.
     assert found.error == pytest.approx(math.sqrt(0.25**2 / 2))
     text = report(found)
     assert "67% of the steps say so" in text and "as many as there are" in text
 
 
-def test_nothing_foreseen_is_no_advice(tmp_path) -> None:
+def test_nothing_predicted_is_no_advice(tmp_path) -> None:
     with pytest.raises(ValueError, match="nothing"):
         advise([], {})
     (tmp_path / "events.jsonl").write_text(json.dumps({"kind": "joined"}) + "\n")
@@ -54,7 +54,7 @@ def test_nothing_foreseen_is_no_advice(tmp_path) -> None:
 def test_a_run_is_read(tmp_path) -> None:
     rows = []
     for step in range(3):
-        event = foreseen(step, 2, 10.0)
+        event = prediction(step, 2, 10.0)
         number = event.pop("step")
         rows.append({"kind": "foreseen", "step": number, "detail": event})
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -26,7 +26,7 @@ Run = Callable[..., Any]
 
 
 class Script:
-    """A manager that wants done what it is told to want."""
+    """A manager that wants done what the test wants."""
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
@@ -181,7 +181,7 @@ def test_a_mistake_in_the_thread_is_heard_of(run: Run) -> None:
 def test_leases_are_renewed_while_the_journals_disk_stands_still(
     loopback: Open, run: Run, tmp_path: Path
 ) -> None:
-    """And what the journal does not have yet is told to nobody."""
+    """And what the journal does not have yet is sent to nobody."""
 
     async def story() -> None:
         began, goes = threading.Event(), threading.Event()
@@ -209,7 +209,7 @@ def test_leases_are_renewed_while_the_journals_disk_stands_still(
             for _ in range(3):  # on the stream that the tokens came on: they are taken in
                 await server.send_bytes(m.encode(m.Renew()))
                 await read(server, m.Renewed, m.decode_to_server)
-            assert loop.driver._waiting, "told before it is kept"
+            assert loop.driver._waiting, "sent before it is kept"
             goes.set()
             finished = [await read(trainer, m.FinishedRollout, m.decode_to_trainer) for _ in rows]
             assert {f.work for f in finished} == {r.work for r in requests}

@@ -42,7 +42,7 @@ def notice(desk: Desk, seconds: float = NOTICE, reason: str = "aws: terminate") 
     desk.server(A, m.Notice(seconds=seconds, reason=reason))
 
 
-def asked_back(desk: Desk) -> list[int]:
+def releases(desk: Desk) -> list[int]:
     return [i for r in desk.sent(m.Release, A) for i in m.unpack_ids(r.request_ids).tolist()]
 
 
@@ -50,10 +50,10 @@ def give_back(desk: Desk, ids: list[int]) -> None:
     desk.server(A, m.Released(request_ids=m.pack_ids(ids)))
 
 
-def test_what_waits_is_asked_back_at_once_and_what_runs_goes_on() -> None:
+def test_what_waits_is_released_at_once_and_what_runs_goes_on() -> None:
     desk, requests = at_work()
     notice(desk)
-    pending = asked_back(desk)
+    pending = releases(desk)
     assert pending == [r.request_id for r in requests[2:]]
     (record,) = desk.records("notice")
     assert record.detail == {"reason": "aws: terminate", "hint": False, "seconds": NOTICE}
@@ -62,25 +62,25 @@ def test_what_waits_is_asked_back_at_once_and_what_runs_goes_on() -> None:
     assert not desk.requests(A), "no new work"
     assert {r.work.sample for r in desk.requests(RESERVED)} <= {r.work.sample for r in requests[2:]}
     desk.tokens(A, requests[:2], 1, in_flight=4, running=2)
-    assert not asked_back(desk) and not desk.sent(m.Leave, A)
+    assert not releases(desk) and not desk.sent(m.Leave, A)
 
 
 def test_a_server_that_evicts_has_more_waiting_than_its_slots_say() -> None:
     desk, requests = at_work()
     desk.tokens(A, requests[:1], 0, in_flight=4, running=1, waiting=5)
     notice(desk)
-    assert asked_back(desk) == [r.request_id for r in requests[1:]]
+    assert releases(desk) == [r.request_id for r in requests[1:]]
 
 
-def test_the_rest_is_asked_back_shortly_before_the_end() -> None:
+def test_the_rest_is_released_shortly_before_the_end() -> None:
     desk, requests = at_work()
     notice(desk)
-    give_back(desk, asked_back(desk))
+    give_back(desk, releases(desk))
     assert desk.manager.next_deadline() <= RELEASE_AT
     desk.tick(math.nextafter(RELEASE_AT, 0))
-    assert not asked_back(desk)
+    assert not releases(desk)
     desk.tick(RELEASE_AT)
-    rest = asked_back(desk)
+    rest = releases(desk)
     assert rest == [r.request_id for r in requests[:2]]
     give_back(desk, rest)
     assert [leave.reason for leave in desk.sent(m.Leave, A)] == ["aws: terminate"]
@@ -89,16 +89,16 @@ def test_the_rest_is_asked_back_shortly_before_the_end() -> None:
     assert desk.manager.view.books.lost == 0
 
 
-def test_slow_dispatches_are_asked_back_from_earlier() -> None:
+def test_slow_dispatches_are_released_from_earlier() -> None:
     desk, requests = at_work()
     desk.now = 7.0  # the dispatch took as long
     desk.tokens(A, requests[:2], 1, in_flight=4, running=2, waiting=4)
     notice(desk)  # the machine goes at 67
-    give_back(desk, asked_back(desk))
+    give_back(desk, releases(desk))
     desk.tick(RELEASE_AT - 0.01)
-    assert not asked_back(desk)
+    assert not releases(desk)
     desk.tick(RELEASE_AT)
-    assert asked_back(desk)
+    assert releases(desk)
 
 
 def test_who_proves_so_slow_that_its_time_has_come_leaves_waiting_work_to_others_at_once() -> None:
@@ -107,20 +107,20 @@ def test_who_proves_so_slow_that_its_time_has_come_leaves_waiting_work_to_others
     desk.server(RESERVED, ready(0))
     notice(desk, 10.0)
     assert desk.manager.view.batch.num_waiting
-    assert not asked_back(desk) and not desk.requests(RESERVED)
+    assert not releases(desk) and not desk.requests(RESERVED)
     desk.now = 7.0  # the dispatch took as long: the next might not end in time
     desk.tokens(A, requests[:2], 1, in_flight=4, running=2, waiting=4)
-    assert asked_back(desk) and desk.requests(RESERVED)
+    assert releases(desk) and desk.requests(RESERVED)
 
 
 @pytest.mark.parametrize("seconds", [0.001, MARGIN_SECONDS])
 def test_a_short_notice_asks_everything_back_at_once(seconds: float) -> None:
     desk, requests = at_work()
     notice(desk, seconds)
-    assert asked_back(desk) == [r.request_id for r in requests]
+    assert releases(desk) == [r.request_id for r in requests]
 
 
-def test_a_server_that_goes_this_very_moment_is_told_to() -> None:
+def test_a_server_that_goes_this_very_moment_is_asked_to_leave() -> None:
     desk, _ = at_work()
     notice(desk, 0.0)
     assert desk.sent(m.Leave, A)
@@ -129,7 +129,7 @@ def test_a_server_that_goes_this_very_moment_is_told_to() -> None:
 def test_whoever_holds_nothing_leaves() -> None:
     desk, requests = at_work()
     notice(desk)
-    give_back(desk, asked_back(desk))
+    give_back(desk, releases(desk))
     desk.tokens(A, requests[:2], 99)
     assert desk.sent(m.Leave, A)
     idle = Desk(settings())
@@ -141,25 +141,25 @@ def test_whoever_holds_nothing_leaves() -> None:
 def test_an_early_notice_changes_nothing_before_its_time() -> None:
     desk, _ = at_work(manager__drain_seconds=NOTICE)
     notice(desk, 3_600.0)
-    assert desk.records("notice") and not asked_back(desk)
+    assert desk.records("notice") and not releases(desk)
     begins = 3_600.0 - NOTICE
     assert desk.manager.next_deadline() <= begins
     desk.tick(math.nextafter(begins, 0))
-    assert not asked_back(desk)
+    assert not releases(desk)
     desk.tick(begins)
-    assert len(asked_back(desk)) == 4
+    assert len(releases(desk)) == 4
     desk.tick(begins + RELEASE_AT)
-    assert len(asked_back(desk)) == 2
+    assert len(releases(desk)) == 2
 
 
 def test_however_little_is_left_for_draining_the_margin_is_kept() -> None:
     desk, requests = at_work(manager__drain_seconds=0.0)
     notice(desk)
     desk.tick(RELEASE_AT)
-    assert asked_back(desk) == [r.request_id for r in requests]
+    assert releases(desk) == [r.request_id for r in requests]
 
 
-def test_a_server_that_stays_is_told_to_leave_and_then_hung_up_on() -> None:
+def test_a_server_that_stays_is_asked_to_leave_and_then_its_stream_is_closed() -> None:
     desk, _ = at_work()
     notice(desk)
     desk.tick(RELEASE_AT)  # it answers nothing
@@ -191,7 +191,7 @@ def test_a_notice_that_comes_again_or_later_changes_nothing() -> None:
     notice(desk, 30.0)
     assert desk.records("notice")
     desk.tick(30.0 - MARGIN_SECONDS)
-    assert len(asked_back(desk)) == 2
+    assert len(releases(desk)) == 2
 
 
 def test_only_so_many_notices_of_a_stream_are_recorded() -> None:
@@ -244,9 +244,9 @@ def test_a_notice_after_the_markets_own_is_heeded() -> None:
     desk.begin(0)
     requests = desk.requests(A)
     desk(MachineRemoved("m1", notice=True))
-    assert desk.records("notice") and not asked_back(desk)
+    assert desk.records("notice") and not releases(desk)
     notice(desk, reason="SIGTERM")
-    assert asked_back(desk) == [r.request_id for r in requests[2:]]
+    assert releases(desk) == [r.request_id for r in requests[2:]]
 
 
 def test_a_stall_of_the_manager_does_not_hold_up_a_machine() -> None:
@@ -284,7 +284,7 @@ def test_what_the_provider_withdraws_is_under_notice() -> None:
     withdraw(desk)
     (record,) = desk.records("notice")
     assert record.detail == {"reason": "the spot market", "hint": False, "seconds": NOTICE}
-    assert asked_back(desk) == [r.request_id for r in requests[2:]]
+    assert releases(desk) == [r.request_id for r in requests[2:]]
     assert not [a for a in desk.actions if isinstance(a, Terminate)], "others end it"
     desk.tokens(A, requests[:2], 1)
     assert not [a for a in desk.exit("local-1", "taken", None) if isinstance(a, Terminate)]

@@ -28,7 +28,7 @@ Run = Callable[..., Any]
 
 
 async def engine(stream: aiohttp.ClientWebSocketResponse) -> None:
-    """A fake engine: answers each request with the whole response at once, until told to go."""
+    """A fake engine: answers each request with the whole response at once, until asked to leave."""
     sequence = 0
     async for frame in stream:
         message = m.decode_to_server(frame.data)

@@ -100,7 +100,7 @@ def test_measuring_does_not_move_the_window(sampling: m.Sampling | None, ends: b
 
 
 def test_a_group_may_be_asked_for_bit_by_bit() -> None:
-    """Each response of it is told once, and only when it was asked for."""
+    """Each response of it is delivered once, and only when it was asked for."""
     desk, requests = roomy()
     desk.trainer(extension(5, samples=1))
     (first,) = desk.requests(A)

@@ -85,7 +85,7 @@ async def status(files: FileServer, path: str, token: str | None = "secret") -> 
             return answer.status
 
 
-def test_files_of_told_versions_for_who_bears_a_token(tmp_path: Path, run: Run) -> None:
+def test_files_of_announced_versions_for_who_bears_a_token(tmp_path: Path, run: Run) -> None:
     async def story() -> None:
         first, second = (snapshot(tmp_path, v, a=b"x" * 9) for v in (1, 2))
         async with serving(first) as files:

@@ -81,14 +81,14 @@ def test_a_liquid_s_optimum(
     token costs is convex in n, so the best of all sizes is found wherever one begins."""
     work = 1000.0
 
-    def foresee(n: int) -> Size:
+    def predict(n: int) -> Size:
         return sized(n, max(train, (work + train) / (1 + n)), reserved + n * price)
 
     def cost(size: Size) -> float:
         return size.dollars + time * size.step_seconds
 
-    found = best_size(foresee, time=time, start=start, most=60)
-    best = min((foresee(n) for n in range(61)), key=cost)
+    found = best_size(predict, time=time, start=start, most=60)
+    best = min((predict(n) for n in range(61)), key=cost)
     assert cost(found) <= (1 + 2 * WORTH) * cost(best)
 
 
@@ -106,11 +106,11 @@ def test_one_more_must_cost_less_per_token_than_all_do() -> None:
 
 
 def test_of_what_costs_nothing_no_more_than_helps() -> None:
-    def foresee(n: int) -> Size:
+    def predict(n: int) -> Size:
         return sized(n, 100.0 / min(1 + n, 5), 10.0)
 
-    assert best_size(foresee, time=0.0, start=0, most=1000).instances == 4
-    assert best_size(foresee, time=0.0, start=900, most=1000).step_seconds == 20.0
+    assert best_size(predict, time=0.0, start=0, most=1000).instances == 4
+    assert best_size(predict, time=0.0, start=900, most=1000).step_seconds == 20.0
 
 
 def test_never_more_than_there_may_be() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlboost_jax.manager.service.heap import keep_small
 
-if {told}:
+if {configured}:
     assert keep_small()
 resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 large = os.urandom(20 * 2**20)
@@ -29,11 +29,11 @@ print(before - resident())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-@pytest.mark.parametrize("told", [True, False])
-def test_large_blocks_go_back_at_once(told):
-    """100 MB of them: without being told, glibc keeps most for itself."""
+@pytest.mark.parametrize("configured", [True, False])
+def test_large_blocks_go_back_at_once(configured):
+    """100 MB of them: without the setting, glibc keeps most for itself."""
     done = subprocess.run(
-        [sys.executable, "-c", SOURCE.format(told=told)],
+        [sys.executable, "-c", SOURCE.format(configured=configured)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert (int(done.stdout) > 90 * 2**20) == told
+    assert (int(done.stdout) > 90 * 2**20) == configured

@@ -41,13 +41,13 @@ def test_who_holds_what() -> None:
     pool = whole.index.pool(0, "d")
     assert (pool.idle, pool.working) == (1, 1)
     assert list(whole.index.crowded) == [busy.stream]
-    busy.ask_back(rollouts[:2], 1.0)
-    assert whole.index.asked_back == 2 and not whole.index.crowded
+    busy.release(rollouts[:2], 1.0)
+    assert whole.index.num_releasing == 2 and not whole.index.crowded
     whole.leave(busy)  # with what it holds
-    assert whole.index.asked_back == 0
+    assert whole.index.num_releasing == 0
     for number in range(3):
         busy.let_go(number)
-    assert (pool.instances, pool.idle, whole.index.asked_back) == ([idle], 1, 0)
+    assert (pool.instances, pool.idle, whole.index.num_releasing) == ([idle], 1, 0)
 
 
 def test_prices_and_names_follow() -> None:

@@ -24,7 +24,7 @@ def begin(number: int, digest: str = "d", *, lag: int = 1, **sizes: int) -> m.Be
 
 def at_batch_1(**changes: Any) -> Desk:
     """Batch 0 is over; 1 is the oldest, of version 0, and 2 is begun, of version 1. A holds all of
-    batch 1 (two rollouts), and B, which is told of it, has version 1."""
+    batch 1 (two rollouts), and B, to which that is announced, has version 1."""
     values = {"manager__seeding": False, "manager__lease_seconds": 100.0, "deterministic": False}
     desk = Desk(settings(**{**values, **changes}))
     desk.open_run(reserved=False)
@@ -53,7 +53,7 @@ def finished(desk: Desk) -> list[int]:
     return [r.work.batch for r in desk.sent(m.FinishedRollout)]
 
 
-def told(desk: Desk, stream: int) -> list[int]:
+def announcements(desk: Desk, stream: int) -> list[int]:
     return [announce.manifest.version for announce in desk.sent(m.Announce, stream)]
 
 
@@ -84,9 +84,9 @@ def test_a_newer_version_takes_nobody_from_the_work_of_an_older_batch() -> None:
     announced = desk.manager.view.instances[A].parameters.announced
     assert announced is not None and announced.version == 0
     desk.tokens(A, work(desk)[:1])
-    assert not told(desk, A)
+    assert not announcements(desk, A)
     desk.tokens(A, work(desk)[1:])
-    assert told(desk, A) == [1], "nothing is left for it"
+    assert announcements(desk, A) == [1], "nothing is left for it"
 
 
 def test_who_has_nothing_to_do_goes_on_to_the_next_batch() -> None:
@@ -100,15 +100,15 @@ def test_who_has_nothing_to_do_goes_on_to_the_next_batch() -> None:
 def test_who_joins_late_pulls_the_version_that_there_is_work_for() -> None:
     desk = at_batch_1()
     desk(ServerGone(A, "killed"))
-    assert told(desk, B) == [0]
+    assert announcements(desk, B) == [0]
     desk.join(C)
-    assert told(desk, C) == [1], "B has slots for all of the oldest batch"
+    assert announcements(desk, C) == [1], "B has slots for all of the oldest batch"
     desk(ServerGone(B, "killed"))
-    assert told(desk, C) == [0]
+    assert announcements(desk, C) == [0]
     desk.server(C, ready(0))
     assert [r.work.batch for r in desk.requests(C)] == [1, 1]
     desk.join(C + 1)
-    assert told(desk, C + 1) == [1]
+    assert announcements(desk, C + 1) == [1]
 
 
 def test_rollouts_of_a_lost_server_find_somebody() -> None:
@@ -119,14 +119,14 @@ def test_rollouts_of_a_lost_server_find_somebody() -> None:
     desk.tokens(B, later, 1)
     desk.tokens(A, work(desk), 1)
     desk(ServerGone(A, "killed"))
-    assert told(desk, B) == [0]
+    assert announcements(desk, B) == [0]
     desk.server(B, m.Released(request_ids=m.pack_ids([r.request_id for r in later])))
-    assert told(desk, B) == []
+    assert announcements(desk, B) == []
     desk.server(B, ready(0))
     again = desk.requests(B)
     assert [(r.work.batch, r.version, len(r.response_tokens)) for r in again] == [(1, 0, 4)] * 2
     desk.tokens(B, again)
-    assert finished(desk) == [1, 1] and told(desk, B) == [1]
+    assert finished(desk) == [1, 1] and announcements(desk, B) == [1]
     desk.server(B, ready(1))
     again = desk.requests(B)
     assert [(r.work.batch, len(r.response_tokens)) for r in again] == [(2, 4)] * 2
@@ -184,7 +184,7 @@ def test_batches_are_trained_in_their_order() -> None:
     assert "not the oldest" in desk.sent(m.Refused)[0].reason
 
 
-def test_a_batch_may_be_begun_before_the_update_that_it_follows_is_told_of() -> None:
+def test_a_batch_may_be_begun_before_the_update_that_it_follows_is_reported() -> None:
     desk = at_batch_1()
     desk.tokens(A, work(desk))
     desk.publish(2)
@@ -192,7 +192,7 @@ def test_a_batch_may_be_begun_before_the_update_that_it_follows_is_told_of() -> 
     assert list(desk.manager.view.open) == [1, 2, 3]
     desk.trainer(trained(1))
     assert desk.sent(m.BatchReport) and list(desk.manager.view.open) == [2, 3]
-    desk.trainer(begin(4))  # of version 3: batch 2 is over, and only that need not be told yet
+    desk.trainer(begin(4))  # of version 3: batch 2 is over, and only that need not be reported yet
     assert list(desk.manager.view.open) == [2, 3, 4]
     desk.trainer(begin(5))
     assert list(desk.manager.view.open) == [3, 4, 5]
@@ -305,7 +305,7 @@ def test_who_goes_back_is_paid_for_again() -> None:
     assert dollars(1) == pytest.approx(1.0)
     assert dollars(1) == pytest.approx(0.0)
     desk(ServerGone(A, "killed"))
-    assert told(desk, B) == [0]
+    assert announcements(desk, B) == [0]
     assert dollars(0) == pytest.approx(1.0)
 
 
@@ -370,7 +370,7 @@ def test_a_manager_that_follows_knows_all_open_batches() -> None:
     desk(FromTrainer(50, begin(1)))
     desk(FromTrainer(50, begin(2)))
     desk.server(60, hello(instance="late"))
-    assert told(desk, 60) == [0], "the oldest first"
+    assert announcements(desk, 60) == [0], "the oldest first"
     desk.server(60, ready(0))
     assert [(r.work.batch, len(r.response_tokens)) for r in desk.requests(60)] == [(1, 4)] * 2
 
@@ -427,7 +427,7 @@ def test_the_last_responses_of_a_batch_are_gathered_where_the_next_has_work(wort
             )
     profile.end_step()
     desk.trainer(begin(2))
-    assert (told(desk, A), told(desk, B)) == ([], [1] if worth == 4 else [])
+    assert (announcements(desk, A), announcements(desk, B)) == ([], [1] if worth == 4 else [])
     if worth == 4:
         ids = m.pack_ids([r.request_id for r in held[B]])
         desk.server(B, m.Released(request_ids=ids))

@@ -167,7 +167,7 @@ def test_equal_tokens_are_a_mistake(workdir: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_other_hosts_are_told_a_name_of_this_one(workdir: Path, host: str) -> None:
+def test_other_hosts_are_given_a_name_of_this_one(workdir: Path, host: str) -> None:
     change(workdir, manager__host=host, fleet__tls=True)
     with manager(workdir):
         record = record_in(workdir)

@@ -11,7 +11,7 @@ A, B = 10, 11
 
 
 @pytest.mark.parametrize("migration", [True, False])
-@pytest.mark.parametrize("leave", ["killed", "asked back"])
+@pytest.mark.parametrize("leave", ["killed", "released"])
 def test_tokens_go_with_a_rollout_unless_that_is_switched_off(migration: bool, leave: str) -> None:
     desk = Desk(
         settings(

@@ -9,8 +9,8 @@ from rlboost_jax.manager.policies.order import (
     REST,
     WHOLE,
     first_wave,
-    foreseen_order,
     later_waves,
+    predicted_order,
 )
 
 sizes_of_groups = st.lists(st.integers(1, 9), min_size=1, max_size=40)
@@ -47,7 +47,7 @@ def test_after_the_first_wave_groups_by_what_their_means_will_show():
     """Three groups of two and four slots: the first is whole, of the others the longer one."""
     group = np.array([0, 0, 1, 1, 2, 2])
     lengths = np.array([9.0, 9.0, 1.0, 2.0, 3.0, 4.0])
-    assert foreseen_order(group, lengths, 4).tolist() == [0, 1, 2, 4, 5, 3]
+    assert predicted_order(group, lengths, 4).tolist() == [0, 1, 2, 4, 5, 3]
 
 
 def test_of_a_group_that_nothing_is_known_of_one_goes_first():

@@ -104,7 +104,7 @@ def test_an_answer_to_a_release_is_progress() -> None:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_what_is_asked_back_is_to_be_given_back(answers: bool) -> None:
+def test_what_is_released_is_to_be_given_back(answers: bool) -> None:
     """However busy a server is with what it holds."""
     desk, requests = working()
     desk.now = 10.0

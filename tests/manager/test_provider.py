@@ -14,7 +14,7 @@ from tests.providers.fake import Cloud, FakeProvider, Machine
 Run = Callable[..., Any]
 
 
-def test_the_provider_is_asked_told_and_closed(loopback: Open, run: Run) -> None:
+def test_the_provider_is_called_and_closed(loopback: Open, run: Run) -> None:
     async def story() -> None:
         async with loopback() as loop:
             provider = FakeProvider(Cloud(refusals=1))

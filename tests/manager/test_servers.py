@@ -40,9 +40,9 @@ def test_a_renewal_at_the_bound_is_in_time() -> None:
 
 def test_a_program_compiled_amid_work_is_an_event() -> None:
     desk, _ = ready_pair()
-    for count, told in ((0, []), (1, [{"programs": 1}]), (1, []), (3, [{"programs": 3}])):
+    for count, recorded in ((0, []), (1, [{"programs": 1}]), (1, []), (3, [{"programs": 3}])):
         desk.server(A, m.Renew(programs_compiled=count))
-        assert [record.detail for record in desk.records("compiled")] == told
+        assert [record.detail for record in desk.records("compiled")] == recorded
 
 
 def test_the_deadline_is_that_of_the_first_lease() -> None:
@@ -214,7 +214,7 @@ def test_other_programs_are_refused_in_deterministic_runs() -> None:
     assert not desk.closed()
 
 
-def test_a_server_with_another_attention_is_told_so() -> None:
+def test_a_server_with_another_attention_is_sent_the_reason() -> None:
     """The run's choice travels with its configuration; who runs another could not run that."""
     desk = Desk()
     desk.open_run(reserved=False)

@@ -50,7 +50,7 @@ def test_it_gives_its_work_back_and_goes() -> None:
     desk.server(A, m.Released(request_ids=m.pack_ids(held)))
     assert desk.sent(m.Leave, A) and not desk.manager.view.instances[A].held
     assert {r.holder for r in desk.manager.view.batches[0].rollouts} <= {"local-2", ""}
-    desk.server(A, m.Goodbye(reason="told to"))
+    desk.server(A, m.Goodbye(reason="asked to"))
     desk.exit("local-1", "0")
     assert desk.records("drained") == [] and not any(isinstance(a, Request) for a in desk.actions)
     assert desk.manager.view.roster.losses == 0 and desk.manager.view.roster.lost == 0
@@ -59,7 +59,7 @@ def test_it_gives_its_work_back_and_goes() -> None:
 def test_all_come_back_when_there_is_work_again() -> None:
     desk = at_work()
     dismiss(desk, A)
-    desk.server(A, m.Goodbye(reason="told to"))
+    desk.server(A, m.Goodbye(reason="asked to"))
     desk.exit("local-1", "0")
     desk.manager.parts.tail.resting = None
     assert request("local-3") in desk.tick(desk.now + 1.0) + desk.grant("local-2")

@@ -11,12 +11,14 @@ from rlboost_jax.manager.policies.version_choice import Demand, Holder, choose_v
 OLD, NEW = 0, 1  # places of two versions
 
 
-def free(told: int | None) -> Holder:
-    return Holder(told=told, slots=2)
+def free(announced: int | None) -> Holder:
+    return Holder(announced=announced, slots=2)
 
 
-def busy(holds: int, held: int = 2, *, told: int | None = None) -> Holder:
-    return Holder(told=holds if told is None else told, holds=holds, held=held, slots=2)
+def busy(holds: int, held: int = 2, *, announced: int | None = None) -> Holder:
+    return Holder(
+        announced=holds if announced is None else announced, holds=holds, held=held, slots=2
+    )
 
 
 def demands(*unheld: int, queued: Sequence[int] = (0, 0)) -> list[Demand]:
@@ -47,7 +49,7 @@ def test_an_instance_goes_on_when_nothing_is_left_for_it() -> None:
 def test_somebody_goes_back_where_nobody_is_left() -> None:
     """Whoever holds the least; and goes on with that until it is there."""
     assert choose_versions(demands(1, 0), [busy(NEW, 2), busy(NEW, 1)]) == [NEW, OLD]
-    assert choose_versions(demands(1, 9), [busy(NEW, 2), busy(NEW, 1, told=OLD)]) == [NEW, OLD]
+    assert choose_versions(demands(1, 9), [busy(NEW, 2), busy(NEW, 1, announced=OLD)]) == [NEW, OLD]
 
 
 def test_as_many_go_back_as_the_work_fills() -> None:
@@ -59,7 +61,7 @@ def test_nobody_goes_back_while_somebody_is_there() -> None:
 
 
 def test_who_was_going_back_and_is_not_needed_keeps_what_it_holds() -> None:
-    assert choose_versions(demands(0, 0), [busy(NEW, told=OLD)]) == [NEW]
+    assert choose_versions(demands(0, 0), [busy(NEW, announced=OLD)]) == [NEW]
 
 
 def test_who_would_idle_relieves_the_oldest_queue() -> None:
@@ -89,9 +91,9 @@ def test_nothing_is_gathered_for_nobody() -> None:
     assert choose_versions([Demand(unheld=3, rows=9)], [busy(OLD)] * 3) == [OLD] * 3
 
 
-def test_who_was_told_to_leave_leaves() -> None:
+def test_who_was_asked_to_leave_leaves() -> None:
     """Though by now it holds more than who was to stay."""
-    holders = [busy(OLD, 1), busy(OLD, 3, told=NEW)]
+    holders = [busy(OLD, 1), busy(OLD, 3, announced=NEW)]
     assert choose_versions(gathered(0, rows=9), holders) == [OLD, NEW]
 
 
@@ -106,8 +108,10 @@ def fleets(draw: st.DrawFn) -> tuple[list[Demand], list[Holder]]:
     wanted = draw(DEMANDS)
     places = st.none() | st.integers(0, len(wanted) - 1)
 
-    def holder(told: int | None, holds: int | None, held: int, slots: int) -> Holder:
-        return Holder(told=told, holds=holds, held=held if holds is not None else 0, slots=slots)
+    def holder(announced: int | None, holds: int | None, held: int, slots: int) -> Holder:
+        return Holder(
+            announced=announced, holds=holds, held=held if holds is not None else 0, slots=slots
+        )
 
     holders = st.builds(holder, places, places, st.integers(1, 4), st.integers(1, 3))
     return wanted, draw(st.lists(holders, max_size=6))
@@ -139,5 +143,8 @@ def test_what_always_holds(fleet: tuple[list[Demand], list[Holder]]) -> None:
 
 
 def after(holders: Sequence[Holder], chosen: Sequence[int | None]) -> list[Holder]:
-    """The same instances, told what was chosen."""
-    return [replace(holder, told=told) for holder, told in zip(holders, chosen, strict=True)]
+    """The same instances, once what was chosen is announced."""
+    return [
+        replace(holder, announced=announced)
+        for holder, announced in zip(holders, chosen, strict=True)
+    ]

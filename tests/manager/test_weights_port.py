@@ -1,4 +1,4 @@
-"""A manager and its file server as processes: the port that servers are told, and what is left
+"""A manager and its file server as processes: the port announced to servers, and what is left
 when the manager is killed."""
 
 import os
@@ -39,7 +39,7 @@ def file_server(manager: int, workdir: Path) -> int:
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_a_server_pulls_from_the_port_that_it_is_told(
+def test_a_server_pulls_from_the_port_that_is_announced(
     workdir: Path, run: Run, secure: bool
 ) -> None:
     change(workdir, fleet__tls=secure)
@@ -66,7 +66,7 @@ def test_a_server_pulls_from_the_port_that_it_is_told(
             puller.reach(welcome.weights_port)
             pulled = await puller.pull(announce.manifest)
             assert pulled.params["a"]["b"].tolist() == list(range(12))
-            # The same at an address of one's own, whatever is told.
+            # The same at an address of one's own, whatever is announced.
             here = f"127.0.0.1:{welcome.weights_port}"
             puller = Puller(source="http", manager=servers, weights=here)
             puller.reach(9)

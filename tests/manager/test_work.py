@@ -20,7 +20,7 @@ def busy_server(held: int, *, slots: int) -> tuple[Desk, list[m.GenerateRequest]
     return desk, requests
 
 
-def asked_back(desk: Desk) -> list[int]:
+def releases(desk: Desk) -> list[int]:
     return [i for r in desk.sent(m.Release, A) for i in m.unpack_ids(r.request_ids).tolist()]
 
 
@@ -28,7 +28,7 @@ def test_pending_rollouts_move_to_free_slots_and_the_newest_first() -> None:
     desk, requests = busy_server(8, slots=4)
     desk.join(B, version=0, slots=3)
     ids = [r.request_id for r in requests]
-    assert asked_back(desk) == ids[-3:]
+    assert releases(desk) == ids[-3:]
     desk.server(A, m.Released(request_ids=m.pack_ids(ids[-3:])))
     assert {r.work.sample for r in desk.requests(B)} == {r.work.sample for r in requests[-3:]}
 
@@ -37,7 +37,7 @@ def test_rollouts_that_have_begun_do_not_count_as_pending() -> None:
     desk, requests = busy_server(8, slots=4)
     desk.tokens(A, requests[-1:], 1)
     desk.join(B, version=0, slots=3)
-    assert asked_back(desk) == [r.request_id for r in requests[-4:-1]]
+    assert releases(desk) == [r.request_id for r in requests[-4:-1]]
 
 
 def test_nothing_moves_where_balance_is_off() -> None:
@@ -62,7 +62,7 @@ def test_running_rollouts_move_above_the_plateau_and_the_shortest_first() -> Non
     desk.tokens(A, [r for r in requests if r.work.sample not in (2, 5)], 1)
     still = [i for i in instance.held if instance.held[i].num_tokens == 0]
     desk.join(B, version=0, slots=8)
-    moving = asked_back(desk)
+    moving = releases(desk)
     assert set(still) <= set(moving)
     assert len(moving) == len(instance.held) // 2
 
@@ -70,6 +70,6 @@ def test_running_rollouts_move_above_the_plateau_and_the_shortest_first() -> Non
 def test_an_engine_with_other_weights_is_asked_to_stop_the_old_work() -> None:
     desk, requests = busy_server(2, slots=4)
     desk.server(A, ready(1))
-    assert asked_back(desk) == [r.request_id for r in requests]
+    assert releases(desk) == [r.request_id for r in requests]
     desk(ServerGone(A, "killed"))
     assert desk.manager.view.batches[0].num_waiting == 2

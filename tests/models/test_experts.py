@@ -71,7 +71,7 @@ def test_a_token_is_what_its_experts_add_up_to(model, layer, x, by_row):
 
 
 @pytest.mark.parametrize("by_row", [False, True])
-def test_experts_can_be_told(model, layer, x, by_row):
+def test_experts_can_be_given(model, layer, x, by_row):
     """As when the learner replays what the engine chose: weights are today's, the choice is not."""
     told = np.random.default_rng(1).permuted(np.tile(np.arange(X), (N, 1)), axis=1)[:, :A]
     expected, _ = by_hand(model, layer, x, chosen=told)

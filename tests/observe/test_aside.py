@@ -44,7 +44,7 @@ def tell(tracker: Tracker | Trackers) -> None:
     tracker.close()
 
 
-def test_it_is_told_everything_in_order_in_one_thread_of_its_own() -> None:
+def test_it_is_shown_everything_in_order_in_one_thread_of_its_own() -> None:
     told, notes = Told(), list[str]()
     tell(Aside("board", lambda: told, note=notes.append))
     assert told.log == [("samples", 1), ("step", 20), "finish", "close"]
@@ -59,7 +59,7 @@ def test_each_tracker_hears_of_each_step_once() -> None:
 
 @pytest.mark.parametrize("where", ["make", "samples", "step", "finish", "close"])
 @pytest.mark.parametrize("error", [OSError("no room\nat all"), SystemExit(3)])
-def test_a_failure_is_said_once_and_it_is_closed_and_told_nothing_more(
+def test_a_failure_is_said_once_and_it_is_closed_and_shown_nothing_more(
     where: str, error: BaseException
 ) -> None:
     told, notes = Told(), list[str]()

@@ -84,7 +84,7 @@ def test_what_comes_before_the_step_begins_is_of_it(observe: ObserveConfig, tmp_
     assert pulled["ts"] == 0.0, "the first of all"
 
 
-def test_a_person_is_told_of_spans_there_was_no_room_for(
+def test_a_person_is_warned_of_spans_there_was_no_room_for(
     observe: ObserveConfig, tmp_path: Path
 ) -> None:
     notes: list[str] = []

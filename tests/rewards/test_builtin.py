@@ -43,7 +43,7 @@ def test_exact(completion, options, reward):
     assert exact(["p"], [completion], answer=[42], **options) == [reward]
 
 
-def test_exact_takes_case_and_space_lightly_where_told():
+def test_exact_takes_case_and_space_lightly_where_set():
     assert exact(["p"], ["New\n york "], answer=["new York"], ignore_case=True) == [1.0]
     assert exact(["p"], ["New\n york "], answer=["new York"]) == [0.0]
 

@@ -283,7 +283,7 @@ def test_closing_does_not_wait_for_imports(judge, monkeypatch, tmp_path):
     assert all(future.done() for future in pending)
 
 
-def test_all_workers_are_told_to_end_before_any_is_waited_for(judge):
+def test_all_workers_are_asked_to_end_before_any_is_waited_for(judge):
     asked = judge(own("good"))
     happened = []
 
@@ -306,7 +306,7 @@ def test_all_workers_are_told_to_end_before_any_is_waited_for(judge):
     assert happened == [(what, name) for what in order for name in "ab"]
 
 
-def test_whoever_asks_after_the_end_is_told(judge):
+def test_whoever_asks_after_the_end_is_answered(judge):
     asked = judge(own("good"))
     asked.close()
     with pytest.raises(CancelledError):

@@ -35,7 +35,7 @@ finally:
 """
 
 
-def test_nothing_stays_behind_whenever_a_worker_is_told_to_end():
+def test_nothing_stays_behind_whenever_a_worker_is_asked_to_end():
     places = [("kill", 1), ("waitpid", 1), ("kill", 2), ("waitpid", 2), ("waitpid", 3)]
     running = [
         subprocess.Popen(

@@ -93,7 +93,7 @@ def test_leaves_without_a_word_when_the_dispatch_does_not_end(fakes):
     asyncio.run(scenario())
 
 
-def test_leaves_when_told_to(fakes):
+def test_leaves_when_asked_to(fakes):
     async def scenario():
         async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, running):
             stream = await fakes.ready(manager)
@@ -115,7 +115,7 @@ def test_leaves_when_no_manager_comes_back(fakes):
     asyncio.run(scenario())
 
 
-def test_looks_for_its_first_manager_as_long_as_it_was_told(fakes):
+def test_looks_for_its_first_manager_as_long_as_it_was_set(fakes):
     client = InstanceClient(
         lambda: endpoint("127.0.0.1:9"),
         fakes.hello(),

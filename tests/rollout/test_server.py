@@ -101,7 +101,7 @@ class Unchecked(Engine):
         pass
 
 
-def test_the_plan_of_memory_is_told(capsys):
+def test_the_plan_of_memory_is_reported(capsys):
     engine = server.prepared_engine(run_config(tiny.get_config()), build=Unchecked)
     assert str(engine.memory) in capsys.readouterr().out.splitlines()
 

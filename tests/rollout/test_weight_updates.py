@@ -103,7 +103,7 @@ def test_nothing_is_under_way_after_the_stop() -> None:
     asyncio.run(scenario())
 
 
-def test_a_mistake_of_this_side_is_told() -> None:
+def test_a_mistake_of_this_side_is_reported() -> None:
     class Broken(SlowToEnd):
         async def pull(self, manifest: Manifest) -> Any:
             raise KeyError("a mistake")

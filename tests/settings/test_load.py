@@ -98,7 +98,7 @@ def test_an_unknown_key_suggests_the_right_one(
     assert says in str(caught.value)
 
 
-def test_a_renamed_key_is_told_once(config: RunConfig) -> None:
+def test_a_renamed_key_is_reported_once(config: RunConfig) -> None:
     values = load.to_dict(config)
     values["engine"]["token_row"] = values["engine"].pop("token_rows")
     with pytest.raises(ConfigError) as caught:

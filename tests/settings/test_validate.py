@@ -248,7 +248,7 @@ def test_every_response_that_may_be_asked_for_has_a_number_of_its_own() -> None:
     run_config(changed(values))
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_every_mistake_is_reported_at_once() -> None:
     changes = {"engine.token_rows": 72, "model.num_key_heads": 3, "engine.num_pages": 1}
     assert len(mistakes(changes)) == 3
 

@@ -229,7 +229,7 @@ class Run:
         return True
 
     def notice(self, fault: Fault) -> bool:
-        """Its machine goes, it says: then, earlier, or never. Some do not leave even when told."""
+        """Its machine goes, it says: then, earlier, or never. Some never leave."""
         server = self._server(fault)
         if server is None:
             return False
@@ -255,10 +255,10 @@ class Run:
         return server is not None
 
     def cut(self, fault: Fault) -> bool:
-        """The connection is gone; for one half of them neither side is told."""
+        """The connection is gone; one half of them neither side notices."""
         server = self._server(fault)
         if server is not None:
-            self.world.cut(server.stream, told=fault.amount < 0.5)
+            self.world.cut(server.stream, noticed=fault.amount < 0.5)
         return server is not None
 
     def partition(self, fault: Fault) -> bool:
@@ -295,7 +295,7 @@ class Run:
         trainer = self.world.trainer
         if not trainer.alive or not trainer.stream:
             return False
-        self.world.cut(trainer.stream, told=True)
+        self.world.cut(trainer.stream, noticed=True)
         return True
 
     def manager(self, fault: Fault) -> bool:

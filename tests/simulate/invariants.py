@@ -74,7 +74,7 @@ def _index(world: World) -> None:
     crowded: set[int] = set()
     overfull: set[int] = set()
     free: set[int] = set()
-    asked_back = 0
+    num_releasing = 0
     for i in roster:
         pool = pools.setdefault((i.parameters.version, i.parameters.digest), [])
         hello = i.hello
@@ -88,7 +88,7 @@ def _index(world: World) -> None:
                 pool.append(i)
             if not i.held:
                 free.add(i.stream)
-        asked_back += i.num_releasing
+        num_releasing += i.num_releasing
         staying = len(i.held) - i.num_releasing
         if staying > 1:
             crowded.add(i.stream)
@@ -107,7 +107,7 @@ def _index(world: World) -> None:
     assert index.names == names
     assert dict.__eq__(index.claims, claims)
     assert dict.__eq__(index.prices, prices)
-    assert index.asked_back == asked_back
+    assert index.num_releasing == num_releasing
     assert index.crowded.keys() == crowded
     assert index.overfull.keys() == overfull
     assert index.free.keys() == free
@@ -191,12 +191,12 @@ def _versions(world: World) -> None:
             continue
         if found is None or found.params_digest != begin.params_digest:
             continue  # its trainer has yet to publish it
-        told_it = [i for i in instances if i.parameters.announced == found]
+        holders = [i for i in instances if i.parameters.announced == found]
         for instance in instances:
-            told = instance.parameters.announced
-            if told is not None and any(r.batch is batch for r in instance.held.values()):
-                left = told.version > begin.version
-                assert not left or told_it, "work of an older batch is given up"
+            announced = instance.parameters.announced
+            if announced is not None and any(r.batch is batch for r in instance.held.values()):
+                left = announced.version > begin.version
+                assert not left or holders, "work of an older batch is abandoned"
         if oldest and batch.num_waiting and instances:
-            assert told_it, "nobody is left for the oldest batch"
+            assert holders, "nobody is left for the oldest batch"
         oldest = False

@@ -98,7 +98,7 @@ class Server:
         self.granted = False  # the provider has said so
         self.frozen = False
         self.wedged = False  # renews its lease and does nothing else
-        self.stays = False  # whatever it is told
+        self.stays = False  # even when asked to leave
         self.lying = self.ever_lied = False
         self.streams: list[int] = []  # all that it has had
         self.seconds = world.random.uniform(0.02, 0.1)  # a dispatch
@@ -106,7 +106,7 @@ class Server:
         self.bad_pulls = 0  # that will fail, besides those of chance
         self.elsewhere = 0  # dispatches that it will sample from another version
         self.stream = 0
-        self._gone = False  # the stream has ended and the manager was told
+        self._gone = False  # the stream has ended and the manager knows
         self._missed: list[Callable[[], None]] = []
         self.version, self.digest = -1, ""
         world.servers.append(self)
@@ -212,8 +212,8 @@ class Server:
             case m.Welcome(stamp=stamp) | m.Renewed(stamp=stamp):
                 self._echo = stamp
             case m.Leave() if not (self.reserved or self.stays):
-                self.say(m.Goodbye(reason="told to"))
-                self.kill("told to leave")
+                self.say(m.Goodbye(reason="asked to"))
+                self.kill("asked to leave")
 
     def hung_up(self, stream: int) -> None:
         """The stream has ended on this side: begin another."""

@@ -58,7 +58,7 @@ def stale_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgotten_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was being asked back of a server that goes is waited for in vain."""
+    """What was being released by a server that goes is waited for in vain."""
     real = Placements.put_back
 
     def put_back(self: Any, instance: Instance, request_ids: Any) -> int:
@@ -130,7 +130,7 @@ def only_the_newest_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def restore(self: Ledger, entry: Any, now: float) -> None:
         if isinstance(entry, BatchOpened | BatchResumed):
-            entry = msgspec.structs.replace(entry, beside=())
+            entry = msgspec.structs.replace(entry, still_open=())
         real(self, entry, now)
 
     monkeypatch.setattr(Ledger, "restore", restore)

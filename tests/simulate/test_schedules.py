@@ -56,7 +56,7 @@ def test_what_is_not_needed_may_be_in_the_making_when_training_begins() -> None:
 
 def test_a_trainer_tells_of_more_seconds_than_the_manager_has_seen() -> None:
     """The step began with a manager whose journal ends before that; the next one would have
-    foreseen steps of less than no time, and no best size of a fleet among them."""
+    predicted steps of less than no time, and no best size of a fleet among them."""
     run(
         Schedule(
             seed=50839667,

@@ -186,7 +186,7 @@ class Trainer:
             case m.BatchTrained():
                 self._again["trained"] = message
             case m.EndRun():
-                self._again["end"] = message  # a manager that lives is told to go by a signal
+                self._again["end"] = message  # a manager that lives is asked to go by a signal
             case m.BatchCommitted() if not self.stream:
                 self._over.append(message)
         if self.stream:
@@ -259,7 +259,7 @@ class Trainer:
             return
         assert found == tokens, "tokens of other parameters than the batch says"
         asked.made_up.discard(result.work.sample)
-        assert result.runs == expected.told
+        assert result.runs == expected.wire_runs
         assert result.logprobs == m.pack_logprobs([logprob(t) for t in expected.sampled])
         assert result.versions == ((asked.begin.version, len(expected.sampled)),)
         if self.world.settings.routing:

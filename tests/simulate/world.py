@@ -194,16 +194,16 @@ class World:
         self._streams[stream] = owner
         return stream
 
-    def cut(self, stream: int, *, told: bool) -> None:
-        """Nothing passes any more. Each side hears of it if `told`, else by its own clock."""
+    def cut(self, stream: int, *, noticed: bool) -> None:
+        """Nothing passes any more. Each side hears of it if `noticed`, else by its own clock."""
         if stream in self._cut or stream not in self._streams:
             return
         owner = self._streams[stream]
         self._cut.add(stream)
-        if told:
+        if noticed:
             gone = TrainerGone if owner is self.trainer else ServerGone
             self.later(0.01, lambda: self.deliver(gone(stream, "cut")))
-        self.later(0.01 if told else 5.0, _hang_up(owner, stream))
+        self.later(0.01 if noticed else 5.0, _hang_up(owner, stream))
 
     def hold_up(self, stream: int, until: float, *, up: bool) -> None:
         """Frames of one direction arrive later: in order, and all of them."""

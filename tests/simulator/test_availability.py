@@ -52,7 +52,7 @@ def test_each_format(tmp_path, form, name, text, expected):
         ("parcae", "0,0\n9,0\n", "no machine at any time"),
     ],
 )
-def test_bad_files_are_told_in_one_line(tmp_path, form, text, message):
+def test_bad_files_are_reported_in_one_line(tmp_path, form, text, message):
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message) as error:

@@ -184,13 +184,13 @@ def test_the_fleet_is_the_runs(tmp_path):
     assert seen.starts == pytest.approx((0.0, 0.0, 10.0))
 
 
-def test_too_few_steps_are_told(tmp_path):
+def test_too_few_steps_are_reported(tmp_path):
     with pytest.raises(ConfigError, match="0 whole steps after the first 2; 2 are needed"):
         observed(tmp_path, settling=2)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"settings": [1]}', '{"set": {}}'])
-def test_a_calibration_of_no_use_is_told_in_a_line(tmp_path, text):
+def test_a_calibration_of_no_use_is_reported_in_a_line(tmp_path, text):
     path = tmp_path / "calibration.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"calibration: cannot read .*rlboost_jax\.calibrate"):

@@ -65,7 +65,7 @@ def test_mistakes(changes, message):
     assert message in str(error.value)
 
 
-def test_an_unknown_field_is_told_with_what_is_like_it():
+def test_an_unknown_field_is_reported_with_what_is_like_it():
     values = to_dict(make_config())
     values["engine"]["slotz"] = 3
     with pytest.raises(ConfigError, match=r"config.engine.slotz does not exist; did you mean"):

@@ -65,9 +65,9 @@ def test_the_window_follows_a_loss_in_the_step_in_which_it_is_known():
 
 
 @pytest.mark.soak
-def test_what_it_foresees_of_other_fleets_comes_true():
+def test_what_it_predicts_of_other_fleets_comes_true():
     world, _ = steps(3, policy__sizing="marginal", policy__max_instances=6)
-    sizes = {row[0]: row[1] for row in world.foreseen[-1]["sizes"]}
+    sizes = {row[0]: row[1] for row in world.predictions[-1]["sizes"]}
     assert len(sizes) >= 3
     for instances, step_seconds in sizes.items():
         if instances in (1, 4):
@@ -132,7 +132,7 @@ def test_the_longest_first_where_slots_are_few(instances):
 
 
 @pytest.mark.parametrize(("slots", "instances", "expected"), [(8, 1, True), (22, 6, False)])
-def test_the_longest_first_only_where_that_is_foreseen_to_pay(slots, instances, expected):
+def test_the_longest_first_only_where_that_is_predicted_to_pay(slots, instances, expected):
     """An eighth of all rollouts begins at once, or nearly all."""
     crowded = {**CROWDED, "engine__slots": slots, "num_steps": 3}
     world, _ = steps(instances, policy__longest_first=True, **crowded)

@@ -68,7 +68,7 @@ def test_every_system_is_there_and_ordered(found):
     assert "colocated_2x" in report(told)
 
 
-def test_a_market_too_short_is_told(tmp_path):
+def test_a_market_too_short_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="settling_steps is 3 and 2 whole steps fit the market"):
         Outcome(make_config(), [{}, {}], settling=3)
 
@@ -121,7 +121,7 @@ def test_traces_and_hazards(tmp_path):
         ('{"metadata": {"gap_seconds": NaN}, "data": [1, 1]}', {}, "nan s apart"),
     ],
 )
-def test_a_trace_of_no_use_is_told_in_a_line(tmp_path, text, changes, message):
+def test_a_trace_of_no_use_is_reported_in_a_line(tmp_path, text, changes, message):
     path = tmp_path / "trace.csv"
     path.write_text(text)
     config = make_config(num_steps=0, market__kind="trace", market__path=str(path), **changes)

@@ -217,7 +217,7 @@ def test_a_server_that_ignores_ranges_is_read_from_the_beginning(manifest, param
     assert sum(sent) > pulled.fetched_bytes
 
 
-def test_a_wrong_token_is_told_at_once(manifest):
+def test_a_wrong_token_is_reported_at_once(manifest):
     async def scenario():
         async with served(manifest, token="another") as (manager, seen):
             with pytest.raises(WeightsError, match="HTTP 401"):
@@ -357,7 +357,7 @@ def test_file_systems_are_touched_in_threads_only(manifest, params, tmp_path, mo
     assert {name for _, name in names} == set(touched)
 
 
-def test_no_room_is_told_as_a_failure_of_the_version(manifest, tmp_path):
+def test_no_room_is_reported_as_a_failure_of_the_version(manifest, tmp_path):
     puller = Puller(source="directory", manager=None, folder=tmp_path / "not there")
     with pytest.raises(WeightsError, match="version 3"):
         asyncio.run(puller.pull(manifest))

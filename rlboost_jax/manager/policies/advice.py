@@ -1,4 +1,4 @@
-"""What one more instance would cost or save, from what the manager foresaw step after step."""
+"""What one more instance would cost or save, from what the manager predicted step after step."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,48 +8,48 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A fleet of one size; means over the steps that foresaw it."""
+    """A fleet of one size; means over the steps that predicted it."""
 
     instances: int
     step_seconds: float
     tokens_per_second: float
     dollars_per_step: float
     tokens_per_dollar: float
-    steps: int  # that foresaw it
+    steps: int  # that predicted it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    here: int  # instances, when it was foreseen last
+    here: int  # instances, when it was predicted last
     wanted: int
     offers: tuple[Offer, ...]  # by size
     sure: float  # share of steps that would rather have `wanted` than `here`, or as few or many
-    error: float  # of step times foreseen, root mean square relative; nan: nothing to compare
+    error: float  # of predicted step times, root mean square relative; nan: nothing to compare
     losses_per_hour: float  # of one instance
     start_seconds: float
 
 
-def advise(foreseen: Sequence[Mapping[str, Any]], step_seconds: Mapping[int, float]) -> Advice:
+def advise(predictions: Sequence[Mapping[str, Any]], step_seconds: Mapping[int, float]) -> Advice:
     """
     Args:
-        foreseen: what the events of that kind say, with their `step`, oldest first.
+        predictions: what events of the kind `foreseen` say, with their `step`, oldest first.
         step_seconds: of the steps, as they came to be.
 
-    Raises ValueError where nothing was foreseen.
+    Raises ValueError where nothing was predicted.
     """
-    if not foreseen:
-        raise ValueError("nothing was foreseen")
+    if not predictions:
+        raise ValueError("nothing was predicted")
     rows: dict[int, list[tuple[float, float, float]]] = {}  # size → seconds, tokens, dollars
     errors = []
-    for event in foreseen:
+    for event in predictions:
         for instances, seconds, _, tokens, dollars in event["sizes"]:
             rows.setdefault(int(instances), []).append((seconds, tokens, dollars))
             came = step_seconds.get(event["step"] + 1)
             if int(instances) == event["instances"] and came:
                 errors.append((seconds / came - 1.0) ** 2)
-    last = foreseen[-1]
+    last = predictions[-1]
     wanted, here = int(last["wanted"]), int(last["instances"])
-    agree = [_side(int(event["wanted"]), here) == _side(wanted, here) for event in foreseen]
+    agree = [_side(int(event["wanted"]), here) == _side(wanted, here) for event in predictions]
     return Advice(
         here=here,
         wanted=wanted,
@@ -74,7 +74,7 @@ def report(advice: Advice) -> str:
     many = "as many as there are" if advice.wanted == advice.here else str(advice.wanted)
     lines.append(f"have {many}: {advice.sure:.0%} of the steps say so")
     if not math.isnan(advice.error):
-        lines.append(f"step times came out within {advice.error:.1%} of what was foreseen (rms)")
+        lines.append(f"step times came out within {advice.error:.1%} of what was predicted (rms)")
     lines.append(
         f"an instance is lost {advice.losses_per_hour:.2g} times an hour and takes "
         f"{advice.start_seconds:.3g} s to start"

@@ -1,8 +1,8 @@
 """By how much a fleet that has taken over is slower than predicted.
 
-A plan leaves out what crowds a fleet at the handover. How much that was is told after each step by
-when the window should have ended; most of what one step shows of it is chance, since a step hangs
-on its longest responses, so the newest counts for little once there are several.
+A plan leaves out what crowds a fleet at the handover. How much that was is measured after each
+step by when the window should have ended; most of what one step shows of it is chance, since a
+step hangs on its longest responses, so the newest counts for little once there are several.
 """
 
 import math

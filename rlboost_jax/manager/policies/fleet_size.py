@@ -110,7 +110,7 @@ def size_of(
     )
 
 
-def best_size(foresee: Callable[[int], Size], *, time: float, start: int, most: int) -> Size:
+def best_size(predict: Callable[[int], Size], *, time: float, start: int, most: int) -> Size:
     """The smallest of the sizes whose tokens cost least, as good as.
 
     Smaller and larger ones than `start` are tried for as long as tokens become cheaper.
@@ -123,11 +123,11 @@ def best_size(foresee: Callable[[int], Size], *, time: float, start: int, most: 
         return (size.dollars + time * size.step_seconds) / size.tokens
 
     begin = min(start, most)
-    tried = {begin: foresee(begin)}
+    tried = {begin: predict(begin)}
     for direction in (-1, 1):
         number, least, failures = begin + direction, price(tried[begin]), 0
         while 0 <= number <= most and failures < LOOK_AHEAD:
-            tried[number] = foresee(number)
+            tried[number] = predict(number)
             failures = 0 if price(tried[number]) < least else failures + 1
             least = min(least, price(tried[number]))
             number += direction

@@ -15,7 +15,7 @@ from rlboost_jax.manager.policies.stations import Engines, Rows, Station
 
 RESOLUTION = 0.004  # of a step: windows closer than that are the same
 HALVINGS = 9
-GRAINS = 128  # ends that are told apart, of the longest rollout
+GRAINS = 128  # distinct ends, of the longest rollout
 WAITS = -1  # place of a rollout that no engine holds
 
 

@@ -1,7 +1,7 @@
-"""How long responses will be, told from the steps before and from the group's other members.
+"""How long responses will be, predicted from the steps before and from the group's other members.
 
 Lengths of past steps give a survival curve (Kaplan and Meier 1958, equation 2), in which a
-response that was given up counts as longer than what there is of it. Their normal scores z are
+abandoned response counts as longer than what there is of it. Their normal scores z are
 correlated within a group, z = √ρ a + √(1 − ρ) e with a shared by the group, so that members
 that have ended, or have not ended yet, tell of the others: the posterior of a is taken as
 normal around its mode (Laplace's approximation). Nothing is random: where a sample of what is

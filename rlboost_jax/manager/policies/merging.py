@@ -19,7 +19,7 @@ class Merge:
 
 
 def best_merge(
-    foresee: Callable[[int], Forecast | None],
+    predict: Callable[[int], Forecast | None],
     *,
     own: Sequence[int],
     other_slots: int,
@@ -28,10 +28,10 @@ def best_merge(
     overhead: float,
     prices: Prices,
 ) -> Merge | None:
-    """None if the tail cannot be told.
+    """None if the tail cannot be predicted.
 
     Args:
-        foresee: the tail if so many are kept.
+        predict: the tail if so many are kept.
         own: slots of instances that could be let go, in the order in which they are kept.
         other_slots: of instances that stay in any case.
         left: responses that are not finished.
@@ -50,7 +50,7 @@ def best_merge(
     for kept in range(len(own), -1, -1):
         if kept < len(own) and other_slots + sum(own[:kept]) < left:
             break
-        predicted = foresee(kept)
+        predicted = predict(kept)
         if predicted is None:
             return None
         end = predicted.end + overhead

@@ -45,7 +45,7 @@ def later_waves(ranks: Floats, begun: Sequence[Sequence[bool]]) -> Floats:
     return found
 
 
-def foreseen_order(group: Indices, lengths: Floats, slots: int) -> Indices:
+def predicted_order(group: Indices, lengths: Floats, slots: int) -> Indices:
     """Rollouts as they will be begun, if each group's mean is known after the first wave.
 
     Args:

@@ -89,10 +89,10 @@ def assign(
 
 
 def pending_moves(loads: Sequence[Load], in_transit: int) -> list[int]:
-    """First branch of ContinuousLB: pending rollouts to ask back from each instance.
+    """First branch of ContinuousLB: pending rollouts to release from each instance.
 
     They move while an instance has a free slot that none of the `in_transit` rollouts,
-    already asked back, will fill; always from where most are pending.
+    being released already, will fill; always from where most are pending.
     """
     free = sum(load.slots - load.held for load in loads if load.held < load.slots) - in_transit
     moves = [0] * len(loads)
@@ -150,7 +150,7 @@ def _key(load: Load, index: int) -> Key:
 
 
 def _end(load: Load, index: int) -> Key:
-    """Where one more would end, and before that how many would be pending: those are asked back
+    """Where one more would end, and before that how many would be pending: those are released
     as soon as a slot is free anywhere."""
     assert load.pace is not None
     pending = max(0, load.held + 1 - load.slots)

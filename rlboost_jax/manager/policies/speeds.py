@@ -1,4 +1,4 @@
-"""How fast engines are, told from the token batches they send.
+"""How fast engines are, estimated from the token batches they send.
 
 A decode step of a batch takes what the weights cost, something for every row and something for
 every token of context that it reads; a rollout that comes with tokens is prefilled first. Over

@@ -39,7 +39,7 @@ class Holder:
     Versions are named by their places among the demands, oldest first; None is any other.
     """
 
-    told: int | None  # the version that it was told to hold
+    announced: int | None  # the version that was announced to it
     holds: int | None = None  # the oldest version that it has rollouts of
     held: int = 0  # rollouts
     slots: int
@@ -64,10 +64,10 @@ def choose_versions(demands: Sequence[Demand], holders: Sequence[Holder]) -> lis
             chosen[n] = version
             need -= max(0, holders[n].slots - holders[n].held)
             busy.remove(n)
-        back = [n for n in busy if holders[n].told == version]
-        there = [n for n in free if holders[n].told == version]
+        back = [n for n in busy if holders[n].announced == version]
+        there = [n for n in free if holders[n].announced == version]
         for n in [*back, *there, *(n for n in free if n not in there)]:
-            if need + (demand.queued if holders[n].told == version else 0) > 0:
+            if need + (demand.queued if holders[n].announced == version else 0) > 0:
                 chosen[n] = version
                 need -= holders[n].slots
                 (free if holders[n].holds is None else busy).remove(n)
@@ -104,6 +104,6 @@ def _gathered(
     kept = max(1, -(-rollouts // demand.rows))
 
     def stays(n: int) -> tuple[bool, int, int]:
-        return holders[n].told == version, holders[n].held, -n
+        return holders[n].announced == version, holders[n].held, -n
 
     return [(n, newer) for n in sorted(here, key=stays, reverse=True)[kept:]]

@@ -11,7 +11,7 @@ MAX_ROLLOUTS = 2**20  # of all open batches; each costs the manager about a kilo
 
 
 class ProtocolError(ValueError):
-    """The trainer asked for something impossible. It is told the reason and hung up on."""
+    """The trainer asked for something impossible. Its stream ends with the reason."""
 
 
 def check_begin(begin: BeginBatch, others: Sequence[BatchRecord], *, slot_tokens: int) -> None:

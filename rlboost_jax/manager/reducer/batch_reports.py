@@ -1,4 +1,4 @@
-"""What is told of a batch once it is trained: its times, instances, tokens and dollars."""
+"""What is reported of a batch once it is trained: its times, instances, tokens and dollars."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ class BatchReports:
     def report(
         self, batch: BatchRecord, seeding_seconds: float, window: WindowState, now: float
     ) -> BatchReport:
-        """What the trainer is told of a batch that was closed.
+        """What is reported to the trainer of a batch that was closed.
 
         Args:
             seeding_seconds: that its window was open.

@@ -1,7 +1,7 @@
-"""Which version every instance is told to hold, as versions are published and work comes and goes.
+"""Which version is announced to each instance, as versions are published and work comes and goes.
 
-Without a lag that is the newest, told as it is published. With one, an instance is told of a newer
-version once the older open batches have nothing left for it or can do without it, and of an older
+Without a lag that is the newest, as it is published. With one, a newer version is announced to an
+instance once the older open batches have nothing left for it or can do without it, and of an older
 one where a rollout of that would find nobody: `policies.version_choice` says who; here is what it
 is asked.
 """
@@ -24,35 +24,35 @@ class Directions:
         self._roster = owners.roster
         self._versions = owners.versions
         self._seeding = seeding
-        self._told_all: Manifest | None = None  # and nobody anything else
+        self._announced_to_all: Manifest | None = None  # and nothing else to anybody
 
     def publish(self, manifest: Manifest) -> None:
         """A version is there."""
         self._versions.publish(manifest)
         if not self._older():
-            self._tell_newest(again=True)
+            self._announce_newest(again=True)
 
     def welcome(self, instance: Instance) -> None:
         """It has joined. Where there is a choice, `settle` makes it."""
         newest = self._versions.newest
         if newest is not None and not self._older():
-            self._versions.tell(instance, newest)
+            self._versions.announce(instance, newest)
 
     def fetched(self, instance: Instance, message: Ready) -> None:
         """It says what it has pulled."""
         self._versions.fetched(instance, message.version, message.fetched_bytes)
 
     def settle(self, now: float) -> None:
-        """Tell those who are to hold something else from now on."""
+        """Announce their version to those who are to hold another from now on."""
         newest = self._versions.newest
         if newest is None:
             return
         wanted = self._older()
         if not wanted:
-            if self._told_all is not newest:
-                self._tell_newest(again=False)
+            if self._announced_to_all is not newest:
+                self._announce_newest(again=False)
             return
-        self._told_all = None
+        self._announced_to_all = None
         if self._all_at_work(wanted):
             return
         instances = [i for i in self._roster if not (i.reserved or i.departure.leaving)]
@@ -64,10 +64,10 @@ class Directions:
         for instance, place in zip(instances, chosen, strict=True):
             manifest = newest if place is None else self._versions.manifests[manifests[place]]
             if instance.parameters.announced != manifest:
-                self._versions.tell(instance, manifest)
+                self._versions.announce(instance, manifest)
 
     def _older(self) -> Mapping[int, list[BatchRecord]]:
-        """The open batches of each version that instances can be told to hold, the oldest first;
+        """The open batches of each version that can be announced, the oldest first;
         empty where that is the newest alone.
 
         A batch before the newest version is over: its update is in that version.
@@ -84,17 +84,17 @@ class Directions:
                 wanted.setdefault(version, []).append(batch)
         return wanted if any(version != newest.version for version in wanted) else {}
 
-    def _tell_newest(self, *, again: bool) -> None:
+    def _announce_newest(self, *, again: bool) -> None:
         """Args:
-        again: those who were told just that as well, unless they hold it.
+        again: also to those to whom it was announced before, unless they hold it.
         """
-        self._told_all = newest = self._versions.newest
+        self._announced_to_all = newest = self._versions.newest
         for instance in self._roster:
             if newest is not None and (again or instance.parameters.announced != newest):
-                self._versions.tell(instance, newest)
+                self._versions.announce(instance, newest)
 
     def _all_at_work(self, wanted: Mapping[int, list[BatchRecord]]) -> bool:
-        """Whether nobody is to be told anything: all have work, no older batch is without anybody
+        """Whether nothing is to be announced: all have work, no older batch is without anybody
         and none is to be gathered. Asked at every event, so it does not look at each instance."""
         index, at_work = self._roster.index, 0
         newer = False  # batches have rollouts that wait
@@ -156,7 +156,7 @@ def _holder(instance: Instance, places: Mapping[BatchRecord, int], versions: lis
     announced = instance.parameters.announced
     known = announced is not None and announced.version in versions
     return Holder(
-        told=versions.index(announced.version) if announced is not None and known else None,
+        announced=versions.index(announced.version) if announced is not None and known else None,
         holds=_place(instance, places),
         held=len(instance.held),
         slots=instance.slots,

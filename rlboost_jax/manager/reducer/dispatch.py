@@ -204,13 +204,13 @@ class Dispatch:
         if any(works(instance) for instance in index.overfull.values()):
             eligible = [*remote, *seeding]
             loads = [Load(slots=i.slots, held=self._held_for(batch, i)) for i in eligible]
-            moves = pending_moves(loads, index.asked_back)
+            moves = pending_moves(loads, index.num_releasing)
             for instance, count in zip(eligible, moves, strict=True):
                 if count:
                     self._placements.release(instance, instance.newest_pending(count, batch), now)
-        elif self._by_speed and remote and not index.asked_back:
+        elif self._by_speed and remote and not index.num_releasing:
             self._relieve(batch, [*remote, *seeding], now)
-        elif pool is not None and pool.idle and not index.asked_back:
+        elif pool is not None and pool.idle and not index.num_releasing:
             crowded = [instance for instance in index.crowded.values() if works(instance)]
             if not crowded:
                 return

@@ -1,9 +1,9 @@
 """Servers whose machines go at a known time: what becomes of their work until then.
 
 A notice is a hint about hurry and never about truth. With one, a server gets no new work and
-what waits there is asked back; rollouts in slots go on until so little time is left that
-asking them back must begin. Holding nothing, or at the time it gave itself, it is told to
-leave. One that goes earlier is lost like any other; one that stays is hung up on.
+what waits there is released; rollouts in slots go on until so little time is left that their
+release must begin. Holding nothing, or at the time it gave itself, it is asked to leave. One that
+goes earlier is lost like any other; the stream of one that stays is closed.
 """
 
 import math
@@ -14,7 +14,7 @@ from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.messages import MAX_NOTICE_SECONDS, Hint, Leave, Notice
 
-# Rollouts are asked back so long before the end, and the slowest dispatch of that server: a
+# Rollouts are released so long before the end, and the slowest dispatch of that server: a
 # release is obeyed between two dispatches, clouds give times in whole seconds, and the
 # answer has a way to go.
 MARGIN_SECONDS = 2.0
@@ -60,7 +60,7 @@ class Drains:
             return now >= departure.leave_by
         elif not instance.held or now >= departure.goes_at:
             self._roster.retire(instance)
-            departure.told(now + LEAVE_SECONDS)
+            departure.asked_to_leave(now + LEAVE_SECONDS)
             self._outbox.send(instance.stream, Leave(reason=departure.reason))
         elif now >= _release_at(instance):
             self._roster.retire(instance)
@@ -93,5 +93,5 @@ class Drains:
 
 
 def _release_at(instance: Instance) -> float:
-    """When asking back what a server still holds must begin."""
+    """When releasing what a server still holds must begin."""
     return instance.departure.goes_at - MARGIN_SECONDS - instance.activity.slowest

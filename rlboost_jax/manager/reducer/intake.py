@@ -39,8 +39,8 @@ class Intake:
             if batch.sequence < due:
                 return None
             raise MalformedBatch(f"token batch {batch.sequence} where {due} was due")
-        if misled := rows.misled(instance.held):
-            raise MalformedBatch(misled)
+        if error := rows.route_error(instance.held):
+            raise MalformedBatch(error)
         return rows
 
     def take(

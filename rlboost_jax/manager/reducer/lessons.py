@@ -29,7 +29,7 @@ class Lessons:
 
     @property
     def wanted(self) -> int | None:
-        """Preemptible instances; None: nothing was foreseen yet."""
+        """Preemptible instances; None: no step was predicted yet."""
         return self._sizing.wanted
 
     def learn(self, step: BatchRecord, message: BatchTrained, cap: int | None, now: float) -> None:
@@ -52,7 +52,7 @@ class Lessons:
             present=[instance.name for instance in self._roster],
         )
         plans.choose_order(*self._dispatch.engines)
-        self._sizing.foresee(plans, cap, now)
+        self._sizing.predict(plans, cap, now)
 
     def end_step(self) -> None:
         """Of any step, half or whole."""

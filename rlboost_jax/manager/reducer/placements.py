@@ -1,6 +1,6 @@
 """Rollouts go to instances and come back: what is done once it is chosen which.
 
-A rollout that is asked back waits again as soon as its server has answered, with the tokens it
+A released rollout waits again as soon as its server has answered, with the tokens it
 has; one whose server is lost waits again at once.
 """
 
@@ -61,7 +61,7 @@ class Placements:
         """Ask rollouts back; they wait again once the server has answered."""
         asked = [r for r in rollouts if not r.releasing]
         if asked:
-            instance.ask_back(asked, now)
+            instance.release(asked, now)
             ids = pack_ids([r.request_id for r in asked])
             self._outbox.send(instance.stream, Release(request_ids=ids))
             self._roster.watch(instance)

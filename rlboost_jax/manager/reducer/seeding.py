@@ -115,8 +115,8 @@ class SeedingWindow:
     def _over(self, batch: BatchRecord, reserved: Sequence[Instance], now: float) -> bool:
         """Whether the window has lasted long enough; finds when to ask again.
 
-        By the model, the rest of the step is foreseen again half-way to the end that was
-        foreseen last, and when the fleet has changed.
+        By the model, the rest of the step is predicted again half-way to the end that was
+        predicted last, and when the fleet has changed.
         """
         clock, plans = self.clock, self._plans
         if plans is None or self._settings.window == "paper" or not self._settings.seeding:

@@ -37,7 +37,7 @@ from rlboost_jax.messages import (
 )
 from rlboost_jax.providers.base import Withdrawn
 
-REMEMBERED_STREAMS = 1024  # ended ones whose late tokens are still told apart
+REMEMBERED_STREAMS = 1024  # ended ones whose late tokens are still recognised
 
 
 class Servers:
@@ -140,7 +140,7 @@ class Servers:
                     self._end(instance)
             elif now >= self._drains.begins_at(instance):
                 if self._drains.advance(instance, now):
-                    self.lose(instance, "it was told to leave and is still here", now)
+                    self.lose(instance, "it was asked to leave and is still here", now)
             else:
                 continue
             changed = True
@@ -192,7 +192,7 @@ class Servers:
             self._end(instance)
 
     def _end(self, instance: Instance) -> None:
-        """Have the provider end a server of its that may not heed what it is told; the next one
+        """Have the provider end a server of its that may not heed what it is sent; the next one
         on that machine begins after a pause."""
         if (server := self._fleet.server_of(instance.hello)) is not None:
             self._fleet.fail(server)

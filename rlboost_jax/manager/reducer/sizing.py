@@ -1,4 +1,4 @@
-"""The next step foreseen for fleets of several sizes: what is known of them, asked and recorded."""
+"""The next step predicted for fleets of several sizes, and what is recorded of it."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from rlboost_jax.manager.state.owners import Owners
 class Sizing:
     """
     Attributes:
-        wanted: preemptible instances; None: nothing was foreseen yet.
+        wanted: preemptible instances; None: no step was predicted yet.
     """
 
     def __init__(self, settings: Settings, owners: Owners) -> None:
@@ -23,7 +23,7 @@ class Sizing:
         self._versions = owners.versions
         self.wanted: int | None = None
 
-    def foresee(self, plans: StepPlans, known: int | None, now: float) -> None:
+    def predict(self, plans: StepPlans, known: int | None, now: float) -> None:
         """After a step that the model has learnt of.
 
         Args:
@@ -44,18 +44,18 @@ class Sizing:
 
         sizes: dict[int, Size] = {}
 
-        def foreseen(instances: int) -> Size:
+        def predicted(instances: int) -> Size:
             if instances not in sizes:
                 sizes[instances] = size_of(step, instances, prices=prices, overhead=overhead)
             return sizes[instances]
 
         most = self._fleet.max_instances
         start = len(reserved) if known is None else known
-        self.wanted = best_size(foreseen, time=prices.time, start=start, most=most).instances
+        self.wanted = best_size(predicted, time=prices.time, start=start, most=most).instances
         here = min(len(remote), most)
         for size in (here - 1, here, here + 1):
             if 0 <= size <= most:
-                foreseen(size)
+                predicted(size)
         self._outbox.record(
             "foreseen",
             instances=len(remote),

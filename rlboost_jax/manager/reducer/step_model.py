@@ -1,6 +1,6 @@
 """What the manager has learnt of its steps: lengths, speeds, and the learner's pace.
 
-All is measured as a run goes on, and read by plans (`step_plans`). Nothing is foreseen before a
+All is measured as a run goes on, and read by plans (`step_plans`). Nothing is predicted before a
 whole step has been seen.
 """
 

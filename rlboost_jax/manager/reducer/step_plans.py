@@ -16,7 +16,7 @@ from rlboost_jax.manager.policies.forecast import (
     forecast,
 )
 from rlboost_jax.manager.policies.lengths import Responses, responses
-from rlboost_jax.manager.policies.order import first_wave, foreseen_order, later_waves
+from rlboost_jax.manager.policies.order import first_wave, later_waves, predicted_order
 from rlboost_jax.manager.policies.speeds import Rates
 from rlboost_jax.manager.reducer.step_model import StepModel, groups_of
 from rlboost_jax.manager.settings import Settings
@@ -48,7 +48,7 @@ class StepPlans:
         remote: Sequence[Instance],
         now: float,
     ) -> Forecast | None:
-        """The best window for what is left of a step, from now on; None: it cannot be told."""
+        """The best window for what is left of a step, from now on; None: it cannot be predicted."""
         engines, places = self._engines([reserved, remote])
         if not self.model.ready or not engines:
             return None
@@ -95,7 +95,7 @@ class StepPlans:
         self, step: BatchRecord, instances: Sequence[Instance], closed: float, now: float
     ) -> Forecast | None:
         """What is left of a step after the window, if only these instances go on; None: it
-        cannot be told.
+        cannot be predicted.
 
         Args:
             closed: when the learner began.
@@ -132,8 +132,8 @@ class StepPlans:
         return forecast(replace(plan, handed_over=closed - now, complete=complete), 0.0)
 
     def choose_order(self, reserved: Sequence[Instance], remote: Sequence[Instance]) -> None:
-        """Whether the next step's longest rollouts are to be begun first: if it is foreseen to
-        end sooner with these engines; as before if there are none."""
+        """Whether the next step's longest rollouts are to be begun first: if it is predicted
+        to end sooner with these engines; as before if there are none."""
         if self._longest_first and self.model.ready:
             engines, _ = self._engines([reserved, remote])
             if any(e.count for e in engines):
@@ -161,7 +161,7 @@ class StepPlans:
         self, reserved: Sequence[Instance], like: Instance, count: int
     ) -> tuple[Forecast, float] | None:
         """A step as the last one was asked for, with so many preemptible instances of one kind,
-        and the tokens of its responses; None: it cannot be told."""
+        and the tokens of its responses; None: it cannot be predicted."""
         engines, _ = self._engines([reserved, ()])
         rates = self.model.rates(like)
         if not self.model.ready or not engines or rates is None or not self.model.learnt_prompts:
@@ -180,7 +180,7 @@ class StepPlans:
         slots = sum(e.slots * e.count for e in engines)
         if not self._longest_first or slots >= len(jobs):
             return usual, tokens, False
-        order = foreseen_order(group, lengths, slots)
+        order = predicted_order(group, lengths, slots)
         longest = best_window(replace(plan, jobs=[jobs[n] for n in order]))
         if longest.end > usual.end * (1.0 - LEAST_GAIN):
             return usual, tokens, False
@@ -224,7 +224,7 @@ class StepPlans:
         return engines, places
 
     def _unheard(self, instances: Iterable[Instance], now: float) -> dict[int, float]:
-        """By request: tokens that its holder must have sampled since it last told of them."""
+        """By request: tokens that its holder must have sampled since its last report."""
         unheard: dict[int, float] = {}
         for instance in instances:
             rates, span = self.model.rates(instance), instance.activity.span

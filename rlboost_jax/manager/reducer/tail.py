@@ -88,7 +88,7 @@ class Tail:
         if self._seeding.open or batch.num_waiting or not plans.model.ready:
             return
         own = self._own(batch)
-        if own and self._news(batch, len(own)) and not self._roster.index.asked_back:
+        if own and self._news(batch, len(own)) and not self._roster.index.num_releasing:
             self._seen = batch.num_finished, len(own)
             last = 0 < self._num_steps <= batches[-1].begin.batch + 1
             self._merge(batch, plans, own, now, last=last)
@@ -127,11 +127,11 @@ class Tail:
         cap = 0 if last else self._fleet.cap(self._control.instance_cap)
         prices = self._sizing.prices(now)
 
-        def foresee(kept: int) -> Forecast | None:
+        def predict(kept: int) -> Forecast | None:
             return plans.tail(batch, [*others, *own[:kept]], closed, now)
 
         merge = best_merge(
-            foresee,
+            predict,
             own=[instance.slots for instance in own],
             other_slots=sum(instance.slots for instance in others),
             left=len(batch.rollouts) - batch.num_dormant,

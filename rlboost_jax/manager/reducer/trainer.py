@@ -150,12 +150,12 @@ class Trainer:
     def _begin(self, begin: BeginBatch, now: float) -> None:
         """The first that is begun on a stream is the trainer's oldest: those before are over."""
         ledger = self._ledger
-        beside = () if self._outbox.wanted is None else ledger.beside(begin)
-        others = [ledger.open[number] for number in beside]
+        still_open = () if self._outbox.wanted is None else ledger.still_open(begin)
+        others = [ledger.open[number] for number in still_open]
         check_begin(begin, others, slot_tokens=self._settings.slot_tokens)
         active = ledger.active
-        batch, resumed = ledger.begin(begin, now, beside)
-        self._outbox.begin(begin.batch, beside)
+        batch, resumed = ledger.begin(begin, now, still_open)
+        self._outbox.begin(begin.batch, still_open)
         self._outbox.file_under(begin.batch)
         self._versions.begun(begin)
         self._placements.release_cancelled(now)

@@ -72,7 +72,7 @@ def make_app(
         snapshots: the folder in which all that the trainer publishes lies.
         server_frame_bytes: the longest frame taken from a server.
         route_bytes: that come with each token of one.
-        admit: told of each connection that has shown a token.
+        admit: called for each connection that has shown a token.
         allowance: of a server.
         first_frame_seconds: from the handshake to Hello.
     """

@@ -22,7 +22,7 @@ def guarded(tokens: Tokens, admit: Callable[[Any], None]) -> web.Application:
     """An application whose every route asks for a token.
 
     Args:
-        admit: told of each connection that has shown one.
+        admit: called for each connection that has shown one.
     """
     app = web.Application(middlewares=[_authorize])
     app[TOKENS] = tokens

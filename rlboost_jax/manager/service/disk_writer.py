@@ -43,7 +43,7 @@ class DiskWriter(Closing):
     Args:
         append: writes entries to the journal; returns "" or why that failed.
         record: writes a line of events.jsonl.
-        fail: told, in the event loop, of a mistake that ended the thread.
+        fail: called, in the event loop, with a mistake that ended the thread.
     """
 
     def __init__(

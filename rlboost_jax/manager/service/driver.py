@@ -63,7 +63,7 @@ class Driver:
         keep: writes to the journal; left out: there is none.
         watch: is shown every event with what came of it; must not raise.
         route_bytes: that come with each token.
-        serve: is told whose files may be fetched, before any server hears of a new version.
+        serve: called with the versions whose files may be fetched, before a new one is announced.
         server_queue_bytes: of unsent frames that a server may leave unread.
     """
 

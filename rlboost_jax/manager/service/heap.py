@@ -8,7 +8,7 @@ THRESHOLD = 128 * 1024  # bytes: glibc's own value before it adapts
 
 def keep_small() -> bool:
     """Have every large block given back to the system as soon as it is free; returns whether the
-    C library could be told so (glibc only).
+    C library could be configured so (glibc only).
 
     asyncio reads each time into a block of 256 KiB and cuts it down to what came in. After the
     first of these has been freed, glibc takes such blocks from the heap, where what is left of

@@ -32,7 +32,7 @@ class StepTracer:
     def __init__(self, workdir: Path, step: int, max_lines: int = MAX_LINES) -> None:
         self._file, self._step = SpanFile(workdir, step, max_lines), step
         self._newest = -1  # step that has begun and is not ahead of another
-        self._trained = -1  # step of which that was told last
+        self._trained = -1  # the step last reported as trained
         self._names: dict[int, str] = {}  # stream → instance
         self._begun: float | None = None  # when the step did; None outside of it
         self._window_seconds = 0.0  # of the step's seeding windows that are closed

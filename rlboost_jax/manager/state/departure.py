@@ -8,10 +8,10 @@ class Departure:
     Attributes:
         leaving: it gets no more work.
         goes_at: when its machine goes, by its own notice; inf: it gave none.
-        draining: what waited there was asked back.
-        leave_by: until when it may stay after it was told to leave; inf: it was not.
+        draining: what waited there was released.
+        leave_by: until when it may stay after it was asked to leave; inf: it was not.
         dismissed: sent away for want of work.
-        reason: what it is told.
+        reason: what it is sent.
     """
 
     __slots__ = ("_remarks", "dismissed", "draining", "goes_at", "leave_by", "leaving", "reason")
@@ -39,11 +39,11 @@ class Departure:
         self.announced(goes_at, reason)
 
     def drain(self) -> None:
-        """What waits there is being asked back."""
+        """What waits there is being released."""
         self.draining = True
 
-    def told(self, leave_by: float) -> None:
-        """It was told to leave."""
+    def asked_to_leave(self, leave_by: float) -> None:
+        """It was asked to leave."""
         self.leave_by = leave_by
 
     def remark(self, most: int) -> bool:

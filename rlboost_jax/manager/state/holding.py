@@ -1,4 +1,4 @@
-"""The rollouts that one server holds, and which of them are asked back."""
+"""The rollouts that one server holds, and which of them it is to release."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ class Holding:
     Attributes:
         rollouts: by request id, oldest placement first.
         groups: rollouts held, per group.
-        num_releasing: of the rollouts, those that are being asked back.
+        num_releasing: of the rollouts, those that are being released.
     """
 
     __slots__ = ("groups", "num_releasing", "rollouts")
@@ -35,10 +35,10 @@ class Holding:
         self.rollouts[rollout.request_id] = rollout
         self.groups[rollout.group] += 1
 
-    def ask_back(self, rollouts: Iterable[Rollout], now: float) -> None:
-        """These are asked back now; none of them was before."""
+    def release(self, rollouts: Iterable[Rollout], now: float) -> None:
+        """These are released from now on; none of them was before."""
         for rollout in rollouts:
-            rollout.ask_back(now)
+            rollout.release(now)
             self.num_releasing += 1
 
     def let_go(self, request_id: int) -> Rollout | None:
@@ -75,4 +75,4 @@ class Holding:
         """No answer could be heard for so long, by our own fault."""
         for rollout in self.rollouts.values():
             if rollout.releasing:
-                rollout.ask_back(min(now, rollout.asked_at + seconds))
+                rollout.release(min(now, rollout.asked_at + seconds))

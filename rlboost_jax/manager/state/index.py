@@ -75,7 +75,7 @@ class Index:
         self.crowded: dict[int, Instance] = {}  # with more than one rollout that is to stay
         self.overfull: dict[int, Instance] = {}  # with more of them than slots
         self.free: dict[int, Instance] = {}  # preemptible ones that hold nothing
-        self.asked_back = 0  # rollouts that are being asked back
+        self.num_releasing = 0  # rollouts that are being released
         self._pools: dict[Key, Pool] = {}
         self._empty = Pool()
         self._count = 0
@@ -109,7 +109,7 @@ class Index:
         self._enter(instance, None)
         instance.quit()
         del self._pool_of[instance.stream], self._working[instance.stream]
-        self.asked_back -= self._releasing.pop(instance.stream)
+        self.num_releasing -= self._releasing.pop(instance.stream)
         self.crowded.pop(instance.stream, None)
         self.overfull.pop(instance.stream, None)
         self.free.pop(instance.stream, None)
@@ -120,10 +120,10 @@ class Index:
             self.prices.less(instance.hello.price_per_hour)
 
     def held_changed(self, instance: Instance) -> None:
-        """What it holds, or what of that is being asked back, is not what it was."""
+        """What it holds, or what of that is being released, is not what it was."""
         stream = instance.stream
         releasing, held = instance.num_releasing, len(instance.held)
-        self.asked_back += releasing - self._releasing[stream]
+        self.num_releasing += releasing - self._releasing[stream]
         self._releasing[stream] = releasing
         if held - releasing > 1:
             self.crowded[stream] = instance

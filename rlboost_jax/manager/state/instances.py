@@ -89,7 +89,7 @@ class Instance:
 
     @property
     def num_releasing(self) -> int:
-        """Rollouts that are being asked back."""
+        """Rollouts that are being released."""
         return self._holding.num_releasing
 
     @property
@@ -170,9 +170,9 @@ class Instance:
             self._holding.hold(rollout)
         self._held_changed()
 
-    def ask_back(self, rollouts: Sequence[Rollout], now: float) -> None:
-        """These of its rollouts are asked back; none of them was before."""
-        self._holding.ask_back(rollouts, now)
+    def release(self, rollouts: Sequence[Rollout], now: float) -> None:
+        """These of its rollouts are to be given back; none of them was before."""
+        self._holding.release(rollouts, now)
         self._held_changed()
 
     def let_go(self, request_id: int) -> Rollout | None:

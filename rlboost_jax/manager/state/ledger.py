@@ -95,17 +95,17 @@ class Ledger:
     def kept(self) -> tuple[Batch, ...]:
         return tuple(sorted(self.batches))
 
-    def beside(self, begin: BeginBatch) -> tuple[Batch, ...]:
+    def still_open(self, begin: BeginBatch) -> tuple[Batch, ...]:
         """The earlier batches that stay open when this one is begun.
 
         Its version counts the updates that were made, so all batches before that are over. With
-        a lag, that of the last of them may still have to be told of.
+        a lag, that of the last of them may still have to be reported.
         """
         over = begin.version - (begin.version < begin.batch)
         return tuple(number for number in self.open if over <= number < begin.batch)
 
     def begin(
-        self, begin: BeginBatch, now: float, beside: Collection[Batch] = ()
+        self, begin: BeginBatch, now: float, still_open: Collection[Batch] = ()
     ) -> tuple[BatchRecord, bool]:
         """Open a batch. True: its tokens were still here.
 
@@ -114,12 +114,12 @@ class Ledger:
         begins a batch again begins those that follow again, too.
 
         Args:
-            beside: earlier ones that stay open.
+            still_open: earlier ones that stay open.
         """
         batch = self.batches.get(begin.batch)
         resumed = batch is not None and batch.same_work(begin)
         # What is cancelled now is counted with the oldest, which may be the one that begins.
-        self.open = {n: b for n, b in self.open.items() if n in beside and n < begin.batch}
+        self.open = {n: b for n, b in self.open.items() if n in still_open and n < begin.batch}
         if batch is None or not resumed:
             if batch is not None:
                 self.cancel(s for s in self.kept if s >= begin.batch)
@@ -134,9 +134,9 @@ class Ledger:
         batch.ask_for(begin.prompts)  # of a closed batch, those that were dropped
         staying = tuple(n for n in self.open if n < begin.batch)
         if resumed:
-            self._outbox.keep(BatchResumed(batch=begin.batch, at=now, beside=staying))
+            self._outbox.keep(BatchResumed(batch=begin.batch, at=now, still_open=staying))
         else:
-            self._outbox.keep(BatchOpened(begin=begin, at=now, beside=staying))
+            self._outbox.keep(BatchOpened(begin=begin, at=now, still_open=staying))
         return batch, resumed
 
     def turn(self, batch: BatchRecord, now: float) -> None:
@@ -217,11 +217,11 @@ class Ledger:
         """Do again what a journal tells. Nothing is held yet; what does not fit is left out:
         the tokens before it were lost with a part of the journal."""
         match entry:
-            case BatchOpened(begin=begin, at=at, beside=beside):
-                self.begin(begin, min(at, now), beside)
-            case BatchResumed(batch=number, at=at, beside=beside) if number in self.batches:
+            case BatchOpened(begin=begin, at=at, still_open=still_open):
+                self.begin(begin, min(at, now), still_open)
+            case BatchResumed(batch=number, at=at, still_open=still_open) if number in self.batches:
                 before, batch = self.active, self.batches[number]
-                self.begin(batch.begin, now, beside)
+                self.begin(batch.begin, now, still_open)
                 if batch is self.active and batch is not before:
                     batch.begin_at(min(at, now))
             case TurnBegun(batch=number, at=at) if number in self.open:

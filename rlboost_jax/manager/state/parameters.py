@@ -7,7 +7,7 @@ from rlboost_jax.sequences.identities import Version
 class Parameters:
     """
     Attributes:
-        announced: the newest version that it was told of; None: of none.
+        announced: the newest version that was announced to it; None: none was.
         version: that it holds; None: none yet.
         digest: of the parameters it holds; "" once others were announced.
     """

@@ -54,7 +54,7 @@ class Rollout(Transcript):
         self.holder = ""  # instance that has it now
         self.previous = ""  # instance that had it last
         self.request_id = 0  # of the present placement
-        self.asked_at = math.inf  # when its holder was asked for it back
+        self.asked_at = math.inf  # when its holder was asked to release it
         self.yielded = False  # the present placement has given tokens
         self.parked = False
         self.result: FinishedRollout | None = None
@@ -110,7 +110,7 @@ class Rollout(Transcript):
         self.request_id, self.holder = request_id, name
         self.asked_at, self.yielded = math.inf, False
 
-    def ask_back(self, at: float) -> None:
+    def release(self, at: float) -> None:
         """Its holder was asked for it then."""
         self.asked_at = at
 

@@ -287,5 +287,5 @@ class Roster:
 
 
 def _identity(hello: Hello) -> str:
-    """A server, as far as it can be told from another by what it says."""
+    """A server, as far as what it says distinguishes it from another."""
     return f"{hello.nonce}/{hello.instance}"

@@ -66,7 +66,7 @@ class TokenRows:
         elif routing is not None and self.num_tokens:
             raise MalformedBatch("tokens without routes")
 
-    def misled(self, held: Mapping[int, Rollout]) -> str:
+    def route_error(self, held: Mapping[int, Rollout]) -> str:
         """What routes are missing, or too many, for the rollouts that they go with; "" if none."""
         for request_id, lead in zip(self.ids, self.leads, strict=False):
             rollout = held.get(request_id)

@@ -48,7 +48,7 @@ class Versions:
             known = [version for version in self.manifests if version <= begin.batch]
             self.newest = self.manifests[max(known)] if known else newest
 
-    def tell(self, instance: Instance, manifest: Manifest) -> None:
+    def announce(self, instance: Instance, manifest: Manifest) -> None:
         """Announce a version to an instance that does not hold it.
 
         Reserved engines are handed their weights by the trainer; who leaves needs none.
@@ -67,7 +67,7 @@ class Versions:
 
     def fetched(self, instance: Instance, version: Version, num_bytes: int) -> None:
         """Pay for what an instance says it pulled of a version: once, and at most for all of it.
-        Of pulls that were given up nothing is known here."""
+        Of abandoned pulls nothing is known here."""
         manifest = self.manifests.get(version)
         if manifest is not None and instance.parameters.pay(version):
             self._roster.pay_egress(min(num_bytes, manifest.num_bytes))

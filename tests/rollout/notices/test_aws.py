@@ -91,7 +91,7 @@ def test_how_long_there_is(cloud, run, action, time, seconds):
     run(story())
 
 
-def test_a_notice_that_is_moved_is_told_again(cloud, run):
+def test_a_notice_that_is_moved_is_reported_again(cloud, run):
     async def story():
         async with cloud() as stand_in:
             imds = Imds(stand_in)

@@ -83,7 +83,7 @@ def test_events_of_other_machines_are_not_ours(cloud, run):
     run(story())
 
 
-def test_an_event_is_told_again_only_if_it_is_moved(cloud, run):
+def test_an_event_is_reported_again_only_if_it_is_moved(cloud, run):
     async def story():
         async with cloud() as stand_in:
             server = Server(stand_in)

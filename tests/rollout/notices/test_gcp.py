@@ -101,7 +101,7 @@ def test_a_wait_that_ends_without_a_change_tells_nothing(cloud, run):
     run(story())
 
 
-def test_the_second_maintenance_is_told_as_well(cloud, run):
+def test_the_second_maintenance_is_reported_as_well(cloud, run):
     async def story():
         async with cloud() as stand_in:
             server = Server(stand_in)

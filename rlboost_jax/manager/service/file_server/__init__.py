@@ -1,4 +1,4 @@
 """The process that serves weights, and the manager's side of it.
 
-`process.FileServer` starts and watches it; `orders` is what it is told over its standard input.
+`process.FileServer` starts and watches it; `orders` is what it is sent over its standard input.
 """

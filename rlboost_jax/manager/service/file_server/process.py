@@ -62,8 +62,8 @@ class FileServer:
 
     Args:
         listener: closed by `close`.
-        report: told in a line why a process ended that should not have.
-        fail: told of a mistake of this side, after which no process is watched.
+        report: called with a line on why a process ended that should not have.
+        fail: called with a mistake of this side, after which no process is watched.
         command: starts a process; the arguments of `__main__` are appended.
     """
 
@@ -97,7 +97,7 @@ class FileServer:
         """Let the files of these be fetched, and no others."""
         self._serve = Serve(versions=tuple(map(served_version, manifests)))
         if self._process is not None:
-            self._tell(self._process)
+            self._send_orders(self._process)
 
     async def close(self) -> None:
         """End the process and stop listening."""
@@ -158,7 +158,7 @@ class FileServer:
         try:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(frame(self._setup))
-            self._tell(process)
+            self._send_orders(process)
             self._process = process
             reason = await _heard_out(process.stdout, self._restarts.silence_seconds)
         finally:
@@ -166,7 +166,7 @@ class FileServer:
             code = await asyncio.shield(_ended(process, at_once=bool(reason)))
         return reason or (f"signal {-code}" if code < 0 else f"exit code {code}")
 
-    def _tell(self, process: asyncio.subprocess.Process) -> None:
+    def _send_orders(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
         process.stdin.write(frame(self._serve))  # to one that has ended it goes nowhere
 
