@@ -258,6 +258,13 @@ class Announce(Message, frozen=True, kw_only=True):
     manifest: Manifest
 
 
+class Prefetch(Message, frozen=True, kw_only=True):
+    """With a lag: the version that is likely to be announced next, to be fetched beside the work.
+    It takes the place of any other that was fetched so."""
+
+    manifest: Manifest
+
+
 class Generate(Message, frozen=True, kw_only=True):
     """Work for whoever holds these parameters. An engine that does not gives it back."""
 
@@ -508,7 +515,7 @@ ServerMessage = (
     | Spans
     | Goodbye
 )
-ToServer = Welcome | Renewed | Announce | Generate | Release | Leave
+ToServer = Welcome | Renewed | Announce | Prefetch | Generate | Release | Leave
 TrainerMessage = (
     TrainerHello
     | Publish

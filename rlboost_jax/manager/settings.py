@@ -21,6 +21,7 @@ class Settings:
     routing: Routing | None = None  # of what comes with tokens
     max_servers: int = MAX_INSTANCES
     num_steps: int = 0  # of the run; 0: not known
+    lag: int = 0  # versions between a batch and the one that samples it, at most
     micro_batch_prompts: int = 1  # groups that the learner trains together
     status_seconds: float = 1.0  # between two FleetStatus to the trainer
     weights_port: int = 0  # of the file server, as announced to servers
@@ -45,6 +46,7 @@ class Settings:
             slot_tokens=run.slot_tokens,
             routing=routing_of(run.model, run.algorithm),
             num_steps=run.num_steps,
+            lag=run.algorithm.lag,
             micro_batch_prompts=run.learner.micro_batch_prompts,
             weights_port=weights_port,
         )

@@ -13,6 +13,7 @@ from rlboost_jax.manager.events import FromServer, ServerGone
 from rlboost_jax.providers.base import Exited
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.simulator.engine import Engine, NewTokens, Row
+from rlboost_jax.simulator.pulls import Pulls
 from rlboost_jax.simulator.surroundings import ServerSurroundings
 
 STOP: Final = 0  # ends a response; all other tokens are 1
@@ -43,7 +44,8 @@ class Server:
         self._version, self._digest = Version(-1), ""
         self._sequence = 0
         self._reported_at = 0.0
-        self._pull, self._pulling = 0, 0
+        self._pulls = Pulls(world, self._loaded)
+        self._swaps = 0  # begun so far
         self._turn = 0  # of the wake-up that counts
 
     def connect(self) -> None:
@@ -75,8 +77,12 @@ class Server:
                 self._take(requests, digest)
             case m.Release(request_ids=ids):
                 self._release(m.unpack_ids(ids).tolist())
+            case m.Announce(manifest=manifest) if self.reserved:
+                self._swap(manifest)
             case m.Announce(manifest=manifest) if self._may_fetch:
-                self._fetch(manifest)
+                self._pulls.take(manifest)
+            case m.Prefetch(manifest=manifest) if self._may_fetch:
+                self._pulls.prefetch(manifest)
             case m.Leave(reason=reason):
                 self.leave(reason)
 
@@ -116,7 +122,7 @@ class Server:
 
     def _end(self, known_after: float, reason: str) -> None:
         self.alive = False
-        self._world.link.give_up(self._pulling)
+        self._pulls.abandon()
         self._world.ended(self.name, self.stream)
         stream, exited = self.stream, Exited(self.name, self.nonce, reason)
         clock, deliver = self._world.clock, self._world.deliver
@@ -159,27 +165,19 @@ class Server:
             self._say_batch([])
         self._plan()
 
-    def _fetch(self, manifest: m.Manifest) -> None:
-        """Pull a version, then load it. A newer one takes its place."""
-        world = self._world
-        world.link.give_up(self._pulling)
-        self._pulling = 0
-        self._pull += 1
-        pull, since = self._pull, world.clock.now
-        size, links = world.config.weight_bytes, world.config.links
-
-        def begin() -> None:
-            if self.alive and pull == self._pull:
-                self._pulling = world.link.pull(size, fetched)
-
-        def fetched() -> None:
-            world.clock.after(size / links.load_bytes_per_second, loaded)
+    def _swap(self, manifest: m.Manifest) -> None:
+        """A reserved engine takes a version that the trainer has at hand."""
+        self._swaps += 1
+        swap, since = self._swaps, self._world.clock.now
 
         def loaded() -> None:
-            if self.alive and pull == self._pull:
-                self._load(manifest.version, manifest.params_digest, since, int(size))
+            if swap == self._swaps:
+                self._load(manifest.version, manifest.params_digest, since, 0)
 
-        world.clock.after(links.latency_seconds, begin)
+        self._world.clock.after(self._world.config.trainer.begin_seconds, loaded)
+
+    def _loaded(self, manifest: m.Manifest, since: float, fetched: int) -> None:
+        self._load(manifest.version, manifest.params_digest, since, fetched)
 
     def _load(self, version: Version, digest: str, since: float, fetched: int) -> None:
         """Give back what is held and swap the weights."""

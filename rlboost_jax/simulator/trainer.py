@@ -91,7 +91,11 @@ class Trainer:
                 raise RuntimeError(f"the manager refused: {reason}")
 
     def _load(self, then: Callable[[], None]) -> None:
-        """Have the reserved engines hold the version that samples the batch to train on."""
+        """Have the reserved engines hold the version that samples the batch to train on. With a
+        lag there is a choice, and the manager says which."""
+        if self._lag.versions:
+            then()
+            return
 
         def loaded() -> None:
             version = self._lag.version_of(self._step)
@@ -188,22 +192,12 @@ class Trainer:
         self._occupy(seconds, batch, lambda: self._trained(seconds))
 
     def _trained(self, publish_seconds: float) -> None:
-        """With a lag the next batch is open: its window begins with the report."""
         self._publish_seconds = publish_seconds
         trained, self._step = self._step, Batch(self._step + 1)
         self._publish(Version(self._step))
-        if self._lag.versions:
-            self._busy = True
-            self._load(lambda: self._tell(trained))
-        else:
-            self._tell(trained)
-
-    def _tell(self, batch: Batch) -> None:
-        """A batch is trained on."""
-        self._busy = False
         self._say(
             m.BatchTrained(
-                batch=batch,
+                batch=trained,
                 train_wait_seconds=self._waited,
                 train_seconds=self._trained_seconds,
             )
@@ -246,11 +240,8 @@ class Trainer:
         if self._world.over(self._step):
             return
         self._begun_at = self._world.clock.now
-        if self._lag.versions:
-            self._begin()
-            self._go_on()
-        else:
-            self._load(self._begin)
+        self._load(self._begin)
+        self._go_on()  # with a lag, much of the batch may be there
 
     def _say(self, message: m.TrainerMessage) -> None:
         self._world.deliver(FromTrainer(STREAM, message))

@@ -287,5 +287,6 @@ def settings(config: SimConfig) -> Settings:
         max_servers=MAX_SERVERS,
         micro_batch_prompts=config.trainer.micro_batch_prompts,
         num_steps=config.num_steps,
+        lag=config.trainer.lag,
         status_seconds=PATIENT,  # nobody looks at the live view
     )

@@ -8,7 +8,7 @@ micro-batches in the order in which their groups are complete; a step ends with 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlboost_jax.manager.policies.micro_batches import Learner, micro_batches, train
 from rlboost_jax.manager.policies.stations import Engines, Rows, Station
@@ -39,6 +39,8 @@ class Plan:
         tokens: of every whole group, prompts included; finished groups too.
         handed_over: when the learner began, if it has; then negative, in seconds from now.
         complete: when groups of which nothing is to come were complete, likewise; now if missing.
+        ahead: all engines have later steps to go on with: reserved ones do not hand over for want
+            of work, and rollouts of this step are gathered at as few as have slots for them.
     """
 
     engines: Sequence[Engines]
@@ -48,6 +50,7 @@ class Plan:
     drag: float = 1.0  # of preemptible engines that have taken over: times their seconds
     handed_over: float | None = None
     complete: Mapping[int, float] = field(default_factory=dict)
+    ahead: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,8 @@ class _Course:
             [job.context for job in jobs], [job.remaining for job in jobs], [False] * len(jobs)
         )
         grain = max(1.0, max(self.rows.remaining, default=1.0) / GRAINS)
-        self.stations = [Station(engines, self.rows, grain) for engines in plan.engines]
+        engines = [replace(each, gathered=plan.ahead) for each in plan.engines]
+        self.stations = [Station(each, self.rows, grain) for each in engines]
         self.left: dict[int, int] = {}  # rollouts of each group that have not ended
         self.waiting: list[int] = []  # the first one last
         for number, job in enumerate(jobs):
@@ -86,7 +90,8 @@ class _Course:
         self.complete = [(plan.complete.get(group, 0.0), group) for group in done]
         self.now = 0.0
         self.closed = plan.handed_over
-        if self.closed is None and self._remote and not self.stations[0].count:
+        alone = not (self.stations[0].count or plan.ahead)
+        if self.closed is None and self._remote and alone:
             self.closed = 0.0
 
     @property
@@ -130,7 +135,7 @@ class _Course:
                 if station.queue:
                     station.fill()
             open_ = self.closed is None and bool(remote)
-            if open_ and (self.now >= window or not reserved.held):
+            if open_ and (self.now >= window or not (reserved.held or self.plan.ahead)):
                 if not hand_over:
                     return
                 self.closed, working = self.now, remote
@@ -178,14 +183,17 @@ def best_window(plan: Plan) -> Forecast:
     """The shortest window after which the learner never waits, or as good as never.
 
     A longer window ends a step later by as much, since the learner's work begins later; a
-    shorter one makes the learner wait for what the reserved engines did not do.
+    shorter one makes the learner wait for what the reserved engines did not do. Where these do
+    not work on the step but ahead of it, a shorter one ends it no sooner: then it is the wait
+    alone that counts.
     """
+    most = RESOLUTION if plan.ahead else math.inf  # wait of a window that is taken, of its end
     course = _Course(plan)
     low, high = 0.0, course.copy().end(math.inf)
     best = high
     longest = high.window
     now = course.copy().end(0.0)
-    if now.end <= best.end:
+    if now.end <= best.end and now.wait <= most * now.end:
         best = now
     if now.wait <= 0:
         return now
@@ -193,7 +201,7 @@ def best_window(plan: Plan) -> Forecast:
         if longest - low <= RESOLUTION * best.end:
             break
         tried = course.copy().end((low + longest) / 2)
-        if tried.end < best.end:
+        if tried.end < best.end and tried.wait <= most * tried.end:
             best = tried
         if tried.wait > RESOLUTION * tried.end:
             low = tried.window

@@ -19,6 +19,7 @@ class Engines:
     slots: int  # of each
     rates: Rates
     cache_tokens: float = math.inf  # that each has room for
+    gathered: bool = False  # as few of them work as have slots for all rows
 
 
 class Rows:
@@ -37,12 +38,13 @@ class Rows:
 class Station:
     """Engines of one kind in the forecast."""
 
-    __slots__ = ("active", "ahead", "at", "cache", "contexts", "count", "debt", "first", "grain",
-                 "more", "queue", "rates", "rows", "slots", "steps")  # fmt: skip
+    __slots__ = ("active", "ahead", "at", "cache", "contexts", "count", "debt", "each", "first",
+                 "gathered", "grain", "more", "queue", "rates", "rows", "slots", "steps")  # fmt: skip
 
     def __init__(self, engines: Engines, rows: Rows, grain: float) -> None:
         self.grain = grain  # decode steps: rollouts end at multiples of it, many together
         self.count, self.rates, self.rows = engines.count, engines.rates, rows
+        self.each, self.gathered = engines.slots, engines.gathered
         self.slots = engines.count * engines.slots
         self.cache = engines.count * engines.cache_tokens
         self.active: list[tuple[float, int]] = []  # (steps at its end, row)
@@ -90,7 +92,7 @@ class Station:
         if not rows:
             self.at = math.inf
             return math.inf
-        used = count if count < rows else rows
+        used = self._used(rows)
         self.first = first = rates.step_seconds(rows / used, self.contexts / used)
         self.more = more = rates.context * rows / used
         steps = self.active[0][0] - self.steps
@@ -99,6 +101,12 @@ class Station:
         self.ahead = steps
         self.at = self.debt + steps * first + more * steps * steps / 2
         return self.at
+
+    def _used(self, rows: int) -> int:
+        """Engines that work where there are so many rows."""
+        if self.gathered:
+            return min(self.count, -(-rows // self.each))
+        return self.count if self.count < rows else rows
 
     def advance(self, seconds: float) -> None:
         """By less than there is to the next event."""
@@ -126,11 +134,15 @@ class Station:
         self.debt = 0.0
         self._step(self.ahead)
         active, rows, ended = self.active, self.rows, []
+        used = self._used(len(active))
         while active and active[0][0] - self.steps <= STEP_ROUNDING:
             _, number = heapq.heappop(active)
             left = self.contexts - rows.context[number] - rows.remaining[number]
             self.contexts = max(0.0, left)
             ended.append(number)
+        if self.gathered and active and (kept := self._used(len(active))) < used:
+            moved = self.contexts * (used - kept) / used
+            self.debt += self.rates.prefill * moved / kept
         if not ended:
             last = max(active)
             active.remove(last)

@@ -43,6 +43,7 @@ class Holder:
     holds: int | None = None  # the oldest version that it has rollouts of
     held: int = 0  # rollouts
     slots: int
+    passing: bool = False  # a reserved engine: it hands over when its window ends
 
 
 def choose_versions(demands: Sequence[Demand], holders: Sequence[Holder]) -> list[int | None]:
@@ -103,7 +104,8 @@ def _gathered(
     rollouts = demand.unheld + sum(holders[n].held for n in here)
     kept = max(1, -(-rollouts // demand.rows))
 
-    def stays(n: int) -> tuple[bool, int, int]:
-        return holders[n].announced == version, holders[n].held, -n
+    def stays(n: int) -> tuple[bool, bool, int, int]:
+        holder = holders[n]
+        return not holder.passing, holder.announced == version, holder.held, -n
 
     return [(n, newer) for n in sorted(here, key=stays, reverse=True)[kept:]]

@@ -6,9 +6,8 @@ one where a rollout of that would find nobody: `policies.version_choice` says wh
 is asked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from rlboost_jax.manager.policies.throughput import ThroughputProfile
 from rlboost_jax.manager.policies.version_choice import Demand, Holder, choose_versions
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.state.instances import Instance
@@ -18,8 +17,7 @@ from rlboost_jax.messages import Manifest, Ready
 
 
 class Directions:
-    def __init__(self, owners: Owners, seeding: SeedingWindow, profile: ThroughputProfile) -> None:
-        self._profile = profile
+    def __init__(self, owners: Owners, seeding: SeedingWindow) -> None:
         self._ledger = owners.ledger
         self._roster = owners.roster
         self._versions = owners.versions
@@ -31,6 +29,9 @@ class Directions:
         self._versions.publish(manifest)
         if not self._older():
             self._announce_newest(again=True)
+        elif self._ledger.lagging:
+            for instance in self._roster:
+                self._versions.prefetch(instance)
 
     def welcome(self, instance: Instance) -> None:
         """It has joined. Where there is a choice, `settle` makes it."""
@@ -42,7 +43,7 @@ class Directions:
         """It says what it has pulled."""
         self._versions.fetched(instance, message.version, message.fetched_bytes)
 
-    def settle(self, now: float) -> None:
+    def settle(self) -> None:
         """Announce their version to those who are to hold another from now on."""
         newest = self._versions.newest
         if newest is None:
@@ -56,15 +57,22 @@ class Directions:
         if self._all_at_work(wanted):
             return
         instances = [i for i in self._roster if not (i.reserved or i.departure.leaving)]
+        instances += self._seeding_engines  # last: work goes first where it may stay
         places = {batch: place for place, found in enumerate(wanted.values()) for batch in found}
         manifests = list(wanted)
         holders = [_holder(instance, places, manifests) for instance in instances]
-        demands = self._demands(wanted, places, now)
+        demands = self._demands(wanted, places)
         chosen = choose_versions(demands, holders)
         for instance, place in zip(instances, chosen, strict=True):
             manifest = newest if place is None else self._versions.manifests[manifests[place]]
             if instance.parameters.announced != manifest:
                 self._versions.announce(instance, manifest)
+                self._versions.prefetch(instance)
+
+    @property
+    def _seeding_engines(self) -> Collection[Instance]:
+        """The trainer's own, while they work."""
+        return self._roster.index.reserved.values() if self._seeding.open else ()
 
     def _older(self) -> Mapping[int, list[BatchRecord]]:
         """The open batches of each version that can be announced, the oldest first;
@@ -97,28 +105,30 @@ class Directions:
         """Whether nothing is to be announced: all have work, no older batch is without anybody
         and none is to be gathered. Asked at every event, so it does not look at each instance."""
         index, at_work = self._roster.index, 0
+        seeding = self._seeding_engines
+        if any(not engine.held for engine in seeding):
+            return False
         newer = False  # batches have rollouts that wait
         for batches in reversed(list(wanted.values())):
             there = len(self._roster.pool(batches[0]).instances)
+            there += sum(engine.ready_for(batches[0]) for engine in seeding)
             if at_work and not there and not all(batch.at_rest for batch in batches):
                 return False
             if newer and there > 1 and _left(batches) <= self._rows(batches) * (there - 1):
                 return False
             newer = newer or any(batch.num_waiting for batch in batches)
             at_work += there
-        return not index.free and at_work == sum(index.prices.values())
+        return not index.free and at_work == sum(index.prices.values()) + len(seeding)
 
     def _demands(
-        self, wanted: Mapping[int, list[BatchRecord]], places: Mapping[BatchRecord, int], now: float
+        self, wanted: Mapping[int, list[BatchRecord]], places: Mapping[BatchRecord, int]
     ) -> list[Demand]:
         """What there is to do, by version.
 
-        What the reserved engines hold is for others as soon as their window is over.
+        What the reserved engines hold is for others once their window is over.
         """
         unheld = [sum(batch.num_waiting for batch in found) for found in wanted.values()]
         queued = [0] * len(unheld)
-        clock = self._seeding.clock
-        working = clock.open and not clock.reopened and now < clock.until
         for instance in self._roster:
             place = _place(instance, places)
             if place is None:
@@ -127,7 +137,7 @@ class Directions:
             unheld[place] += instance.num_releasing
             if not instance.reserved:
                 queued[place] += max(0, staying - instance.slots)
-            elif not working:
+            elif not self._seeding.open:
                 unheld[place] += staying
         rows = [self._rows(found) for found in wanted.values()]
         return [
@@ -135,16 +145,13 @@ class Directions:
         ]
 
     def _rows(self, batches: Sequence[BatchRecord]) -> int:
-        """Rollouts of some batches that an instance is worth, as far as is known; else 0.
+        """Rollouts of some batches that one engine can sample at once; 0: none holds their version.
 
-        Its slots at most: with shorter contexts than were measured it may be worth more.
+        A decode step with all slots full takes little longer than with half of them, and it is
+        throughput that a lag is for: the learner does not wait for these as long as it trains.
         """
-        busiest = max(
-            self._roster.pool(batches[0]).instances, key=lambda i: len(i.held), default=None
-        )
-        if busiest is None:
-            return 0
-        return min(busiest.slots, self._profile.plateau(busiest.kind, context=busiest.context))
+        there = self._roster.pool(batches[0]).instances
+        return max((instance.slots for instance in there), default=0)
 
 
 def _left(batches: Sequence[BatchRecord]) -> int:
@@ -160,6 +167,7 @@ def _holder(instance: Instance, places: Mapping[BatchRecord, int], versions: lis
         holds=_place(instance, places),
         held=len(instance.held),
         slots=instance.slots,
+        passing=instance.reserved,
     )
 
 

@@ -57,18 +57,18 @@ class Dispatch:
         self._settle_oldest(batches[0], now)
         for batch in batches[1:]:
             if not batch.finished:
-                self._settle(batch, self.remote(batch), [], now)
+                self._settle(batch, self.remote(batch), self._seeding_for(batch), now)
 
     def _settle_oldest(self, batch: BatchRecord, now: float) -> None:
-        clock, reserved, remote = self._seeding.clock, self.reserved(batch), self.remote(batch)
-        self._seeding.turn(batch, reserved, remote, now)
+        remote = self.remote(batch)
+        self._seeding.turn(batch, self.reserved(batch), remote, now)
         if batch.finished:
             return
-        # Reserved engines come last: among equals, work goes where it may stay.
-        seeding = reserved if clock.open else []
+        seeding = self._seeding_for(batch)
         self._settle(batch, remote, seeding, now)
-        idle = reserved and not any(i.held for i in reserved)
-        if clock.open and remote and idle and not batch.num_waiting:
+        idle = seeding and not any(i.held for i in seeding)
+        # With a lag they have work of later batches, or soon will.
+        if remote and idle and not (batch.num_waiting or self._ledger.lagging):
             self._seeding.close(batch, "reserved engines have nothing left", now)
 
     def _settle(
@@ -83,9 +83,7 @@ class Dispatch:
     def resume(self, batch: BatchRecord, rollout: Rollout, now: float) -> None:
         """An answered rollout goes on where it was, if there is a slot: its pages may be there
         still. Else it waits."""
-        there = [*self.remote(batch)]
-        if self._seeding.open and batch is self._ledger.active:
-            there += self.reserved(batch)
+        there = [*self.remote(batch), *self._seeding_for(batch)]
         known = next((i for i in there if i.name == rollout.previous), None)
         if known is not None and len(known.held) < known.slots:
             self._placements.generate(batch, known, [rollout], now)
@@ -99,7 +97,13 @@ class Dispatch:
 
     def reserved(self, batch: BatchRecord) -> list[Instance]:
         """The trainer's engines that can work on a step."""
-        return [i for i in self._roster.index.reserved.values() if i.ready_for(batch)]
+        reserved = self._roster.index.reserved.values()
+        return [i for i in reserved if i.ready_for(batch) and i.parameters.staying]
+
+    def _seeding_for(self, batch: BatchRecord) -> list[Instance]:
+        """Those of them that work on it now; after others: among equals, work goes where it may
+        stay."""
+        return self.reserved(batch) if self._seeding.open else []
 
     def remote(self, batch: BatchRecord) -> list[Instance]:
         """Preemptible instances that can work on a step, in the order in which they joined.

@@ -92,7 +92,7 @@ class Manager:
             batches = list(owners.ledger.open.values())
             if batches:
                 parts.dispatch.settle(batches, now)
-            parts.directions.settle(now)
+            parts.directions.settle()
             parts.tail.settle(batches, now)
             if not trainer.ended:
                 parts.staffing.start(parts.tail.resting, now, anew=parts.tail.returning)

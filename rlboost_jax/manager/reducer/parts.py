@@ -43,7 +43,7 @@ class Parts:
         self.profile = ThroughputProfile()
         self.placements = choices.placements(settings, owners)
         self.seeding = SeedingWindow(settings, owners, self.placements, plans)
-        self.directions = Directions(owners, self.seeding, self.profile)
+        self.directions = Directions(owners, self.seeding)
         self.dispatch = choices.dispatch(
             settings, owners, self.placements, self.seeding, self.profile, plans
         )

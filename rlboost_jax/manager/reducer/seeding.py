@@ -29,6 +29,7 @@ class SeedingWindow:
     ) -> None:
         self._settings = settings.manager
         self._outbox = owners.outbox
+        self._ledger = owners.ledger
         self._roster = owners.roster
         self._placements = placements
         self._plans = plans
@@ -125,8 +126,9 @@ class SeedingWindow:
         if clock.reopened or (now < clock.until and members == self._planned_for):
             return clock.reopened
         self._planned_for = members
-        fleet = [i for i in self._roster if i.member]
-        found = plans.window(batch, reserved, fleet, now)
+        ahead = self._ledger.lagging
+        fleet = self._gathered(batch) if ahead else [i for i in self._roster if i.member]
+        found = plans.window(batch, reserved, fleet, now, ahead=ahead)
         if found is None:
             clock.ask_at(max(now, clock.limit))
             return now >= clock.limit
@@ -136,3 +138,13 @@ class SeedingWindow:
             return True
         clock.ask_at(now + (found.window if found.window < 4 * near else found.window / 2))
         return False
+
+    def _gathered(self, batch: BatchRecord) -> list[Instance]:
+        """With a lag: instances that go on with a batch, which are as many as have slots for it."""
+        left, fleet = len(batch.rollouts) - batch.num_dormant, []
+        members = [i for i in self._roster if i.member and i.parameters.awaits(batch.begin.version)]
+        for instance in sorted(members, key=lambda i: (-len(i.held), i.order)):
+            if left > 0:
+                fleet.append(instance)
+                left -= instance.slots
+        return fleet

@@ -47,8 +47,14 @@ class StepPlans:
         reserved: Sequence[Instance],
         remote: Sequence[Instance],
         now: float,
+        *,
+        ahead: bool,
     ) -> Forecast | None:
-        """The best window for what is left of a step, from now on; None: it cannot be predicted."""
+        """The best window for what is left of a step, from now on; None: it cannot be predicted.
+
+        Args:
+            ahead: all engines have later batches to go on with.
+        """
         engines, places = self._engines([reserved, remote])
         if not self.model.ready or not engines:
             return None
@@ -89,7 +95,8 @@ class StepPlans:
         ]
         remote_engines = sum(group.count for group in engines[1:])
         self.planned_drag = self.model.drag.hedged(engines[0].count, remote_engines)
-        return best_window(self._plan(engines, jobs, totals.tolist(), self.planned_drag))
+        plan = self._plan(engines, jobs, totals.tolist(), self.planned_drag)
+        return best_window(replace(plan, ahead=ahead))
 
     def tail(
         self, step: BatchRecord, instances: Sequence[Instance], closed: float, now: float

@@ -142,6 +142,14 @@ class Instance:
         """It is in the roster no longer."""
         self._watcher = None
 
+    def prefetch(self, manifest: Manifest) -> bool:
+        """A version is to be fetched beforehand; whether it has to be told so."""
+        parameters = self.parameters
+        if manifest in (parameters.prefetched, parameters.announced):
+            return False
+        parameters.prefetch(manifest)
+        return True
+
     def announce(self, manifest: Manifest, *, back: bool = False) -> bool:
         """Note the version that it is to hold; False if it holds just that already."""
         held = self.state == "ready" and self.parameters.are(manifest)

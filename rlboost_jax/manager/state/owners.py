@@ -35,5 +35,5 @@ class Owners:
                 prefix=fleet.provider,
                 life=life,
             ),
-            versions=Versions(roster, ledger, outbox),
+            versions=Versions(roster, ledger, outbox, lag=settings.lag),
         )

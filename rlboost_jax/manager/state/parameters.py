@@ -10,14 +10,16 @@ class Parameters:
         announced: the newest version that was announced to it; None: none was.
         version: that it holds; None: none yet.
         digest: of the parameters it holds; "" once others were announced.
+        prefetched: that it was told to fetch beforehand; None: none.
     """
 
-    __slots__ = ("_paid_version", "announced", "digest", "version")
+    __slots__ = ("_paid_version", "announced", "digest", "prefetched", "version")
 
     def __init__(self) -> None:
         self.announced: Manifest | None = None
         self.version: Version | None = None
         self.digest = ""
+        self.prefetched: Manifest | None = None
         self._paid_version = -1  # the newest that it was charged for pulling
 
     def are(self, named: Manifest | BeginBatch) -> bool:
@@ -38,6 +40,10 @@ class Parameters:
         if not held:
             self.digest = ""
 
+    def prefetch(self, manifest: Manifest) -> None:
+        """It fetches this beside its work."""
+        self.prefetched = manifest
+
     def loaded(self, version: Version, digest: str) -> None:
         """The engine has them."""
         self.version, self.digest = version, digest
@@ -46,6 +52,10 @@ class Parameters:
     def staying(self) -> bool:
         """Whether it is not on its way to another version."""
         return self.announced is None or self.announced.version == self.version
+
+    def awaits(self, version: Version) -> bool:
+        """Whether it holds a version, or is on its way to it."""
+        return self.announced is not None and self.announced.version == version
 
     def pay(self, version: Version) -> bool:
         """Whether a version is to be charged for: each once, and none after a newer one."""

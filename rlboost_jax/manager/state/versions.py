@@ -5,7 +5,7 @@ from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.ledger import Ledger
 from rlboost_jax.manager.state.roster import Roster
-from rlboost_jax.messages import Announce, BeginBatch, Manifest
+from rlboost_jax.messages import Announce, BeginBatch, Manifest, Prefetch
 from rlboost_jax.sequences.identities import Version
 
 
@@ -17,7 +17,9 @@ class Versions:
             batches are sampled from.
     """
 
-    def __init__(self, roster: Roster, ledger: Ledger, outbox: Outbox) -> None:
+    def __init__(self, roster: Roster, ledger: Ledger, outbox: Outbox, *, lag: int) -> None:
+        """Args: lag: of the run."""
+        self._lag = lag
         self._roster = roster
         self._ledger = ledger
         self._outbox = outbox
@@ -51,12 +53,23 @@ class Versions:
     def announce(self, instance: Instance, manifest: Manifest) -> None:
         """Announce a version to an instance that does not hold it.
 
-        Reserved engines are handed their weights by the trainer; who leaves needs none.
+        Who leaves needs none. Without a lag there is no choice, and reserved engines are handed
+        their weights by the trainer before they are needed.
         """
-        if instance.reserved or instance.departure.leaving:
+        if instance.departure.leaving or (instance.reserved and not self._lag):
             return
         if instance.announce(manifest, back=manifest is not self.newest):
             self._outbox.send(instance.stream, Announce(manifest=manifest))
+
+    def prefetch(self, instance: Instance) -> None:
+        """Have an instance fetch what it is to hold next, most likely: the oldest version after
+        that which was announced to it. The trainer's engines have all of them at hand."""
+        announced = instance.parameters.announced
+        if announced is None or instance.reserved or instance.departure.leaving:
+            return
+        later = [version for version in self.manifests if version > announced.version]
+        if later and instance.prefetch(manifest := self.manifests[min(later)]):
+            self._outbox.send(instance.stream, Prefetch(manifest=manifest))
 
     def _take(self, manifest: Manifest) -> None:
         """With a lag, a trainer says older versions, too, that its open batches need."""
