@@ -34,7 +34,6 @@ from rlboost_jax.learner.stream.lag import lag_of
 from rlboost_jax.learner.stream.step_stream import StreamTimes
 from rlboost_jax.learner.trajectory import trajectories_digest
 from rlboost_jax.learner.update.batch import BatchUpdate
-from rlboost_jax.learner.versions import Versions
 from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.params import Params
 from rlboost_jax.observe.spans import traced
@@ -64,9 +63,8 @@ class TrainingLoop:
         self._used = session.prompts_used
         self._window: messages.WindowState | None = None  # after the last step
         self._open: dict[Batch, OpenBatch] = {}
-        self._versions = Versions(session.older)
+        self._versions = session.versions
         self._sampler: tuple[Version, Params] | None = None  # an older version on the devices
-        self._loaded: Version | None = None  # by the reserved engines
         self._version, self._digest = Version(-1), ""  # of the state; the first is published below
         first = int(self.state.step) // run.algorithm.updates_per_batch
         for version in filter(self._lag.samples, self._lag.kept_at(Batch(first))):
@@ -119,8 +117,6 @@ class TrainingLoop:
             )
         publish_seconds = self._publish(Version(step + 1))
         score = self._scoring.score(measurement) if measurement else None
-        if self._lag.versions:  # the next batch is open: its window begins with the report
-            self._load_for(Batch(step + 1))
         report = session.link.trained(
             messages.BatchTrained(
                 batch=Batch(step), train_wait_seconds=times.waiting, train_seconds=train_seconds
@@ -172,7 +168,7 @@ class TrainingLoop:
             return None
         version = self._run.num_steps
         (prompts, group_size), *_ = measurement.parts()
-        self._load(Version(version))
+        self._load()
         answers = Answers(Batch(version), session.environment, link.answer)
         link.begin_batch(
             messages.BeginBatch(
@@ -201,7 +197,7 @@ class TrainingLoop:
 
     def _begin(self, oldest: Batch) -> None:
         """Have all batches begin that are due while `oldest` is trained on."""
-        self._load_for(oldest)
+        self._load()
         for batch in self._lag.open_at(oldest):
             if batch in self._open:
                 continue
@@ -291,20 +287,15 @@ class TrainingLoop:
             self._sampler = version, jax.device_put(self._versions.params(version), place)
         return self._sampler[1]
 
-    def _load_for(self, batch: Batch) -> None:
-        """Have the reserved engines ready for the window of a batch."""
-        version = self._lag.version_of(batch)
-        if batch < self._run.num_steps and version != self._loaded:
-            self._load(version)
-
-    def _load(self, version: Version) -> None:
-        """Give the reserved engines the parameters of a version."""
-        base, older = self._session.base, self._older(version)
+    def _load(self) -> None:
+        """Give the reserved engines the newest version. With a lag they take what the manager
+        announces to each, from `Session.versions`."""
+        if self._lag.versions:
+            return
+        base = self._session.base
         # From device to device, unless other processes hold parts of it.
         if self._session.followers:
-            params = self._session.publisher.open(version)
+            params = self._session.publisher.open(self._version)
         else:
-            trained = self.state.params if older is None else older
-            params = joined(base.params if base else None, trained)
-        self._session.reserved.load(params, version, self._digest_of(version))
-        self._loaded = version
+            params = joined(base.params if base else None, self.state.params)
+        self._session.reserved.load(params, self._version, self._digest)

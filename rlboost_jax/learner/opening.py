@@ -31,7 +31,7 @@ from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines, devices_of_slices
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.update.learner import learner_of
-from rlboost_jax.learner.versions import restored_versions
+from rlboost_jax.learner.versions import AtHand, Versions, restored_versions
 from rlboost_jax.messages import TrainerHello
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import make_mesh
@@ -171,6 +171,16 @@ class Opening:
             with console.phase("copying the base for servers"):
                 base = _published_base(ready.policy.base, followers, store)
             check_same(base.digest, extra, self._path)
+        versions = Versions(
+            restored_versions(
+                checkpoints,
+                first,
+                extra,
+                ready.state.params,
+                dtype=run.weights.rollout_dtype,
+            )
+        )
+        at_hand = AtHand(versions, base.params if base else None) if run.algorithm.lag else None
         session = Session(
             run=run,
             exercises=exercises,
@@ -183,17 +193,11 @@ class Opening:
             ),
             state=ready.state,
             prompts_used=extra.get("prompts_used", 0),
-            older=restored_versions(
-                checkpoints,
-                first,
-                extra,
-                ready.state.params,
-                dtype=run.weights.rollout_dtype,
-            ),
+            versions=versions,
             base=base,
             environment=self._makers.environment,
             link=link,
-            reserved=self._reserved(ready, manager, link, profile),
+            reserved=self._reserved(ready, manager, link, profile, at_hand),
             publisher=self._publisher(store, manager, link, profile),
             checkpoints=checkpoints,
             best=BestCheckpoint(self._path, checkpoints) if run.evaluation.keep_best else None,
@@ -242,7 +246,12 @@ class Opening:
         return trackers
 
     def _reserved(
-        self, ready: Prepared, manager: ManagerProcess, link: ManagerLink, profile: StepProfile
+        self,
+        ready: Prepared,
+        manager: ManagerProcess,
+        link: ManagerLink,
+        profile: StepProfile,
+        at_hand: AtHand | None,
     ) -> ReservedEngines:
         """The trainer's own engines, on their way into the fleet."""
         run, makers = self._run, self._makers
@@ -258,6 +267,7 @@ class Opening:
             engines,
             self._thread,
             on_failure=link.fail,
+            puller=at_hand,
             spans=profile.spans,
             clock=profile.clock,
         )

@@ -18,6 +18,7 @@ from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.observe.spans import ENGINE_LANE, Recorder
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.instance import hello_of
+from rlboost_jax.rollout.weight_updates import PullerLike
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.run import RunConfig
@@ -40,6 +41,7 @@ class ReservedEngine:
         *,
         on_failure: Callable[[Exception], None],
         name: str = NAME,
+        puller: PullerLike | None = None,
         spans: Recorder | None = None,
         clock: Clock | None = None,
         client: Callable[..., InstanceClient] = InstanceClient,
@@ -48,13 +50,14 @@ class ReservedEngine:
 
         Args:
             on_failure: called in the thread of `thread` with what ended the engine.
+            puller: has the versions that the manager announces; None: it is given each by `load`.
             spans: of this process.
             clock: of `InstanceClient`.
             client: makes the one that talks to the manager.
         """
         self._run, self._engine, self._thread = run, engine, thread
         self._on_failure, self._name = on_failure, name
-        self._clock, self._client_of = clock, client
+        self._clock, self._client_of, self._puller = clock, client, puller
         self._worker = Worker(engine, spans, name.replace(NAME, ENGINE_LANE, 1))
         self._client: InstanceClient | None = None
         self._running: Future[None] | None = None
@@ -72,7 +75,9 @@ class ReservedEngine:
             price_per_hour=0.0,  # paid for whether it generates or not
             zone="reserved",
         )
-        self._client = self._client_of(locate, hello, self._worker, puller=None, clock=self._clock)
+        self._client = self._client_of(
+            locate, hello, self._worker, puller=self._puller, clock=self._clock
+        )
         self._running = self._thread.start(self._serve(self._client))
 
     async def _serve(self, client: InstanceClient) -> None:
@@ -113,6 +118,7 @@ class ReservedEngines:
         thread: EventLoopThread,
         *,
         on_failure: Callable[[Exception], None],
+        puller: PullerLike | None = None,
         spans: Recorder | None = None,
         clock: Clock | None = None,
         client: Callable[..., InstanceClient] = InstanceClient,
@@ -125,6 +131,7 @@ class ReservedEngines:
                 thread,
                 on_failure=on_failure,
                 name=name,
+                puller=puller,
                 spans=spans,
                 clock=clock if name is names[0] else None,  # one stream's answers are enough
                 client=client,

@@ -1,7 +1,7 @@
 """What a run has once it has been prepared."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rlboost_jax.data.exercises import Exercises
@@ -15,10 +15,9 @@ from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.update.learner import Learner
-from rlboost_jax.learner.versions import KeptVersion
+from rlboost_jax.learner.versions import Versions
 from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.spans import Recorder
-from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.run import RunConfig
 
 
@@ -31,7 +30,7 @@ class Session:
     learner: Learner
     state: TrainState  # to begin with; the first update consumes it
     prompts_used: int = 0  # of the prompt stream, by the steps before
-    older: Mapping[Version, KeptVersion] = field(default_factory=dict)  # with a lag
+    versions: Versions = field(default_factory=Versions)  # older ones; with a lag
     base: Base | None = None  # of the adapters, where these are what is trained
     environment: Environment | None = None  # None: a response has one turn
     link: ManagerLink

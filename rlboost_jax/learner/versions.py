@@ -6,6 +6,7 @@ checks of servers take it from here, checkpoints take the older ones along: a re
 snapshot of before.
 """
 
+import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,8 +16,12 @@ import jax
 import numpy as np
 
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.messages import Manifest
+from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.params import Params
 from rlboost_jax.sequences.identities import Version
+from rlboost_jax.weights.names import WeightsError
+from rlboost_jax.weights.pull import Pulled
 from rlboost_jax.weights.shares import as_share, stored
 
 DIGESTS = "versions"  # in what a checkpoint holds besides arrays: digest by version
@@ -82,6 +87,29 @@ class Versions:
     def trees(self, versions: Iterable[Version]) -> dict[str, Params]:
         """A tree of arrays for a checkpoint; empty where there are none."""
         return {str(version): self.params(version) for version in versions}
+
+
+class AtHand:
+    """What the trainer's own engines pull from in place of snapshots."""
+
+    def __init__(self, versions: Versions, base: Params | None) -> None:
+        """
+        Args:
+            base: of the adapters, where these are what a version has.
+        """
+        self._versions, self._base = versions, base
+
+    async def pull(self, manifest: Manifest) -> Pulled:
+        """Raises WeightsError: these parameters are not kept, or not any more."""
+        version = manifest.version
+        try:
+            digest = self._versions.digest(version)
+            params = await asyncio.to_thread(self._versions.params, version)
+        except KeyError:
+            raise WeightsError(f"version {version} is kept no longer") from None
+        if digest != manifest.params_digest:
+            raise WeightsError(f"version {version} is kept with other parameters")
+        return Pulled(params=joined(self._base, params), fetched_bytes=0)
 
 
 def rounded(host_params: Params, dtype: str) -> Params:

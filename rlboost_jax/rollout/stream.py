@@ -24,6 +24,7 @@ from rlboost_jax.messages import (
     Goodbye,
     Hello,
     Leave,
+    Prefetch,
     Release,
     Renew,
     Renewed,
@@ -197,6 +198,8 @@ class Stream:
                     self._worker.release(messages.unpack_ids(request_ids).tolist())
                 case Announce(manifest=manifest) if self._updates is not None:
                     self._updates.announce(manifest)
+                case Prefetch(manifest=manifest) if self._updates is not None:
+                    self._updates.prefetch(manifest)
                 case Leave(reason=reason) if not self._hello.reserved:
                     self._leave(reason)
                     await asyncio.Event().wait()  # `_talk` sees to it and ends this

@@ -1,5 +1,6 @@
 """Announced versions on their way into the engine: of several only the last is taken, which may be
-an older one than the engine has.
+an older one than the engine has. One that is likely to be announced next is pulled beside the work
+and waits in memory.
 
 Invariants: no two are pulled or loaded at once; a version that could not be had is tried again for
 as long as no other is announced; what is said belongs to the stream on which it was announced.
@@ -47,25 +48,42 @@ class WeightUpdates:
         self._puller, self._worker, self._say, self._fail = puller, worker, say, fail
         self._one = asyncio.Lock()  # held by whoever pulls, until all that it began has ended
         self._newest: asyncio.Task[None] | None = None
+        self._ahead: tuple[Manifest, asyncio.Task[Any]] | None = None  # pulled beforehand
         self._loaded: tuple[int, str] | None = None  # version and digest that the engine has
 
     def announce(self, manifest: Manifest) -> None:
         """Take this version, in place of any other. Returns at once: to end an older pull takes
         time, in which the stream is to be heard."""
         self._cancel()
+        if self._ahead is not None and self._ahead[0] != manifest and not self._ahead[1].done():
+            self._forget()  # not before what is wanted now
         loop = asyncio.get_running_loop()
         self._newest = loop.create_task(self._take(manifest, loop.time()))
         self._newest.add_done_callback(self._ended)
 
+    def prefetch(self, manifest: Manifest) -> None:
+        """Pull this version once what was announced is loaded, in place of any other that was
+        pulled so; it waits for its announcement, and takes as much memory as a pull does."""
+        self._forget()
+        pull = asyncio.get_running_loop().create_task(self._pull_ahead(manifest))
+        pull.add_done_callback(_seen)
+        self._ahead = manifest, pull
+
     async def stop(self) -> None:
         """Give up what is under way; returns when all of it has ended."""
         self._cancel()
+        self._forget()
         async with self._one:
             self._newest = None
 
     def _cancel(self) -> None:
         if self._newest is not None:
             self._newest.cancel()
+
+    def _forget(self) -> None:
+        if self._ahead is not None:
+            self._ahead[1].cancel()
+            self._ahead = None
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or isinstance(error := task.exception(), WorkerStopped | None):
@@ -80,8 +98,7 @@ class WeightUpdates:
             fetched_bytes, attempt = 0, 0
             while self._loaded != (version, params_digest):
                 try:
-                    with self._spans.span("pull", "weights", when=near, version=version):
-                        pulled = await self._puller.pull(manifest)
+                    pulled = self._pulled_ahead(manifest) or await self._pull(manifest)
                 except WeightsError as error:
                     self._say(WeightsRejected(version=version, reason=str(error)[:MAX_REASON]))
                     await asyncio.sleep(
@@ -107,3 +124,29 @@ class WeightUpdates:
                     fetched_bytes=fetched_bytes,
                 )
             )
+
+    async def _pull(self, manifest: Manifest) -> Any:
+        version = manifest.version
+        with self._spans.span("pull", "weights", when=self._spans.near(version), version=version):
+            return await self._puller.pull(manifest)
+
+    async def _pull_ahead(self, manifest: Manifest) -> Any:
+        async with self._one:
+            return await self._pull(manifest)
+
+    def _pulled_ahead(self, manifest: Manifest) -> Any | None:
+        """What was pulled of a version beforehand, once; None: nothing, or not that version."""
+        if self._ahead is None or self._ahead[0] != manifest:
+            return None
+        pull = self._ahead[1]
+        if pull.done() and not pull.cancelled() and pull.exception() is None:
+            self._ahead = None
+            return pull.result()
+        self._forget()
+        return None
+
+
+def _seen(pull: asyncio.Task[Any]) -> None:
+    """A pull beforehand that failed is tried again when its version is announced."""
+    if not pull.cancelled():
+        pull.exception()

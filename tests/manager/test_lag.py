@@ -12,10 +12,16 @@ from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, ServerGone, TrainerGone
 from rlboost_jax.manager.limits import MAX_OPEN_BATCHES
 from rlboost_jax.manager.reducer import batch_checks
+from rlboost_jax.manager.settings import Settings
+from tests.manager import fakes
 from tests.manager.desk import RESERVED, TRAINER, Desk, trained
-from tests.manager.fakes import RUN, batch, begin_batch, hello, manifest, ready, settings
+from tests.manager.fakes import RUN, batch, begin_batch, hello, manifest, ready
 
 A, B, C = 10, 11, 12
+
+
+def settings(**changes: Any) -> Settings:
+    return fakes.settings(**{"lag": 1, **changes})
 
 
 def begin(number: int, digest: str = "d", *, lag: int = 1, **sizes: int) -> m.BeginBatch:
@@ -309,22 +315,56 @@ def test_who_goes_back_is_paid_for_again() -> None:
     assert dollars(0) == pytest.approx(1.0)
 
 
-def test_the_trainers_engine_works_on_the_oldest_batch_with_its_version() -> None:
-    desk = Desk(settings(deterministic=False))
+def test_the_trainers_engine_is_told_what_to_hold() -> None:
+    """Without a lag the trainer hands it each version."""
+    for lag, announced in ((0, []), (1, [0])):
+        desk = Desk(settings(deterministic=False, lag=lag))
+        desk.open_run()
+        desk.publish(0)
+        assert announcements(desk, RESERVED) == announced
+
+
+def test_the_trainers_engine_works_on_the_oldest_batch_while_that_has_work_for_it() -> None:
+    desk = Desk(settings(deterministic=False, lag=1))
     desk.open_run()
     desk.publish(0)
     desk.trainer(begin(0))
     desk.trainer(begin(1))
     desk.server(RESERVED, ready(0))
     requests = desk.requests(RESERVED)
-    assert [r.work.batch for r in requests] == [0, 0], "batch 1 has no turn yet"
-    desk.tokens(RESERVED, requests)
+    assert [r.work.batch for r in requests] == [0, 0, 1, 1]
+    desk.tokens(RESERVED, requests[:2])
     desk.publish(1)
     desk.trainer(trained(0))
-    assert [r.work.batch for r in desk.requests(RESERVED)] == [1, 1]
+    desk.trainer(begin(2))
+    assert not announcements(desk, RESERVED), "it has all of batch 1"
+    assert desk.manager.view.window_open
+
+
+def test_the_trainers_engine_works_ahead_until_its_window_is_over() -> None:
+    desk = Desk(settings(deterministic=False, lag=1))
+    desk.open_run()
+    desk.publish(0)
+    desk.join(A, version=0, slots=4)
+    desk.trainer(begin(0))
+    first = desk.requests(A)
+    desk.trainer(begin(1))
+    desk.server(RESERVED, ready(0))
+    desk.tokens(A, first)
+    desk.publish(1)
+    assert not desk.sent(m.Announce), "nobody is needed at version 1 yet"
+    assert [each.manifest.version for each in desk.sent(m.Prefetch, A)] == [1]
+    assert not desk.sent(m.Prefetch, RESERVED), "it has no line to wait for"
+    desk.trainer(trained(0))
+    assert announcements(desk, RESERVED) == [1]
     desk.trainer(begin(2))
     desk.server(RESERVED, ready(1))
-    assert desk.sent(m.Release, RESERVED) and not desk.requests(RESERVED)
+    ahead = desk.requests(RESERVED)
+    assert [r.work.batch for r in ahead] == [2, 2]
+    desk.tick(desk.now + 0.5)
+    assert desk.sent(m.WindowClosed)
+    (release,) = desk.sent(m.Release, RESERVED)
+    assert m.unpack_ids(release.request_ids).tolist() == [r.request_id for r in ahead]
 
 
 def test_a_liars_unfinished_work_of_all_open_batches_is_done_again() -> None:
@@ -400,14 +440,14 @@ def test_a_free_reserved_slot_asks_for_no_work_of_a_later_batch() -> None:
     assert not desk.sent(m.Release)
 
 
-@pytest.mark.parametrize("worth", [0, 2, 4])
-def test_the_last_responses_of_a_batch_are_gathered_where_the_next_has_work(worth: int) -> None:
-    """Once an engine is known to be worth all four, whose other instance goes on."""
+@pytest.mark.parametrize("slots", [3, 4])
+def test_the_last_responses_of_a_batch_are_gathered_where_the_next_has_work(slots: int) -> None:
+    """At one instance, if it has slots for all four, so that the other goes on."""
     desk = Desk(settings(manager__seeding=False, deterministic=False))
     desk.open_run(reserved=False)
     desk.publish(0)
     for server in (A, B):
-        desk.join(server, version=0, slots=4)
+        desk.join(server, version=0, slots=slots)
     desk.trainer(begin(0))
     first = {server: desk.requests(server) for server in (A, B)}
     desk.trainer(begin(1, prompts=2))
@@ -418,17 +458,9 @@ def test_the_last_responses_of_a_batch_are_gathered_where_the_next_has_work(wort
     desk.tokens(A, held[A], 1)
     desk.publish(1)
     desk.trainer(trained(0))
-    instance = desk.manager.view.instances[A]
-    profile = desk.manager.parts.profile
-    for size in (1, worth) if worth else ():
-        for _ in range(4):
-            profile.add(
-                instance.kind, batch=size, tokens=size, seconds=1.0, context=instance.context
-            )
-    profile.end_step()
     desk.trainer(begin(2))
-    assert (announcements(desk, A), announcements(desk, B)) == ([], [1] if worth == 4 else [])
-    if worth == 4:
+    assert (announcements(desk, A), announcements(desk, B)) == ([], [1] if slots == 4 else [])
+    if slots == 4:
         ids = m.pack_ids([r.request_id for r in held[B]])
         desk.server(B, m.Released(request_ids=ids))
         assert [r.work for r in desk.requests(A)] == [r.work for r in held[B]]

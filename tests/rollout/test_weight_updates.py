@@ -10,6 +10,7 @@ import pytest
 from rlboost_jax.messages import Manifest, Ready
 from rlboost_jax.rollout.weight_updates import WeightUpdates
 from rlboost_jax.rollout.worker import WorkerStopped
+from rlboost_jax.weights.names import WeightsError
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -133,5 +134,91 @@ def test_a_server_that_leaves_amid_a_load_has_made_no_mistake() -> None:
         await asyncio.wait_for(ended.wait(), timeout=PATIENCE_SECONDS)
         await updates.stop()
         assert said.empty()
+
+    asyncio.run(scenario())
+
+
+def test_what_was_pulled_beforehand_is_loaded_at_once_when_it_is_announced() -> None:
+    async def scenario() -> None:
+        puller, engine, said = SlowToEnd(), Engine(), asyncio.Queue[Any]()
+        updates = WeightUpdates(puller, engine, say=said.put_nowait, fail=said.put_nowait)  # type: ignore[arg-type]
+        updates.announce(manifest(1))
+        updates.prefetch(manifest(2))
+        assert (await asyncio.wait_for(said.get(), timeout=PATIENCE_SECONDS)).version == 1
+        while puller.pulls != [1, 2] or puller.at_once:
+            await asyncio.sleep(0)
+        assert engine.loaded == [1] and said.empty(), "it waits for its announcement"
+        updates.announce(manifest(2))
+        ready = await asyncio.wait_for(said.get(), timeout=PATIENCE_SECONDS)
+        assert (ready.version, ready.fetched_bytes) == (2, 1)
+        assert (engine.loaded, puller.pulls) == ([1, 2], [1, 2])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 10, 40])
+def test_a_version_that_is_announced_amid_its_pull_is_pulled_once(turns: int) -> None:
+    async def scenario() -> None:
+        puller, engine, said = SlowToEnd(), Engine(), asyncio.Queue[Any]()
+        updates = WeightUpdates(puller, engine, say=said.put_nowait, fail=said.put_nowait)  # type: ignore[arg-type]
+        updates.prefetch(manifest(2))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        updates.announce(manifest(2))
+        assert (await asyncio.wait_for(said.get(), timeout=PATIENCE_SECONDS)).version == 2
+        assert (engine.loaded, puller.pulls) == ([2], [2])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5, 40])
+def test_an_announcement_waits_for_no_other_pull(turns: int) -> None:
+    """Somebody waits for what is announced, and nobody for what is pulled beforehand."""
+
+    async def scenario() -> None:
+        puller, engine, said = SlowToEnd(held=frozenset({2})), Engine(), asyncio.Queue[Any]()
+        updates = WeightUpdates(puller, engine, say=said.put_nowait, fail=said.put_nowait)  # type: ignore[arg-type]
+        updates.prefetch(manifest(2))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        updates.announce(manifest(1))
+        assert (await asyncio.wait_for(said.get(), timeout=PATIENCE_SECONDS)).version == 1
+        assert engine.loaded == [1]
+        await updates.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_pull_beforehand_that_failed_is_tried_again_in_its_time() -> None:
+    class Once(SlowToEnd):
+        async def pull(self, manifest: Manifest) -> Any:
+            pulled = await super().pull(manifest)
+            if self.pulls == [2]:
+                raise WeightsError("the line broke")
+            return pulled
+
+    async def scenario() -> None:
+        puller, engine, said = Once(), Engine(), asyncio.Queue[Any]()
+        updates = WeightUpdates(puller, engine, say=said.put_nowait, fail=said.put_nowait)  # type: ignore[arg-type]
+        updates.prefetch(manifest(2))
+        while puller.pulls != [2] or puller.at_once:
+            await asyncio.sleep(0)
+        assert said.empty(), "nobody wants it yet"
+        updates.announce(manifest(2))
+        assert isinstance(await asyncio.wait_for(said.get(), timeout=PATIENCE_SECONDS), Ready)
+        assert puller.pulls == [2, 2]
+
+    asyncio.run(scenario())
+
+
+def test_at_the_end_of_a_stream_nothing_is_pulled_beforehand_any_more() -> None:
+    async def scenario() -> None:
+        puller, engine, said = SlowToEnd(held=frozenset({2})), Engine(), asyncio.Queue[Any]()
+        updates = WeightUpdates(puller, engine, say=said.put_nowait, fail=said.put_nowait)  # type: ignore[arg-type]
+        updates.prefetch(manifest(2))
+        while not puller.at_once:
+            await asyncio.sleep(0)
+        await updates.stop()
+        assert not puller.at_once and said.empty()
 
     asyncio.run(scenario())

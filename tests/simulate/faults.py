@@ -143,7 +143,7 @@ class Run:
     def __init__(self, schedule: Schedule, calm_at: float | None = FAULTS_END) -> None:
         self.schedule = schedule
         self._next: dict[str, float] = {}  # what happens to the next frame of a server: amount
-        others = policies(schedule.seed, schedule.num_batches)
+        others = {**policies(schedule.seed, schedule.num_batches), "lag": schedule.lag}
         if schedule.turns > 1:
             others["slot_tokens"] = settings_of(schedule.seeding).slot_tokens + GIVEN_TOKENS
         chosen = settings_of(schedule.seeding, **others)
@@ -403,6 +403,8 @@ class Run:
             return ((0.0, event),)
         amount = self._next.pop(what)
         match what, message:
+            case "twice", m.Ready():  # of versions the last word counts, and streams keep order
+                return (0.0, event), (0.0, event)
             case "twice", _:
                 return (0.0, event), (amount, event)
             case "late", _:

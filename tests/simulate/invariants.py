@@ -170,8 +170,10 @@ def _nothing_idle(world: World) -> None:
         reserved, remote = map(list, manager.view.eligible(batch))
         oldest = batch is manager.view.batch
         if oldest:
-            assert manager.view.window_open or remote, "no one is eligible"
-        for instance in remote + (reserved if oldest and manager.view.window_open else []):
+            lagging = manager.owners.ledger.lagging  # then somebody comes back for it
+            others = remote or (lagging and manager.view.roster.members)
+            assert manager.view.window_open or others, "no one is eligible"
+        for instance in remote + (reserved if manager.view.window_open else []):
             assert len(instance.held) >= instance.slots + world.settings.manager.max_pending
 
 
@@ -184,7 +186,7 @@ def _versions(world: World) -> None:
     if manager.over or newest is None:
         return
     instances = [i for i in manager.view.roster if not (i.reserved or i.departure.leaving)]
-    oldest = True
+    oldest, seeding = True, manager.view.window_open
     for number, batch in manager.view.open.items():
         begin, found = batch.begin, manager.view.manifests.get(batch.begin.version)
         if not (begin.version <= newest.version <= number):
@@ -198,5 +200,7 @@ def _versions(world: World) -> None:
                 left = announced.version > begin.version
                 assert not left or holders, "work of an older batch is abandoned"
         if oldest and batch.num_waiting and instances:
+            engines = [i for i in manager.view.roster if i.reserved] if seeding else []
+            holders += [i for i in engines if i.parameters.announced == found]
             assert holders, "nobody is left for the oldest batch"
         oldest = False

@@ -85,7 +85,7 @@ class Server:
     Args:
         world: what `tests.simulate.world.World` is.
         nonce: that the manager asked for; "" if the server was started by hand.
-        reserved: the trainer's own engine: it is handed its weights.
+        reserved: the trainer's own engine: it is handed its weights, or with a lag told of them.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class Server:
         self._gone = False  # the stream has ended and the manager knows
         self._missed: list[Callable[[], None]] = []
         self.version, self.digest = -1, ""
+        self._ahead: m.Manifest | None = None  # that it was told to pull beforehand
         world.servers.append(self)
 
     def connect(self) -> None:
@@ -209,6 +210,8 @@ class Server:
                     self._load(self._pulling.version, self._pulling.params_digest)
                 self._pull, self._pulling = self._pull + 1, chosen
                 self._fetch(self.stream, chosen, self._pull)
+            case m.Prefetch(manifest=likely):
+                self._ahead = likely
             case m.Welcome(stamp=stamp) | m.Renewed(stamp=stamp):
                 self._echo = stamp
             case m.Leave() if not (self.reserved or self.stays):
@@ -274,7 +277,8 @@ class Server:
             self._load(chosen.version, chosen.params_digest)
             self._say_ready()
 
-        self.world.later(self.world.random.uniform(0.05, 0.3), done)
+        near = self.reserved or chosen == self._ahead  # nothing comes over a line
+        self.world.later(0.02 if near else self.world.random.uniform(0.05, 0.3), done)
 
     def _load(self, version: int, digest: str) -> None:
         """Give back what is held and swap the weights; the engine is idle."""

@@ -209,7 +209,7 @@ class Trainer:
         for version in range(self._published + 1, self.batch + 1):
             self._publish(version)
         self._begin(upto=self.batch + self.lag)
-        if self.seeding:
+        if self.seeding and not self.lag:
             begin = self.asked[self.batch].begin
             self._later(self.world.random.uniform(0.0, 0.1), lambda: self._offer(begin))
         if self.asked[self.batch].complete:

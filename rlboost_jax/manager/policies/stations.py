@@ -39,7 +39,8 @@ class Station:
     """Engines of one kind in the forecast."""
 
     __slots__ = ("active", "ahead", "at", "cache", "contexts", "count", "debt", "each", "first",
-                 "gathered", "grain", "more", "queue", "rates", "rows", "slots", "steps")  # fmt: skip
+                 "gathered", "grain", "more", "queue", "rates", "rows", "slots",
+                 "steps")  # fmt: skip
 
     def __init__(self, engines: Engines, rows: Rows, grain: float) -> None:
         self.grain = grain  # decode steps: rollouts end at multiples of it, many together

@@ -57,7 +57,7 @@ def choose_versions(demands: Sequence[Demand], holders: Sequence[Holder]) -> lis
     busy = [n for n, holder in enumerate(holders) if holder.holds is not None]
     queued: list[int] = []  # by version, what nobody has been chosen for
     for version, demand in enumerate(demands):
-        for n, newer in _gathered(version, demands, holders):
+        for n, newer in _gathered(version, demands, holders, busy):
             chosen[n] = newer
             busy.remove(n)
         need = demand.unheld
@@ -89,7 +89,7 @@ def choose_versions(demands: Sequence[Demand], holders: Sequence[Holder]) -> lis
 
 
 def _gathered(
-    version: int, demands: Sequence[Demand], holders: Sequence[Holder]
+    version: int, demands: Sequence[Demand], holders: Sequence[Holder], busy: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Who leaves a version's last rollouts to others that hold some, and for which version.
 
@@ -100,7 +100,7 @@ def _gathered(
     newer = next(later, None)
     if not demand.rows or newer is None:
         return []
-    here = [n for n, holder in enumerate(holders) if holder.holds == version]
+    here = [n for n in busy if holders[n].holds == version]
     rollouts = demand.unheld + sum(holders[n].held for n in here)
     kept = max(1, -(-rollouts // demand.rows))
 

@@ -172,6 +172,6 @@ def _holder(instance: Instance, places: Mapping[BatchRecord, int], versions: lis
 
 
 def _place(instance: Instance, places: Mapping[BatchRecord, int]) -> int | None:
-    """Of the version that its rollouts are of."""
+    """Of the oldest version that its rollouts are of: what it gives back may be of a newer one."""
     found = (places[r.batch] for r in instance.held.values() if r.batch in places)
-    return next(found, None)
+    return min(found, default=None)

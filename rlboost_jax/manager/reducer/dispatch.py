@@ -60,11 +60,10 @@ class Dispatch:
                 self._settle(batch, self.remote(batch), self._seeding_for(batch), now)
 
     def _settle_oldest(self, batch: BatchRecord, now: float) -> None:
-        remote = self.remote(batch)
-        self._seeding.turn(batch, self.reserved(batch), remote, now)
+        self._seeding.turn(batch, self.reserved(batch), now, others=self._others(batch))
         if batch.finished:
             return
-        seeding = self._seeding_for(batch)
+        remote, seeding = self.remote(batch), self._seeding_for(batch)
         self._settle(batch, remote, seeding, now)
         idle = seeding and not any(i.held for i in seeding)
         # With a lag they have work of later batches, or soon will.
@@ -93,12 +92,11 @@ class Dispatch:
     def wake_at(self, batch: BatchRecord) -> float:
         """When there may be something to settle though nothing has happened; inf: never."""
         clock = self._seeding.clock
-        return clock.until if clock.open and self.remote(batch) else math.inf
+        return clock.until if clock.open and self._others(batch) else math.inf
 
     def reserved(self, batch: BatchRecord) -> list[Instance]:
         """The trainer's engines that can work on a step."""
-        reserved = self._roster.index.reserved.values()
-        return [i for i in reserved if i.ready_for(batch) and i.parameters.staying]
+        return [i for i in self._roster.index.reserved.values() if i.ready_for(batch)]
 
     def _seeding_for(self, batch: BatchRecord) -> list[Instance]:
         """Those of them that work on it now; after others: among equals, work goes where it may
@@ -116,6 +114,13 @@ class Dispatch:
         if not self._ledger.lagging:
             return instances
         return [i for i in instances if i.parameters.staying]
+
+    def _others(self, batch: BatchRecord) -> bool:
+        """Whether preemptible instances can go on with the oldest batch. With a lag they may all
+        hold other versions, and some come back for it."""
+        if self._ledger.lagging:
+            return self._roster.trusting and any(i.member for i in self._roster)
+        return bool(self.remote(batch))
 
     @property
     def engines(self) -> tuple[list[Instance], list[Instance]]:

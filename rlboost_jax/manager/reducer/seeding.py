@@ -64,21 +64,22 @@ class SeedingWindow:
         self,
         batch: BatchRecord,
         reserved: Sequence[Instance],
-        remote: Sequence[Instance],
         now: float,
+        *,
+        others: bool,
     ) -> None:
         """Close it, or open it again, if its time has come.
 
         Args:
             reserved: engines that can work on the step.
-            remote: instances that can.
+            others: whether preemptible instances can.
         """
         if self.clock.open:
             if batch.finished:
                 self.close(batch, "all responses are finished", now)
-            elif remote and self._over(batch, reserved, now):
+            elif others and self._over(batch, reserved, now):
                 self.close(batch, "the window is over", now)
-        elif not remote and not batch.finished:
+        elif not others and not batch.finished:
             self.clock.reopen(now)
 
     def close(self, batch: BatchRecord, reason: str, now: float) -> None:

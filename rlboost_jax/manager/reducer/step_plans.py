@@ -56,7 +56,7 @@ class StepPlans:
             ahead: all engines have later batches to go on with.
         """
         engines, places = self._engines([reserved, remote])
-        if not self.model.ready or not engines:
+        if not self.model.ready or not any(e.count for e in engines):
             return None
         unheard = self._unheard([*reserved, *remote], now)
         groups = groups_of(r for r in step.rollouts if not r.measures)

@@ -143,6 +143,7 @@ class Trainer:
         if old is not None and old != stream:
             self._outbox.close(old, "another trainer has taken over")
         self._outbox.attach(stream)
+        self._versions.attached()
         self.orphan_at = math.inf
         self._control.offer(hello.window)
         self._outbox.send(stream, TrainerWelcome(window=self._control.window))

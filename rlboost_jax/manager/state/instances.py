@@ -76,10 +76,8 @@ class Instance:
         if self.departure.leaving:
             return "leaving"
         parameters = self.parameters
-        if self.reserved:
-            return "joining" if parameters.version is None else "ready"
-        if parameters.announced is None:
-            return "joining"
+        if parameters.announced is None:  # a reserved engine may have been handed some
+            return "ready" if self.reserved and parameters.version is not None else "joining"
         return "ready" if parameters.are(parameters.announced) else "pulling"
 
     @property

@@ -25,6 +25,7 @@ class Versions:
         self._outbox = outbox
         self.newest: Manifest | None = None
         self.manifests: dict[int, Manifest] = {}
+        self._before: set[int] = set()  # published before the trainer that is here came
 
     def restore(self, entry: Published) -> None:
         """A journal tells of it."""
@@ -35,20 +36,25 @@ class Versions:
         needed = self._fetched()
         if self._outbox.wanted is None:  # a trainer that is back begins its batches after this
             needed |= {Version(version) for version in self.manifests}
-        if self._ledger.lagging:
+        if self._lag:
             needed |= {batch.begin.version for batch in self._ledger.open.values()}
         self.manifests = {v: m for v, m in self.manifests.items() if v in needed}
         self._take(manifest)
         self._outbox.keep(Published(manifest=manifest))
         self._outbox.record("published", version=manifest.version)
 
+    def attached(self) -> None:
+        """A trainer is here, or here again."""
+        self._before = set(self.manifests)
+
     def begun(self, begin: BeginBatch) -> None:
-        """With a lag, a batch before the newest version is not over if it is begun again: its
-        trainer has gone back, and publishes later versions anew."""
-        newest = self.newest
-        if self._ledger.lagging and newest is not None and newest.version > begin.batch:
-            known = [version for version in self.manifests if version <= begin.batch]
-            self.newest = self.manifests[max(known)] if known else newest
+        """With a lag, a trainer that begins a batch has gone back on later versions that it has not
+        published since it is here: it publishes them anew."""
+        gone = {v for v in self._before if v > begin.batch}
+        if self._lag and gone:
+            self._before -= gone
+            self.manifests = {v: m for v, m in self.manifests.items() if v not in gone}
+            self.newest = self.manifests[max(self.manifests)] if self.manifests else None
 
     def announce(self, instance: Instance, manifest: Manifest) -> None:
         """Announce a version to an instance that does not hold it.
@@ -73,10 +79,11 @@ class Versions:
 
     def _take(self, manifest: Manifest) -> None:
         """With a lag, a trainer says older versions, too, that its open batches need."""
-        newest, lagging = self.newest, self._ledger.lagging
-        if not (lagging and newest is not None and manifest.version < newest.version):
+        newest = self.newest
+        if not (self._lag and newest is not None and manifest.version < newest.version):
             self.newest = manifest
         self.manifests[manifest.version] = manifest
+        self._before.discard(manifest.version)
 
     def fetched(self, instance: Instance, version: Version, num_bytes: int) -> None:
         """Pay for what an instance says it pulled of a version: once, and at most for all of it.
