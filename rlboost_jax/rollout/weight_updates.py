@@ -8,7 +8,7 @@ as long as no other is announced; what is said belongs to the stream on which it
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.messages import MAX_REASON, Manifest, Ready, WeightsRejected
@@ -20,6 +20,7 @@ FIRST_RETRY_SECONDS = 0.1  # doubles with each attempt
 LONGEST_RETRY_SECONDS = 2.0
 
 
+@runtime_checkable
 class PullerLike(Protocol):
     """What is needed of `rlboost_jax.weights.pull.Puller`."""
 

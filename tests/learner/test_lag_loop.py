@@ -4,6 +4,7 @@ The fleet is faked: tokens follow from batch and sample, their log-probabilities
 version that the batch is begun with, and they arrive in the order that a test wants.
 """
 
+import asyncio
 import random
 from copy import copy
 from dataclasses import replace
@@ -26,7 +27,7 @@ from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.learner.update.learner import learner_of
-from rlboost_jax.learner.versions import restored_versions
+from rlboost_jax.learner.versions import AtHand, Versions, restored_versions
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.sequences.identities import Version, Work, sample_number
@@ -157,17 +158,11 @@ class Fleet(ManagerLink):
 
 
 class Reserved(ReservedEngines):
-    def __init__(self, fleet):
-        self.fleet = fleet
+    def __init__(self):
+        """They take what the manager announces: nobody else gives them any version."""
 
     def load(self, params, version, digest):
-        self.fleet.log.append(f"load {version}")
-        published, expected = self.fleet.versions[version]
-        assert digest == expected
-        held = jax.tree.map(
-            lambda leaf, like: np.asarray(leaf).astype(like.dtype), params, published
-        )
-        assert params_digest(held) == params_digest(published), "once an engine has rounded it"
+        raise AssertionError
 
 
 class Announcer(Publisher):
@@ -219,14 +214,14 @@ def make(config, learner_step, tmp_path):
             before.wait()
             state, extra = before.restore(step, abstract)
             older = restored_versions(before, step, extra, state.params, dtype=rollout_dtype)
-            kept = {"older": older, "prompts_used": extra["prompts_used"]}
+            kept = {"versions": Versions(older), "prompts_used": extra["prompts_used"]}
         session = Session(
             run=run,
             exercises=exercises,
             learner=learner,
             state=state,
             link=fleet,
-            reserved=Reserved(fleet),
+            reserved=Reserved(),
             publisher=Announcer(fleet),
             checkpoints=checkpoints,
             followers=Followers(),
@@ -258,15 +253,36 @@ def test_with_a_lag_of_one_the_next_batch_is_begun_ahead_from_the_version_before
     loop = make(lag=1)
     rows = rows_of(loop)
     assert loop.fleet.log == [
-        *("publish 0 from 0", "load 0", "begin 0 of 0", "begin 1 of 0"),
+        *("publish 0 from 0", "begin 0 of 0", "begin 1 of 0"),
         *("publish 1 from 0", "trained 0", "begin 2 of 1"),
-        *("publish 2 from 1", "load 1", "trained 1", "begin 3 of 2"),
-        *("publish 3 from 2", "load 2", "trained 2", "begin 4 of 3"),
-        *("load 3", "trained 3"),
-        "trained 4",
+        *("publish 2 from 1", "trained 1", "begin 3 of 2"),
+        *("publish 3 from 2", "trained 2", "begin 4 of 3"),
+        *("trained 3", "trained 4"),
     ]
     assert [row["version"] for row in rows] == [0, 0, 1, 2, 3]
     assert [row["lag"] for row in rows] == [0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_reserved_engines_find_what_open_batches_are_sampled_from_at_hand(make, lag):
+    """As it was published, at every moment at which the manager may announce it."""
+    loop = make(lag=lag, rollout_dtype="bfloat16")
+    fleet, at_hand = loop.fleet, AtHand(loop._session.versions, None)
+
+    def manifest(version, digest):
+        return m.Manifest(version=version, directory="", params_digest=digest, files=(), leaves=())
+
+    for step in range(STEPS):
+        for batch in fleet.pending:
+            params, digest = fleet.versions[max(0, batch - lag)]
+            pulled = asyncio.run(at_hand.pull(manifest(max(0, batch - lag), digest)))
+            assert params_digest(pulled.params) == params_digest(params)
+            assert pulled.fetched_bytes == 0
+        loop.step(step)
+    with pytest.raises(WeightsError, match="version 0 is kept no longer"):
+        asyncio.run(at_hand.pull(manifest(0, fleet.versions[0][1])))
+    with pytest.raises(WeightsError, match=f"version {STEPS - 1} is kept with other parameters"):
+        asyncio.run(at_hand.pull(manifest(STEPS - 1, "another")))
 
 
 def test_no_more_than_the_versions_of_open_batches_are_kept(make):
@@ -370,7 +386,7 @@ def test_what_is_measured_is_the_version_that_samples(make):
     assert [row["version"] for row in rows] == [0, 0, 0, 1, 2]
     loop.fleet.log.clear()
     loop.final_score()
-    assert loop.fleet.log == [f"load {STEPS}", f"begin {STEPS} of {STEPS}", f"trained {STEPS}"]
+    assert loop.fleet.log == [f"begin {STEPS} of {STEPS}", f"trained {STEPS}"]
 
 
 def test_a_resumed_run_of_another_length_has_what_its_next_batches_need(make):
