@@ -72,7 +72,8 @@ def _lag(versions: int) -> System:
         config = replace(
             config,
             trainer=replace(config.trainer, lag=versions),
-            policy=replace(config.policy, window="model"),
+            # Long responses begun late are what an older batch keeps engines half empty for.
+            policy=replace(config.policy, window="model", longest_first=True),
         )
         return config, world(config, market.changes, seed=seed, seconds=seconds).run()
 

@@ -32,6 +32,7 @@ from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.sequences.identities import Version, Work, sample_number
 from rlboost_jax.sequences.sequence import Sequence
+from rlboost_jax.weights.names import WeightsError
 
 STEPS, PROMPTS, GROUP = 5, 2, 4
 WINDOW = m.WindowState(seconds=0.5, memory={2: 0.25}, instance_cap=3)

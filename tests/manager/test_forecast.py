@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -168,6 +169,34 @@ def test_the_window_of_a_liquid(remote: int) -> None:
     expected = max(0.0, (work / 100 - remote * train) / (reserved + remote))
     assert found.window == pytest.approx(expected, abs=0.03 * found.end)
     assert found.end == pytest.approx(expected + train, rel=0.02)
+
+
+def test_rollouts_of_one_step_among_others_are_gathered() -> None:
+    """Two on two engines of two slots: side by side each alone at 0.01 s a step, at one engine
+    two at 0.02 s."""
+    rates = Rates(step=0.0, row=0.01, context=0.0, prefill=0.0)
+    given = plan([1000.0, 1000.0], reserved=0, remote=2, slots=2, rates=rates)
+    assert forecast(given, 0.0).rollout == pytest.approx(10.0, rel=0.01)
+    assert forecast(replace(given, ahead=True), 0.0).rollout == pytest.approx(20.0, rel=0.01)
+
+
+def test_who_is_gathered_is_prefilled() -> None:
+    """Three on two engines of two slots; two end after 10 s, and the third, of 1,000 tokens by
+    then, moves with a chance of a half: 0.5 s of prefill, and 10 s more."""
+    rates = Rates(step=0.01, row=0.0, context=0.0, prefill=0.001)
+    given = plan([1000.0, 1000.0, 2000.0], reserved=0, remote=2, slots=2, rates=rates)
+    assert forecast(given, 0.0).rollout == pytest.approx(20.0, rel=0.01)
+    assert forecast(replace(given, ahead=True), 0.0).rollout == pytest.approx(20.5, rel=0.01)
+
+
+def test_who_works_ahead_hands_over_when_the_learner_will_not_wait() -> None:
+    """Groups complete at 10, 20, 30, 40 s, 4 s of training each: who begins at 28 s is there for
+    the last when it comes. Without later work the reserved engines have nothing to wait for."""
+    given = plan([1000.0] * 4, reserved=0, train=0.004)
+    ahead = best_window(replace(given, ahead=True))
+    assert ahead.window == pytest.approx(28.0, abs=2 * RESOLUTION * 44.0)
+    assert ahead.end == pytest.approx(44.0, rel=0.02)
+    assert best_window(given).window == 0.0
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -221,6 +221,20 @@ def test_a_returned_trainer_gets_the_results_of_all_that_it_begins_again() -> No
     assert list(desk.manager.view.open) == [1, 2]
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_trainer_went_back_on_is_no_version_any_more(again: bool) -> None:
+    """Unless it has published that since it came: then its update is reported next."""
+    desk = at_batch_1()
+    desk.publish(2)
+    desk(TrainerGone(TRAINER, "killed"))
+    desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=TRAINER + 1)
+    if again:
+        desk.trainer(m.Publish(manifest=manifest(2, "d")), stream=TRAINER + 1)
+    desk.trainer(begin(1), stream=TRAINER + 1)
+    newest = desk.manager.owners.versions.newest
+    assert newest is not None and newest.version == (2 if again else 1)
+
+
 def test_what_a_trainer_begins_first_is_its_oldest() -> None:
     """Of a batch before that it has nothing left to say: a journal may not know of its end."""
     desk = at_batch_1()

@@ -148,3 +148,16 @@ def after(holders: Sequence[Holder], chosen: Sequence[int | None]) -> list[Holde
         replace(holder, announced=announced)
         for holder, announced in zip(holders, chosen, strict=True)
     ]
+
+
+def test_the_last_rollouts_stay_where_nobody_hands_over() -> None:
+    """A reserved engine leaves before an instance that holds less."""
+    passing = Holder(announced=OLD, holds=OLD, held=3, slots=4, passing=True)
+    assert choose_versions(gathered(0, rows=4), [passing, busy(OLD, 1)]) == [NEW, OLD]
+
+
+def test_who_is_called_back_is_called_once() -> None:
+    """It holds rollouts of a newer version, which others could gather."""
+    holders = [busy(NEW, 2, announced=OLD), busy(NEW, 2)]
+    demands = [Demand(unheld=1, rows=4), Demand(unheld=0, rows=4), Demand(unheld=9, rows=4)]
+    assert choose_versions(demands, holders) == [OLD, NEW]

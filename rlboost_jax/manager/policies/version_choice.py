@@ -1,10 +1,10 @@
-"""Which policy version each preemptible instance is to hold: a pure function.
+"""Which policy version each instance is to hold: a pure function.
 
 With a lag several batches are open at once, each sampled from its own version, and an instance
 holds one version at a time. Six rules, the first that applies:
 
-1. where newer versions want instances, the last rollouts of an older one are gathered at so few
-   that each has as many as its engine is worth; the others go on to the newer one;
+1. where newer versions want instances, the last rollouts of an older one are gathered at as few
+   as have slots for them; the others go on to the newer one;
 2. who else holds rollouts of an open batch keeps its version; who is on its way to an older one
    that needs it goes on;
 3. a free instance goes to the oldest version that has rollouts nobody samples, as many instances
@@ -28,13 +28,12 @@ class Demand:
 
     unheld: int  # rollouts that nobody samples, now or as soon as they are given back
     queued: int = 0  # rollouts that wait at an instance for one of its slots
-    rows: int = 0  # that an instance should sample at once, while others are needed elsewhere; 0:
-    # any number is well
+    rows: int = 0  # that an instance samples at once, at most; 0: nothing is gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """One preemptible instance.
+    """One instance.
 
     Versions are named by their places among the demands, oldest first; None is any other.
     """
