@@ -1,4 +1,4 @@
-"""Mistakes in a simulation's configuration, each told in a line."""
+"""Mistakes in a simulation's configuration, each reported in a line."""
 
 import json
 
