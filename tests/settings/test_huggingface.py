@@ -7,6 +7,7 @@ import pytest
 
 from configs import base
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.families import FAMILIES
 from rlboost_jax.settings.huggingface import from_huggingface, to_huggingface
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.memory import num_parameters
@@ -204,6 +205,10 @@ def test_published_checkpoints_have_the_parameters_they_are_known_for(name: str)
 def test_what_is_written_is_read_as_the_same(name: str) -> None:
     model = read(PUBLISHED[name][1])
     assert read(to_huggingface(model)) == model
+
+
+def test_of_every_family_something_is_published() -> None:
+    assert {read(values).family for _, values in PUBLISHED.values()} == set(FAMILIES)
 
 
 def test_what_sets_families_apart() -> None:
