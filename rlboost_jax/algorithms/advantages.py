@@ -1,17 +1,16 @@
 """How much better a trajectory did than the others of its prompt, or of its batch."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, assert_never
+from typing import Final, assert_never
 
 import numpy as np
 from jaxtyping import Float
 
-from rlboost_jax.settings.algorithm import Deviation
+from rlboost_jax.settings.algorithm import Deviation, GroupAdvantage
 
 STD_FLOOR: Final = 1e-4  # added to the deviation, in units of reward
 VARIANCE_FLOOR: Final = 1e-8  # added to the variance of a batch
 _DEGREES_LOST: Final[Mapping[Deviation, int]] = {"population": 0, "sample": 1}
-GroupAdvantage = Literal["group_std", "group_mean", "leave_one_out"]
 
 
 def group_advantages(

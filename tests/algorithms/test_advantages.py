@@ -1,4 +1,5 @@
 import statistics
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.algorithms.advantages import STD_FLOOR, group_advantages, whitened
+from rlboost_jax.settings.algorithm import GroupAdvantage
 
 rewards = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
 
@@ -36,7 +38,7 @@ def test_leave_one_out_compares_with_the_others_only(values):
         np.testing.assert_allclose(advantages[i], value - statistics.fmean(others), atol=1e-9)
 
 
-@pytest.mark.parametrize("advantage", ["group_std", "group_mean", "leave_one_out"])
+@pytest.mark.parametrize("advantage", get_args(GroupAdvantage))
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_a_group_without_spread_teaches_exactly_nothing(size, advantage):
     # 0.1 is not a binary fraction: the mean of equal rewards need not equal them.
