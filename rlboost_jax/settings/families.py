@@ -111,4 +111,9 @@ FAMILIES: Final[Mapping[str, FamilyRow]] = {
         },
         **_GEMMA,
     ),
+    "seed_oss": FamilyRow(
+        model_class="SeedOssForCausalLM",
+        output_bias="attention_out_bias",
+        defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
+    ),
 }

@@ -168,6 +168,27 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
             "vocab_size": 262144,
         },
     ),
+    "Seed-OSS-36B-Instruct": (
+        36_151_104_512,
+        {
+            "model_type": "seed_oss",
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 5120,
+            "intermediate_size": 27648,
+            "mlp_bias": False,
+            "num_attention_heads": 80,
+            "num_hidden_layers": 64,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": {"rope_type": "default"},
+            "rope_theta": 10000000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 155136,
+        },
+    ),
     "gemma-3-4b-it, its text": (
         3_880_263_168,
         {
