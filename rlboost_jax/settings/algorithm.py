@@ -21,6 +21,7 @@ GroupAdvantage = Literal[  # compares the rewards of one prompt
     "group_std",
     "group_mean",
     "leave_one_out",
+    "pass_at_k",
 ]
 TokenAdvantage = Literal["return", "gae"]
 Advantage = Literal[GroupAdvantage, TokenAdvantage]
