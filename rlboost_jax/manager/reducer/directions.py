@@ -106,7 +106,7 @@ class Directions:
                 return False
             newer = newer or any(batch.num_waiting for batch in batches)
             at_work += there
-        return not index.free and at_work == sum(index.prices.values())
+        return not index.free and at_work == index.num_preemptible
 
     def _demands(
         self, wanted: Mapping[int, list[BatchRecord]], places: Mapping[BatchRecord, int], now: float
