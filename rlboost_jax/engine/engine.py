@@ -18,7 +18,6 @@ ones yield; `run` does all that. Not thread-safe: one thread at a time.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, cast
 
 import jax
 from rlboost_kernels.implementations import choose
@@ -133,7 +132,7 @@ class Engine:
         )
         self.fingerprint = fingerprint(
             self.device,
-            model=replace(model, source="", family=cast(Any, "")),  # names
+            model=replace(model, source="", family=""),  # names
             token_rows=config.token_rows,
             slots=config.slots,
             page_size=config.page_size,
