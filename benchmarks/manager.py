@@ -9,7 +9,9 @@ CPU seconds of this process, the least of some repetitions.
 """
 
 import argparse
+import itertools
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -133,27 +135,55 @@ def tokens_per_second(instances: int, *, working: int = 8) -> float:
     return max(once() for _ in range(REPETITIONS))
 
 
-def seconds_per_end(instances: int) -> float:
-    """Of each response of a step that all instances work on, ended one by one."""
+class Ends:
+    """The ends of all responses of a step that all instances work on, one by one."""
 
-    def once() -> float:
-        core = Core(instances)
-        core.begin()
-        batches = [
-            (stream, core.last(stream, request))
-            for stream, requests in core.requests.items()
+    def __init__(self, instances: int) -> None:
+        self.core = Core(instances)
+        self.core.begin()
+        self.batches = [
+            (stream, self.core.last(stream, request))
+            for stream, requests in self.core.requests.items()
             for request in requests
         ]
-        since = time.process_time()
-        for stream, batch in batches:
-            core.now += 0.05
-            core.server(stream, batch)
-        seconds = time.process_time() - since
-        step = core.manager.view.batch
+
+    def play(self) -> None:
+        for stream, batch in self.batches:
+            self.core.now += 0.05
+            self.core.server(stream, batch)
+
+    def check(self) -> None:
+        step = self.core.manager.view.batch
         assert step is not None and step.finished
-        return seconds / len(batches)
+
+
+def seconds_per_end(instances: int) -> float:
+    def once() -> float:
+        ends = Ends(instances)
+        since = time.process_time()
+        ends.play()
+        seconds = time.process_time() - since
+        ends.check()
+        return seconds / len(ends.batches)
 
     return min(once() for _ in range(REPETITIONS))
+
+
+def bytecodes_per_end(instances: int) -> float | None:
+    """Instructions of the interpreter, which no other load on the machine changes; None: this
+    Python cannot count them (from 3.12 on)."""
+    if sys.version_info < (3, 12):
+        return None
+    ends, count, monitoring = Ends(instances), itertools.count(), sys.monitoring
+    tool, event = monitoring.PROFILER_ID, monitoring.events.INSTRUCTION
+    monitoring.use_tool_id(tool, "bytecodes")
+    monitoring.register_callback(tool, event, lambda code, offset: next(count))
+    monitoring.set_events(tool, event)
+    ends.play()
+    monitoring.set_events(tool, 0)
+    monitoring.free_tool_id(tool)
+    ends.check()
+    return next(count) / len(ends.batches)
 
 
 def measure() -> dict[str, Any]:
@@ -164,6 +194,7 @@ def measure() -> dict[str, Any]:
         "microseconds_per_end_by_fleet": {
             str(n): round(1e6 * seconds_per_end(n), 1) for n in FLEETS
         },
+        "bytecodes_per_end_by_fleet": {str(n): bytecodes_per_end(n) for n in FLEETS},
         "requests": PROMPTS * GROUP,
         "row_tokens": ROW_TOKENS,
     }

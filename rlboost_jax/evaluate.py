@@ -3,7 +3,7 @@
     python -m rlboost_jax.evaluate --workdir=RUN [--step=N | --best]
         [--prompts=N] [--samples=K --temperature=T]
 
-Generates on this host's first device, greedily unless told otherwise, and prints one JSON object:
+Generates on this host's first device, greedily unless set otherwise, and prints one JSON object:
 mean@k as `accuracy`, pass@k as `best` (of right and wrong answers). Works beside a living run.
 """
 

@@ -1,4 +1,4 @@
-"""A manager without TLS, as its clients are told of it."""
+"""A manager without TLS, as its clients know it."""
 
 from rlboost_jax.credentials import Credentials, Endpoint
 

@@ -103,3 +103,31 @@ PAGE = re.compile(r"(?<![\w/.-])docs/[\w-]+\.md")
 def test_pages_that_code_names_exist(file: str) -> None:
     missing = [page for page in PAGE.findall((ROOT / file).read_text()) if page not in FILES]
     assert not missing
+
+
+WALKS = "## How to add an advantage, a family, a provider"
+DIFFS = re.compile(r"^```diff\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def hunks(diff: str) -> list[tuple[str, str, str]]:
+    """(file, its lines before, its lines after) of each hunk."""
+    found: list[tuple[str, str, str]] = []
+    for changes in re.split(r"^--- a/", diff, flags=re.MULTILINE)[1:]:
+        for hunk in changes.split("\n@@\n")[1:]:
+            lines = hunk.rstrip("\n").split("\n")
+            before, after = (
+                "\n".join(line[1:] for line in lines if not line.startswith(sign)) for sign in "+-"
+            )
+            found.append((changes.partition("\n")[0], before, after))
+    return found
+
+
+def test_walks_through_what_is_added_are_of_the_files_as_they_are() -> None:
+    """Those of the product are in it, and that of a provider could be."""
+    walks = (ROOT / "BUILD-notes.md").read_text(encoding="utf-8").partition(WALKS)[2]
+    *kept, taken_back = map(hunks, DIFFS.findall(walks.partition("\n## ")[0]))
+    assert [len(diff) for diff in (*kept, taken_back)] == [4, 2, 4]
+    for name, _, after in (hunk for diff in kept for hunk in diff):
+        assert f"\n{after}\n" in (ROOT / name).read_text(encoding="utf-8"), after
+    for name, before, _ in taken_back:
+        assert f"\n{before}\n" in (ROOT / name).read_text(encoding="utf-8"), before

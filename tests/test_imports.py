@@ -170,6 +170,20 @@ def test_a_class_name_is_that_of_one_class(package: str) -> None:
     assert not [name for name, count in names.items() if count > 1]
 
 
+MOST_LINES = 350
+MAY_BE_LONG = {"messages.py", "mosaic_gpu.py", "triton.py"}  # one subject each: the wire, a kernel
+
+
+@pytest.mark.parametrize("folder", ["rlboost_jax", "kernels/rlboost_kernels"])
+def test_no_module_is_too_long_to_be_read_at_once(folder: str) -> None:
+    lines = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name not in MAY_BE_LONG
+    }
+    assert lines and {path: n for path, n in lines.items() if n > MOST_LINES} == {}
+
+
 def test_the_manager_knows_providers_by_their_seam_only() -> None:
     """And the seam knows nobody: no clock, file or process, and no provider."""
     seam = "rlboost_jax.providers.base"

@@ -109,7 +109,7 @@ TRAINER = """
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> list[str]:
-    """A command that ends in the ways it is told, one start after the other."""
+    """A command that ends in the given ways, one start after the other."""
     program = tmp_path / "trainer.py"
     program.write_text(textwrap.dedent(TRAINER))
     (tmp_path / "run").mkdir()
@@ -117,7 +117,7 @@ def trainer(tmp_path: Path) -> list[str]:
 
 
 def supervised(trainer: list[str], *ends: str, max_restarts: int = 3) -> tuple[int, int, list[str]]:
-    """(exit code, number of starts, what people were told)."""
+    """(exit code, number of starts, what people were shown)."""
     workdir, notes = Path(trainer[-1]), []
     code = Supervisor(
         [*trainer, *ends], workdir, max_restarts=max_restarts, note=notes.append

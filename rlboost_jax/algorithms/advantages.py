@@ -1,17 +1,16 @@
 """How much better a trajectory did than the others of its prompt, or of its batch."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, assert_never
+from typing import Final, assert_never
 
 import numpy as np
 from jaxtyping import Float
 
-from rlboost_jax.settings.algorithm import Deviation
+from rlboost_jax.settings.algorithm import Deviation, GroupAdvantage
 
 STD_FLOOR: Final = 1e-4  # added to the deviation, in units of reward
 VARIANCE_FLOOR: Final = 1e-8  # added to the variance of a batch
 _DEGREES_LOST: Final[Mapping[Deviation, int]] = {"population": 0, "sample": 1}
-GroupAdvantage = Literal["group_std", "group_mean", "leave_one_out"]
 
 
 def group_advantages(
@@ -29,11 +28,14 @@ def group_advantages(
         advantage: "group_std", rewards minus their mean in units of their deviation;
             "group_mean", rewards minus their mean, in the rewards' own unit, so that prompts
             which are nearly always or nearly never solved do not weigh more than the others;
-            "leave_one_out", each reward minus the mean of the others.
+            "leave_one_out", each reward minus the mean of the others;
+            "pass_at_k", the group's best reward minus the best of the others: what the response
+            adds to the best of k = G, so 0 for all but the best one.
         deviation: "population" divides the squares by G, "sample" by G - 1.
 
     Source: Shao et al. 2024, arXiv:2402.03300, section 4.1.2; Liu et al. 2025,
-    arXiv:2503.20783, section 3.2; Ahmadian et al. 2024, arXiv:2402.14740, section 3.
+    arXiv:2503.20783, section 3.2; Ahmadian et al. 2024, arXiv:2402.14740, section 3;
+    Tang et al. 2025, arXiv:2503.19595, the leave-one-out estimate for pass@k.
     """
     if (rewards == rewards[0]).all():
         return np.zeros_like(rewards)
@@ -45,6 +47,9 @@ def group_advantages(
             return differences
         case "leave_one_out":
             return differences * (len(rewards) / (len(rewards) - 1))
+        case "pass_at_k":
+            second, best = np.sort(rewards)[-2:]
+            return np.where(rewards == best, best - second, 0.0)
         case _:
             assert_never(advantage)
 

@@ -1,7 +1,7 @@
 """One engine's devices: which share of a model each has, and where its arrays lie.
 
 With several (`engine.tensor_parallel`) a program runs on each under `jax.shard_map`, on its share
-of the parameters and of the heads of the pools; what it is told and what is sampled are the same
+of the parameters and of the heads of the pools; its inputs and what is sampled are the same
 everywhere. With one, a program is just compiled.
 """
 

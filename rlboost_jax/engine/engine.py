@@ -18,16 +18,13 @@ ones yield; `run` does all that. Not thread-safe: one thread at a time.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, cast
 
 import jax
-import numpy as np
-from numpy.typing import NDArray
 from rlboost_kernels.implementations import choose
 
-from rlboost_jax.engine import invariance, metadata
+from rlboost_jax.engine.device_state import DeviceState
 from rlboost_jax.engine.devices import Devices
-from rlboost_jax.engine.dispatches import Dispatch, dispatch_of, pack, sampled_of
+from rlboost_jax.engine.dispatches import Dispatch, dispatch_of, sampled_of
 from rlboost_jax.engine.fingerprint import fingerprint
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.memory import device_memory, engine_sizes, plan_memory
@@ -37,7 +34,6 @@ from rlboost_jax.engine.parameters import EngineParameters
 from rlboost_jax.engine.programs import Output, Programs
 from rlboost_jax.engine.requests import Limits, RequestRejected, check_request
 from rlboost_jax.engine.rollouts import Rollout, new_rollout
-from rlboost_jax.engine.routes import DispatchRoutes, Routes, Yield
 from rlboost_jax.engine.scheduler import Plan, Scheduler
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.adapters import base_model
@@ -58,6 +54,7 @@ class Engine:
     Attributes:
         device: the first of them.
         device_kind: of all of them, for people.
+        device_state: weights, KV pools and programs, which run there.
     """
 
     def __init__(
@@ -120,7 +117,6 @@ class Engine:
             devices=spread,
             routing=routing,
         )
-        self._routes = Routes(self.layout, routing) if routing else None
         self.parameters = EngineParameters(
             model,
             spread.places(),
@@ -128,7 +124,7 @@ class Engine:
             double_buffered=self.memory.double_buffered,
             panels=reads_panels(spread),
         )
-        self.pools = self.programs.empty_pools()
+        self.device_state = DeviceState(self.programs, self.parameters, routing)
         self.limits = Limits(
             vocab_size=model.vocab_size,
             slot_tokens=slot_tokens,
@@ -136,7 +132,7 @@ class Engine:
         )
         self.fingerprint = fingerprint(
             self.device,
-            model=replace(model, source="", family=cast(Any, "")),  # names
+            model=replace(model, source="", family=""),  # names
             token_rows=config.token_rows,
             slots=config.slots,
             page_size=config.page_size,
@@ -151,7 +147,6 @@ class Engine:
         self._scheduler = Scheduler(self.layout, config.steps_per_dispatch)
         self._held: dict[int, Rollout] = {}
         self._arrivals = 0
-        self.ends = self.programs.no_ends()
         self._launched: deque[tuple[Plan, Output, int]] = deque()  # not finished; at most two
 
     @property
@@ -194,24 +189,10 @@ class Engine:
         """Compile every program by running it on nothing, on zeros if nothing is loaded.
 
         Args:
-            announce: told what is being compiled, one line each.
+            announce: called with a line on what is being compiled.
         """
         self._require_idle("warm_up")
-        leaves = self.parameters.leaves_or_zeros()
-        say = announce or (lambda _: None)
-        count = 2 + len(self.layout.decode_rows)
-        say(f"compiling the mixed step (1 of {count})")
-        empty = metadata.pack_mixed(self.layout, ())
-        self.pools, output = self.programs.mixed(leaves, self.pools, empty)
-        output.sampled.block_until_ready()
-        for i, rows in enumerate(self.layout.decode_rows):
-            say(f"compiling the decode steps of {rows} rows ({2 + i} of {count})")
-            empty = metadata.pack_decode(self.layout, (), 0, rows=rows)
-            self.pools, output, _ = self.programs.decode(leaves, self.pools, empty, self.ends)
-            output.sampled.block_until_ready()
-        say(f"compiling the copying of pages ({count} of {count})")
-        self.pools = self.programs.copy_pages(self.pools, metadata.pack_copies(self.layout, ()))
-        jax.block_until_ready(self.pools)
+        self.device_state.warm_up(announce or (lambda _: None))
 
     def assert_row_invariance(self) -> None:
         """Check on this device that companions, slots and chunks do not change a bit.
@@ -224,9 +205,8 @@ class Engine:
             EngineBusy: rollouts are held.
         """
         self._require_idle("assert_row_invariance")
-        leaves = self.parameters.leaves_or_random()
         self._scheduler.prefixes.forget()
-        self.pools = invariance.check(self.programs, leaves, self.pools, self.ends)
+        self.device_state.assert_row_invariance()
 
     def lend_pages(self) -> PagePool:
         """A fresh account of all pages, for `verbs.py`; what was in them is forgotten.
@@ -294,7 +274,7 @@ class Engine:
             raise EngineBusy("begin came twice; call finish in between")
         again = 0
         while (plan := self._scheduler.plan()) is not None:
-            output = self._launch(plan)
+            output = self.device_state.launch(plan)
             again += plan.prefilled_again
             if plan.most_tokens > 0:
                 self._launched.append((plan, output, again))
@@ -318,7 +298,7 @@ class Engine:
         plan = self._scheduler.follow(self._launched[0][0])
         if plan is None:
             return 0
-        self._launched.append((plan, self._launch(plan), 0))
+        self._launched.append((plan, self.device_state.launch(plan), 0))
         return plan.most_tokens
 
     def run(self) -> Iterator[Dispatch]:
@@ -340,7 +320,7 @@ class Engine:
         plan, output, again = self._launched.popleft()
         sampled = sampled_of(output)
         yielding = [i for i in range(len(plan.work)) if sampled.counts[i]]
-        routes = self._dispatch_routes(plan, output, sampled.counts, yielding)
+        routes = self.device_state.routes(plan, output, sampled.counts, yielding)
         finished = []
         for i in yielding:
             rollout = plan.work[i].rollout
@@ -355,34 +335,6 @@ class Engine:
             finished=finished,
             prefilled_again=again,
         )
-
-    def _dispatch_routes(
-        self, plan: Plan, output: Output, counts: NDArray[np.int_], yielding: Sequence[int]
-    ) -> DispatchRoutes | None:
-        if self._routes is None:
-            return None
-        return self._routes.finished(
-            [Yield(plan.work[i].rollout, i, int(counts[i])) for i in yielding],
-            None if plan.mixed else np.asarray(output.routes),
-        )
-
-    def _launch(self, plan: Plan) -> Output:
-        leaves, layout = self.parameters.leaves, self.layout
-        if plan.copies:
-            copies = metadata.pack_copies(layout, plan.copies)
-            self.pools = self.programs.copy_pages(self.pools, copies)
-        packed = pack(layout, plan, self.programs.max_steps)
-        kv_slots, rows = np.zeros(0, np.int32), None  # of the routes that pages get
-        if plan.mixed:
-            self.pools, output = self.programs.mixed(leaves, self.pools, packed)
-            kv_slots, rows = metadata.kv_slots(layout, packed), output.routes
-        else:
-            self.pools, output, self.ends = self.programs.decode(
-                leaves, self.pools, packed, self.ends
-            )
-        if self._routes is not None and (plan.mixed or plan.copies):
-            self._routes.launched(plan.copies, kv_slots, rows)
-        return output
 
     def _require_idle(self, call: str) -> None:
         if self._held or self._launched:

@@ -1,4 +1,4 @@
-"""What a step program is told, packed into one int32 array: one host-to-device copy a dispatch.
+"""The inputs of a step program, packed into one int32 array: one host-to-device copy a dispatch.
 
     mixed:  [number of sequences] [T rows: token, position, KV slot] [S sequences: a record]
     decode: [number of sequences, steps] [R sequences: a record]

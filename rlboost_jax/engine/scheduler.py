@@ -92,7 +92,7 @@ class Scheduler:
         """The next program, or None if there are no rollouts.
 
         The plan counts as carried out: chunks it runs are computed from now on. What it
-        yields is told with `report` before the next plan is made, if that does not `follow`.
+        yields is given to `report` before the next plan is made, if that does not `follow`.
         """
         self._copies = []
         self._admit()

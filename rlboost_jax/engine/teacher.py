@@ -81,5 +81,7 @@ def _filled(rows: int, sequences: list[int], length: int) -> Iterator[list[tuple
 
 def _run(engine: Engine, chunks: list[Chunk]) -> NDArray[np.float32]:
     packed = metadata.pack_mixed(engine.layout, chunks)
-    engine.pools, logits = engine.programs.logits(engine.parameters.leaves, engine.pools, packed)
+    engine.device_state.pools, logits = engine.programs.logits(
+        engine.parameters.leaves, engine.device_state.pools, packed
+    )
     return np.asarray(logits)

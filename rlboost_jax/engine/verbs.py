@@ -158,8 +158,8 @@ class SlotEngine:
             self._pool.share(full)
             place.rollout.take_pages([*full, page])
             copies.append((leader.pages[len(full)], page))
-        self._engine.pools = self._engine.programs.copy_pages(
-            self._engine.pools, metadata.pack_copies(self._layout, copies)
+        self._engine.device_state.pools = self._engine.programs.copy_pages(
+            self._engine.device_state.pools, metadata.pack_copies(self._layout, copies)
         )
         for place, slot in zip(prefixes, slots, strict=True):
             decode_state = self.insert(place, decode_state, slot=slot)
@@ -196,9 +196,13 @@ class SlotEngine:
         engine, programs = self._engine, self._engine.programs
         leaves = engine.parameters.leaves
         if mixed:
-            engine.pools, output = programs.mixed(leaves, engine.pools, packed)
+            engine.device_state.pools, output = programs.mixed(
+                leaves, engine.device_state.pools, packed
+            )
         else:
-            engine.pools, output, _ = programs.decode(leaves, engine.pools, packed, engine.ends)
+            engine.device_state.pools, output, _ = programs.decode(
+                leaves, engine.device_state.pools, packed, engine.device_state.ends
+            )
         return np.asarray(output.sampled)
 
     def _results(

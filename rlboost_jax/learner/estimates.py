@@ -10,7 +10,6 @@ of them takes no time: the second comes right after the first.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,15 +116,13 @@ class Estimates:
                 return tuple(map(self._with_returns, members, rewards))
             case "gae":
                 return tuple(map(self._with_values, members, rewards))
-            case "group_std" | "group_mean" | "leave_one_out":
+            case _:  # a `GroupAdvantage`
                 outcomes = np.array([by_token.sum() for by_token in rewards])
                 advantages = group_advantages(
                     outcomes, advantage=advantage, deviation=self.algorithm.deviation
                 )
                 each = zip(members, advantages, strict=True)
                 return tuple(replace(t, advantage=float(value)) for t, value in each)
-            case _:
-                assert_never(advantage)
 
     def _rewards(self, t: Trajectory, found: Scores | None) -> NDArray[np.float64]:
         """By token: what the KL takes from each, and the outcome at the last one."""

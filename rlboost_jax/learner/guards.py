@@ -2,7 +2,7 @@
 
 An update that is not ends the run before anything of it is kept: the parameters and the last
 checkpoint are those before the step. None is skipped: the parameters of step s have been updated
-s times, and a run that quietly trains on less than it was told is worse than one that stops.
+s times, and a run that quietly trains on less than was asked for is worse than one that stops.
 """
 
 from collections import Counter

@@ -260,7 +260,7 @@ class ManagerLink:
         self._outbox.put_nowait(message)
 
     async def _run(self, hello: messages.TrainerHello) -> bool:
-        """One stream after the other; whether the manager ended the last because it was told."""
+        """One stream after the other; whether the manager ended the last as it was asked to."""
         try:
             while True:
                 manager = await asyncio.to_thread(self._locate)

@@ -1,6 +1,6 @@
 """Sums over a step: tokens, instances, and integrals over time."""
 
-from dataclasses import dataclass, fields
+import msgspec
 
 
 class Integral:
@@ -19,8 +19,9 @@ class Integral:
         self._sum, self._at = total, now
 
     def set(self, level: float, now: float) -> None:
-        self._sum = self.total(now)
-        self._at = max(now, self._at)
+        if now > self._at:
+            self._sum += self.level * (now - self._at)
+            self._at = now
         self.level = level
 
     def add(self, amount: float) -> None:
@@ -32,8 +33,7 @@ class Integral:
         return self._sum + self.level * max(0.0, now - self._at)
 
 
-@dataclass(slots=True, kw_only=True)
-class Books:
+class Books(msgspec.Struct, kw_only=True):
     """Counts of one step.
 
     Every token that any engine sampled is in `reserved` or `preemptible`; it ends in a
@@ -80,27 +80,10 @@ class Books:
         self.gone += 1
 
     def copy(self) -> "Books":
-        reserved, preemptible, lost, prefilled_again, migrated, joined, gone = self.values()
-        return Books(
-            reserved=reserved,
-            preemptible=preemptible,
-            lost=lost,
-            prefilled_again=prefilled_again,
-            migrated=migrated,
-            joined=joined,
-            gone=gone,
-        )
+        return msgspec.structs.replace(self)
 
     def values(self) -> tuple[int, ...]:
-        return (
-            self.reserved,
-            self.preemptible,
-            self.lost,
-            self.prefilled_again,
-            self.migrated,
-            self.joined,
-            self.gone,
-        )
+        return msgspec.structs.astuple(self)
 
     def settle(self, kept: int) -> None:
         """Make the counts agree with the tokens that are there, after a part of both was lost."""
@@ -116,5 +99,5 @@ class Books:
 
     def merge(self, other: "Books") -> None:
         """What another has is counted here too."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -81,15 +81,16 @@ class Outbox:
         if self.trainer is not None:
             self._actions.append(Send(self.trainer, message))
 
-    def of_batch(self, message: FinishedRollout | Parked | WindowClosed | Withdrawn) -> None:
-        """For a trainer that has asked for this. One that is back but has not yet said what
-        it wants may want other tokens; what it is owed is sent when it does."""
-        wanted = self.wanted or {}
-        if isinstance(message, FinishedRollout | Parked):
-            asked = message.work.sample in wanted.get(message.work.batch, ())
-        else:
-            asked = message.batch in wanted
-        if asked:
+    def of_sample(self, message: FinishedRollout | Parked) -> None:
+        """For a trainer that has asked for this response. One that is back but has not yet said
+        what it wants may want other tokens; what it is owed is sent when it does."""
+        work = message.work
+        if self.wanted is not None and work.sample in self.wanted.get(work.batch, ()):
+            self.to_trainer(message)
+
+    def of_batch(self, message: WindowClosed | Withdrawn) -> None:
+        """The same, for one that has asked for anything of the batch."""
+        if self.wanted is not None and message.batch in self.wanted:
             self.to_trainer(message)
 
     def close(self, stream: int, reason: str) -> None:

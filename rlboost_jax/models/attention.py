@@ -49,7 +49,7 @@ def row_attention(
         segments: which sequence each token of a row belongs to; those of one sequence are
             neighbours.
         how: "auto", "dense", "chunked", "paged", "triton" or "cudnn".
-        mesh: over which rows and heads are divided; kernels have to be told.
+        mesh: over which rows and heads are divided; kernels have to know it.
         block: tokens of a block of the chunked form; None: as suits the platform.
 
     Raises:

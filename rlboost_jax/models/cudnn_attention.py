@@ -2,7 +2,7 @@
 
 `jax.nn.dot_product_attention(implementation="cudnn")` calls the same kernels but hides what tells
 them where sequences begin. Nothing of this can be run without a GPU and cuDNN; what is tested here
-is what they are told, and that programs compile.
+is what they are given, and that programs compile.
 
 cuDNN takes a table of sequences whose size is part of the program. Its backward pass adds up the
 gradients of queries in any order, unless XLA is asked for equal bits

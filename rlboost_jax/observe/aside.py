@@ -20,7 +20,7 @@ class Aside:
     """A tracker behind a queue. Nothing here raises, and nothing but `close` waits for it.
 
     Whatever it raises, from being made to being closed, is said once; it is closed, then, and
-    told nothing more.
+    shown nothing more.
 
     Args:
         make: makes the tracker, in its thread.
@@ -56,7 +56,7 @@ class Aside:
         self._put(lambda tracker: tracker.finish(summary))
 
     def close(self) -> None:
-        """Returns when it is closed, having dealt with all that it was told unless it failed, or
+        """Returns when it is closed, having dealt with all that it was shown unless it failed, or
         `close_seconds` later."""
         self._put(None)
         self._thread.join(self._close_seconds)

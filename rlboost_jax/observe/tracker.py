@@ -1,6 +1,6 @@
 """Where the numbers of a run go: its own files, the console, and whatever else was asked for.
 
-The files are the run's record: one that cannot be written ends the run. All others are told
+The files are the run's record: one that cannot be written ends the run. All others are sent
 `aside`: slow, broken or hanging, they cost the run nothing but what they would have shown.
 """
 
@@ -14,9 +14,9 @@ from rlboost_jax.observe.summary import Summary
 
 
 class Tracker(Protocol):
-    """Is told a run step by step, always from the same thread.
+    """Is shown a run step by step, always from the same thread.
 
-    Of a step the samples come first, where there are any. What a run that died had told of
+    Of a step the samples come first, where there are any. What a run that died had shown of
     a step before it is done again is not to be there twice.
     """
 

@@ -23,7 +23,7 @@ def chosen_trackers(
     """Each in a thread of its own, where it can fail.
 
     Args:
-        run_id: of the workdir: the same run goes on wherever it was told of before.
+        run_id: of the workdir: the same run goes on wherever it was logged before.
         step: the first step to come.
         note: shows a person a line.
     """

@@ -117,7 +117,7 @@ class Provider(Protocol):
     async def terminate(self, name: str, grace_seconds: float) -> None:
         """End an instance, its request still under way included; `Exited` or `Refused` follows.
 
-        Its server is told at once and may finish what it is at, for `grace_seconds` at most: then
+        Its server gets a signal and may finish what it is at, for `grace_seconds` at most: then
         it is ended without a word, and with 0 it is so at once. Of several calls the earliest end
         counts. A name that means nobody (any more) is no mistake.
         """

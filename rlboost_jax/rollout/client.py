@@ -47,7 +47,7 @@ class InstanceClient:
         leave_seconds: for the last tokens and the goodbye.
         settled_seconds: a stream that lived as long was a good one.
         backoff: seconds to wait after so many attempts, the first being 0.
-        reach: told of the port for weights in each answer to `hello`.
+        reach: called with the port for weights in each answer to `hello`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class InstanceClient:
         return self._welcomed
 
     async def run(self) -> str:
-        """Serve until told to leave or orphaned; returns the reason.
+        """Serve until asked to leave or orphaned; returns the reason.
 
         Raises:
             Refused: by the manager.
@@ -214,7 +214,7 @@ class InstanceClient:
 
     @contextlib.asynccontextmanager
     async def _known(self, answer: Welcome) -> AsyncIterator[None]:
-        """While the manager knows this instance. It is told what it does not know of it."""
+        """While the manager knows this instance. It is sent what it does not know of it."""
         loop = asyncio.get_running_loop()
         if not self._hello.reserved:
             self._orphan_seconds = answer.orphan_seconds

@@ -24,7 +24,7 @@ def engine_of(
     """The engine of a run with every program compiled, checked where equal bits are promised.
 
     Args:
-        announce: told how memory is divided, and of each program before it is compiled.
+        announce: called with a line on how memory is divided, and on each program to compile.
         taken_bytes: of the device's memory that others in this process have or will have.
         devices: to run on, as many as `engine.tensor_parallel`; None takes the first.
         build: makes it.

@@ -60,9 +60,9 @@ class CannotServe(RuntimeError):
 
 
 def main(argv: list[str], *, host: Host = HERE) -> int:
-    """Serve until told to leave; returns the exit code.
+    """Serve until asked to leave; returns the exit code.
 
-    0: it was told to; `CANNOT_SERVE`; `SICK_EXIT_CODE`: the device failed, ran out of memory,
+    0: it was asked to; `CANNOT_SERVE`; `SICK_EXIT_CODE`: the device failed, ran out of memory,
     or gives what are no numbers.
     """
     args = _arguments(argv)

@@ -51,7 +51,7 @@ class Stream:
     Args:
         compiled: how many programs were compiled since the engine was warm.
         clock: the manager's; what its answers say of it is put in here.
-        updates: told of announced versions; None for the trainer's own engine.
+        updates: pulls announced versions; None for the trainer's own engine.
         leave: called with the reason when the manager sends this server home.
         leaving: its result is the reason to say goodbye.
         leave_seconds: for the last tokens and the goodbye.

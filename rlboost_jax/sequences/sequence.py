@@ -218,17 +218,17 @@ class Sequence:
         return replace(self, tokens=tokens, runs=runs, **changes)
 
 
-def runs_after_prompt(told: Runs, num_tokens: int) -> Runs:
+def runs_after_prompt(reported: Runs, num_tokens: int) -> Runs:
     """Numbers of tokens in turn sampled and given, as messages say them.
 
     Args:
-        told: () says that all were sampled.
+        reported: () says that all were sampled.
         num_tokens: that they are about.
 
     Raises:
         BadSequence: they do not add up to these.
     """
-    runs = told or ((num_tokens,) if num_tokens else ())
+    runs = reported or ((num_tokens,) if num_tokens else ())
     if min(runs, default=1) < 1 or sum(runs) != num_tokens:
         raise BadSequence(f"runs of {_listed(runs)} tokens do not make up {num_tokens}")
     return runs

@@ -17,7 +17,14 @@ AlgorithmName = Literal[
     "sapo",
     "ppo",
 ]
-Advantage = Literal["group_std", "group_mean", "leave_one_out", "return", "gae"]
+GroupAdvantage = Literal[  # compares the rewards of one prompt
+    "group_std",
+    "group_mean",
+    "leave_one_out",
+    "pass_at_k",
+]
+TokenAdvantage = Literal["return", "gae"]
+Advantage = Literal[GroupAdvantage, TokenAdvantage]
 Deviation = Literal["population", "sample"]
 OldPolicy = Literal["behaviour", "recomputed"]
 RatioLevel = Literal["token", "sequence", "sequence_token"]

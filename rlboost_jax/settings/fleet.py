@@ -27,9 +27,7 @@ class ChaosConfig:
 class FleetConfig:
     """The preemptible instances; see docs/failure-modes.md and docs/policies.md."""
 
-    provider: Provider = setting(
-        "local", "who starts servers: the run as child processes, or none but you, by hand"
-    )
+    provider: Provider = setting("local", "who starts servers", note="docs/providers.md has them.")
     tls: bool = setting(
         False,
         "encrypt, and certify both sides by an authority of the run's own",

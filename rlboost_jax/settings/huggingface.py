@@ -5,25 +5,15 @@ checkpoint asks for and the decoder does not do is an error that names the key.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, get_args
+from typing import Any, Final, assert_never
 
 from rlboost_jax.settings.checkpoint_keys import number, whole
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.families import FAMILIES, Windows
 from rlboost_jax.settings.limits import MAX_POSITIONS
-from rlboost_jax.settings.model import Family, ModelConfig
+from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.rope_scaling import rope_fields, rope_values
 
-# Class that transformers loads, per model type.
-CLASSES: Final[Mapping[str, str]] = {
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-}
-_GEMMA: Final = ("gemma2", "gemma3_text")
 _SIZES: Final = {
     "vocab_size": "vocab_size",
     "embed_dim": "hidden_size",
@@ -31,32 +21,11 @@ _SIZES: Final = {
     "num_query_heads": "num_attention_heads",
     "hidden_dim": "intermediate_size",
 }
-# Of keys that published files leave out.
-_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "qwen3": {"head_dim": 128},
-    "mistral": {"num_key_value_heads": 8},
-    "gemma2": {
-        "vocab_size": 256_000,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "sliding_window": 4096,
-        "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "tie_word_embeddings": True,
-    },
-    "gemma3_text": {
-        "vocab_size": 262_208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "sliding_window": 4096,
-        "query_pre_attn_scalar": 256,
-        "rope_theta": 1_000_000.0,
-        "rope_local_base_freq": 10_000.0,
-        "tie_word_embeddings": True,
-    },
+# Fields that some families read: the key, and its value where it is missing (None: it is needed).
+_NUMBERS: Final[Mapping[str, tuple[str, float | None]]] = {
+    "query_scalar": ("query_pre_attn_scalar", None),
+    "attention_soft_cap": ("attn_logit_softcapping", 0.0),
+    "final_soft_cap": ("final_logit_softcapping", 0.0),
 }
 _ACTIVATIONS: Final = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _LAYERS: Final = {"full_attention": "G", "sliding_attention": "L"}
@@ -77,44 +46,43 @@ def from_huggingface(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     if values.get("model_type") == "gemma3" and isinstance(values.get("text_config"), Mapping):
         values = {**values["text_config"], "model_type": "gemma3_text"}
     family = values.get("model_type")
-    if not isinstance(family, str) or family not in get_args(Family):
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(
-            f"{where}: model_type is {family!r}; known are {', '.join(get_args(Family))}, set "
+            f"{where}: model_type is {family!r}; known are {', '.join(FAMILIES)}, set "
             "config.model.source to a checkpoint of one of them"
         )
-    values = {**_DEFAULTS.get(family, {}), **values}
+    row = FAMILIES[family]
+    values = {**row.defaults, **values}
     _refuse(values, where)
     sizes = {ours: whole(values, theirs, where) for ours, theirs in _SIZES.items()}
     heads = sizes["num_query_heads"]
-    bias = bool(values.get("attention_bias"))
-    gemma = family in _GEMMA
-    act = "hidden_activation" if gemma else "hidden_act"
-    activation = values.get(act) or ("gelu_pytorch_tanh" if gemma else "silu")
+    activation = values.get(row.activation_key) or row.activation
     if activation not in _ACTIVATIONS:
-        raise ConfigError(f"{where}: {act} is {activation!r}; known: {', '.join(_ACTIVATIONS)}")
-
-    def cap(key: str, has_it: bool) -> float:  # transformers passes over those of other families
-        return number(values, key, where, 0.0) if has_it else 0.0
+        raise ConfigError(
+            f"{where}: {row.activation_key} is {activation!r}; known: {', '.join(_ACTIVATIONS)}"
+        )
+    numbers = dict.fromkeys(_NUMBERS, 0.0)
+    for name in row.numbers:
+        key, default = _NUMBERS[name]
+        numbers[name] = number(values, key, where, default)
 
     return {
         **sizes,
+        **numbers,
         **_pattern(values, sizes["num_layers"], where),
         **rope_fields(values, where),
         **_experts(values, where),
         "family": family,
         "num_key_heads": whole(values, "num_key_value_heads", where, heads),
         "head_dim": whole(values, "head_dim", where, max(1, sizes["embed_dim"] // heads)),
-        "attention_bias": bias or family == "qwen2",
-        "output_bias": bias and family != "qwen2",
-        "qk_norm": family in ("qwen3", "qwen3_moe", "gemma3_text"),
-        "query_scalar": number(values, "query_pre_attn_scalar", where) if gemma else 0.0,
-        "attention_soft_cap": cap("attn_logit_softcapping", family == "gemma2"),
-        "final_soft_cap": cap("final_logit_softcapping", gemma),
+        "attention_bias": _has_bias(values, row.attention_bias),
+        "output_bias": _has_bias(values, row.output_bias),
+        "qk_norm": row.qk_norm,
         "norm_epsilon": number(values, "rms_norm_eps", where, 1e-6),
-        "norm_offset": gemma,
-        "post_norms": gemma,
+        "norm_offset": row.norm_offset,
+        "post_norms": row.post_norms,
         "activation": _ACTIVATIONS[activation],
-        "scale_embeddings": gemma,
+        "scale_embeddings": row.scale_embeddings,
         "tie_embeddings": bool(values.get("tie_word_embeddings", False)),
     }
 
@@ -127,7 +95,7 @@ def to_huggingface(model: ModelConfig) -> dict[str, Any]:
     Raises:
         ConfigError: no family of checkpoints can say what the configuration says.
     """
-    for family in dict.fromkeys((model.family, *get_args(Family))):
+    for family in dict.fromkeys((model.family, *FAMILIES)):
         values = _values(model, family)
         fields = from_huggingface(values, "config.json")
         if all(name == "family" or getattr(model, name) == fields[name] for name in fields):
@@ -141,10 +109,9 @@ def to_huggingface(model: ModelConfig) -> dict[str, Any]:
 
 
 def _values(model: ModelConfig, family: str) -> dict[str, Any]:
-    gemma = family in _GEMMA
-    activation = "gelu_pytorch_tanh" if model.activation == "gelu_tanh" else "silu"
+    row = FAMILIES[family]
     values: dict[str, Any] = {
-        "architectures": [CLASSES[family]],
+        "architectures": [row.model_class],
         "model_type": family,
         **{theirs: getattr(model, ours) for ours, theirs in _SIZES.items()},
         "num_key_value_heads": model.num_key_heads,
@@ -153,31 +120,34 @@ def _values(model: ModelConfig, family: str) -> dict[str, Any]:
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rope_theta,
         "rope_scaling": rope_values(model),
-        "attention_bias": model.output_bias,
         "tie_word_embeddings": model.tie_embeddings,
         "sliding_window": model.sliding_window or None,
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
         "use_cache": True,
-        "hidden_activation" if gemma else "hidden_act": activation,
+        row.activation_key: "gelu_pytorch_tanh" if model.activation == "gelu_tanh" else "silu",
     }
-    if family in ("qwen2", "qwen3", *_GEMMA):
+    for said, has_bias in (
+        (row.attention_bias, model.attention_bias),
+        (row.output_bias, model.output_bias),
+    ):
+        if isinstance(said, str):
+            values[said] = has_bias
+    for name in row.numbers:
+        key, needed = _NUMBERS[name][0], _NUMBERS[name][1] is None
+        value = getattr(model, name)
+        values[key] = _whole(value) if needed else value or None
+    if row.layer_types:
         values["layer_types"] = [
             "sliding_attention" if window else "full_attention" for window in model.layer_windows
         ]
-    if family.startswith("qwen"):
+    if row.window_switch:
         values["use_sliding_window"] = model.sliding_window > 0
         values["max_window_layers"] = 0
-    if family == "qwen2":
-        del values["attention_bias"]
-    if gemma:
-        values["query_pre_attn_scalar"] = _whole(model.query_scalar)
-        values["attn_logit_softcapping"] = model.attention_soft_cap or None
-        values["final_logit_softcapping"] = model.final_soft_cap or None
-    if family == "gemma3_text":
+    if row.local_rope:
         values["rope_local_base_freq"] = model.local_rope_theta or model.rope_theta
-    if family == "qwen3_moe":
+    if row.experts:
         values["num_experts"] = model.num_experts
         values["num_experts_per_tok"] = model.experts_per_token
         values["moe_intermediate_size"] = model.expert_dim
@@ -185,6 +155,10 @@ def _values(model: ModelConfig, family: str) -> dict[str, Any]:
         values["decoder_sparse_step"] = 1
         values["mlp_only_layers"] = []
     return values
+
+
+def _has_bias(values: Mapping[str, Any], said: str | bool) -> bool:
+    return bool(values.get(said)) if isinstance(said, str) else said
 
 
 def _refuse(values: Mapping[str, Any], where: str) -> None:
@@ -210,16 +184,16 @@ def _refuse(values: Mapping[str, Any], where: str) -> None:
 
 def _pattern(values: Mapping[str, Any], num_layers: int, where: str) -> dict[str, Any]:
     """Which layers see a window, and how long it is."""
-    family, window = values["model_type"], values.get("sliding_window")
+    row, window = FAMILIES[values["model_type"]], values.get("sliding_window")
     if window is not None:
         window = whole(values, "sliding_window", where)
-    if family == "llama" or (family.startswith("qwen") and not values.get("use_sliding_window")):
+    if row.windows == "none" or (row.window_switch and not values.get("use_sliding_window")):
         window = None
-    types = values.get("layer_types")
+    types = values.get("layer_types") if row.layer_types else None
     if window is None:
         letters = "G" * num_layers
-    elif types is None or family in ("mistral", "qwen3_moe"):  # these have windows in all layers
-        letters = "".join(_usual_layer(values, i) for i in range(num_layers))
+    elif types is None:
+        letters = "".join(_usual_layer(values, row.windows, i) for i in range(num_layers))
     else:
         for kind in types:
             if kind not in _LAYERS:
@@ -238,19 +212,25 @@ def _pattern(values: Mapping[str, Any], num_layers: int, where: str) -> dict[str
     }
 
 
-def _usual_layer(values: Mapping[str, Any], index: int) -> str:
+def _usual_layer(values: Mapping[str, Any], windows: Windows, index: int) -> str:
     """The letter of a layer where nothing is said about layers one by one."""
-    family = values["model_type"]
-    if family in _GEMMA:
-        every = 2 if family == "gemma2" else values.get("sliding_window_pattern") or 6
-        return "L" if (index + 1) % every else "G"
-    if family in ("qwen2", "qwen3"):
-        return "L" if index >= values.get("max_window_layers", 28) else "G"
-    return "L"
+    match windows:
+        case "none":
+            return "G"
+        case "all":
+            return "L"
+        case "late":
+            return "L" if index >= values.get("max_window_layers", 28) else "G"
+        case "alternate":
+            return "L" if (index + 1) % 2 else "G"
+        case "five_of_six":
+            return "L" if (index + 1) % (values.get("sliding_window_pattern") or 6) else "G"
+        case _:
+            assert_never(windows)
 
 
 def _experts(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    if values["model_type"] != "qwen3_moe":
+    if not FAMILIES[values["model_type"]].experts:
         names = ("num_experts", "experts_per_token", "expert_dim")
         return {**dict.fromkeys(names, 0), "normalize_experts": True}
     key = "num_experts" if "num_experts" in values else "num_local_experts"

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from rlboost_jax.settings.families import FAMILIES
 from rlboost_jax.settings.setting import setting
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Family = Literal["qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gemma2", "gemma3_text"]
 RopeScaling = Literal["", "linear", "llama3", "yarn"]
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -44,7 +44,11 @@ class ModelConfig:
         note="In Hugging Face's format. All other fields of the model but dtype and lora are then "
         "read from its config.json, whatever they are set to.",
     )
-    family: Family = setting("qwen3", "Hugging Face's model type, under which it is exported")
+    family: str = setting(
+        "qwen3",
+        "Hugging Face's model type, under which it is exported",
+        choices=tuple(FAMILIES),
+    )
     vocab_size: int = setting(112, "entries; at least the tokenizer's", at_least=1)
     embed_dim: int = setting(128, "width of the residual stream", at_least=1)
     num_layers: int = setting(2, "transformer blocks", at_least=1)

@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 
 from rlboost_jax.settings.checkpoint_keys import number, section, whole
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.families import FAMILIES
 from rlboost_jax.settings.model import ModelConfig, RopeScaling
 
 _PLAIN: Final[Mapping[str, Any]] = {  # what fields are where there is no scaling
@@ -44,10 +45,10 @@ def rope_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     if (kind := near.get("rope_type", "default")) != "default":
         raise ConfigError(f"{where}: rope type {kind!r} of layers with a window; known: default")
     local = {"rope_theta": values.get("rope_local_base_freq", 10_000.0), **near}
-    gemma3 = values["model_type"] == "gemma3_text"
+    has_local = FAMILIES[values["model_type"]].local_rope
     return {
         "rope_theta": number(far, "rope_theta", where),
-        "local_rope_theta": number(local, "rope_theta", where) if gemma3 else 0.0,
+        "local_rope_theta": number(local, "rope_theta", where) if has_local else 0.0,
         **_PLAIN,
         **_scaling(far, values, where),
     }

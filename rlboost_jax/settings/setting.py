@@ -1,8 +1,8 @@
 """What a setting is. Each stands once, as a field of a record, and all else is made from it.
 
-The field says name, type, default, range, unit and meaning; a choice is a `Literal` type. Made from
-it: the configuration that a run begins with (`configs/base.py`), checks of ranges
-(`ranges.py`), `docs/settings.md` and `--explain` (`explain.py`).
+The field says name, type, default, range, unit and meaning; a choice is a `Literal` type, or a key
+of a table. Made from it: the configuration that a run begins with (`configs/base.py`), checks of
+ranges (`ranges.py`), `docs/settings.md` and `--explain` (`explain.py`).
 """
 
 import dataclasses
@@ -68,11 +68,13 @@ def setting(
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
+    choices: tuple[str, ...] = (),
 ) -> Any:
     """A field of a record of settings; the arguments are those of `Setting`.
 
     Args:
         unit: where the end of the name does not say it.
+        choices: where a table has them; a `Literal` type has its own.
     """
     values = {
         "default": default,
@@ -82,6 +84,7 @@ def setting(
         "at_least": at_least,
         "above": above,
         "at_most": at_most,
+        "choices": choices,
     }
     if default is FROM_PRESET:
         return dataclasses.field(metadata={_KEY: values})
@@ -104,9 +107,9 @@ def _settings(record: Any, section: str) -> Iterator[Setting]:
         values["unit"] = values["unit"] or next(
             (unit for end, unit in _UNITS.items() if field.name.endswith(end)), ""
         )
-        is_choice = typing.get_origin(field.type) is Literal
-        choices = typing.get_args(field.type) if is_choice else ()
-        yield Setting(name=name, kind=field.type, choices=choices, **values)
+        if typing.get_origin(field.type) is Literal:
+            values["choices"] = typing.get_args(field.type)
+        yield Setting(name=name, kind=field.type, **values)
 
 
 def is_section(kind: Any) -> bool:

@@ -1,14 +1,13 @@
 """Choices of an algorithm that contradict each other: one line per contradiction."""
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, get_args
 
 from rlboost_jax.messages import MAX_FRAME_BYTES
+from rlboost_jax.settings.algorithm import GroupAdvantage, TokenAdvantage
 from rlboost_jax.settings.routing import routing_of
 from rlboost_jax.settings.run import RunConfig
 
-_COMPARING: Final = ("group_std", "group_mean", "leave_one_out")  # the responses of one prompt
-_BY_TOKEN: Final = ("return", "gae")
 _FRAME_LEFT: Final = MAX_FRAME_BYTES - 2**16  # for a response, beside names and numbers
 
 
@@ -21,7 +20,7 @@ def algorithm_mistakes(config: RunConfig) -> Iterator[str]:
 
 def _advantage(config: RunConfig) -> Iterator[str]:
     algorithm = config.algorithm
-    if algorithm.group_size == 1 and algorithm.advantage in _COMPARING:
+    if algorithm.group_size == 1 and algorithm.advantage in get_args(GroupAdvantage):
         yield (
             f"algorithm.group_size is 1; algorithm.advantage {algorithm.advantage!r} compares the "
             "responses of one prompt: choose 2 or more, or 'return' or 'gae'"
@@ -35,7 +34,7 @@ def _advantage(config: RunConfig) -> Iterator[str]:
 
 def _surrogate(config: RunConfig) -> Iterator[str]:
     algorithm = config.algorithm
-    if algorithm.ratio_level == "sequence" and algorithm.advantage in _BY_TOKEN:
+    if algorithm.ratio_level == "sequence" and algorithm.advantage in get_args(TokenAdvantage):
         yield (
             "algorithm.ratio_level is 'sequence', one ratio for a response, but "
             f"algorithm.advantage {algorithm.advantage!r} differs by token: take 'sequence_token'"

@@ -6,24 +6,40 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import msgspec
 
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.fleet import Sizing
 from rlboost_jax.settings.load import ConfigDictLike, record_from_dict
-from rlboost_jax.settings.manager import Routing, Window
+from rlboost_jax.settings.ranges import objection_to
+from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.setting import Setting, settings_of
 from rlboost_jax.simulator.availability import FORMATS, MAX_MACHINES
 from rlboost_jax.simulator.rates import EngineRates
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.records import InstanceConfig, MarketConfig, PolicyConfig, SimConfig
 from rlboost_jax.simulator.systems import SYSTEMS
 
 BASE: Final = "configs/sim/base.py"
+
+
+def _of_a_run() -> dict[str, Setting]:
+    """By the name of a simulation's field, the setting of a run that means the same."""
+    known = {setting.name: setting for setting in settings_of(RunConfig)}
+    found = {"seed": known["seed"], "trainer.lag": known["algorithm.lag"]}
+    sections = {"instance": InstanceConfig, "market": MarketConfig, "policy": PolicyConfig}
+    for own, record in sections.items():
+        for field in dataclasses.fields(record):
+            for section in ("fleet", "manager"):
+                if setting := known.get(f"{section}.{field.name}"):
+                    found[f"{own}.{field.name}"] = setting
+    return found
+
+
+OF_A_RUN: Final = _of_a_run()  # fields with the meaning and the range of its settings
 # All other numbers must be more than 0.
 MAY_BE_ZERO: Final = frozenset(
     {
-        "seed",
         "num_steps",
         "settling_steps",
         "engine.reserve_ratio",
@@ -36,22 +52,15 @@ MAY_BE_ZERO: Final = frozenset(
         "trainer.micro_batch_seconds",
         "trainer.apply_seconds",
         "trainer.switch_seconds",
-        "trainer.lag",
         "workload.sigma",
         "workload.group_correlation",
         "links.latency_seconds",
         "instance.slow_every",
         "instance.start_seconds",
         "instance.detect_seconds",
-        "instance.price_per_hour",
-        "instance.egress_dollars_per_gb",
         "market.keep_seed",
-        "market.notice_seconds",
         "market.hazard.drought_hours",
         "market.hazard.drought_gap_hours",
-        "policy.max_pending",
-        "policy.max_instances",
-        "policy.worth_per_hour",
     }
 )
 AT_MOST: Final = {
@@ -70,9 +79,6 @@ MAX_CHANGES: Final = 10_000_000  # of a synthetic market
 CHOICES: Final = {
     "market.kind": ("static", "trace", "hazard"),
     "market.format": FORMATS,
-    "policy.window": get_args(Window),
-    "policy.sizing": get_args(Sizing),
-    "policy.routing": get_args(Routing),
 }
 
 
@@ -129,6 +135,9 @@ def _ranges(record: Any, prefix: str) -> Iterator[str]:
         name, value = prefix + field.name, getattr(record, field.name)
         if dataclasses.is_dataclass(value):
             yield from _ranges(value, name + ".")
+        elif name in OF_A_RUN:
+            if objection := objection_to(OF_A_RUN[name], value):
+                yield f"{name} {objection}"
         elif isinstance(value, int | float) and not isinstance(value, bool):
             if name == "workload.growth_per_step":
                 if not -0.5 < value < 0.5:

@@ -138,7 +138,8 @@ class MarketConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """Settings of the manager; meanings as in `rlboost_jax.settings.manager.ManagerConfig`."""
+    """Settings of the manager; meanings and ranges are those of a run (`settings/manager.py`,
+    `settings/fleet.py`)."""
 
     max_pending: int
     balance: bool

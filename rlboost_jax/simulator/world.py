@@ -7,6 +7,7 @@ milliseconds where everything else counts in seconds.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, cast
 
 import numpy as np
@@ -35,7 +36,7 @@ from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.links import Link
 from rlboost_jax.simulator.markets import Change
 from rlboost_jax.simulator.rates import EngineRates
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.records import PolicyConfig, SimConfig
 from rlboost_jax.simulator.server import Server
 from rlboost_jax.simulator.trainer import STREAM, Trainer
 
@@ -235,46 +236,19 @@ def settings(config: SimConfig) -> Settings:
     """Of the manager: a run's, with leases that nothing has to renew."""
     policy, work = config.policy, config.workload
     manager = ManagerConfig(
-        host="",
-        port=0,
-        weights_port=0,
+        **_named_alike(ManagerConfig, policy),
         lease_seconds=PATIENT,
         renew_seconds=PATIENT / 4,
         progress_seconds=PATIENT,
-        drain_seconds=120.0,
-        max_pending=policy.max_pending,
-        balance=policy.balance,
-        migration=policy.migration,
-        seeding=policy.seeding,
-        window=policy.window,
-        window_initial_seconds=policy.window_initial_seconds,
-        window_eta=policy.window_eta,
-        window_memory=policy.window_memory,
-        routing=policy.routing,
-        longest_first=policy.longest_first,
-    )
-    chaos = ChaosConfig(
-        enabled=False, seed=0, kills_per_minute=0, terms_per_minute=0, joins_per_minute=0
     )
     fleet = FleetConfig(
-        provider="local",
-        tls=False,
-        max_instances=policy.max_instances,
-        sizing=policy.sizing,
-        trace="",
-        trace_speed=1.0,
-        synthetic_lifetime_seconds=1.0,
-        synthetic_gap_seconds=1.0,
+        **_named_alike(FleetConfig, policy),
         price_per_hour=config.instance.price_per_hour,
         reserved_price_per_hour=config.reserved.nodes * config.reserved.price_per_node_hour,
         egress_dollars_per_gb=config.instance.egress_dollars_per_gb,
-        worth_per_hour=policy.worth_per_hour,
-        merge_tail=policy.merge_tail,
         orphan_seconds=PATIENT,
-        notices="none",
-        notice_signal="SIGTERM",
         notice_seconds=config.market.notice_seconds,
-        chaos=chaos,
+        chaos=ChaosConfig(),
     )
     return Settings(
         run_id="simulated",
@@ -290,3 +264,9 @@ def settings(config: SimConfig) -> Settings:
         lag=config.trainer.lag,
         status_seconds=PATIENT,  # nobody looks at the live view
     )
+
+
+def _named_alike(record: type[ManagerConfig] | type[FleetConfig], policy: PolicyConfig) -> Any:
+    """The settings of a record that a simulation has, too."""
+    names = {field.name for field in fields(record)} & {field.name for field in fields(policy)}
+    return {name: getattr(policy, name) for name in names}

@@ -1,4 +1,7 @@
+import itertools
+import math
 import statistics
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -6,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.algorithms.advantages import STD_FLOOR, group_advantages, whitened
+from rlboost_jax.settings.algorithm import GroupAdvantage
 
 rewards = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
 
@@ -36,7 +40,25 @@ def test_leave_one_out_compares_with_the_others_only(values):
         np.testing.assert_allclose(advantages[i], value - statistics.fmean(others), atol=1e-9)
 
 
-@pytest.mark.parametrize("advantage", ["group_std", "group_mean", "leave_one_out"])
+@given(rewards)
+def test_pass_at_k_is_what_a_response_adds_to_the_best(values):
+    advantages = group_advantages(np.array(values), advantage="pass_at_k")
+    for i in range(len(values)):
+        assert advantages[i] == max(values) - max(values[:i] + values[i + 1 :])
+
+
+def test_pass_at_k_pushes_as_the_chance_of_any_success_does():
+    """The mean of Σ A ∇log π over all groups of 3 is the gradient of the chance that one of them
+    is right, by p: 3 (1 - p)²."""
+    p, found = 0.3, 0.0
+    for group in itertools.product((0.0, 1.0), repeat=3):
+        chance = math.prod(p if r else 1 - p for r in group)
+        scores = [1 / p if r else -1 / (1 - p) for r in group]
+        found += chance * float(group_advantages(np.array(group), advantage="pass_at_k") @ scores)
+    assert found == pytest.approx(3 * (1 - p) ** 2)
+
+
+@pytest.mark.parametrize("advantage", get_args(GroupAdvantage))
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_a_group_without_spread_teaches_exactly_nothing(size, advantage):
     # 0.1 is not a binary fraction: the mean of equal rewards need not equal them.

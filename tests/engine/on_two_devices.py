@@ -96,7 +96,10 @@ def measure(kind):
     yield "first difference of rows", first_difference(two)
     yield (
         "shapes of pools",
-        [sorted({s.data.shape for s in leaf.addressable_shards}) for leaf in two.pools],
+        [
+            sorted({s.data.shape for s in leaf.addressable_shards})
+            for leaf in two.device_state.pools
+        ],
     )
     yield (
         "the same weights",

@@ -11,7 +11,13 @@ def step_programs(engine: Engine) -> Iterator[tuple[Any, ...]]:
     """A mixed step, decode steps and the copying of pages; the engine is not to run any more once
     one of them has: they take its pools by donation."""
     programs, layout = engine.programs, engine.layout
-    leaves, pools = engine.parameters.leaves_or_zeros(), engine.pools
+    leaves, pools = engine.parameters.leaves_or_zeros(), engine.device_state.pools
     yield programs.mixed, leaves, pools, metadata.pack_mixed(layout, ())
-    yield programs.decode, leaves, pools, metadata.pack_decode(layout, (), 0), engine.ends
+    yield (
+        programs.decode,
+        leaves,
+        pools,
+        metadata.pack_decode(layout, (), 0),
+        engine.device_state.ends,
+    )
     yield programs.copy_pages, pools, metadata.pack_copies(layout, ())

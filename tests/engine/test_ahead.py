@@ -144,21 +144,23 @@ def test_decode_steps_begin_with_the_ends_of_others_or_touch_nothing(
     def decode(record: Any, ends: Any) -> tuple[Any, Any, list[Any]]:
         packed = metadata.pack_decode(layout, [rollout.decode_record(0), record], 3)
         leaves = engine.parameters.leaves
-        engine.pools, outputs, ends = programs.decode(leaves, engine.pools, packed, ends)
+        engine.device_state.pools, outputs, ends = programs.decode(
+            leaves, engine.device_state.pools, packed, ends
+        )
         return (
             np.asarray(outputs.sampled)[:, :3, 1],
             ends,
-            [np.array(pool) for pool in engine.pools],
+            [np.array(pool) for pool in engine.device_state.pools],
         )
 
-    width = len(engine.ends)
-    expected, ends, pools = decode(rollout.decode_record(3).copy(), engine.ends)
+    width = len(engine.device_state.ends)
+    expected, ends, pools = decode(rollout.decode_record(3).copy(), engine.device_state.ends)
     assert ends.tolist()[1] == expected[0, -1]
     known = np.full(width, -1, np.int32)
     known[4] = -1 if stopped else prompt[-1]
     start = len(prompt) - 1
     got, ends, after = decode(
-        rollout.following_record(start, 3, 4).copy(), engine.ends.at[:].set(known)
+        rollout.following_record(start, 3, 4).copy(), engine.device_state.ends.at[:].set(known)
     )
     if stopped:
         assert (got[0] == -1).all() and ends.tolist()[1] == -1

@@ -135,7 +135,7 @@ def test_padding_alone_is_finite(build_engine: Build) -> None:
     engine = build_engine()
     engine.warm_up()
     assert engine.begin() == 0
-    assert all(np.isfinite(np.asarray(pool)).all() for pool in engine.pools)
+    assert all(np.isfinite(np.asarray(pool)).all() for pool in engine.device_state.pools)
 
 
 def test_what_a_dispatch_says_is_what_it_may_yield(

@@ -226,7 +226,7 @@ def test_plans_the_bytes_that_are_there(
         truncated_sampling=False,
         param_dtype=param_dtype,
     )
-    assert sum(pool.nbytes for pool in engine.pools) == engine.memory.pool
+    assert sum(pool.nbytes for pool in engine.device_state.pools) == engine.memory.pool
     leaves = engine.parameters.leaves_or_zeros()
     assert sum(leaf.nbytes for leaf in leaves) == engine.memory.sizes.weights
 
@@ -280,7 +280,9 @@ def test_a_small_device_gets_a_small_pool_and_the_same_tokens(
     request_of: Callable[..., GenerateRequest],
     drain: Callable[[Engine], Any],
 ) -> None:
-    assert tight.memory.num_pages == tight.layout.num_pages == len(tight.pools[0]) == 11
+    assert (
+        tight.memory.num_pages == tight.layout.num_pages == len(tight.device_state.pools[0]) == 11
+    )
     assert not tight.memory.double_buffered
     requests = [request_of(i, range(1, 8 + i), group=i) for i in range(6)]
     results = []

@@ -78,4 +78,6 @@ def test_the_first_token_of_such_logits_is_an_error(
     finally:  # the engine is shared with other tests
         engine.release(engine.held())
         engine.load(params, 1)
-        engine.pools = engine.programs.empty_pools()  # what plain attention masks must be finite
+        engine.device_state.pools = (
+            engine.programs.empty_pools()
+        )  # what plain attention masks must be finite

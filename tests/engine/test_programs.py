@@ -29,7 +29,7 @@ def test_no_step_copies_a_pool(
     config = replace(engine_config, kv_dtype=kv_dtype, num_pages=3000)
     model = model if kv_dtype == "float32" else replace(model, num_layers=1)
     engine = Engine(model, config, slot_tokens=44, truncated_sampling=False)
-    pool = engine.pools[0]
+    pool = engine.device_state.pools[0]
     shape = f"{NAMES[kv_dtype]}[{','.join(map(str, pool.shape))}]"
     for program, *arguments in step_programs(engine):
         compiled = program.lower(*arguments).compile(compiler_options=WITHOUT_LLVM)
@@ -39,7 +39,9 @@ def test_no_step_copies_a_pool(
         assert not re.findall(rf"= {re.escape(shape)}\S* copy(?:-start)?\(.*", text)
         aliases = re.search(r"input_output_alias=\{(.*?) \}, ", text)
         assert aliases is not None
-        assert aliases[1].count("may-alias") + aliases[1].count("must-alias") == len(engine.pools)
+        assert aliases[1].count("may-alias") + aliases[1].count("must-alias") == len(
+            engine.device_state.pools
+        )
 
 
 def test_a_copy_would_be_seen() -> None:

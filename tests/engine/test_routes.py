@@ -177,6 +177,6 @@ def test_nothing_is_recorded_unasked(build_engine: Callable[..., Engine]) -> Non
     engine = build_engine()
     packed = metadata.pack_mixed(engine.layout, ())
     _, output = jax.eval_shape(
-        engine.programs.mixed, engine.parameters.leaves, engine.pools, packed
+        engine.programs.mixed, engine.parameters.leaves, engine.device_state.pools, packed
     )
     assert output.routes is None

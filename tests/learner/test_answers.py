@@ -15,7 +15,7 @@ from tests.learner.test_driver import GROUP, ScriptedLink, collector, rollout
 
 
 class Tool:
-    """Says the sum of what it is told; it is over once that is large."""
+    """Says the sum of what it is given; it is over once that is large."""
 
     def __init__(self) -> None:
         self.asked: list[list[int]] = []

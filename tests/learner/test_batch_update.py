@@ -163,11 +163,11 @@ def test_a_batch_makes_the_updates_of_its_mini_batches(build, groups, name, choi
 @pytest.mark.parametrize(("name", "choices"), CASES[1:])
 def test_the_trap_of_arrival_any_order_gives_the_same_bits(build, groups, name, choices):
     learners = build(name, **choices)
-    expected, told = updated(learners, groups)
+    expected, metrics = updated(learners, groups)
     for order in ([3, 1, 0, 2], [2, 3, 1, 0]):
         state, figures = updated(learners, groups, order)
         assert params_digest(state.params) == params_digest(expected.params)
-        assert figures == told
+        assert figures == metrics
         if state.critic is not None:
             assert params_digest(state.critic.params) == params_digest(expected.critic.params)
 
@@ -198,15 +198,15 @@ def test_the_trap_of_old_log_probabilities_later_updates_keep_those_of_before_th
         )
         for prompt in range(PROMPTS)
     ]
-    (first, told), (second, also_told) = (
+    (first, metrics), (second, other_metrics) = (
         updated(learners, exact) for learners in (recorded, recomputed)
     )
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), first.params, second.params
     )
-    assert told["clipped"] == pytest.approx(also_told["clipped"], abs=1e-3)
-    assert told["clipped"] > 0
-    assert told["max_logprob_gap"] < 1e-5, "of engine and learner, not of two updates"
+    assert metrics["clipped"] == pytest.approx(other_metrics["clipped"], abs=1e-3)
+    assert metrics["clipped"] > 0
+    assert metrics["max_logprob_gap"] < 1e-5, "of engine and learner, not of two updates"
 
 
 def test_the_critics_loss_is_the_mean_over_the_tokens_it_is_trained_on(build, groups):
@@ -220,8 +220,8 @@ def test_the_critics_loss_is_the_mean_over_the_tokens_it_is_trained_on(build, gr
         learner = replace(learners.run.learner, micro_batch_prompts=size)
         run = replace(learners.run, algorithm=algorithm, learner=learner)
         these = replace(learners, run=run, estimates=estimates)
-        state, told = updated(these, groups)
-        figures.append(told["value_loss"])
+        state, metrics = updated(these, groups)
+        figures.append(metrics["value_loss"])
         critics.append(state.critic.params)
     looked, _, _ = these.score(fresh(these), batch_of(these, groups))
     trained = [t for t in looked if t.trained]
@@ -242,10 +242,10 @@ def test_what_was_trained_on_is_reported_with_its_advantages(build, groups):
     members = [t for group in batch for t in group.trajectories]
     assert all(t.advantages is None for t in members)
     updates.finish(members, prompts=range(PROMPTS), host_params=None)
-    told = updates.trajectories()
-    assert [t.sample for t in told] == [t.sample for t in members]
+    shown = updates.trajectories()
+    assert [t.sample for t in shown] == [t.sample for t in members]
     looked, _, _ = learners.score(fresh(learners), batch)
-    for t, expected in zip(told, learners.estimates.of_batch(looked), strict=True):
+    for t, expected in zip(shown, learners.estimates.of_batch(looked), strict=True):
         np.testing.assert_allclose(t.advantages, expected.advantages, rtol=1e-5, atol=1e-6)
 
 
@@ -327,11 +327,11 @@ def test_what_is_doubted_leaves_no_trace(build, groups, name):
     )
     batch = batch_of(learners, groups)
     lying, *others = batch[0].trajectories
-    told = lying.sequence.logprobs.copy()
-    told[-1] = -0.001
-    lie = replace(lying, sequence=replace(lying.sequence, logprobs=told))
+    logprobs = lying.sequence.logprobs.copy()
+    logprobs[-1] = -0.001
+    lie = replace(lying, sequence=replace(lying.sequence, logprobs=logprobs))
     doubts = updates.train(0, (Group(prompt=0, trajectories=(lie, *others)),))
-    assert [(d.sample, d.position) for d in doubts] == [(lying.sample, len(told) - 1)]
+    assert [(d.sample, d.position) for d in doubts] == [(lying.sample, len(logprobs) - 1)]
     assert isinstance(doubts[0], Doubt) and doubts[0].gap > 4
     assert updates.train(0, (batch[0],)) == [], "the truth is taken in its place"
 
@@ -348,13 +348,13 @@ def test_turns_are_updated_with_and_doubted_by_place(build, groups):
 
     members = [t for group in batch_of(learners, turns) for t in group.trajectories]
     lying = next(t for t in members if len(t.sequence.runs) > 4)
-    told = lying.sequence.logprobs.copy()
-    told[-1] = -0.001
-    lie = replace(lying, sequence=replace(lying.sequence, logprobs=told))
+    logprobs = lying.sequence.logprobs.copy()
+    logprobs[-1] = -0.001
+    lie = replace(lying, sequence=replace(lying.sequence, logprobs=logprobs))
     strict = replace(learners, tolerated_gap=2.0)
     (doubt,) = strict.doubts(fresh(learners).params, [Group(prompt=0, trajectories=(lie,))])
     after_prompt = lying.sequence.mask[len(lying.sequence.prompt) :]
-    assert doubt.position == np.flatnonzero(after_prompt)[-1] > len(told) - 1
+    assert doubt.position == np.flatnonzero(after_prompt)[-1] > len(logprobs) - 1
 
 
 def test_a_rejected_token_counts_in_no_divisor(build, groups):

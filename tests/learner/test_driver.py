@@ -210,7 +210,7 @@ def test_what_is_withdrawn_beside_a_step_is_waited_for_again():
 
 
 def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
-    """Prompts 0 and 2 teach nothing, prompt 1 comes with a lie, and prompt 3 before it is told."""
+    """Prompts 0 and 2 teach nothing, prompt 1 comes with a lie, prompt 3 before that is known."""
     dull = [msgspec.structs.replace(r, tokens=m.pack_tokens([5, 7])) for r in whole_group(0)]
     dull += [msgspec.structs.replace(r, tokens=m.pack_tokens([5, 7])) for r in whole_group(2)]
     lie = msgspec.structs.replace(rollout(1, 0), tokens=m.pack_tokens([5, 1]))

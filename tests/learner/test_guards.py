@@ -56,9 +56,9 @@ def test_what_is_wrong_is_named(trajectories):
 
 def test_one_token_of_another_version_is_enough(trajectories):
     *_, last = sequence = trajectories[5].sequence.continuation
-    told = Sequence.of_response([1], sequence[:-1], np.zeros(len(sequence) - 1), version=STEP)
-    told = told.with_sampled([last], [0.0], version=STEP - 1)
-    trajectories[5] = replace(trajectories[5], sequence=told)
+    made = Sequence.of_response([1], sequence[:-1], np.zeros(len(sequence) - 1), version=STEP)
+    made = made.with_sampled([last], [0.0], version=STEP - 1)
+    trajectories[5] = replace(trajectories[5], sequence=made)
     with pytest.raises(StepNotWhole, match=r"of another version: sample 5$"):
         whole(trajectories)
 

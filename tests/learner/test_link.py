@@ -110,7 +110,7 @@ def test_a_refused_step_is_reported_and_not_asked_for_again(link, script):
     link.begin_batch(begin_batch())
     with pytest.raises(ManagerRefused, match="refused: prompt 0 fits no slot"):
         link.receive(PATIENCE_SECONDS)
-    assert link.end("over", over=True) is False  # nobody is there to be told
+    assert link.end("over", over=True) is False  # nobody is there to hear it
     assert script.heard == [messages.TrainerHello, messages.BeginBatch] and script.dials == 1
 
 

@@ -53,7 +53,7 @@ class Link(ManagerLink):
 
     def __init__(self, world):
         self.world, self.inbox = world, deque()
-        self.told = {}  # sample → what was said of it first
+        self.delivered = {}  # sample → what was said of it first
         self.lies = {}  # sample → log-probabilities that were made up
         self.dull = {}  # step → prompts to which all responses are alike
         self.prompts = {}  # step → tokens of the prompts asked for
@@ -80,7 +80,7 @@ class Link(ManagerLink):
                 sample = sample_number(
                     prompt.prompt, place, group_size=begin.group_size, purpose=prompt.purpose
                 )
-                self.told[sample] = m.FinishedRollout(
+                self.delivered[sample] = m.FinishedRollout(
                     work=Work(
                         seed=0,
                         batch=begin.batch,
@@ -93,14 +93,16 @@ class Link(ManagerLink):
                     versions=((begin.version, 3),),
                     instances=("a",),
                 )
-                self.inbox.append(self.told[sample])
+                self.inbox.append(self.delivered[sample])
 
     def doubt(self, step, doubts):
         """The same responses again, with the truth about them."""
         for doubt in doubts:
             self.world.log.append(f"doubt {step} {doubt.sample} {doubt.position}")
-            told = self.told[doubt.sample]
-            self.inbox.append(msgspec.structs.replace(told, logprobs=m.pack_logprobs([-4.7] * 3)))
+            delivered = self.delivered[doubt.sample]
+            self.inbox.append(
+                msgspec.structs.replace(delivered, logprobs=m.pack_logprobs([-4.7] * 3))
+            )
 
     def receive(self, timeout=None):
         return self.inbox.popleft() if self.inbox else None
@@ -417,10 +419,10 @@ def test_failed_rewards_are_counted_and_reported(build):
     class Failing(Late):
         faults: ClassVar[dict] = {6: {"clock": "returned nan"}}
 
-    told = []
-    loop = build(task=Failing, around={"note": told.append})
+    notes = []
+    loop = build(task=Failing, around={"note": notes.append})
     assert loop.step(0)["reward_failures"] == 2
-    assert told == [
+    assert notes == [
         "step 1: reward 'clock' failed for 2 responses: returned nan (first: prompt 0, sample 1)"
     ]
 

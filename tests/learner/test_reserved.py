@@ -20,7 +20,7 @@ from tests.patience import PATIENCE_SECONDS
 
 
 class Client(InstanceClient):
-    """Leaves when told to."""
+    """Leaves when asked to."""
 
     def __init__(self, *_, **__) -> None:
         self.left: asyncio.Event = asyncio.Event()

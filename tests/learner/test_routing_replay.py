@@ -154,11 +154,11 @@ class Dense:
         return whole[np.arange(T), tokens[1:]][-t.sequence.num_sampled :]
 
     def experts(self, mlp, h, t: Trajectory, index: int):
-        """Weights are of today's router, over the experts that it is told."""
+        """Weights are of today's router, over the experts that it is given."""
         logits, out = h @ mlp["router"]["kernel"], np.zeros_like(h)
-        for n, told in enumerate(t.sequence.routes[:, index]):
-            weights = np.exp(logits[n, told] - logits[n, told].max())
-            for e, weight in zip(told, weights / weights.sum(), strict=True):
+        for n, chosen in enumerate(t.sequence.routes[:, index]):
+            weights = np.exp(logits[n, chosen] - logits[n, chosen].max())
+            for e, weight in zip(chosen, weights / weights.sum(), strict=True):
                 gate, up = (h[n] @ mlp["experts"][name][e] for name in ("gate", "up"))
                 out[n] += weight * (gate / (1 + np.exp(-gate)) * up @ mlp["experts"]["down"][e])
         return out

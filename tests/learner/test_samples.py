@@ -47,8 +47,8 @@ def test_prompts_need_not_begin_with_0_nor_be_without_gaps(trajectories):
 def test_cut_off_is_what_did_not_end_by_itself(trajectories):
     tokens = ([5, STOP], [STOP, 5], [STOP])
     members = [
-        replace(t, sequence=Sequence.of_response([1], told, np.zeros(len(told)), version=0))
-        for t, told in zip(trajectories, tokens, strict=False)
+        replace(t, sequence=Sequence.of_response([1], sampled, np.zeros(len(sampled)), version=0))
+        for t, sampled in zip(trajectories, tokens, strict=False)
     ]
     rows = sample_rows(0, members, task=Words(), num_prompts=1)
     assert [row.cut_off for row in rows] == [False, True, False]

@@ -324,18 +324,18 @@ def test_a_tracker_that_fails_is_reported_once_and_the_run_is_complete(run, tmp_
 
 
 def test_trackers_hear_of_the_summary_once_the_run_is_complete(run, tmp_path):
-    told = []
+    calls = []
     board = SimpleNamespace(
-        step=lambda row: told.append("step"),
-        finish=lambda summary: told.append("finish"),
-        close=lambda: told.append("close"),
+        step=lambda row: calls.append("step"),
+        finish=lambda summary: calls.append("finish"),
+        close=lambda: calls.append("close"),
     )
     train(run, tmp_path, trackers=tracked_by(board))
-    assert told == ["step"] * STEPS + ["finish", "close"]
-    told.clear()
+    assert calls == ["step"] * STEPS + ["finish", "close"]
+    calls.clear()
     with pytest.raises(KeyboardInterrupt):
         train(run, tmp_path / "another", Interrupted, trackers=tracked_by(board))
-    assert told == ["step", "step", "close"]
+    assert calls == ["step", "step", "close"]
 
 
 def test_the_reference_is_the_starting_parameters_and_nothing_else(config, learner_step, tmp_path):

@@ -143,9 +143,9 @@ def test_a_sequence_is_worth_its_turns_one_by_one(config, learner_step, turns):
         logprobs = t.sequence.logprobs
         for run in t.sequence.split():
             if run.sampled:
-                told, logprobs = logprobs[: len(run.tokens)], logprobs[len(run.tokens) :]
+                first, logprobs = logprobs[: len(run.tokens)], logprobs[len(run.tokens) :]
                 before = t.sequence.tokens[: run.start]
-                sequence = Sequence.of_response(before, run.tokens, told, version=3)
+                sequence = Sequence.of_response(before, run.tokens, first, version=3)
                 apart.append(replace(t, sample=100 + len(apart), sequence=sequence))
     assert len(apart) > 2 * len(trajectories)
     gradients, sums = learner_step().accumulate(params, None, packed(trajectories))
@@ -161,8 +161,8 @@ def test_a_sequence_is_worth_its_turns_one_by_one(config, learner_step, turns):
 def test_the_trap_of_observations_no_gradient_knows_them(config, learner_step, turns):
     """Whatever is given as a target: no bit of any gradient knows it."""
     (batch, *_), params = packed(everything(turns)), init_params(config.model, 0)
-    told = (batch.segments > 0) & ~batch.response_mask
-    others = np.where(told, (batch.targets + 5) % 112, batch.targets)
+    given = (batch.segments > 0) & ~batch.response_mask
+    others = np.where(given, (batch.targets + 5) % 112, batch.targets)
     assert (others != batch.targets).sum() > 20
     gradients = [
         learner_step().gradients(params, None, each)[0]
@@ -254,12 +254,12 @@ def test_what_a_manager_delivers_becomes_a_sequence():
         3, version=3, prompts=[np.array([1, 2], np.int32)], group_size=1, ask=ask, estimate=tuple
     )
     work = Work(seed=0, batch=3, prompt=0, sample=0)
-    told = {"tokens": [7, 8, 20, 21, 9, 6], "logprobs": [-1, -2, -3, -4]}
+    arrays = {"tokens": [7, 8, 20, 21, 9, 6], "logprobs": [-1, -2, -3, -4]}
     with pytest.raises(BadSequence, match="runs of 2, 2, 1 tokens do not make up 6"):
-        collector.add(rollout(work, runs=(2, 2, 1), **told))
+        collector.add(rollout(work, runs=(2, 2, 1), **arrays))
     with pytest.raises(BadSequence, match="4 log-probabilities for 3 sampled"):
-        collector.add(rollout(work, runs=(2, 3, 1), **told))
-    collector.add(rollout(work, runs=(2, 2, 2), **told))
+        collector.add(rollout(work, runs=(2, 3, 1), **arrays))
+    collector.add(rollout(work, runs=(2, 2, 2), **arrays))
     assert asked == [(0, [7, 8, 20, 21, 9, 6])]
     sequence = collector._taken[0].sequence
     assert sequence.tokens.tolist() == [1, 2, 7, 8, 20, 21, 9, 6]
@@ -271,10 +271,10 @@ def test_what_a_manager_delivers_becomes_a_sequence():
 def test_runs_travel():
     """In a finished rollout and in a request, and none where all was sampled."""
     work = Work(seed=0, batch=3, prompt=0, sample=0)
-    told = rollout(work, runs=(1, 2, 3), tokens=[0] * 6, logprobs=[0] * 4)
-    assert m.decode_to_trainer(m.encode(told)) == told
+    result = rollout(work, runs=(1, 2, 3), tokens=[0] * 6, logprobs=[0] * 4)
+    assert m.decode_to_trainer(m.encode(result)) == result
     plain = rollout(work, runs=(), tokens=[0], logprobs=[0], versions=((3, 1),))
-    routed = m.RoutedRollout(**{**msgspec.structs.asdict(told), "routes": b"123"})
+    routed = m.RoutedRollout(**{**msgspec.structs.asdict(result), "routes": b"123"})
     assert m.decode_to_trainer(m.encode(routed)) == routed
     sizes = [
         len(m.encode(rollout(work, runs=runs, tokens=[0] * 6, logprobs=[0] * 4)))

@@ -2,7 +2,7 @@
 
 from rlboost_jax.manager.accounts import Books
 
-COUNTS = {name: number for number, name in enumerate(Books.__slots__, 1)}
+COUNTS = {name: number for number, name in enumerate(Books.__struct_fields__, 1)}
 
 
 def test_a_copy_has_all_counts_and_goes_its_own_way() -> None:

@@ -1,6 +1,5 @@
 """What a peer may send, decided without a clock."""
 
-import dataclasses
 import math
 
 import msgspec
@@ -143,7 +142,7 @@ def test_a_batch_of_what_cannot_be_charges_nobody(changes: dict[str, int], words
     desk.publish(0)
     desk.begin(0)
     desk.join(A, version=0)
-    before = dataclasses.replace(desk.manager.view.books)
+    before = desk.manager.view.books.copy()
     desk.server(A, batch(0, 0, [], **changes))
     assert words in desk.closed()[A]
     after = desk.manager.view.books

@@ -80,6 +80,9 @@ CASES: dict[str, transformers.PreTrainedConfig] = {
     "mistral, a window": transformers.MistralConfig(
         **SIZES, **_heads(40, 4, 4, 24), sliding_window=7
     ),
+    "seed_oss, an output without a bias": transformers.SeedOssConfig(
+        **SIZES, **_heads(40, 6, 2, 16), attention_bias=True, attention_out_bias=False
+    ),
     "gemma2, soft caps and every other window": transformers.Gemma2Config(
         **{**SIZES, "num_hidden_layers": 3},
         **_heads(32, 4, 2, 16),

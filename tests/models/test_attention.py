@@ -59,14 +59,14 @@ def test_a_token_sees_its_own_segment_up_to_itself(heads, how):
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("config", [WINDOW, CAPPED], ids=["window", "capped"])
 def test_a_window_a_cap_and_a_scale(heads, how, config):
-    """A layer knows its kind as it is traced, or is told by an array where layers are scanned."""
+    """A layer knows its kind as it is traced, or by an array where layers are scanned."""
     attend = row_attention(config, jnp.asarray(SEGMENTS), how)
-    told = jax.jit(lambda local, *heads: attend(local)(*heads))
+    traced = jax.jit(lambda local, *heads: attend(local)(*heads))
     options = {"scalar": config.query_scalar or D, "cap": config.attention_soft_cap}
     for local, window in ((True, 5), (False, T)):
         expected = by_hand(*heads, window=window, **options)
         np.testing.assert_allclose(jax.jit(attend(local))(*heads), expected, atol=2e-6)
-        np.testing.assert_allclose(told(jnp.asarray(local), *heads), expected, atol=2e-6)
+        np.testing.assert_allclose(traced(jnp.asarray(local), *heads), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("config", [PLAIN, CAPPED], ids=["plain", "capped"])

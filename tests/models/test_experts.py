@@ -73,11 +73,11 @@ def test_a_token_is_what_its_experts_add_up_to(model, layer, x, by_row):
 @pytest.mark.parametrize("by_row", [False, True])
 def test_experts_can_be_given(model, layer, x, by_row):
     """As when the learner replays what the engine chose: weights are today's, the choice is not."""
-    told = np.random.default_rng(1).permuted(np.tile(np.arange(X), (N, 1)), axis=1)[:, :A]
-    expected, _ = by_hand(model, layer, x, chosen=told)
-    replay = jax.jit(lambda x, told: run(model, layer, x, by_row=by_row, experts=told))
-    out, chosen = replay(x, jnp.asarray(told, jnp.int32))
-    np.testing.assert_array_equal(chosen, told)
+    given = np.random.default_rng(1).permuted(np.tile(np.arange(X), (N, 1)), axis=1)[:, :A]
+    expected, _ = by_hand(model, layer, x, chosen=given)
+    replay = jax.jit(lambda x, given: run(model, layer, x, by_row=by_row, experts=given))
+    out, chosen = replay(x, jnp.asarray(given, jnp.int32))
+    np.testing.assert_array_equal(chosen, given)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -151,7 +151,7 @@ def test_the_whole_decoder_replays_its_own_choices(small_model):
 
 
 def test_experts_over_a_mesh(run_with_devices, small_model):
-    """Outputs, choices and gradients are those of one device, with choices told and without;
+    """Outputs, choices and gradients are those of one device, with choices given and without;
     experts lie along `tensor`."""
     model = small_model(**{**MOE, "num_experts": 4}, num_layers=1)
     source = f"""
@@ -178,15 +178,15 @@ split = jax.device_put(params, param_shardings(model, mesh))
 np.testing.assert_array_equal(chosen, chosen8)
 np.testing.assert_allclose(x, x8, atol=1e-5)
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient, gradient8)
-def replayed(params, mesh, told):
+def replayed(params, mesh, given):
     return hidden_states_and_experts(
-        model, params, tokens, *at, remat="none", mesh=mesh, experts=told
+        model, params, tokens, *at, remat="none", mesh=mesh, experts=given
     )
 
 replay = jax.jit(replayed, static_argnums=1)
-told = (chosen + 1) % model.num_experts
-np.testing.assert_allclose(replay(params, None, told)[0], replay(split, mesh, told)[0], atol=1e-5)
-assert np.abs(replay(params, None, told)[0] - x).max() > 1e-2
+given = (chosen + 1) % model.num_experts
+np.testing.assert_allclose(replay(params, None, given)[0], replay(split, mesh, given)[0], atol=1e-5)
+assert np.abs(replay(params, None, given)[0] - x).max() > 1e-2
 experts = split["layers"]["mlp"]["experts"]
 print(*{{str(leaf.addressable_shards[0].data.shape) for leaf in experts.values()}}, sep="\\n")
 """

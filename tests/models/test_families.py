@@ -14,6 +14,7 @@ from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.sequences.identities import Batch, Work
+from rlboost_jax.settings.families import FAMILIES
 from rlboost_jax.settings.huggingface import to_huggingface
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.sources import source_fields
@@ -25,6 +26,10 @@ pytestmark = pytest.mark.optimized  # for the bits of companions
 TOLERANCE = 1e-4  # of the logits' spread
 B, T, PROMPT = 3, 40, 11
 ENGINE = replace(small.ENGINE, slots=8, max_prompt_tokens=T, steps_per_dispatch=8)
+
+
+def test_every_family_has_a_case():
+    assert {config.model_type for config in CASES.values()} == set(FAMILIES)
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -62,7 +62,7 @@ def test_no_gradient_reaches_the_future(small_model):
         scores = jnp.where(jnp.tril(jnp.ones((1, 1, T, T), bool)), scores, -jnp.inf)
         return jnp.einsum("kgts,skd->tkgd", jax.nn.softmax(scores), v).reshape(T, 4, 8)
 
-    # The embeddings of single tokens, told apart by a vocabulary entry of their own each.
+    # The embeddings of single tokens, distinguished by a vocabulary entry of their own each.
     table = jnp.tile(params["embedding"]["table"], (2, 1))[:T]
     own_entries = {**params, "embedding": {"table": table}}
 

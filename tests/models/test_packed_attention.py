@@ -1,4 +1,4 @@
-"""Fused attention on meshes, and what kernels are told: `triton` interpreted, cuDNN never run."""
+"""Fused attention on meshes, and what kernels are given: `triton` interpreted, cuDNN never run."""
 
 from dataclasses import replace
 from itertools import groupby

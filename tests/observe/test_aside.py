@@ -13,8 +13,8 @@ from tests.patience import PATIENCE_SECONDS
 SUMMARY = summarize([], reserved_price_per_hour=1.0)
 
 
-class Told:
-    """Writes down what it is told, and in which thread."""
+class Recorder:
+    """Writes down what it is shown, and in which thread."""
 
     def __init__(self) -> None:
         self.log: list[Any] = []
@@ -45,14 +45,14 @@ def tell(tracker: Tracker | Trackers) -> None:
 
 
 def test_it_is_shown_everything_in_order_in_one_thread_of_its_own() -> None:
-    told, notes = Told(), list[str]()
-    tell(Aside("board", lambda: told, note=notes.append))
-    assert told.log == [("samples", 1), ("step", 20), "finish", "close"]
-    assert told.threads == {"board"} and not notes
+    shown, notes = Recorder(), list[str]()
+    tell(Aside("board", lambda: shown, note=notes.append))
+    assert shown.log == [("samples", 1), ("step", 20), "finish", "close"]
+    assert shown.threads == {"board"} and not notes
 
 
 def test_each_tracker_hears_of_each_step_once() -> None:
-    one, other = Told(), Told()
+    one, other = Recorder(), Recorder()
     tell(Trackers([one, other]))
     assert one.log == other.log == [("samples", 1), ("step", 20), "finish", "close"]
 
@@ -62,14 +62,14 @@ def test_each_tracker_hears_of_each_step_once() -> None:
 def test_a_failure_is_said_once_and_it_is_closed_and_shown_nothing_more(
     where: str, error: BaseException
 ) -> None:
-    told, notes = Told(), list[str]()
+    shown, notes = Recorder(), list[str]()
 
     def fail(*_: Any) -> Any:
         raise error
 
     if where != "make":
-        setattr(told, where, fail)
-    tracker = Aside("board", fail if where == "make" else lambda: told, note=notes.append)
+        setattr(shown, where, fail)
+    tracker = Aside("board", fail if where == "make" else lambda: shown, note=notes.append)
     tell(tracker)
     tell(tracker)
     reason = " ".join(str(error).split())
@@ -79,21 +79,21 @@ def test_a_failure_is_said_once_and_it_is_closed_and_shown_nothing_more(
     before = [("samples", 1), ("step", 20), "finish"]
     order = ["make", "samples", "step", "finish", "close"]
     closed = ["close"] if where in ("samples", "step", "finish") else []
-    assert told.log == before[: max(0, order.index(where) - 1)] + closed
+    assert shown.log == before[: max(0, order.index(where) - 1)] + closed
 
 
 def test_the_end_of_the_run_waits_for_the_closing_of_one_that_failed() -> None:
-    told, failed, waited_for = Told(), threading.Event(), threading.Event()
+    shown, failed, waited_for = Recorder(), threading.Event(), threading.Event()
 
     def fail(_: Any) -> None:
         raise OSError("no room")
 
     def close() -> None:
         waited_for.wait(PATIENCE_SECONDS)
-        told.log.append("closed")
+        shown.log.append("closed")
 
-    told.step, told.close = fail, close  # type: ignore[method-assign]
-    tracker = Aside("board", lambda: told, note=lambda _: failed.set())
+    shown.step, shown.close = fail, close  # type: ignore[method-assign]
+    tracker = Aside("board", lambda: shown, note=lambda _: failed.set())
     join = tracker._thread.join
 
     def joined(timeout: float) -> None:
@@ -104,13 +104,13 @@ def test_the_end_of_the_run_waits_for_the_closing_of_one_that_failed() -> None:
     tracker.step({"step": 0})
     assert failed.wait(PATIENCE_SECONDS)
     tracker.close()
-    assert told.log == ["closed"]
+    assert shown.log == ["closed"]
 
 
 def test_of_two_reasons_at_once_one_is_said() -> None:
     """That it failed, by its thread, and that it is behind, by the run's."""
     notes = list[str]()
-    tracker = Aside("board", Told, note=notes.append)
+    tracker = Aside("board", Recorder, note=notes.append)
     both = threading.Barrier(2, timeout=PATIENCE_SECONDS)
 
     class Asked(threading.Event):
@@ -132,17 +132,17 @@ def test_of_two_reasons_at_once_one_is_said() -> None:
 
 
 def test_one_that_cannot_be_closed_leaves_no_other_open() -> None:
-    class Broken(Told):
+    class Broken(Recorder):
         def close(self) -> None:
             raise OSError("no room")
 
-    one, other = Told(), Told()
+    one, other = Recorder(), Recorder()
     with pytest.raises(OSError, match="no room"):
         Trackers([one, Broken(), other]).close()
     assert one.log == other.log == ["close"]
 
 
-def hanging(told: Told) -> tuple[Callable[[], Tracker], threading.Event]:
+def hanging(shown: Recorder) -> tuple[Callable[[], Tracker], threading.Event]:
     """Makes a tracker that does not come back from its first step until the event is set."""
     released = threading.Event()
 
@@ -150,15 +150,15 @@ def hanging(told: Told) -> tuple[Callable[[], Tracker], threading.Event]:
         if not released.is_set():
             released.wait(PATIENCE_SECONDS)
         else:
-            told.log.append(row)
+            shown.log.append(row)
 
-    told.step = step  # type: ignore[method-assign]
-    return lambda: told, released
+    shown.step = step  # type: ignore[method-assign]
+    return lambda: shown, released
 
 
 def test_one_that_hangs_delays_nobody() -> None:
-    told, notes = Told(), list[str]()
-    make, released = hanging(told)
+    shown, notes = Recorder(), list[str]()
+    make, released = hanging(shown)
     tracker = Aside("board", make, note=notes.append, close_seconds=0.01, most_waiting=5)
     for step in range(20):
         tracker.step({"step": step})
@@ -166,12 +166,12 @@ def test_one_that_hangs_delays_nobody() -> None:
     tracker.close()
     released.set()
     tracker._thread.join(PATIENCE_SECONDS)
-    assert told.log == ["close"], "what waited is thrown away"
+    assert shown.log == ["close"], "what waited is thrown away"
 
 
 def test_the_end_of_the_run_waits_for_it_for_so_long_only() -> None:
-    told, notes = Told(), list[str]()
-    make, released = hanging(told)
+    shown, notes = Recorder(), list[str]()
+    make, released = hanging(shown)
     tracker = Aside("board", make, note=notes.append, close_seconds=0.01)
     tracker.step({"step": 0})
     tracker.close()

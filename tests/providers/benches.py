@@ -40,7 +40,7 @@ Zygote(run, 0, 1).serve()
 
 
 class Bench(Protocol):
-    """The server named "stubborn" does not leave when it is told to."""
+    """The server named "stubborn" does not leave when it is asked to."""
 
     grants: bool  # whether it starts servers at all
 

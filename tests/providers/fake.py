@@ -20,7 +20,7 @@ from rlboost_jax.providers.event_queue import EventQueue
 @dataclass
 class Machine:
     nonce: str
-    leaves: bool  # when it is told to
+    leaves: bool  # when it is asked to
     end: asyncio.TimerHandle | None = None
 
 
@@ -30,7 +30,7 @@ class Cloud:
 
     Attributes:
         refusals: requests that it will refuse.
-        stubborn: names whose servers do not leave when they are told to.
+        stubborn: names whose servers do not leave when they are asked to.
         held: while this is not set, requests are under way.
     """
 

@@ -168,7 +168,7 @@ def test_a_request_under_way_can_be_terminated(bench: Bench, grace: float) -> No
     [("polite", (1e6,)), ("stubborn", (0.01,)), ("stubborn", (1e6, 0.01)), ("stubborn", (1e6, 0))],
 )
 def test_a_grace_is_a_bound(granting: Bench, name: str, graces: tuple[float, ...]) -> None:
-    """Who leaves when told to needs none of it; of several the earliest counts."""
+    """Who leaves when asked to needs none of it; of several the earliest counts."""
 
     async def story() -> None:
         provider = granting.open()
@@ -176,7 +176,7 @@ def test_a_grace_is_a_bound(granting: Bench, name: str, graces: tuple[float, ...
         ear = Ear(provider)
         await provider.request(name, "n", ANY_POOL)
         await ear.of(name, Granted)
-        await granting.nonce(provider, name)  # from now on it heeds what it is told
+        await granting.nonce(provider, name)  # from now on it heeds what it is sent
         for grace in graces:
             await provider.terminate(name, grace)
         await ear.of(name, Exited)

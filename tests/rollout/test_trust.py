@@ -75,7 +75,7 @@ def configuration() -> web.Application:
     return app
 
 
-def told(tls: ssl.SSLContext | None, credentials: Credentials) -> str:
+def rejection(tls: ssl.SSLContext | None, credentials: Credentials) -> str:
     """What a server says that asks such a manager for its configuration."""
 
     async def scenario() -> None:
@@ -105,7 +105,7 @@ def told(tls: ssl.SSLContext | None, credentials: Credentials) -> str:
 )
 def test_who_understands_whom(runs, manager, join, said):
     tls = authority.server_tls(runs / manager / "authority") if manager else None
-    line = told(tls, read_credentials(runs / join, environment={}))
+    line = rejection(tls, read_credentials(runs / join, environment={}))
     assert said in line
     assert said == HERE or "<workdir>/join again" in line or "renews it" in line
 
@@ -114,7 +114,7 @@ def test_a_stolen_client_certificate_makes_no_manager(runs):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     join = runs / "ours" / "join"
     context.load_cert_chain(join / "client.pem", join / "client.key")
-    line = told(context, read_credentials(join, environment={}))
+    line = rejection(context, read_credentials(join, environment={}))
     assert "not of this run (unsuitable certificate purpose)" in line
 
 

@@ -150,9 +150,9 @@ def test_parts_that_contradict_each_other(changes: dict[str, Any], message: str)
 
 def test_runs_of_a_message_are_checked() -> None:
     assert runs_after_prompt((), 4) == (4,) and runs_after_prompt((), 0) == ()
-    for told in ((3,), (2, 0, 2), (5, -1)):
+    for reported in ((3,), (2, 0, 2), (5, -1)):
         with pytest.raises(BadSequence, match="do not make up 4"):
-            runs_after_prompt(told, 4)
+            runs_after_prompt(reported, 4)
 
 
 def test_nobody_changes_one() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from configs import base
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.families import FAMILIES
 from rlboost_jax.settings.huggingface import from_huggingface, to_huggingface
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.memory import num_parameters
@@ -167,6 +168,27 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
             "vocab_size": 262144,
         },
     ),
+    "Seed-OSS-36B-Instruct": (
+        36_151_104_512,
+        {
+            "model_type": "seed_oss",
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 5120,
+            "intermediate_size": 27648,
+            "mlp_bias": False,
+            "num_attention_heads": 80,
+            "num_hidden_layers": 64,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": {"rope_type": "default"},
+            "rope_theta": 10000000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 155136,
+        },
+    ),
     "gemma-3-4b-it, its text": (
         3_880_263_168,
         {
@@ -204,6 +226,10 @@ def test_published_checkpoints_have_the_parameters_they_are_known_for(name: str)
 def test_what_is_written_is_read_as_the_same(name: str) -> None:
     model = read(PUBLISHED[name][1])
     assert read(to_huggingface(model)) == model
+
+
+def test_of_every_family_something_is_published() -> None:
+    assert {read(values).family for _, values in PUBLISHED.values()} == set(FAMILIES)
 
 
 def test_what_sets_families_apart() -> None:

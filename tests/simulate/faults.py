@@ -403,8 +403,10 @@ class Run:
             return ((0.0, event),)
         amount = self._next.pop(what)
         match what, message:
-            case "twice", m.Ready():  # of versions the last word counts, and streams keep order
+            case "twice", m.Ready():  # the last word on versions counts, and streams keep order
                 return (0.0, event), (0.0, event)
+            case "late", m.Ready():
+                return ((0.0, event),)
             case "twice", _:
                 return (0.0, event), (amount, event)
             case "late", _:

@@ -34,6 +34,9 @@ def check(world: World) -> None:
     assert manager.view.roster.in_flight == in_flight
     assert list(manager.view.open) == sorted(manager.view.open)
     assert manager.view.open.items() <= manager.view.batches.items()
+    ledger = manager.owners.ledger
+    assert ledger.active is next(iter(ledger.open.values()), None)
+    assert ledger.lagging == any(b.begin.version < n for n, b in ledger.open.items())
     for step in manager.view.batches.values():
         waiting = {id(rollout) for rollout in step.waiting()}
         assert len(waiting) == step.num_waiting
@@ -108,6 +111,8 @@ def _index(world: World) -> None:
     assert dict.__eq__(index.claims, claims)
     assert dict.__eq__(index.prices, prices)
     assert index.num_releasing == num_releasing
+    assert index.num_preemptible == sum(prices.values())
+    assert math.isclose(index.hourly, sum(price * n for price, n in prices.items()))
     assert index.crowded.keys() == crowded
     assert index.overfull.keys() == overfull
     assert index.free.keys() == free

@@ -4,62 +4,18 @@ It checks all that it is given, bit for bit. What it has said and must say again
 what `rlboost_jax.learner.link.ManagerLink` says again.
 """
 
-import functools
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, TrainerGone
-from rlboost_jax.sequences.identities import Purpose, Work, sample_number
+from rlboost_jax.sequences.identities import Purpose, sample_number
 from rlboost_jax.sequences.sequence import runs_after_prompt
-from tests.manager.fakes import (
-    RUN,
-    Episode,
-    answer,
-    begin_batch,
-    episode,
-    logprob,
-    manifest,
-    routes,
-)
+from tests.manager.fakes import RUN, answer, manifest
+from tests.simulate.asked import Asked, begin_of, doubt_of
 from tests.simulate.server import REDIAL_SECONDS, Server
-
-
-@functools.cache
-def begin_of(
-    batch: int, version: int, digest: str, prompts: int, group_size: int, turns: int
-) -> m.BeginBatch:
-    return begin_batch(batch, version, digest, prompts=prompts, group_size=group_size, turns=turns)
-
-
-@dataclass
-class Asked:
-    """A batch that was begun, and what came of it."""
-
-    begin: m.BeginBatch
-    prompts_known: int
-    needed: set[int]  # samples
-    results: dict[int, m.FinishedRollout] = field(default_factory=dict)
-    sizes: dict[int, int] = field(default_factory=dict)  # tokens delivered, believed or not
-    made_up: set[int] = field(default_factory=set)  # whose last delivery was not believed
-    extends: list[m.TrainerMessage] = field(default_factory=list)
-
-    @property
-    def complete(self) -> bool:
-        return self.needed <= self.results.keys()
-
-    def possibly_delivered(self) -> set[int]:
-        """Tokens of all responses, but that training may begin before those come again that were
-        made up and are not needed."""
-        sums = {0}
-        for sample, size in self.sizes.items():
-            absent = sample in self.made_up and sample not in self.needed
-            sums = {known + size for known in sums} | (sums if absent else set())
-        return sums
 
 
 class Trainer:
@@ -251,7 +207,7 @@ class Trainer:
         self._got.add(key)
         found = m.unpack_tokens(result.tokens).tolist()
         asked.sizes[result.work.sample] = sum(runs_after_prompt(result.runs, len(found))[::2])
-        expected = self._episode(asked, result.work)
+        expected = asked.expected(result.work, self.turns, self.world.settings.slot_tokens)
         tokens = list(expected.tokens)
         if found != tokens and self.world.lied:
             asked.made_up.add(result.work.sample)
@@ -259,15 +215,7 @@ class Trainer:
             return
         assert found == tokens, "tokens of other parameters than the batch says"
         asked.made_up.discard(result.work.sample)
-        assert result.runs == expected.wire_runs
-        assert result.logprobs == m.pack_logprobs([logprob(t) for t in expected.sampled])
-        assert result.versions == ((asked.begin.version, len(expected.sampled)),)
-        if self.world.settings.routing:
-            leads = (2, *expected.runs[1::2])
-            found_routes = b"".join(map(routes, leads, expected.split[::2]))
-            assert isinstance(result, m.RoutedRollout) and result.routes == found_routes
-        else:
-            assert type(result) is m.FinishedRollout
+        asked.check(result, expected, routed=bool(self.world.settings.routing))
         known = result.work.sample in asked.results  # said again on a new stream
         asked.results[result.work.sample] = result
         if self.extends and asked.prompts_known == self.prompts:
@@ -276,17 +224,13 @@ class Trainer:
         if oldest and asked.complete and not (known or self._training):
             self._train()
 
-    def _episode(self, asked: Asked, work: Work) -> Episode:
-        whose = asked.begin.params_digest, work.batch, work.sample
-        return episode(*whose, self.turns, self.world.settings.slot_tokens)
-
     def _parked(self, parked: m.Parked) -> None:
         """The environment answers a while later, on whatever stream there is then, and sometimes
         twice. What is lost on the way is asked again."""
         asked = self.asked.get(parked.work.batch)
         assert asked is not None, f"parked in batch {parked.work.batch}, and {list(self.asked)}"
         tokens = m.unpack_tokens(parked.tokens).tolist()
-        expected = self._episode(asked, parked.work)
+        expected = asked.expected(parked.work, self.turns, self.world.settings.slot_tokens)
         assert tokens == list(expected.tokens[: len(tokens)]), "parked with the wrong tokens"
         assert parked.turn == len(parked.runs) // 2 < self.turns - 1
         given, over = answer(tokens, parked.turn)
@@ -335,15 +279,7 @@ class Trainer:
     def _doubt(self, result: m.FinishedRollout, found: list[int], tokens: list[int]) -> None:
         """As the learner would: a while later, on whatever stream there is then."""
         sample, batch = result.work.sample, result.work.batch
-        pairs = itertools.zip_longest(found, tokens)
-        position = next(i for i, (one, other) in enumerate(pairs) if one != other)
-        doubt = m.Doubt(
-            batch=batch,
-            samples=m.pack_ids([sample]),
-            attempts=m.pack_ids([result.attempt]),
-            positions=m.pack_ids([position]),
-            gap=9.0,
-        )
+        doubt = doubt_of(result, found, tokens)
 
         def say() -> None:
             trained = batch == self.batch and self._training

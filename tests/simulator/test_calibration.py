@@ -121,7 +121,7 @@ def test_a_fit_finds_what_the_run_was_made_with(fitted):
     *_, rows, found = fitted
     values = {name: own["value"] for name, own in found["parameters"].items()}
     for name, factor in (("instance", 1.0), ("reserved", 0.5)):
-        # A step of a typical batch and context, by the law: single terms are told apart less well.
+        # A step of a typical batch and context, by the law: single terms are less well known.
         for batch, length in ((8, 350), (24, 400)):
             fixed, each, context = (
                 values[f"{name}.{term}"] for term in ("per_step", "per_token", "per_context_token")

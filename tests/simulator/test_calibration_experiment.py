@@ -12,8 +12,8 @@ RESULTS = json.loads((FOLDER / "results.json").read_text())
 
 def test_the_readme_says_what_was_found():
     text = (FOLDER / "README.md").read_text()
-    for told in RESULTS.values():
-        check = told["check"]
+    for result in RESULTS.values():
+        check = result["check"]
         row = (
             f"| {check['fitted_steps']}, {check['predicted_steps']} "
             f"| {check['predicted_seconds']:.2f} "
@@ -25,9 +25,9 @@ def test_the_readme_says_what_was_found():
 
 
 def test_results_are_collected_from_runs(tmp_path):
-    for name, told in RESULTS.items():
+    for name, result in RESULTS.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / FILE).write_text(json.dumps({**told, "settings": {}}))
+        (tmp_path / name / FILE).write_text(json.dumps({**result, "settings": {}}))
     assert experiment.collect({name: tmp_path / name for name in RESULTS}) == RESULTS
 
 

@@ -22,32 +22,32 @@ def row(number, length, *, prompt=200, done=0):
 
 
 def run(machine, now=0.0):
-    """Until nothing is held: (when, tokens told per request)."""
-    told = {}
+    """Until nothing is held: (when, tokens reported per request)."""
+    reported = {}
     while machine.held:
         now = machine.due_at
         machine.advance(now)
         for part in machine.report(now):
-            told[part.row.request_id] = told.get(part.row.request_id, 0) + part.tokens
-    return now, told
+            reported[part.row.request_id] = reported.get(part.row.request_id, 0) + part.tokens
+    return now, reported
 
 
 def test_one_rollout_takes_its_prefill_and_its_steps():
     machine = engine()
     machine.add([row(1, 500)], 3.0)
-    end, told = run(machine)
+    end, reported = run(machine)
     steps = 500 * RATES.step_seconds(1, 200 + 250)
     assert end == pytest.approx(3.0 + 200 * RATES.prefill_seconds + steps, rel=1e-6)
-    assert told == {1: 500}
+    assert reported == {1: 500}
 
 
 def test_one_that_moved_here_pays_for_its_tokens_once():
     machine = engine()
     machine.add([row(1, 500, done=400)], 0.0)
-    end, told = run(machine)
+    end, reported = run(machine)
     expected = 600 * RATES.prefill_seconds + 100 * RATES.step_seconds(1, 600 + 50)
     assert end == pytest.approx(expected, rel=1e-6)
-    assert told == {1: 100}
+    assert reported == {1: 100}
 
 
 def test_a_group_shares_the_prefill_of_its_prompt():
@@ -74,7 +74,7 @@ def test_looking_at_it_changes_nothing(lengths, cuts):
     calm, watched = engine(slots=4, dispatch=8), engine(slots=4, dispatch=8)
     for machine in (calm, watched):
         machine.add([row(n, length) for n, length in enumerate(lengths)], 0.0)
-    end, told = run(calm)
+    end, reported = run(calm)
     seen, looked = 0, 0.0
     for now in sorted(cuts):
         if now < watched.due_at < math.inf:
@@ -83,7 +83,7 @@ def test_looking_at_it_changes_nothing(lengths, cuts):
             looked = now
     later, rest = run(watched)
     later = max(later, looked)  # the last token may have been there when it was looked at
-    assert seen + sum(rest.values()) == sum(told.values()) == sum(lengths)
+    assert seen + sum(rest.values()) == sum(reported.values()) == sum(lengths)
     # A stretch's mean context stands for each of its steps, so cuts move little.
     assert later == pytest.approx(end, rel=0.02, abs=0.2)
 
@@ -95,15 +95,15 @@ def test_a_small_cache_is_never_overfull_and_all_end(lengths):
     small.kv_tokens = 5000
     machine = engine(small, slots=16, dispatch=8)
     machine.add([row(n, length) for n, length in enumerate(lengths)], 0.0)
-    now, told = 0.0, 0
+    now, reported = 0.0, 0
     while machine.held:
         now = machine.due_at
         machine.advance(now)
         holds = sum(r.prompt_tokens + r.done + machine._steps - r.since
                     for r in machine.running.values())  # fmt: skip
         assert holds <= small.kv_tokens or len(machine.running) == 1
-        told += sum(part.tokens for part in machine.report(now))
-    assert told == sum(lengths)
+        reported += sum(part.tokens for part in machine.report(now))
+    assert reported == sum(lengths)
 
 
 def test_what_is_taken_away_says_no_more():

@@ -1,4 +1,4 @@
-"""Mistakes in a simulation's configuration, each told in a line."""
+"""Mistakes in a simulation's configuration, each reported in a line."""
 
 import json
 
@@ -26,6 +26,9 @@ def test_it_goes_through_json():
         ({"engine__slots": 0}, "engine.slots is 0; choose more than 0"),
         ({"instance__price_per_hour": -1.0}, "instance.price_per_hour is -1.0; choose 0 or more"),
         ({"engine__memory_fraction": 1.5}, "engine.memory_fraction is 1.5; choose 1.0 or less"),
+        ({"trainer__lag": 9}, "trainer.lag is 9; choose 8 or less"),
+        ({"policy__window_eta": 0.0}, "policy.window_eta is 0.0; choose more than 0"),
+        ({"market__notice_seconds": 1e6}, "market.notice_seconds is 1000000.0; choose 86400.0"),
         ({"workload__growth_per_step": 0.9}, "workload.growth_per_step is 0.9"),
         ({"chip__flops_per_second": float("nan")}, "chip.flops_per_second is nan"),
         ({"market__kind": "sttic"}, "market.kind 'sttic' does not exist; known: static"),

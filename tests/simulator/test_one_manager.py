@@ -1,6 +1,6 @@
 """Production and simulation decide with the same objects: no second copy of a policy.
 
-What the simulated manager was told is told to production's driver, event by event at the same
+What the simulated manager was sent is sent to production's driver, event by event at the same
 times. Both must want the same things done.
 """
 
@@ -31,20 +31,20 @@ FLEET = (
 
 
 def run_simulation(config):
-    """(event, time, actions) of everything that the manager was told."""
-    told = []
+    """(event, time, actions) of everything that the manager was sent."""
+    exchanged = []
 
     class Watched(Manager):
         def handle(self, event, now):
             actions = super().handle(event, now)
-            told.append((event, now, list(actions)))
+            exchanged.append((event, now, list(actions)))
             return actions
 
     simulation.World(config, FLEET, seed=0, seconds=1e6, manager=Watched).run()
-    return told
+    return exchanged
 
 
-def replay(config, told):
+def replay(config, exchanged):
     """What production's driver is asked to do about the same events."""
 
     async def drive():
@@ -55,7 +55,7 @@ def replay(config, told):
             watch=lambda event, actions, began, ended: wanted.append((event, list(actions))),
         )
         await driver.employ(Silent(Cloud()))
-        for event, now, _ in told:
+        for event, now, _ in exchanged:
             driver.now = lambda now=now: now
             driver._ran_at, driver._due = now, float("inf")  # its own clock stood still
             driver.apply(event)
@@ -77,15 +77,15 @@ class Silent(FakeProvider):
 @pytest.mark.parametrize("notice", [0.0, 20.0])
 def test_productions_driver_decides_what_the_simulation_decided(notice):
     config = make_config(num_steps=4, market__notice_seconds=notice)
-    told = run_simulation(config)
-    assert len(told) > 300
-    wanted = replay(config, told)
-    assert len(wanted) == len(told)
-    for (event, now, actions), (same, again) in zip(told, wanted, strict=True):
+    exchanged = run_simulation(config)
+    assert len(exchanged) > 300
+    wanted = replay(config, exchanged)
+    assert len(wanted) == len(exchanged)
+    for (event, now, actions), (same, again) in zip(exchanged, wanted, strict=True):
         assert same == event and again == actions, f"at {now:.3f} s, {type(event).__name__}"
-    kinds = {type(action).__name__ for _, _, actions in told for action in actions}
+    kinds = {type(action).__name__ for _, _, actions in exchanged for action in actions}
     assert {"Send", "Request", "Terminate", "Record", "Append"} <= kinds
-    assert sum(isinstance(a, Request) for _, _, actions in told for a in actions) == 5
+    assert sum(isinstance(a, Request) for _, _, actions in exchanged for a in actions) == 5
 
 
 def test_both_make_the_same_class_with_the_same_parts():

@@ -25,8 +25,8 @@ def found(tmp_path_factory):
 
 
 def test_the_summary_by_its_own_steps(found):
-    folder, told = found
-    assert json.loads((folder / "summary.json").read_text()) == told
+    folder, summary = found
+    assert json.loads((folder / "summary.json").read_text()) == summary
     rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     rates = {}
     for system in ("rlboost", "colocated"):
@@ -39,9 +39,9 @@ def test_the_summary_by_its_own_steps(found):
             tokens = sum(r["response_tokens"] for r in own)
             rates[system, seed] = tokens / sum(r["step_seconds"] for r in own)
     ratios = [rates["rlboost", seed] / rates["colocated", seed] for seed in (0, 1)]
-    assert told["throughput_ratio_by_instances"]["2"] == pytest.approx(sum(ratios) / 2, abs=1e-4)
-    assert set(told["cost_efficiency_by_instances"]) == {"0", "2"}
-    row = next(r for r in told["results"] if (r["system"], r["instances"]) == ("rlboost", 2))
+    assert summary["throughput_ratio_by_instances"]["2"] == pytest.approx(sum(ratios) / 2, abs=1e-4)
+    assert set(summary["cost_efficiency_by_instances"]) == {"0", "2"}
+    row = next(r for r in summary["results"] if (r["system"], r["instances"]) == ("rlboost", 2))
     # Of two seeds: Student's t with one degree of freedom is Cauchy's, 97.5 % at 12.706.
     half = 12.706 * abs(ratios[0] - ratios[1]) / 2
     assert row["throughput_ratio_half_width"] == pytest.approx(half)
@@ -50,8 +50,8 @@ def test_the_summary_by_its_own_steps(found):
 
 
 def test_every_system_is_there_and_ordered(found):
-    _, told = found
-    by = {(r["system"], r["instances"]): r for r in told["results"]}
+    _, summary = found
+    by = {(r["system"], r["instances"]): r for r in summary["results"]}
     assert {system for system, _ in by} == set(SYSTEMS)
     assert by["colocated", 2]["throughput_ratio"] == 1.0
     assert by["colocated_2x", 2]["throughput_ratio"] > 1.05
@@ -59,13 +59,13 @@ def test_every_system_is_there_and_ordered(found):
     assert by["rlboost", 2]["throughput_ratio"] > by["no_seeding", 2]["throughput_ratio"]
     # Instances at the reserved price are worth less than the same at the market's.
     assert by["disaggregated", 2]["cost_efficiency"] < by["rlboost", 2]["cost_efficiency"]
-    # One engine for eight without a node of its own: nothing is generated, and that is told.
+    # One engine for eight without a node of its own: nothing is generated, and that is said.
     assert by["disaggregated", 0]["tokens_per_second"] == 0.0
     assert (
         by["disaggregated", 0]["throughput_ratio"] == by["disaggregated", 0]["cost_efficiency"] == 0
     )
     assert "step_seconds" not in by["disaggregated", 0]
-    assert "colocated_2x" in report(told)
+    assert "colocated_2x" in report(summary)
 
 
 def test_a_market_too_short_is_reported(tmp_path):
@@ -84,10 +84,10 @@ def test_the_files_are_json_as_everyone_reads_it(tmp_path):
     def refuse(constant):
         raise AssertionError(constant)
 
-    told = json.loads((tmp_path / "summary.json").read_text(), parse_constant=refuse)
+    summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=refuse)
     for line in (tmp_path / "steps.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=refuse)
-    assert told["results"][-1]["break_even_discount"] is None
+    assert summary["results"][-1]["break_even_discount"] is None
 
 
 def test_traces_and_hazards(tmp_path):
@@ -99,9 +99,9 @@ def test_traces_and_hazards(tmp_path):
         {"market__kind": "hazard", "market__segments": ((0.0, 0.1), (0.1, 0.2))},
     ):
         config = make_config(num_steps=0, settling_steps=1, **changes)
-        told = simulate(config, tmp_path / "run")
-        assert "throughput_ratio_by_instances" not in told
-        assert told["mean_over_markets"]["rlboost"]["throughput_ratio"] > 0.9
+        summary = simulate(config, tmp_path / "run")
+        assert "throughput_ratio_by_instances" not in summary
+        assert summary["mean_over_markets"]["rlboost"]["throughput_ratio"] > 0.9
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,10 @@ def test_a_market_that_never_has_a_machine_is_no_mistake(tmp_path):
         num_steps=0, settling_steps=0, market__kind="hazard", market__segments=((0.0, 0.02),),
         market__hazard__machines=0.1, market__hazard__lifetime_hours=100.0,
     )  # fmt: skip
-    told = simulate(config, tmp_path)
-    assert told["mean_over_markets"]["rlboost"]["throughput_ratio"] == pytest.approx(1.0, abs=0.05)
+    summary = simulate(config, tmp_path)
+    assert summary["mean_over_markets"]["rlboost"]["throughput_ratio"] == pytest.approx(
+        1.0, abs=0.05
+    )
 
 
 def test_the_command(tmp_path):
@@ -152,8 +154,8 @@ def test_the_command(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "1 instances" in done.stdout
-    told = json.loads((tmp_path / "summary.json").read_text())
-    assert list(told["throughput_ratio_by_instances"]) == ["0", "1"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert list(summary["throughput_ratio_by_instances"]) == ["0", "1"]
 
 
 def test_a_mistake_on_the_command_line_is_one_line(tmp_path):

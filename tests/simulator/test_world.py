@@ -153,10 +153,13 @@ def test_the_managers_own_bill_agrees_but_for_the_time_to_notice():
     own = sum(dollars(config, row) for row in rows)
     late = 3 * config.instance.detect_seconds / 3600 * config.instance.price_per_hour
     given_up = 3 * 0.1 * 29.54
-    told = sum(row["cost_dollars"] for row in rows)
-    assert own - given_up <= told <= own + late + 1e-9
+    reported = sum(row["cost_dollars"] for row in rows)
+    assert own - given_up <= reported <= own + late + 1e-9
     free = make_config(num_steps=5)
-    assert told > sum(row["cost_dollars"] for row in run(free, changes=LOSSES)[1]) + 5 * 0.1 * 29.54
+    assert (
+        reported
+        > sum(row["cost_dollars"] for row in run(free, changes=LOSSES)[1]) + 5 * 0.1 * 29.54
+    )
 
 
 def test_a_pull_takes_what_the_links_say():

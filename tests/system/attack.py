@@ -1,6 +1,6 @@
 """Attack a living run with all that can happen to machines and networks, and keep a log of it.
 
-A third of the servers at a time: killed, told to go, stopped for good, cut off, slowed down;
+A third of the servers at a time: killed, asked to go, stopped for good, cut off, slowed down;
 the manager and the trainer by SIGKILL when the run has come to given steps.
 """
 
@@ -290,7 +290,7 @@ def detections(strikes: list[Strike], events: list[dict[str, Any]]) -> dict[str,
     """Seconds from each loss of a server to the manager's word of it, by kind.
 
     Left out are those that a killed manager could not tell of, since the next one does not know
-    who was there, and those that nobody had told of by the end of the run, when it was near.
+    who was there, and those that nobody had reported by the end of the run, when it was near.
     """
     end = max((event["time"] for event in events), default=0.0)
     managers = [strike.time for strike in strikes if strike.kind in ("manager", "trainer")]

@@ -21,8 +21,8 @@ def test_detection_is_measured_from_the_strike_to_the_managers_word():
         Strike(31.0, "manager", "", 5),
         Strike(50.0, "terminate", "e", 6),  # nobody ever tells
     ]
-    told = [("a", 9.0), ("a", 10.25), ("a", 11.0), ("b", 21.5), ("c", 21.0), ("d", 33.0)]
-    events = [{"kind": "lost", "instance": name, "time": time} for name, time in told]
+    lost = [("a", 9.0), ("a", 10.25), ("a", 11.0), ("b", 21.5), ("c", 21.0), ("d", 33.0)]
+    events = [{"kind": "lost", "instance": name, "time": time} for name, time in lost]
     events.append({"kind": "published", "instance": "", "time": 70.0})
     strikes.append(Strike(69.0, "kill", "f", 7))  # the run ends before anybody can tell
     assert detections(strikes, events) == {
@@ -61,7 +61,7 @@ def test_a_short_run_under_attack_ends_with_the_same_bits(short_and_calm, tmp_pa
     assert [row["step"] for row in run.metrics()] == list(range(6))
     assert run.digests() == short_and_calm.digests()
     run.assert_accounts_hold()
-    assert run.events("recovered"), "the manager that came was told what the other had known"
+    assert run.events("recovered"), "the manager that came knows what the other had known"
 
 
 @pytest.mark.soak

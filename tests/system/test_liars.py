@@ -29,8 +29,8 @@ def test_a_lying_server_is_quarantined_and_its_work_done_again(
     assert "nats from the learner's" in caught["detail"]["reason"]
     if kind != "stale":  # which is honest about its first version
         assert caught["step"] == min(working), "within the step"
-    told = "quarantined" if not run.events("rejected") else "sent away before"
-    assert told in liar.output + liar.errors
+    outcome = "quarantined" if not run.events("rejected") else "sent away before"
+    assert outcome in liar.output + liar.errors
     assert run.digests() == calm.digests()
     run.assert_accounts_hold()
     assert all(row["max_logprob_gap"] <= 1e-5 for row in run.metrics())

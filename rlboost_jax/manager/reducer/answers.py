@@ -40,7 +40,7 @@ class Answers:
             return
         if self._model is not None:
             self._model.ended(rollout, now)
-        self._outbox.of_batch(rollout.result)
+        self._outbox.of_sample(rollout.result)
 
     def _fits(self, rollout: Rollout, tokens: bytes) -> bool:
         """Whether a slot has room for what was given and all that may be sampled yet."""

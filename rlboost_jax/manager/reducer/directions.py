@@ -118,7 +118,7 @@ class Directions:
                 return False
             newer = newer or any(batch.num_waiting for batch in batches)
             at_work += there
-        return not index.free and at_work == sum(index.prices.values()) + len(seeding)
+        return not index.free and at_work == index.num_preemptible + len(seeding)
 
     def _demands(
         self, wanted: Mapping[int, list[BatchRecord]], places: Mapping[BatchRecord, int]

@@ -210,7 +210,7 @@ class Dispatch:
                 return instance in seeding
             return pool is not None and index.works_with(instance, pool)
 
-        if any(works(instance) for instance in index.overfull.values()):
+        if index.overfull and any(works(instance) for instance in index.overfull.values()):
             eligible = [*remote, *seeding]
             loads = [Load(slots=i.slots, held=self._held_for(batch, i)) for i in eligible]
             moves = pending_moves(loads, index.num_releasing)

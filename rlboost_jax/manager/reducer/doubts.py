@@ -38,7 +38,7 @@ class Doubts:
                     doubted.append(rollout)
                     blamed[rollout.sampler_of(position)] = None
                 else:  # an older one is meant: the trainer has thrown this one away with it
-                    self._outbox.of_batch(rollout.result)
+                    self._outbox.of_sample(rollout.result)
         except (ValueError, IndexError) as error:
             raise ProtocolError(f"a doubt that fits no response: {error}") from None
         own = [name for name in blamed if name in self._roster.own]

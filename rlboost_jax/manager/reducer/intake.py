@@ -39,7 +39,7 @@ class Intake:
             if batch.sequence < due:
                 return None
             raise MalformedBatch(f"token batch {batch.sequence} where {due} was due")
-        if error := rows.route_error(instance.held):
+        if rows.routes and (error := rows.route_error(instance.held)):
             raise MalformedBatch(error)
         return rows
 
@@ -53,7 +53,8 @@ class Intake:
         """
         self._profile_dispatch(instance, rows, now)
         self._roster.received(instance, batch, rows.num_tokens, now)
-        self._ledger.books.prefill_again(batch.prefilled_again)
+        if batch.prefilled_again:
+            self._ledger.books.prefill_again(batch.prefilled_again)
         held = instance.held
         given = [r for i in rows.ids if (r := held.get(i)) is not None]
         before = sum([r.num_tokens for r in given])
@@ -68,13 +69,12 @@ class Intake:
             self._model.measured(instance, span, context, now, counts=alone)
         for rollout in ended:
             instance.let_go(rollout.request_id)
-            if self._model is not None and rollout.result is not None:
+            result = rollout.result
+            if self._model is not None and result is not None:
                 self._model.ended(rollout, now)
             # Those of a batch that a returned trainer has not reached yet are sent when it does.
-            if rollout.result is not None and self._ledger.works_on(rollout.batch):
-                self._outbox.of_batch(rollout.result)
-            elif rollout.parked and self._ledger.works_on(rollout.batch):
-                self._outbox.of_batch(rollout.question())
+            if self._ledger.works_on(rollout.batch):
+                self._outbox.of_sample(rollout.question() if result is None else result)
         return bool(ended)
 
     def _profile_dispatch(self, instance: Instance, rows: TokenRows, now: float) -> None:

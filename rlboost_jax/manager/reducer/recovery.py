@@ -56,7 +56,7 @@ class Recovery:
             )
         in_flight = roster.under_way()
         counted: dict[Batch, tuple[int, ...]] = {}
-        for number, (active, books) in self._ledger.snapshot().items():
+        for number, active, books in self._ledger.snapshot():
             counted[number] = values = in_flight + books.values()
             known = self._counted.get(number)
             if known == values or (not active and known is not None and known[2:] == values[2:]):

@@ -78,10 +78,6 @@ class Servers:
         return changed
 
     def _hear(self, instance: Instance, message: ServerMessage, now: float) -> bool:
-        if isinstance(message, Ready | WeightsRejected) and not instance.may_remark(now):
-            kind = type(message).__name__
-            self.lose(instance, f"over {REMARKS_PER_SECOND:g} {kind} per second", now)
-            return True
         match message:
             case TokenBatch():
                 return self._tokens(instance, message, now)
@@ -95,6 +91,9 @@ class Servers:
             case Hint():
                 self._drains.hint(instance, message)
                 return False
+            case Ready() | WeightsRejected() if not instance.may_remark(now):
+                kind = type(message).__name__
+                self.lose(instance, f"over {REMARKS_PER_SECOND:g} {kind} per second", now)
             case Ready():
                 self._ready(instance, message, now)
             case Spans():

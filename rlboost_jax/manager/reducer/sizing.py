@@ -70,9 +70,8 @@ class Sizing:
 
     def prices(self, now: float) -> Prices:
         """With the mean of what instances there are cost; the configured price without any."""
-        asked = self._roster.index.prices
-        count = sum(asked.values())
-        mean = sum(price * n for price, n in asked.items()) / count if count else None
+        index = self._roster.index
+        mean = index.hourly / index.num_preemptible if index.num_preemptible else None
         start, fleet, newest = self._roster.start_seconds, self._fleet, self._versions.newest
         known = start < math.inf
         snapshot = 0 if newest is None else newest.num_bytes

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable
 
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
@@ -20,7 +19,7 @@ class Holding:
 
     def __init__(self) -> None:
         self.rollouts: dict[int, Rollout] = {}
-        self.groups: Counter[int] = Counter()
+        self.groups: dict[int, int] = {}
         self.num_releasing = 0
 
     @property
@@ -33,7 +32,7 @@ class Holding:
     def hold(self, rollout: Rollout) -> None:
         """One more, that was placed here."""
         self.rollouts[rollout.request_id] = rollout
-        self.groups[rollout.group] += 1
+        self.groups[rollout.group] = self.groups.get(rollout.group, 0) + 1
 
     def release(self, rollouts: Iterable[Rollout], now: float) -> None:
         """These are released from now on; none of them was before."""
@@ -47,8 +46,9 @@ class Holding:
         if rollout is None:
             return None
         self.num_releasing -= rollout.releasing
-        self.groups[rollout.group] -= 1
-        if not self.groups[rollout.group]:
+        if left := self.groups[rollout.group] - 1:
+            self.groups[rollout.group] = left
+        else:
             del self.groups[rollout.group]
         rollout.take_back()
         return rollout

@@ -72,6 +72,8 @@ class Index:
         self.names: set[str] = set()
         self.claims: Tally[str] = Tally()  # streams of those that gave themselves that name
         self.prices: Tally[float] = Tally()  # of preemptible ones, dollars per hour
+        self.num_preemptible = 0
+        self.hourly = 0.0  # dollars, for all of these
         self.crowded: dict[int, Instance] = {}  # with more than one rollout that is to stay
         self.overfull: dict[int, Instance] = {}  # with more of them than slots
         self.free: dict[int, Instance] = {}  # preemptible ones that hold nothing
@@ -102,6 +104,7 @@ class Index:
             self.reserved[instance.stream] = instance
         else:
             self.prices.more(instance.hello.price_per_hour)
+            self._priced()
             self.free[instance.stream] = instance
 
     def leave(self, instance: Instance) -> None:
@@ -118,18 +121,20 @@ class Index:
         self.claims.less(instance.hello.instance)
         if not instance.reserved:
             self.prices.less(instance.hello.price_per_hour)
+            self._priced()
 
     def held_changed(self, instance: Instance) -> None:
         """What it holds, or what of that is being released, is not what it was."""
         stream = instance.stream
         releasing, held = instance.num_releasing, len(instance.held)
+        staying = held - releasing
         self.num_releasing += releasing - self._releasing[stream]
         self._releasing[stream] = releasing
-        if held - releasing > 1:
+        if staying > 1:
             self.crowded[stream] = instance
         else:
             self.crowded.pop(stream, None)
-        if held - releasing > instance.slots:
+        if staying > instance.slots:
             self.overfull[stream] = instance
         else:
             self.overfull.pop(stream, None)
@@ -153,6 +158,11 @@ class Index:
             self._enter(instance, None)
             return
         self._enter(instance, self._pools.setdefault((key[0], key[1]), Pool()))
+
+    def _priced(self) -> None:
+        """Preemptible ones have come or gone."""
+        self.num_preemptible = sum(self.prices.values())
+        self.hourly = sum([price * count for price, count in self.prices.items()])
 
     def _enter(self, instance: Instance, pool: Pool | None) -> None:
         before = self._pool_of[instance.stream]

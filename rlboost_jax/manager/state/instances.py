@@ -117,11 +117,13 @@ class Instance:
 
         What is in flight is charged when the server vanishes, so it must be possible.
         """
-        whole = self.slots * slot_tokens
-        limits = {"in_flight": whole, "prefilled_again": whole, "running": self.slots}
-        for name, most in limits.items():
-            if (value := getattr(batch, name)) > most:
-                return f"{name} = {value} where {self.slots} slots allow {most}"
+        slots, whole = self.slots, self.slots * slot_tokens
+        if batch.in_flight > whole:
+            return f"in_flight = {batch.in_flight} where {slots} slots allow {whole}"
+        if batch.prefilled_again > whole:
+            return f"prefilled_again = {batch.prefilled_again} where {slots} slots allow {whole}"
+        if batch.running > slots:
+            return f"running = {batch.running} where {slots} slots allow {slots}"
         return ""
 
     def ready_for(self, batch: BatchRecord) -> bool:

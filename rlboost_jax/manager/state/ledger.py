@@ -54,7 +54,9 @@ class Ledger:
     """Batches and their rollouts. Open ones are being worked on, the others are kept.
 
     Attributes:
-        open: by number, the oldest first: that is the active one, which the learner trains on.
+        open: by number, the oldest first.
+        active: the oldest of them, which the learner trains on.
+        lagging: whether any of them is sampled from an earlier version than its own number.
         gap: counts of the time without an open batch, for the one that follows.
     """
 
@@ -62,13 +64,10 @@ class Ledger:
         self._outbox = outbox
         self.batches: dict[Batch, BatchRecord] = {}
         self.open: dict[Batch, BatchRecord] = {}
+        self.active: BatchRecord | None = None
+        self.lagging = False
         self.gap = Books()
         self._requests = 0
-
-    @property
-    def active(self) -> BatchRecord | None:
-        """The oldest that is open."""
-        return next(iter(self.open.values()), None)
 
     def works_on(self, batch: BatchRecord) -> bool:
         """Whether a batch is open."""
@@ -79,11 +78,6 @@ class Ledger:
         """When the newest response of an open batch ended; -inf: none has."""
         open_ = self.open.values()
         return max((b.last_token_at for b in open_ if b.num_finished), default=-math.inf)
-
-    @property
-    def lagging(self) -> bool:
-        """Whether any open batch is sampled from an earlier version than its own number."""
-        return any(batch.begin.version < number for number, batch in self.open.items())
 
     @property
     def books(self) -> Books:
@@ -119,14 +113,15 @@ class Ledger:
         batch = self.batches.get(begin.batch)
         resumed = batch is not None and batch.same_work(begin)
         # What is cancelled now is counted with the oldest, which may be the one that begins.
-        self.open = {n: b for n, b in self.open.items() if n in still_open and n < begin.batch}
+        self._open({n: b for n, b in self.open.items() if n in still_open and n < begin.batch})
         if batch is None or not resumed:
             if batch is not None:
                 self.cancel(s for s in self.kept if s >= begin.batch)
             batch = BatchRecord(begin, now)
         earlier = [s for s in self.kept if s < begin.batch and s not in self.open]
         self.cancel(s for s in earlier if not self.batches[s].finished)
-        self.batches[begin.batch] = self.open[begin.batch] = batch
+        self.batches[begin.batch] = batch
+        self._open({**self.open, begin.batch: batch})
         batch.resume(resumed)
         if batch is self.active:
             batch.books.merge(self.gap)
@@ -154,14 +149,14 @@ class Ledger:
         whose answers to `Release` are still to come."""
         cancelled = [self.batches.pop(number) for number in tuple(numbers)]
         for batch in cancelled:
-            self.open.pop(batch.begin.batch, None)
+            self._close(batch.begin.batch)
             self.books.merge(batch.cancel())
         return cancelled
 
     def close(self, batch: BatchRecord) -> None:
         """The update of a batch was applied: what is unfinished is lost, the rest is kept."""
         batch.drop_unfinished()
-        self.open.pop(batch.begin.batch, None)
+        self._close(batch.begin.batch)
         self._outbox.keep(BatchClosed(batch=batch.begin.batch))
 
     def forget(self, committed: Batch) -> list[BatchRecord]:
@@ -170,7 +165,7 @@ class Ledger:
         unfinished = self.cancel(s for s in done if not self.batches[s].finished)
         for number in done:
             self.batches.pop(number, None)
-            self.open.pop(number, None)
+            self._close(number)
         self._outbox.keep(Forgotten(committed=committed))
         return unfinished
 
@@ -206,11 +201,11 @@ class Ledger:
         )
         batch.answer(rollout, tokens, over=over)
 
-    def snapshot(self) -> dict[Batch, tuple[bool, Books]]:
-        """By batch, its counts and whether it is the active one; those of the gap as batch -1."""
+    def snapshot(self) -> list[tuple[Batch, bool, Books]]:
+        """Each batch, whether it is the active one, and its counts; last the gap, as batch -1."""
         active, batches = self.active, self.batches.items()
-        counts = {number: (batch is active, batch.books) for number, batch in batches}
-        counts[GAP] = active is None, self.gap
+        counts = [(number, batch is active, batch.books) for number, batch in batches]
+        counts.append((GAP, active is None, self.gap))
         return counts
 
     def restore(self, entry: LedgerEntry, now: float) -> None:
@@ -260,6 +255,17 @@ class Ledger:
             self.books.wasted(in_flight.in_flight_reserved, reserved=True)
             self.books.wasted(in_flight.in_flight_preemptible, reserved=False)
 
+    def _open(self, batches: dict[Batch, BatchRecord]) -> None:
+        """These are open now. What every event asks of them is found here, once."""
+        self.open = batches
+        self.active = next(iter(batches.values()), None)
+        self.lagging = any(batch.begin.version < number for number, batch in batches.items())
+
+    def _close(self, number: Batch) -> None:
+        """A batch is not open, or no longer."""
+        if number in self.open:
+            self._open({n: batch for n, batch in self.open.items() if n != number})
+
     def next_request(self) -> int:
         self._requests = self._requests % 0xFFFFFFFF + 1
         return self._requests
@@ -302,12 +308,13 @@ class Ledger:
             elif own < count:
                 books.lose(count - own)
             if own:
-                part, routes = slice(4 * start, 4 * (start + own)), b""
+                part, lead, routes = slice(4 * start, 4 * (start + own)), 0, b""
                 if rows.routes:
+                    lead = rollout.lead
                     route_bytes = len(rows.routes[row]) // (rows.leads[row] + count)
                     routes = rows.routes[row][: route_bytes * (rows.leads[row] + own)]
                 if not batch.cancelled:
-                    piece = (rollout.sample, rollout.num_tokens, part, rollout.lead, routes)
+                    piece = (rollout.sample, rollout.num_tokens, part, lead, routes)
                     taken.setdefault(number, []).append(piece)
                 rollout.take_in(rows.raw[part], rows.logprobs[part], name, routes)
             if rollout.turn_over:

@@ -77,8 +77,9 @@ class Rollout(Transcript):
     @property
     def last_turn(self) -> bool:
         """Whether no other turn can follow this one."""
-        spent = self.num_sampled >= self.sampling.max_tokens
-        return spent or self.turn + 1 >= self.batch.begin.turns
+        if self.turn + 1 >= self.batch.begin.turns:
+            return True
+        return self.num_sampled >= self.sampling.max_tokens
 
     def awaits(self, attempt: int, turn: int) -> bool:
         """Whether it is parked, and just this is to be answered."""

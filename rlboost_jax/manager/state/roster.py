@@ -264,13 +264,12 @@ class Roster:
             starting: servers that the provider has granted and that have not joined yet;
                 they are paid for too.
         """
-        fleet = self._settings.fleet
-        prices = sum([price * count for price, count in self.index.prices.items()])
-        hourly = fleet.reserved_price_per_hour + prices + starting * fleet.price_per_hour
+        fleet, index = self._settings.fleet, self.index
+        hourly = fleet.reserved_price_per_hour + index.hourly + starting * fleet.price_per_hour
         self.cost.set(hourly / 3600, now)
-        self.alive.set(sum(self.index.prices.values()), now)
-        pools = {id(pool): pool for pool in map(self.pool, batches)}  # of one version, one
-        self.ready.set(sum(len(pool.instances) for pool in pools.values()), now)
+        self.alive.set(index.num_preemptible, now)
+        pools = {self.pool(batch) for batch in batches}  # of one version, one
+        self.ready.set(sum([len(pool.instances) for pool in pools]), now)
 
     def pay_egress(self, num_bytes: int) -> None:
         """Weights have left the learner's site."""

@@ -25,7 +25,7 @@ class Transcript:
         turn: number of the one that is under way, or has ended and is not answered.
     """
 
-    __slots__ = ("logprobs", "num_given", "num_tokens", "parts", "prompt_tokens", "routes",
+    __slots__ = ("logprobs", "num_sampled", "num_tokens", "parts", "prompt_tokens", "routes",
                  "sampling", "tokens", "turn")  # fmt: skip
 
     def __init__(self, prompt_tokens: bytes, sampling: Sampling) -> None:
@@ -35,13 +35,13 @@ class Transcript:
         self.logprobs = bytearray()  # float32
         self.routes = bytearray()
         self.num_tokens = 0
-        self.num_given = 0  # of these
+        self.num_sampled = 0  # of these
         self.parts: list[tuple[str, int]] = []
         self.turn = 0
 
     @property
-    def num_sampled(self) -> int:
-        return self.num_tokens - self.num_given
+    def num_given(self) -> int:
+        return self.num_tokens - self.num_sampled
 
     @property
     def length(self) -> int:
@@ -71,12 +71,12 @@ class Transcript:
     @property
     def instances(self) -> tuple[str, ...]:
         """That sampled any of it, in order."""
-        return tuple(dict.fromkeys(name for name, _ in self.parts if name != GIVEN))
+        return tuple(dict.fromkeys([name for name, _ in self.parts if name != GIVEN]))
 
     @property
     def turn_over(self) -> bool:
         """Whether its last token ends its turn."""
-        if self.newest_given:
+        if self.turn and self.newest_given:
             return False
         sampling = self.sampling
         reason = finish_reason(
@@ -116,6 +116,7 @@ class Transcript:
         self.logprobs += logprobs
         self.routes += routes
         self.num_tokens += count
+        self.num_sampled += count
         if self.parts and self.parts[-1][0] == name:
             self.parts[-1] = name, self.parts[-1][1] + count
         else:
@@ -126,7 +127,6 @@ class Transcript:
         count = len(tokens) // 4
         self.tokens += tokens
         self.num_tokens += count
-        self.num_given += count
         self.parts.append((GIVEN, count))
         self.turn += 1
 
@@ -144,7 +144,7 @@ class Transcript:
             kept = len(self.prompt_tokens) // 4 + length - newest_given - 1
             del self.routes[route_bytes * kept :]
         self.parts, self.num_tokens = parts, length
-        self.num_given = sum(count for name, count in parts if name == GIVEN)
+        self.num_sampled = sum(count for name, count in parts if name != GIVEN)
         self.turn = sum(name == GIVEN for name, _ in parts)
 
     def _closed(self, work: Work, version: Version, attempt: int) -> FinishedRollout:

@@ -36,7 +36,7 @@ async def watch_machine(
     Args:
         cloud: "aws", "gcp", "azure"; "none", or "auto" where none of them answers, returns.
         tell: called with each notice and hint, once.
-        say: told in a line what is watched, and what went wrong for good.
+        say: called with a line on what is watched, and on what went wrong for good.
         sources: of a cloud; None: `sources_of`.
     """
     if cloud == "none":
@@ -68,7 +68,7 @@ def sources_of(cloud: str, metadata: Metadata) -> list[Source]:
 
 
 async def which_cloud(metadata: Metadata, probe_seconds: float = PROBE_SECONDS) -> str:
-    """Asks all at once for what only their own machines are told; "none" if none answers."""
+    """Asks all at once for what only their own machines are answered; "none" if none answers."""
     probes = {
         "aws": asyncio.ensure_future(aws.present(metadata)),
         "gcp": asyncio.ensure_future(gcp.present(metadata)),

@@ -1,4 +1,4 @@
-"""A metadata server that answers as told, and whoever asks it."""
+"""A metadata server that answers as it is set to, and whoever asks it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

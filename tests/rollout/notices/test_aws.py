@@ -62,8 +62,8 @@ def test_an_expired_token_is_renewed_at_once(cloud, run):
             await source.look()
             imds.valid = "another"
             imds.items[ACTION] = {"action": "stop", "time": "2026-09-18T08:20:30Z"}
-            (told,) = await source.look()
-            assert told.seconds == 30.0 and imds.tokens == 2
+            (notice,) = await source.look()
+            assert notice.seconds == 30.0 and imds.tokens == 2
 
     run(story())
 
@@ -85,8 +85,8 @@ def test_how_long_there_is(cloud, run, action, time, seconds):
         async with cloud() as stand_in:
             imds = Imds(stand_in)
             imds.items[ACTION] = {"action": action, "time": time}
-            (told,) = await aws.interruption(stand_in.metadata).look()
-            assert told.seconds == seconds
+            (notice,) = await aws.interruption(stand_in.metadata).look()
+            assert notice.seconds == seconds
 
     run(story())
 
@@ -99,7 +99,7 @@ def test_a_notice_that_is_moved_is_reported_again(cloud, run):
             seconds = []
             for time in ("2026-09-18T08:22:00Z", "2026-09-18T08:21:00Z"):
                 imds.items[ACTION] = {"action": "terminate", "time": time}
-                seconds += [told.seconds for told in await source.look()]
+                seconds += [notice.seconds for notice in await source.look()]
             assert seconds == [120.0, 60.0]
 
     run(story())
@@ -112,8 +112,8 @@ def test_a_rebalance_recommendation_is_a_hint(cloud, run):
             source = aws.rebalance(stand_in.metadata)
             assert await source.look() == []
             imds.items[REBALANCE] = {"noticeTime": "2026-09-18T08:20:00Z"}
-            (told,) = await source.look()
-            assert told.seconds is None and "rebalance" in told.reason
+            (notice,) = await source.look()
+            assert notice.seconds is None and "rebalance" in notice.reason
             assert await source.look() == []
 
     run(story())

@@ -66,8 +66,8 @@ def test_how_long_there_is(cloud, run, changes, seconds):
             source = Azure(stand_in.metadata)
             assert await source.look() == []
             server.set(event(**changes))
-            (told,) = await source.look()
-            assert told.seconds == seconds and changes.get("kind", "Preempt") in told.reason
+            (notice,) = await source.look()
+            assert notice.seconds == seconds and changes.get("kind", "Preempt") in notice.reason
             assert await source.look() == []
 
     run(story())
@@ -103,8 +103,8 @@ def test_an_unreadable_time_does_not_hide_the_other_events(cloud, run):
         async with cloud() as stand_in:
             server = Server(stand_in)
             server.set(event(NotBefore="soon"), event(number=2))
-            (told,) = await Azure(stand_in.metadata).look()
-            assert told.seconds == 30.0
+            (notice,) = await Azure(stand_in.metadata).look()
+            assert notice.seconds == 30.0
 
     run(story())
 

@@ -106,11 +106,11 @@ def test_the_second_maintenance_is_reported_as_well(cloud, run):
         async with cloud() as stand_in:
             server = Server(stand_in)
             source = gcp.maintenance(stand_in.metadata)
-            told = []
+            notices = []
             for value in ("NONE", "MIGRATE_ON_HOST_MAINTENANCE") * 2:
                 server.set(MAINTENANCE, value)
-                told += await source.look()
-            assert len(told) == 2
+                notices += await source.look()
+            assert len(notices) == 2
 
     run(story())
 

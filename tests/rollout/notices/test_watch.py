@@ -35,8 +35,8 @@ class Over(Exception):
 
 
 def pauses_of(source, looks):
-    """What it told, and how long it slept after each of so many looks."""
-    told, pauses = [], []
+    """What it reported, and how long it slept after each of so many looks."""
+    notices, pauses = [], []
 
     async def sleep(seconds):
         pauses.append(seconds)
@@ -44,14 +44,14 @@ def pauses_of(source, looks):
             raise Over
 
     with pytest.raises(Over):
-        asyncio.run(watch.watch(source, told.append, sleep))
-    return told, pauses
+        asyncio.run(watch.watch(source, notices.append, sleep))
+    return notices, pauses
 
 
 def test_failures_make_it_ask_more_seldom_until_one_succeeds():
     broken = [NoAnswer("x")] * 7
-    told, pauses = pauses_of(Script(*broken, [TOLD], NoAnswer("x")), looks=10)
-    assert told == [TOLD]
+    notices, pauses = pauses_of(Script(*broken, [TOLD], NoAnswer("x")), looks=10)
+    assert notices == [TOLD]
     assert pauses == [1, 2, 4, 8, 15, 15, 15, 1, 1, 1]
 
 
@@ -142,11 +142,11 @@ def test_a_mistake_in_a_watcher_is_said_and_ends_it_alone(run):
     sources = [Script(ZeroDivisionError("oops")), Script([TOLD])]
 
     async def story():
-        told, lines = asyncio.Queue(), []
+        notices, lines = asyncio.Queue(), []
         watching = asyncio.create_task(
-            watch.watch_machine("aws", told.put_nowait, lines.append, sources=lambda *_: sources)
+            watch.watch_machine("aws", notices.put_nowait, lines.append, sources=lambda *_: sources)
         )
-        assert await told.get() == TOLD
+        assert await notices.get() == TOLD
         assert lines == ["notices of script are not watched any more: ZeroDivisionError('oops')"]
         assert not watching.done()
         watching.cancel()

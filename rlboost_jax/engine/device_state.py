@@ -1,0 +1,102 @@
+"""What an engine has on its devices, and the launching of programs on it.
+
+Programs take the KV pools by donation and give them back: whoever runs one puts the new ones in the
+place of the old. A launch returns before the device is done.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.engine import invariance, metadata
+from rlboost_jax.engine.dispatches import pack
+from rlboost_jax.engine.parameters import EngineParameters
+from rlboost_jax.engine.programs import Output, Programs
+from rlboost_jax.engine.routes import DispatchRoutes, Routes, Yield
+from rlboost_jax.engine.scheduler import Plan
+from rlboost_jax.settings.routing import Routing
+
+
+class DeviceState:
+    """
+    Attributes:
+        pools: keys and values, by layer.
+        ends: of the rows of the last decode steps, which the steps that follow them read.
+    """
+
+    def __init__(
+        self, programs: Programs, parameters: EngineParameters, routing: Routing | None
+    ) -> None:
+        """Allocate the pools. Nothing is compiled yet."""
+        self.programs, self.parameters = programs, parameters
+        self.pools = programs.empty_pools()
+        self.ends = programs.no_ends()
+        self._layout = programs.layout
+        self._routes = Routes(programs.layout, routing) if routing else None
+
+    def warm_up(self, announce: Callable[[str], None]) -> None:
+        """Compile every program by running it on nothing, on zeros if nothing is loaded.
+
+        Args:
+            announce: called with a line on each, before it is compiled.
+        """
+        programs, layout = self.programs, self._layout
+        leaves = self.parameters.leaves_or_zeros()
+        count = 2 + len(layout.decode_rows)
+        announce(f"compiling the mixed step (1 of {count})")
+        empty = metadata.pack_mixed(layout, ())
+        self.pools, output = programs.mixed(leaves, self.pools, empty)
+        output.sampled.block_until_ready()
+        for i, rows in enumerate(layout.decode_rows):
+            announce(f"compiling the decode steps of {rows} rows ({2 + i} of {count})")
+            empty = metadata.pack_decode(layout, (), 0, rows=rows)
+            self.pools, output, _ = programs.decode(leaves, self.pools, empty, self.ends)
+            output.sampled.block_until_ready()
+        announce(f"compiling the copying of pages ({count} of {count})")
+        self.pools = programs.copy_pages(self.pools, metadata.pack_copies(layout, ()))
+        jax.block_until_ready(self.pools)
+
+    def assert_row_invariance(self) -> None:
+        """Uses the loaded weights, or random ones, and overwrites the pages.
+
+        Raises `RowsNotInvariant` if companions, slots or chunks change a bit.
+        """
+        leaves = self.parameters.leaves_or_random()
+        self.pools = invariance.check(self.programs, leaves, self.pools, self.ends)
+
+    def launch(self, plan: Plan) -> Output:
+        """Copy the pages that a plan wants copied, then run its program."""
+        leaves, layout = self.parameters.leaves, self._layout
+        if plan.copies:
+            copies = metadata.pack_copies(layout, plan.copies)
+            self.pools = self.programs.copy_pages(self.pools, copies)
+        packed = pack(layout, plan, self.programs.max_steps)
+        kv_slots, rows = np.zeros(0, np.int32), None  # of the routes that pages get
+        if plan.mixed:
+            self.pools, output = self.programs.mixed(leaves, self.pools, packed)
+            kv_slots, rows = metadata.kv_slots(layout, packed), output.routes
+        else:
+            self.pools, output, self.ends = self.programs.decode(
+                leaves, self.pools, packed, self.ends
+            )
+        if self._routes is not None and (plan.mixed or plan.copies):
+            self._routes.launched(plan.copies, kv_slots, rows)
+        return output
+
+    def routes(
+        self, plan: Plan, output: Output, counts: NDArray[np.int_], yielding: Sequence[int]
+    ) -> DispatchRoutes | None:
+        """Of the tokens that the oldest program not asked for yet gave; None: no routes are kept.
+
+        Args:
+            counts: tokens of each row of the plan's work.
+            yielding: rows with at least one.
+        """
+        if self._routes is None:
+            return None
+        return self._routes.finished(
+            [Yield(plan.work[i].rollout, i, int(counts[i])) for i in yielding],
+            None if plan.mixed else np.asarray(output.routes),
+        )
