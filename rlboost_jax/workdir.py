@@ -9,7 +9,7 @@ reference/        where there is a KL term: the parameters that it is taken to
 base/             where adapters are trained: what they are added to
 manager.json      while a manager lives    logs/          of manager and the newest servers
 join/             what a server's host needs to come in    trainer/   the same for the trainer
-authority/        with `fleet.tls`: the run's certificate authority
+authority/        the run's certificate authority
 servers/          one file per server that the manager started and that runs
 lock, manager.lock   held by the trainer and the manager at work
 report.html, summary.json, samples.jsonl

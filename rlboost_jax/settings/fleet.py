@@ -30,11 +30,6 @@ class FleetConfig:
     provider: Provider = setting(
         "local", "who starts servers: the run as child processes, or none but you, by hand"
     )
-    tls: bool = setting(
-        False,
-        "encrypt, and certify both sides by an authority of the run's own",
-        note="On loopback nobody listens in; beyond it, a run does not start without.",
-    )
     max_instances: int = setting(2, "preemptible instances that the provider may start", at_least=0)
     sizing: Sizing = setting(
         "fixed",

@@ -258,7 +258,6 @@ def settings(config: SimConfig) -> Settings:
     )
     fleet = FleetConfig(
         provider="local",
-        tls=False,
         max_instances=policy.max_instances,
         sizing=policy.sizing,
         trace="",

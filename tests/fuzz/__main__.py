@@ -14,7 +14,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--seconds", type=float, default=0.0, help="of attacks on a real one's port"
     )
-    parser.add_argument("--tls", action="store_true", help="the real one speaks TLS")
     parser.add_argument("--seed", type=int, default=1, help="the same frames for the same seed")
     options = parser.parse_args(arguments)
     if not options.frames and not options.seconds:
@@ -23,7 +22,7 @@ def main(arguments: list[str]) -> int:
         print(in_process.fuzz(options.frames, options.seed, watch=_report), flush=True)
     if options.seconds:
         with tempfile.TemporaryDirectory() as folder:
-            tally = over_sockets.fuzz(Path(folder), options.seconds, options.seed, tls=options.tls)
+            tally = over_sockets.fuzz(Path(folder), options.seconds, options.seed)
         print(tally)
     return 0
 

@@ -81,9 +81,8 @@ def test_it_would_find_a_ledger_that_takes_tokens_of_strangers(
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("tls", [False, True])
-def test_a_manager_of_its_own(tmp_path: Path, tls: bool) -> None:
-    tally = over_sockets.fuzz(tmp_path, 3.0, seed=1, tls=tls)
+def test_a_manager_of_its_own(tmp_path: Path) -> None:
+    tally = over_sockets.fuzz(tmp_path, 3.0, seed=1)
     assert sum(tally.sent.values()) > 100 and tally.answers > 1
 
 
@@ -93,6 +92,5 @@ def test_a_million_frames() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("tls", [False, True])
-def test_minutes_at_the_port(tmp_path: Path, tls: bool) -> None:
-    over_sockets.fuzz(tmp_path, 180.0, seed=7, tls=tls)
+def test_minutes_at_the_port(tmp_path: Path) -> None:
+    over_sockets.fuzz(tmp_path, 180.0, seed=7)

@@ -2,7 +2,7 @@
 
 join/           all that a server's host needs to come in: copied there as it is
 trainer/        what the trainer comes in with; stays where it is
-authority/      with `fleet.tls`: the run's certificate authority and the manager's certificate
+authority/      the run's certificate authority and the manager's certificate
 manager.lock    locked while a manager works here
 manager.json    where it listens and which process it is; one that dies leaves it behind
 
