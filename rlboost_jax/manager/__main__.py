@@ -60,6 +60,7 @@ from rlboost_jax.manager.service.run_files import (
 from rlboost_jax.manager.service.tracing import StepTracer
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.observe.events import EventsWriter
+from rlboost_jax.own_places import own_folder
 from rlboost_jax.providers.base import Rendezvous
 from rlboost_jax.providers.choice import open_provider
 from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_events
@@ -82,6 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     keep_small()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     try:
+        own_folder(workdir, "--workdir")
         run, run_id = read_run_config(workdir), read_run_id(workdir)
         with only_manager(workdir):
             return asyncio.run(serve(workdir, run, run_id))

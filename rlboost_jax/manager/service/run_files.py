@@ -22,6 +22,7 @@ import msgspec
 
 from rlboost_jax import processes
 from rlboost_jax.credentials import TOKEN_FILE
+from rlboost_jax.own_places import open_private
 from rlboost_jax.settings.errors import ConfigError
 
 ALREADY_MANAGED = 4  # exit code of a manager that finds another at work
@@ -118,7 +119,7 @@ def only_manager(workdir: Path) -> Iterator[None]:
     Raises:
         AlreadyManaged: another process holds it.
     """
-    with open(workdir / "manager.lock", "w") as file:
+    with open_private(workdir / "manager.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
