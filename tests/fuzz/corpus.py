@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from rlboost_jax import messages as m
+from rlboost_jax.sequences.identities import Batch, Work
 from tests.manager.fakes import RUN, batch, begin_batch, hello, manifest, ready
 
 FOLDER: Final = Path(__file__).parent / "corpus"
@@ -60,6 +61,21 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
         )
     ),
     "begin_batch": begin_batch(0, 0, "d"),
+    "begin_batch_turns": begin_batch(0, 0, "d", turns=3),
+    "answer": m.Answer(
+        work=Work(seed=7, batch=Batch(0), prompt=0, sample=1),
+        attempt=0,
+        turn=0,
+        tokens=m.pack_tokens([5, 6]),
+        over=False,
+    ),
+    "answer_last": m.Answer(
+        work=Work(seed=7, batch=Batch(0), prompt=1, sample=2),
+        attempt=1,
+        turn=1,
+        tokens=b"",
+        over=True,
+    ),
     "extend_batch": m.ExtendBatch(
         batch=0, prompts=(m.PromptRequest(prompt=3, tokens=m.pack_tokens([3, 0, 1])),)
     ),

@@ -64,6 +64,7 @@ TRAINER, RESERVED, GOOD, FIRST = 1, 2, 3, 10  # streams
 ROUND: Final = 5_000  # frames to one step
 STREAM: Final = 40  # frames to one stream, if it lasts
 PROMPTS: Final = 12
+SAID: Final = m.pack_tokens([5])  # by an environment, which answers in every second step
 DIGEST: Final = "d"
 
 
@@ -133,10 +134,15 @@ class Scene:
         self._finished, self._report = {}, None
         step = self._step
         self._do(FromTrainer(TRAINER, m.Publish(manifest=manifest(step, DIGEST))))
-        self._do(FromTrainer(TRAINER, begin_batch(step, step, DIGEST, prompts=PROMPTS)))
+        begin = begin_batch(step, step, DIGEST, prompts=PROMPTS, turns=self._turns)
+        self._do(FromTrainer(TRAINER, begin))
         for stream in (RESERVED, GOOD):
             self._do(FromServer(stream, ready(step, DIGEST)))
         self._advance(1)
+
+    @property
+    def _turns(self) -> int:
+        return 1 + self._step % 2
 
     def _advance(self, count: int) -> None:
         """Each honest server gives the next tokens of all it holds."""
@@ -170,7 +176,8 @@ class Scene:
             whole = length(DIGEST, self._step, sample)
             tokens = [token(DIGEST, self._step, sample, i) for i in range(whole)]
             honest = set(result.instances) <= {"reserved", "good"}
-            assert not honest or result.tokens == m.pack_tokens(tokens), f"sample {sample}"
+            said = SAID if self._turns > 1 and tokens[-1] == STOP else b""
+            assert not honest or result.tokens == m.pack_tokens(tokens) + said, f"sample {sample}"
             assert isinstance(result, m.RoutedRollout)
             assert not honest or result.routes == routes(2, tokens), f"sample {sample}"
         trained = m.BatchTrained(batch=self._step, train_wait_seconds=0.0, train_seconds=1.0)
@@ -309,6 +316,9 @@ class Scene:
             case m.FinishedRollout(work=work) if stream == TRAINER:
                 assert work.batch == self._step and work.sample not in self._finished, "twice"
                 self._finished[work.sample] = message
+            case m.Parked(work=work, attempt=attempt, turn=turn) if stream == TRAINER:
+                answer = m.Answer(work=work, attempt=attempt, turn=turn, tokens=SAID, over=True)
+                self._do(FromTrainer(TRAINER, answer))
             case m.BatchReport() if stream == TRAINER:
                 self._report = message
 
@@ -361,9 +371,9 @@ class Scene:
         assert step is not None
         held = sum(holders[id(r)] for r in step.rollouts)
         assert all(holders[id(r)] <= 1 for r in step.rollouts)
-        assert held + step.num_waiting + step.num_finished == len(step.rollouts)
-        assert all(r.num_tokens <= step.begin.sampling.max_tokens for r in step.rollouts)
-        kept = sum(r.num_tokens for r in step.rollouts)
+        assert held + step.num_waiting + step.num_dormant == len(step.rollouts)
+        assert all(r.num_sampled <= step.begin.sampling.max_tokens for r in step.rollouts)
+        kept = sum(r.num_sampled for r in step.rollouts)
         assert step.books.generated - step.books.lost == kept
 
 
