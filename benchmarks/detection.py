@@ -90,7 +90,7 @@ async def bench(workdir: Path) -> AsyncIterator[Bench]:
     config = tiny.get_config()
     config.deterministic = False  # no reserved engine, whose fingerprint others would need
     config.fleet.provider = "none"
-    config.manager.host, config.fleet.tls = "0.0.0.0", True
+    config.manager.host = "0.0.0.0"
     config.manager.progress_seconds = PROGRESS_SECONDS
     write_run_config(workdir / "config.json", run_config(config), "bench")
     command = [sys.executable, "-m", "rlboost_jax.manager", f"--workdir={workdir}"]

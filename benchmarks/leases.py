@@ -92,11 +92,10 @@ def manager_main(workdir: str, place: Place, slow: bool) -> None:
 
 
 @contextmanager
-def managing(workdir: Path, place: Place, *, tls: bool, slow: bool = False) -> Iterator[None]:
+def managing(workdir: Path, place: Place, *, slow: bool = False) -> Iterator[None]:
     config = tiny.get_config()
     config.deterministic = False
     config.fleet.provider = "none"
-    config.fleet.tls = tls
     config.manager.lease_seconds = LEASE_SECONDS
     write_run_config(workdir / "config.json", run_config(config), "bench")
     program = (
@@ -266,8 +265,8 @@ def pulling(workdir: Path, port: str) -> Iterator[Any]:
         process.join()
 
 
-async def downloads(place: Place, seconds: float, *, tls: bool, pullers: bool) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder, managing(Path(folder), place, tls=tls):
+async def downloads(place: Place, seconds: float, *, pullers: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder, managing(Path(folder), place):
         workdir = Path(folder)
         port = "weights_port" if place == "after" else ""
         async with renewing(workdir) as servers:
@@ -286,7 +285,7 @@ async def downloads(place: Place, seconds: float, *, tls: bool, pullers: bool) -
 async def slow_disk(place: Place, seconds: float) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as folder,
-        managing(Path(folder), place, tls=False, slow=True),
+        managing(Path(folder), place, slow=True),
     ):
         async with renewing(Path(folder), working=True) as servers:
             while not any(server.requests for server in servers):
@@ -322,9 +321,8 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 LOADS: dict[str, Callable[[Place, float], Coroutine[Any, Any, dict[str, Any]]]] = {
-    "nothing": partial(downloads, tls=False, pullers=False),
-    "pullers": partial(downloads, tls=False, pullers=True),
-    "pullers-tls": partial(downloads, tls=True, pullers=True),
+    "nothing": partial(downloads, pullers=False),
+    "pullers": partial(downloads, pullers=True),
     "slow-disk": slow_disk,
 }
 

@@ -2,7 +2,7 @@
 
 Run:     export XLA_PYTHON_CLIENT_MEM_FRACTION=0.92   # everywhere; with JAX's 0.75 it does not fit
          python -m rlboost_jax.main --config=configs/qwen3_8b_openr1.py --workdir=runs/8b \\
-             --config.manager.host=0.0.0.0 --config.fleet.tls=True
+             --config.manager.host=0.0.0.0
          CUDA_VISIBLE_DEVICES=0 python -m rlboost_jax.rollout --manager=HOST:PORT --join=FOLDER
          CUDA_VISIBLE_DEVICES=1 …   # a 2-GPU instance is two servers: an engine has one GPU
 Memory:  a reserved GPU: learner 26.7 GiB (an eighth of parameters 30.5, gradients 152.6, reference

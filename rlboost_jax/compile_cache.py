@@ -8,6 +8,8 @@ from pathlib import Path
 import jax
 import jaxlib
 
+from rlboost_jax.own_places import own_folder
+
 DEFAULT_FOLDER = "~/.cache/rlboost_jax"
 
 
@@ -19,10 +21,15 @@ def enable(folder: str = "") -> Path:
 
     Args:
         folder: "" takes the place that JAX's own variable names, as it is, or `DEFAULT_FOLDER`.
+
+    Raises:
+        NotOurs: the place is another user's, whose programs would be run.
     """
     given = "" if folder else os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
     place = Path(given or Path(folder or DEFAULT_FOLDER).expanduser() / fingerprint())
-    place.mkdir(parents=True, exist_ok=True)
+    if not given:
+        own_folder(place.parent, "compile_cache_dir")
+    own_folder(place, "JAX_COMPILATION_CACHE_DIR" if given else "compile_cache_dir")
     jax.config.update("jax_compilation_cache_dir", str(place))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

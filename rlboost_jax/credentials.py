@@ -1,4 +1,4 @@
-"""What opens a manager: its address, a bearer token and, with `fleet.tls`, certificates.
+"""What opens a manager: its address, a bearer token and certificates.
 
 A folder of credentials holds
 
@@ -6,8 +6,10 @@ token        the secret; `RLBOOST_TOKEN` in the environment takes its place
 ca.pem       the run's own certificate authority, nothing else is trusted
 client.pem   what the manager asks a client for
 client.key
+seal.pub     a public key, by which manifests of weights are known to be the trainer's
 
-The last three come together or not at all: where they are, TLS is spoken and nothing else.
+TLS is spoken and nothing else, on loopback too: any user of a host can listen at the port of a
+manager that has died. The manager proves itself in the handshake, before the token is sent.
 No secret is ever shown: not in a message, not in a `repr`, not on a command line.
 """
 
@@ -21,7 +23,8 @@ from typing import Any, Final
 TOKEN_VARIABLE: Final = "RLBOOST_TOKEN"
 TOKEN_FILE, CA_FILE = "token", "ca.pem"
 CLIENT_CERTIFICATE, CLIENT_KEY = "client.pem", "client.key"
-CERTIFICATES = (CA_FILE, CLIENT_CERTIFICATE, CLIENT_KEY)
+SEAL_CHECK: Final = "seal.pub"  # in hexadecimal digits
+SEAL_CHECK_BYTES: Final = 32
 
 # A run's authority certifies one manager, by this name. Clients ask for it whatever address
 # they dialled, so a manager may be reached through any forwarded port or translated address.
@@ -38,8 +41,15 @@ class CredentialsUnusable(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
+    """
+    Attributes:
+        tls: None within one process only, as in tests; what `read_credentials` gives has it.
+        seal: the public key of the run's seal.
+    """
+
     token: str = field(repr=False)
     tls: ssl.SSLContext | None = field(default=None, compare=False)
+    seal: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,20 +85,23 @@ class _ManagerContext(ssl.SSLContext):
 def read_credentials(
     folder: Path | None, environment: Mapping[str, str] = os.environ
 ) -> Credentials:
-    """The credentials of a folder, of the environment, or of both.
+    """The credentials of a folder; the token may be the environment's.
 
     Args:
-        folder: None where the token of the environment is all there is to it.
+        folder: None where none was named, which is a mistake.
 
     Raises:
         CredentialsUnusable: something is missing, unreadable or not what it should be.
     """
-    return Credentials(
-        token=_token(folder, environment), tls=None if folder is None else _client_tls(folder)
-    )
+    if folder is None:
+        raise CredentialsUnusable(
+            "no credentials given; name a copy of the manager's <workdir>/join with --join=FOLDER"
+        )
+    token = _token(folder, environment)
+    return Credentials(token=token, tls=_client_tls(folder), seal=_seal_check(folder))
 
 
-def explain(error: BaseException, credentials: Credentials) -> str:
+def explain(error: BaseException) -> str:
     """One line on a connection that failed: what the other side did not like, what to do.
 
     "" for what is not a matter of credentials, such as nobody there.
@@ -105,19 +118,13 @@ def explain(error: BaseException, credentials: Credentials) -> str:
         if type(cause).__module__ == "ssl" and isinstance(cause, ssl.SSLError):
             reason = (cause.reason or str(cause)).replace("_", " ").lower()
             return (
-                f"no TLS with what listens there ({reason}); where the run has fleet.tls = False, "
-                f"{COPY_AGAIN}, else check the address"
+                f"no TLS with what listens there ({reason}): it is not a manager; check the address"
             )
         if type(cause).__name__ in HUNG_UP:
             # With TLS 1.3 a client is refused after its own side of the handshake is done.
-            if credentials.tls is not None:
-                return (
-                    "the manager hung up without an answer, as it does on a certificate of another "
-                    f"run or one that has expired; {COPY_AGAIN}"
-                )
             return (
-                "the manager hung up without an answer, as one with fleet.tls = True does where "
-                f"there are no certificates; {COPY_AGAIN}, all four files"
+                "the manager hung up without an answer, as it does on a certificate of another "
+                f"run or one that has expired; {COPY_AGAIN}"
             )
     return ""
 
@@ -135,14 +142,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
             ahead += [getattr(cause, name, None) for name in wrapped]
 
 
-def _token(folder: Path | None, environment: Mapping[str, str]) -> str:
+def _token(folder: Path, environment: Mapping[str, str]) -> str:
     if TOKEN_VARIABLE in environment:
         token, source = environment[TOKEN_VARIABLE].strip(), f"{TOKEN_VARIABLE} (environment)"
-    elif folder is None:
-        raise CredentialsUnusable(
-            f"no secret given; name a copy of the manager's <workdir>/join with --join=FOLDER, or "
-            f"set {TOKEN_VARIABLE}"
-        )
     else:
         source = str(folder / TOKEN_FILE)
         try:
@@ -155,11 +157,9 @@ def _token(folder: Path | None, environment: Mapping[str, str]) -> str:
     return token
 
 
-def _client_tls(folder: Path) -> ssl.SSLContext | None:
-    missing = [name for name in CERTIFICATES if not (folder / name).exists()]
-    if len(missing) == len(CERTIFICATES):
-        return None
-    if missing:
+def _client_tls(folder: Path) -> ssl.SSLContext:
+    names = (CA_FILE, CLIENT_CERTIFICATE, CLIENT_KEY, SEAL_CHECK)
+    if missing := [name for name in names if not (folder / name).exists()]:
         raise CredentialsUnusable(f"{folder} lacks {', '.join(missing)}; {COPY_AGAIN}")
     context = _ManagerContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -172,3 +172,16 @@ def _client_tls(folder: Path) -> ssl.SSLContext | None:
             f"cannot use the files in {folder}: {reason}; {COPY_AGAIN}"
         ) from None
     return context
+
+
+def _seal_check(folder: Path) -> bytes:
+    try:
+        key = bytes.fromhex((folder / SEAL_CHECK).read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not hexadecimal digits"
+        raise CredentialsUnusable(
+            f"cannot use {folder / SEAL_CHECK}: {reason}; {COPY_AGAIN}"
+        ) from None
+    if len(key) != SEAL_CHECK_BYTES:
+        raise CredentialsUnusable(f"{folder / SEAL_CHECK} holds no key; {COPY_AGAIN}")
+    return key

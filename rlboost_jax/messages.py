@@ -83,7 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     params_digest: str  # SHA-256 over the learner's parameters
     files: tuple[FileEntry, ...]
     leaves: tuple[LeafEntry, ...]
-    seal: str = ""  # HMAC of all else under the run's secret, in hexadecimal digits
+    seal: str = ""  # the trainer's signature of all else, in hexadecimal digits
 
     @property
     def num_bytes(self) -> int:

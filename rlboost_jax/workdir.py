@@ -9,7 +9,7 @@ reference/        where there is a KL term: the parameters that it is taken to
 base/             where adapters are trained: what they are added to
 manager.json      while a manager lives    logs/          of manager and the newest servers
 join/             what a server's host needs to come in    trainer/   the same for the trainer
-authority/        with `fleet.tls`: the run's certificate authority
+authority/        the run's certificate authority
 servers/          one file per server that the manager started and that runs
 lock, manager.lock   held by the trainer and the manager at work
 report.html, summary.json, samples.jsonl
@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from rlboost_jax.own_places import open_private, own_folder
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.load import (
     differences,
@@ -44,6 +45,7 @@ class Workdir:
     Raises:
         WorkdirUnusable: on entry, before anything is written: another trainer is at work
             there, or it holds a run of another configuration.
+        NotOurs: it is another user's, or open to all of them.
     """
 
     def __init__(self, path: str | Path, run: RunConfig):
@@ -53,10 +55,10 @@ class Workdir:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> "Workdir":
-        self._check_config()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / "lock", "a+")
+            own_folder(self.path, "--workdir")
+            self._check_config()
+            self._lock = open_private(self.path / "lock", "a+")
         except OSError as error:
             raise WorkdirUnusable(
                 f"{self.path} cannot be used as a folder: {error.strerror}; choose another "

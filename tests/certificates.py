@@ -8,6 +8,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from rlboost_jax.credentials import CLIENT_CERTIFICATE, CLIENT_KEY, SERVER
 from rlboost_jax.manager.service import authority
+from rlboost_jax.weights.seal import prepare_seal
 
 LONG_AGO = datetime.timedelta(days=740)  # when what has expired by now was made
 
@@ -26,6 +27,7 @@ def make_run(root: Path, *, made: datetime.datetime | None = None, token: str = 
         names=["192.0.2.7"],  # of nobody: tests dial another, as through a translated address
         now=made or now(),
     )
+    prepare_seal(trainer, [servers])
     (servers / "token").write_text(token)
     (trainer / "token").write_text(f"{token} of the trainer".replace(" ", "-"))
     return root

@@ -114,8 +114,8 @@ DEFECTS = (
         "seal",
         "weights are loaded from any peer that answers",
         "rlboost_jax/weights/seal.py",
-        "if not hmac.compare_digest(",
-        "if False and not hmac.compare_digest(",
+        "key.verify(",
+        "str(",
         "tests/weights/test_seal.py::test_nothing_can_be_changed",
     ),
     Defect(

@@ -267,7 +267,7 @@ class ManagerLink:
                 try:
                     await self._talk(manager, hello)
                 except (aiohttp.ClientError, OSError) as error:  # the next says everything again
-                    explanation = explain(error, manager.credentials)
+                    explanation = explain(error)
                     self._trouble = explanation or str(error) or type(error).__name__
                 if self._closing:
                     return True

@@ -17,14 +17,16 @@ from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from rlboost_jax.credentials import CredentialsUnusable, Endpoint, explain, read_credentials
 from rlboost_jax.manager.service.run_files import (
     ALREADY_MANAGED,
     ManagerRecord,
-    join_folder,
     read_record,
     trainer_folder,
 )
+from rlboost_jax.weights.seal import SEAL_KEY, read_seal_key
 
 ANSWER_SECONDS = 30.0  # for a manager to answer, one that starts or stands still included
 ASK_SECONDS = 2.0  # for one answer
@@ -83,13 +85,20 @@ class ManagerProcess:
                 time.sleep(POLL_SECONDS)
             return found
 
-    def server_token(self) -> str:
-        """What servers come in with, and know sealed manifests by.
+    def seal_key(self) -> Ed25519PrivateKey:
+        """What manifests are sealed with.
 
         Raises:
             CredentialsUnusable: a manager that has answered has made it; it is gone.
         """
-        return read_credentials(join_folder(self._workdir), environment={}).token
+        folder = trainer_folder(self._workdir)
+        try:
+            return read_seal_key(folder)
+        except (OSError, ValueError) as error:
+            raise CredentialsUnusable(
+                f"cannot use {folder / SEAL_KEY}: {error}; end the manager, which makes another "
+                "as it starts"
+            ) from None
 
     def close(self) -> None:
         """Wait until it has left; tell it to go if it has not after `LEAVE_SECONDS`."""
@@ -121,9 +130,9 @@ class ManagerProcess:
         return record.lives
 
     def _answering(self) -> Endpoint | None:
-        record = self._record()
+        record = self._living()
         if record is None:
-            return None
+            return None  # nobody is asked at the address of one that has died: it is anybody's now
         self._trouble = ""
         try:
             # The environment may hold a token for servers; the trainer's is in its folder.
@@ -138,7 +147,7 @@ class ManagerProcess:
             with urllib.request.urlopen(request, timeout=seconds, context=tls):
                 return manager
         except (OSError, HTTPException) as error:  # it is not there, slow, or another program
-            self._trouble = explain(error, credentials)
+            self._trouble = explain(error)
             return None
 
     def _start(self) -> subprocess.Popen[bytes]:

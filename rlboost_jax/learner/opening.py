@@ -284,7 +284,7 @@ class Opening:
     ) -> Publisher:
         publisher = Publisher(
             store,
-            announce=lambda manifest: link.publish(sealed(manifest, manager.server_token())),
+            announce=lambda manifest: link.publish(sealed(manifest, manager.seal_key())),
             in_use=lambda: link.status.versions_in_use if link.status else (),
             report=self._console.note,
             spans=profile.spans,

@@ -60,6 +60,7 @@ from rlboost_jax.manager.service.run_files import (
 from rlboost_jax.manager.service.tracing import StepTracer
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.observe.events import EventsWriter
+from rlboost_jax.own_places import own_folder
 from rlboost_jax.providers.base import Rendezvous
 from rlboost_jax.providers.choice import open_provider
 from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_events
@@ -67,6 +68,7 @@ from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.load import read_run_config, read_run_id
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.weights.seal import prepare_seal
 
 MISTAKE = 2  # exit code
 SHUTDOWN_SECONDS = 1.0  # for handlers to end
@@ -81,6 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     keep_small()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     try:
+        own_folder(workdir, "--workdir")
         run, run_id = read_run_config(workdir), read_run_id(workdir)
         with only_manager(workdir):
             return asyncio.run(serve(workdir, run, run_id))
@@ -115,7 +118,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             DiskWriter(journal.append, write, lambda error: driver.fail(error))
         )
         former = _former(workdir, run_id)
-        tokens, tls = read_tokens(workdir), _tls(workdir, run)
+        tokens, tls = read_tokens(workdir), _tls(workdir, run.manager.host)
         listener = _weights_listener(run, former)
         settings = Settings.of(run, run_id, weights_port=listener.getsockname()[1])
         manager = Manager(settings, loop.time(), life=secrets.token_hex(8))
@@ -124,7 +127,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             watch = StepTracer(workdir, run.observe.profile_step)
             stack.callback(watch.close)
         route_bytes = settings.routing.route_bytes if settings.routing else 0
-        files = _file_server(listener, workdir, tokens, tls, writer, lambda e: driver.fail(e))
+        files = _file_server(listener, workdir, tokens, writer, lambda e: driver.fail(e))
         driver = Driver(manager, writer.record, writer.append, watch, route_bytes, files.serve)
         for damage in damages:
             log.error("the journal is damaged: %s; what is missing is generated again", damage)
@@ -182,14 +185,13 @@ def _file_server(
     listener: socket.socket,
     workdir: Path,
     tokens: Tokens,
-    tls: ssl.SSLContext | None,
     writer: DiskWriter,
     fail: Callable[[BaseException], None],
 ) -> FileServer:
     setup = Setup(
         server_token=tokens.server,
         trainer_token=tokens.trainer,
-        authority="" if tls is None else str(authority_folder(workdir)),
+        authority=str(authority_folder(workdir)),
     )
 
     def report(reason: str) -> None:
@@ -198,20 +200,20 @@ def _file_server(
     return FileServer(listener, setup, report, fail)
 
 
-def _tls(workdir: Path, run: RunConfig) -> ssl.SSLContext | None:
-    """What to listen with, and the certificates that the others need, where they look for them."""
-    folder, clients = authority_folder(workdir), (join_folder(workdir), trainer_folder(workdir))
-    if not run.fleet.tls:
-        authority.remove(*clients)
-        return None
-    servers, trainer = clients
+def _tls(workdir: Path, host: str) -> ssl.SSLContext:
+    """What to listen with. The others find what they need where they look for it: certificates,
+    and the seal of the weights."""
+    folder, servers, trainer = (
+        of(workdir) for of in (authority_folder, join_folder, trainer_folder)
+    )
     authority.prepare(
         authority=folder,
         servers=servers,
         trainer=trainer,
-        names=names(run.manager.host),
+        names=names(host),
         now=datetime.datetime.now(datetime.UTC),
     )
+    prepare_seal(trainer, [servers])
     return authority.server_tls(folder)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rlboost_jax.own_places import foreign
 from rlboost_jax.qualification.records import Verdict
 
 FOLDER: Final = "qualification"
@@ -36,6 +37,8 @@ def place_of(folder: Path, problem: str, key: Mapping[str, Any]) -> Path:
 def kept(path: Path, key: Mapping[str, Any]) -> Verdict | None:
     """The verdict that is kept for a key; None if there is none, or none that can be trusted."""
     try:
+        if foreign(path.parent):
+            return None
         file = msgspec.json.decode(path.read_bytes(), type=_File)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
@@ -49,6 +52,8 @@ def keep(path: Path, key: Mapping[str, Any], verdict: Verdict) -> str:
     part = path.with_suffix(f".{os.getpid()}.part")  # others may write the same now
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if objection := foreign(path.parent):
+            return f"{path.parent} {objection}"
         with open(part, "wb") as opened:
             opened.write(msgspec.json.format(msgspec.json.encode(file)))
             opened.flush()

@@ -8,6 +8,8 @@ closed before the first line of the program runs, and this process has given up 
 - network: no socket can be made (seccomp), and where the kernel allows, there is no interface
   either (a network namespace of its own), nor may TCP connect or bind (Landlock);
 - processes: none can be started, signalled, traced, looked into, pinned or slowed (seccomp);
+- threads: no more than `MAX_TASKS` with the first (setrlimit, of a user that is this process's
+  alone); none at all (seccomp) where they could not be counted;
 - files: only the interpreter and system libraries can be read, nothing can be written
   (Landlock), and no owner, right, time or attribute of a file be changed (seccomp); standard
   output is a file of limited length;
@@ -34,6 +36,7 @@ import struct
 import sys
 
 NOT_CONTAINED = 97  # exit code
+MAX_TASKS = 64  # threads of a program, its first included
 STARTED = b"started"  # reported before the program's first line
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -42,6 +45,8 @@ _SECCOMP_FILTER = 2
 _NEW_USER, _NEW_NET, _NEW_IPC = 0x10000000, 0x40000000, 0x08000000
 _THREAD = 0x00010000  # flag of clone: not a process
 _EPERM, _ENOSYS = 1, 38
+# Of nobody, in a range that neither people nor services nor containers are given users from.
+_OWN_USERS = 0x7FFE0000, 0x10000  # the first, how many
 
 # Denied system calls by name, with their numbers on x86_64 and aarch64; None where there is none.
 DENIED = {
@@ -98,6 +103,10 @@ DENIED = {
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
+    "setuid": (105, 146),
+    "setreuid": (113, 145),
+    "setresuid": (117, 147),
+    "setfsuid": (122, 151),
     "chmod": (90, None),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -142,6 +151,7 @@ _X32 = 0x40000000  # numbers from here on are the x32 interface's
 def contain(limits: dict[str, int]) -> None:
     """Give everything up that can be given up; what could not is for `gaps` to say."""
     _LIBC.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    counted = _become_countable()
     if _LIBC.unshare(_NEW_USER | _NEW_NET | _NEW_IPC):
         _LIBC.unshare(_NEW_NET | _NEW_IPC)  # root, where user namespaces are switched off
     _LIBC.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -151,11 +161,12 @@ def contain(limits: dict[str, int]) -> None:
         ("RLIMIT_CPU", limits["cpu_seconds"]),
         ("RLIMIT_FSIZE", limits["output_bytes"]),
         ("RLIMIT_NOFILE", 64),
+        ("RLIMIT_NPROC", MAX_TASKS),
         ("RLIMIT_CORE", 0),
     ):
         resource.setrlimit(getattr(resource, name), (value, value))
     _LIBC.capset(struct.pack("=Ii", 0x20080522, 0), bytes(24))  # version 3, oneself: none
-    _seccomp()
+    _seccomp(threads=counted)
 
 
 def gaps() -> list[str]:
@@ -198,6 +209,36 @@ class Program(importlib.abc.InspectLoader):
         return self._source
 
 
+def _become_countable() -> bool:
+    """Whether the system counts this process's threads and keeps to a limit of them.
+
+    It counts by real user, in each user namespace anew, and never root's. So root's process takes
+    a real user of its own; what it may read goes by the effective one, which stays. Others are
+    counted in a namespace that they make, or where they may not, with all else they run, which
+    leaves room for few threads or for none.
+    """
+    if not _is_root_of_the_host():
+        return True
+    first, count = _OWN_USERS
+    try:
+        os.setresuid(first + os.getpid() % count, -1, -1)
+    except OSError:  # no right to (a container's), no such user there
+        return False
+    return True
+
+
+def _is_root_of_the_host() -> bool:
+    """Not that of a user namespace whose root is somebody else outside."""
+    if os.getuid() != 0:
+        return False
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            mapped = [line.split() for line in file]
+    except OSError:
+        return True
+    return not any(inside == "0" and outside != "0" for inside, outside, _ in mapped)
+
+
 def _landlock(readable: list[str]) -> None:
     """Leave reading and executing below these places, and nothing else; see landlock(7)."""
     create, add, restrict = 444, 445, 446  # the same numbers on every machine
@@ -227,8 +268,12 @@ def _landlock(readable: list[str]) -> None:
     os.close(ruleset)
 
 
-def _seccomp() -> None:
-    """Answer EPERM to what is in DENIED and DENIED_WITH, and to clone unless it makes a thread."""
+def _seccomp(*, threads: bool) -> None:
+    """Answer EPERM to what is in DENIED and DENIED_WITH, and to clone unless it makes a thread.
+
+    Args:
+        threads: they may be made.
+    """
     if platform.machine() not in _MACHINES:
         return
     column, architecture = _MACHINES[platform.machine()]
@@ -263,7 +308,7 @@ def _seccomp() -> None:
         *some,
         (jump_equal, 0, 3, _CLONE[column]),
         (load, 0, 0, 16),  # low half of the first argument, the flags
-        (jump_set, 1, 0, _THREAD),
+        (jump_set, 1 if threads else 0, 0, _THREAD),
         (give, 0, 0, errno(_EPERM)),
         (give, 0, 0, allow),
     ]

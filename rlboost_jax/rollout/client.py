@@ -182,7 +182,7 @@ class InstanceClient:
                 except (aiohttp.ClientError, OSError, TimeoutError) as error:
                     # Not there: as if the stream had ended. What listens at its address may be
                     # another program for a while, so not even a wrong certificate ends the search.
-                    self._trouble = explain(error, manager.credentials)
+                    self._trouble = explain(error)
                 if self._leaving.done():
                     break
                 if self._sick:

@@ -119,7 +119,7 @@ async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
             except aiohttp.InvalidURL:
                 raise CannotServe("--manager must read HOST:PORT") from None
             except (aiohttp.ClientConnectionError, TimeoutError) as error:
-                explanation = explain(error, manager.credentials)
+                explanation = explain(error)
                 if loop.time() >= deadline:
                     raise CannotServe(
                         explanation

@@ -28,11 +28,6 @@ class FleetConfig:
     """The preemptible instances; see docs/failure-modes.md and docs/policies.md."""
 
     provider: Provider = setting("local", "who starts servers", note="docs/providers.md has them.")
-    tls: bool = setting(
-        False,
-        "encrypt, and certify both sides by an authority of the run's own",
-        note="On loopback nobody listens in; beyond it, a run does not start without.",
-    )
     max_instances: int = setting(2, "preemptible instances that the provider may start", at_least=0)
     sizing: Sizing = setting(
         "fixed",

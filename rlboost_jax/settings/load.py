@@ -16,7 +16,7 @@ import msgspec
 
 from rlboost_jax.settings.errors import ConfigError, suggestion
 from rlboost_jax.settings.presets import resolved
-from rlboost_jax.settings.renamed import successor
+from rlboost_jax.settings.renamed import successor, without_retired
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import is_required
 from rlboost_jax.settings.sources import source_fields
@@ -250,7 +250,7 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error}; give the workdir of a run") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no configuration; give the workdir of a run")
-    return values
+    return without_retired(values)
 
 
 def _file(path: str | Path) -> Path:

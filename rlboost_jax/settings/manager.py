@@ -14,7 +14,7 @@ Routing = Literal["pending", "speed"]
 class ManagerConfig:
     """Who may be silent for how long, and who gets which work; see docs/policies.md."""
 
-    host: str = setting("127.0.0.1", "address to listen on; beyond loopback with fleet.tls only")
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for servers of other hosts")
     port: int = setting(0, "to listen on; 0: a free one", at_least=0, at_most=65535)
     weights_port: int = setting(
         0,

@@ -4,7 +4,8 @@ A configuration file, a command line or a `config.json` that still has one is re
 that says what to write instead.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 _SUCCESSORS: Final = {
     "algorithm.normalize_by_std": 'algorithm.advantage = "group_std" for True, "group_mean" for '
@@ -14,13 +15,27 @@ _SUCCESSORS: Final = {
     "policy.adaptive_cap": 'policy.sizing = "paper" for True, "fixed" for False',  # the simulator's
     "observe.tensorboard": 'observe.trackers = ("tensorboard",) for True, () for False',
 }
+# Gone, and not missed: a `config.json` that has one is read as if it had not.
+_RETIRED: Final = {
+    "fleet.tls": "TLS is spoken always, on loopback too; leave it out",
+}
 
 
 def successor(name: str) -> str:
-    """What to say of a setting that has another name now; "" of any other.
+    """What to say of a setting that has another name now, or has gone; "" of any other.
 
     Args:
         name: dotted.
     """
     now = _SUCCESSORS.get(name)
-    return "" if now is None else f"it was renamed; write {now}"
+    return _RETIRED.get(name, "") if now is None else f"it was renamed; write {now}"
+
+
+def without_retired(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested dictionaries of a `config.json`, less what is of no effect any more."""
+    kept = dict(values)
+    for name in _RETIRED:
+        section, _, field = name.partition(".")
+        if isinstance(kept.get(section), Mapping):
+            kept[section] = {k: v for k, v in kept[section].items() if k != field}
+    return kept

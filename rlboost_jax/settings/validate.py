@@ -5,7 +5,6 @@ longer sections are in files of their own beside this one.
 """
 
 import importlib.util
-import ipaddress
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,18 +151,6 @@ def _manager(config: RunConfig) -> Iterator[str]:
         )
     if manager.port and manager.port == manager.weights_port:
         yield f"manager.port and manager.weights_port are both {manager.port}; choose two ports"
-    if not config.fleet.tls and not _is_loopback(manager.host):
-        yield (
-            f"manager.host is {manager.host!r}, which other hosts reach, and fleet.tls is False: "
-            "secrets and weights would cross the network for anyone to read; set fleet.tls to True"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _fleet(config: RunConfig) -> Iterator[str]:

@@ -43,7 +43,7 @@ class Puller:
 
     Args:
         source: "directory", "http", or "auto": the directory where it is visible, else HTTP.
-        manager: has sealed every manifest with its secret, and serves snapshots over HTTP
+        manager: of a run whose trainer has sealed every manifest; serves snapshots over HTTP
             until `reach` says at which port. None for who knows where a manifest comes from:
             it is read from its directory, unsealed.
         weights: HOST:PORT where they are served whatever `reach` says; "" for nothing such.
@@ -77,7 +77,7 @@ class Puller:
         """
         server = None
         if self._manager is not None:
-            check_seal(manifest, self._manager.credentials.token)
+            check_seal(manifest, self._manager.credentials.seal)
             host, _, own = self._manager.address.rpartition(":")
             server = replace(self._manager, address=self._weights or f"{host}:{self._port or own}")
         missing = self._kept.missing(manifest)

@@ -1,45 +1,86 @@
-"""A manifest that only who knows the run's secret can have made.
+"""A manifest that only the run's trainer can have made.
 
 The manifest names the digest of every file, so its seal covers a whole snapshot: nobody in
-between can announce foreign weights, with TLS or without. It travels with the manifest, from
-the trainer that makes it through the manager to every server that pulls.
+between can announce foreign weights. It travels with the manifest, from the trainer that makes it
+through the manager to every server that pulls.
+
+The seal is an Ed25519 signature. Its key stays in `trainer/`; what servers hold only checks it, so
+that a server's host which falls into other hands cannot seal weights for the other servers.
 """
 
-import hashlib
-import hmac
+import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from rlboost_jax.credentials import SEAL_CHECK
 from rlboost_jax.messages import Manifest
 from rlboost_jax.weights.names import WeightsError
 
-# What this key is for: the servers' token is a secret for other things, too.
-CONTEXT: Final = b"rlboost-jax: manifest of weights, 1"
+SEAL_KEY: Final = "seal.key"  # in hexadecimal digits
+# What is sealed: should the key ever seal something else, neither passes for the other.
+CONTEXT: Final = b"rlboost-jax: manifest of weights, 2"
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def sealed(manifest: Manifest, token: str) -> Manifest:
+def sealed(manifest: Manifest, key: Ed25519PrivateKey) -> Manifest:
     """With the seal of a run.
 
     Args:
-        token: the servers' own, which they check it with.
+        key: the trainer's.
     """
-    return msgspec.structs.replace(manifest, seal=_seal(manifest, token))
+    return msgspec.structs.replace(manifest, seal=key.sign(_content(manifest)).hex())
 
 
-def check_seal(manifest: Manifest, token: str) -> None:
-    """Raises WeightsError for a manifest that was not sealed with that token, or changed since."""
-    if not hmac.compare_digest(manifest.seal.encode(), _seal(manifest, token).encode()):
+def check_seal(manifest: Manifest, public: bytes) -> None:
+    """Raises WeightsError for a manifest that was not sealed with that key, or changed since."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(public)
+        key.verify(bytes.fromhex(manifest.seal), _content(manifest))
+    except (InvalidSignature, ValueError):
         raise WeightsError(
-            f"manifest of version {manifest.version}: not sealed with this run's secret; somebody "
-            "in between has changed it, or this server has the token of another run"
-        )
+            f"manifest of version {manifest.version}: not sealed by this run's trainer; somebody "
+            "in between has changed it, or this server has the credentials of another run"
+        ) from None
 
 
-def _seal(manifest: Manifest, token: str) -> str:
-    """HMAC-SHA256 over the manifest as it is encoded without a seal."""
-    key = hmac.digest(token.encode(), CONTEXT, hashlib.sha256)
-    content = _encode(msgspec.structs.replace(manifest, seal=""))
-    return hmac.new(key, content, hashlib.sha256).hexdigest()
+def public_of(key: Ed25519PrivateKey) -> bytes:
+    """What checks the seals of a key."""
+    return key.public_key().public_bytes_raw()
+
+
+def prepare_seal(trainer: Path, others: Iterable[Path]) -> None:
+    """A key for the trainer, made where there is none, and in all folders what checks it."""
+    try:
+        key = read_seal_key(trainer)
+    except (OSError, ValueError):
+        key = Ed25519PrivateKey.generate()
+        _replace(trainer / SEAL_KEY, key.private_bytes_raw().hex())
+    for folder in (trainer, *others):
+        _replace(folder / SEAL_CHECK, public_of(key).hex())
+
+
+def read_seal_key(trainer: Path) -> Ed25519PrivateKey:
+    """The key in a trainer's folder. Raises OSError, ValueError."""
+    text = (trainer / SEAL_KEY).read_text(encoding="ascii")
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text))
+
+
+def _content(manifest: Manifest) -> bytes:
+    """The manifest as it is encoded without a seal."""
+    return CONTEXT + _encode(msgspec.structs.replace(manifest, seal=""))
+
+
+def _replace(path: Path, content: str) -> None:
+    """In one piece, and readable by its owner only from its first byte on."""
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(content)
+    part.replace(path)

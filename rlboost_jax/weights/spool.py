@@ -1,7 +1,8 @@
 """A folder for the files of one snapshot on its way in, and gone afterwards.
 
 It is in memory where the host offers that. A lock says that it is in use; the lock ends with its
-process, and then the next process that needs a folder removes it.
+process, and then the next process of the same user that needs a folder removes it. Whatever else
+has such a name, among the folders of all users, is passed over: it is not even waited for.
 """
 
 import asyncio
@@ -17,6 +18,8 @@ from typing import Final
 
 PREFIX: Final = "rlboost-spool-"
 MEMORY_FOLDER: Final = Path("/dev/shm")
+# Of what is opened by a name that anyone could have given to anything.
+_FOLDER_ONLY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def new_folder(parent: Path) -> Path:
@@ -90,7 +93,7 @@ class Spool:
     def _locked(self, path: Path) -> int | None:
         """A lock on a new folder; None if it was taken for an orphan before it had one."""
         try:
-            lock = os.open(path, os.O_RDONLY)
+            lock = os.open(path, _FOLDER_ONLY)
         except FileNotFoundError:
             return None
         kept = False
@@ -114,10 +117,12 @@ def _roomiest(num_bytes: int) -> Path:
 def _remove_if_orphaned(spool: Path) -> None:
     """A lock ends with the process that holds it, however that ended."""
     try:
-        lock = os.open(spool, os.O_RDONLY)
+        lock = os.open(spool, _FOLDER_ONLY)
     except OSError:
-        return  # gone meanwhile, or another user's
+        return  # gone meanwhile, another user's, or no folder
     try:
+        if os.fstat(lock).st_uid != os.geteuid():
+            return  # which only root could have opened
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(spool, ignore_errors=True)
     except BlockingIOError:

@@ -1,11 +1,12 @@
-"""`python -m tests.fuzz --frames=1000000 --seed=1`, or `--seconds=180` for real sockets."""
+"""`python -m tests.fuzz --frames=1000000 --seed=1`, or `--seconds=180` and `--followers=180` for
+real sockets."""
 
 import argparse
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.fuzz import in_process, over_sockets
+from tests.fuzz import followers, in_process, over_sockets
 
 
 def main(arguments: list[str]) -> int:
@@ -14,17 +15,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--seconds", type=float, default=0.0, help="of attacks on a real one's port"
     )
-    parser.add_argument("--tls", action="store_true", help="the real one speaks TLS")
+    parser.add_argument(
+        "--followers", type=float, default=0.0, help="seconds of attacks on a trainer's own socket"
+    )
     parser.add_argument("--seed", type=int, default=1, help="the same frames for the same seed")
     options = parser.parse_args(arguments)
-    if not options.frames and not options.seconds:
-        parser.error("say how much: --frames=N, --seconds=S, or both")
+    if not (options.frames or options.seconds or options.followers):
+        parser.error("say how much: --frames=N, --seconds=S, --followers=S, or several of them")
     if options.frames:
         print(in_process.fuzz(options.frames, options.seed, watch=_report), flush=True)
     if options.seconds:
         with tempfile.TemporaryDirectory() as folder:
-            tally = over_sockets.fuzz(Path(folder), options.seconds, options.seed, tls=options.tls)
+            tally = over_sockets.fuzz(Path(folder), options.seconds, options.seed)
         print(tally)
+    if options.followers:
+        tried = followers.fuzz(options.followers, options.seed)
+        print(", ".join(f"{count:,} {kind}" for kind, count in sorted(tried.items())))
     return 0
 
 

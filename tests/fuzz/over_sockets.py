@@ -61,11 +61,10 @@ class Tally:
         )
 
 
-def fuzz(folder: Path, seconds: float, seed: int, *, tls: bool) -> Tally:
+def fuzz(folder: Path, seconds: float, seed: int) -> Tally:
     """Attack a new manager in `folder`; raises AssertionError for what is not as it was."""
     config = tiny.get_config()
     config.fleet.provider = "none"
-    config.fleet.tls = tls
     config.manager.progress_seconds = seconds + 600.0  # the honest engine answers after it all
     write_run_config(folder / "config.json", run_config(config), RUN)
     return asyncio.run(_fuzz(folder, seconds, seed))

@@ -9,7 +9,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.state.ledger import Ledger
-from tests.fuzz import corpus, in_process, over_sockets
+from tests.fuzz import corpus, followers, in_process, over_sockets
 from tests.fuzz.mutators import Mutator
 
 
@@ -81,10 +81,19 @@ def test_it_would_find_a_ledger_that_takes_tokens_of_strangers(
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("tls", [False, True])
-def test_a_manager_of_its_own(tmp_path: Path, tls: bool) -> None:
-    tally = over_sockets.fuzz(tmp_path, 3.0, seed=1, tls=tls)
+def test_a_manager_of_its_own(tmp_path: Path) -> None:
+    tally = over_sockets.fuzz(tmp_path, 3.0, seed=1)
     assert sum(tally.sent.values()) > 100 and tally.answers > 1
+
+
+def test_the_socket_of_a_trainers_other_processes() -> None:
+    tried = followers.fuzz(0.0, seed=1)
+    assert tried["rounds"] >= 1 and min(tried["values"], tried["refused"]) > 100
+
+
+@pytest.mark.soak
+def test_minutes_at_the_socket_of_a_trainers_other_processes() -> None:
+    followers.fuzz(180.0, seed=7)
 
 
 @pytest.mark.soak
@@ -93,6 +102,5 @@ def test_a_million_frames() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("tls", [False, True])
-def test_minutes_at_the_port(tmp_path: Path, tls: bool) -> None:
-    over_sockets.fuzz(tmp_path, 180.0, seed=7, tls=tls)
+def test_minutes_at_the_port(tmp_path: Path) -> None:
+    over_sockets.fuzz(tmp_path, 180.0, seed=7)

@@ -12,10 +12,12 @@ import msgspec
 import pytest
 
 from configs import tiny
+from rlboost_jax.credentials import read_credentials
 from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess
 from rlboost_jax.manager.service.run_files import ManagerRecord, only_manager, read_record
 from rlboost_jax.processes import start_time
 from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.weights.seal import public_of
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -68,8 +70,9 @@ def test_one_manager_for_all_who_ask(workdir: Path, request: pytest.FixtureReque
     assert len(set(found)) == process.starts == 1
     assert found[0].address == record(workdir).local_address
     token = found[0].credentials.token
-    assert token == (workdir / "trainer" / "token").read_text() != process.server_token()
-    assert process.server_token() == (workdir / "join" / "token").read_text()
+    assert token == (workdir / "trainer" / "token").read_text()
+    servers = read_credentials(workdir / "join", environment={})
+    assert public_of(process.seal_key()) == servers.seal and servers.token != token
     assert ManagerProcess(workdir, "run").locate() == found[0]
 
 

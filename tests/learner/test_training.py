@@ -30,7 +30,7 @@ from rlboost_jax.qualification.start import trainer_run
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.memory import learner_bytes
 from rlboost_jax.weights.snapshots import SnapshotStore
-from tests.endpoints import endpoint
+from tests.endpoints import SEAL, endpoint
 from tests.patience import PATIENCE_SECONDS
 
 STEPS = 3
@@ -52,8 +52,8 @@ class Manager(ManagerProcess):
     def locate(self):
         return endpoint("127.0.0.1:9")
 
-    def server_token(self):
-        return "token"
+    def seal_key(self):
+        return SEAL
 
     def close(self):
         pass

@@ -36,7 +36,7 @@ def settings(**changes: Any) -> Settings:
         enabled=False, seed=0, kills_per_minute=0, terms_per_minute=0, joins_per_minute=0
     )
     fleet = FleetConfig(
-        provider="local", tls=False, max_instances=3, sizing="fixed", trace="", trace_speed=1.0,
+        provider="local", max_instances=3, sizing="fixed", trace="", trace_speed=1.0,
         synthetic_lifetime_seconds=1.0, synthetic_gap_seconds=1.0, price_per_hour=3600.0,
         reserved_price_per_hour=7200.0, egress_dollars_per_gb=0.0, worth_per_hour=0.0,
         merge_tail=False, orphan_seconds=60.0, notices="none",

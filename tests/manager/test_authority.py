@@ -8,7 +8,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509 import verification
 
-from rlboost_jax.credentials import CERTIFICATES, MANAGER_NAME
+from rlboost_jax.credentials import MANAGER_NAME
 from rlboost_jax.manager.service import authority
 
 NOW = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
@@ -72,7 +72,11 @@ def test_secrets_are_their_owners_only(folders: Folders) -> None:
     for folder in (folders.authority, folders.servers, folders.trainer):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
-    assert {path.name for path in folders.servers.iterdir()} == set(CERTIFICATES)
+    assert {path.name for path in folders.servers.iterdir()} == {
+        "ca.pem",
+        "client.pem",
+        "client.key",
+    }
     secret = (folders.authority / "ca.key").read_bytes()
     assert not any(secret in path.read_bytes() for path in folders.servers.iterdir())
 

@@ -83,17 +83,22 @@ def change(workdir: Path, **values: Any) -> None:
 def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> None:
     async def story() -> None:
         record = record_in(workdir)
-        url = f"http://{record['address']}"
-        headers = bearer(workdir, "trainer")
-        servers = {"Authorization": f"Bearer {(Path(record['join']) / 'token').read_text()}"}
-        async with aiohttp.ClientSession(headers=headers) as session:
-            async with session.get(url + "/config", headers=servers) as answer:
+        mine, ours = read_endpoint(workdir), read_endpoint(workdir, "trainer")
+        assert mine.address == record["local_address"]
+        assert Path(record["join"]) == workdir / "join"
+        async with aiohttp.ClientSession() as session:
+            asked = session.get(mine.url("/config"), headers=mine.headers, ssl=mine.tls)
+            async with asked as answer:
                 assert await answer.json() == json.loads((workdir / "config.json").read_text())
-            server = await session.ws_connect(url + "/instance", headers=servers)
+            server = await session.ws_connect(
+                mine.url("/instance"), headers=mine.headers, ssl=mine.tls
+            )
             config = json.loads((workdir / "config.json").read_text())
             slot = config["engine"]["max_prompt_tokens"] + config["sampling"]["max_response_tokens"]
             await server.send_bytes(m.encode(hello(instance="mine", slot_tokens=slot)))
-            trainer = await session.ws_connect(url + "/trainer")
+            trainer = await session.ws_connect(
+                ours.url("/trainer"), headers=ours.headers, ssl=ours.tls
+            )
             greeting = m.TrainerHello(run_id="run", window=None)
             await trainer.send_bytes(m.encode(greeting))
             await trainer.send_bytes(m.encode(m.EndRun(reason="done", over=True)))
@@ -168,7 +173,7 @@ def test_equal_tokens_are_a_mistake(workdir: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_other_hosts_are_given_a_name_of_this_one(workdir: Path, host: str) -> None:
-    change(workdir, manager__host=host, fleet__tls=True)
+    change(workdir, manager__host=host)
     with manager(workdir):
         record = record_in(workdir)
         for address in (record["address"], record["local_address"]):
@@ -182,7 +187,6 @@ def test_other_hosts_are_given_a_name_of_this_one(workdir: Path, host: str) -> N
 
 def test_a_token_comes_with_its_own_certificate(workdir: Path) -> None:
     """The trainer's token alone is of no use on a host that has a server's certificate."""
-    change(workdir, fleet__tls=True)
 
     def status(route: str, certificate: str, token: str) -> int:
         there = read_endpoint(workdir, certificate)
@@ -204,19 +208,18 @@ def test_a_token_comes_with_its_own_certificate(workdir: Path) -> None:
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_tls_may_be_given_up_and_taken_up_again(workdir: Path) -> None:
-    """Between two starts; who reads the folder then speaks what the manager speaks."""
-    for secure in (True, False, True):
-        change(workdir, fleet__tls=secure)
-        with manager(workdir):
-            there = read_endpoint(workdir)
-            assert there.url().startswith("https" if secure else "http:")
-            request = urllib.request.Request(there.url("/status"), headers=there.headers)
-            opened = urllib.request.urlopen(
-                request, timeout=PATIENCE_SECONDS, context=there.credentials.tls
-            )
-            assert opened.status == 200
-            opened.close()
+def test_a_folder_of_before_there_was_always_tls_goes_on(workdir: Path) -> None:
+    """Its `config.json` says that there was none, and its clients' folders have a token only."""
+    change(workdir, fleet__tls=False)
+    for name in ("join", "trainer"):
+        (workdir / name).mkdir()
+        (workdir / name / "token").write_text(f"{name}-token")
+    with manager(workdir):
+        there = read_endpoint(workdir)
+        request = urllib.request.Request(there.url("/status"), headers=there.headers)
+        urllib.request.urlopen(
+            request, timeout=PATIENCE_SECONDS, context=there.credentials.tls
+        ).close()
 
 
 def test_one_that_dies_of_an_exception_is_followed_on_its_port(workdir: Path) -> None:
@@ -263,11 +266,11 @@ def test_servers_that_cannot_find_it_are_ended(workdir: Path, taken: bool) -> No
             other.listen()
         with manager(workdir):
             if not taken:  # once the manager answers, it has decided; left alone it ends well
-                address = record_in(workdir)["address"]
-                request = urllib.request.Request(
-                    f"http://{address}/status", headers=bearer(workdir, "join")
-                )
-                urllib.request.urlopen(request, timeout=PATIENCE_SECONDS).close()
+                there = read_endpoint(workdir)
+                request = urllib.request.Request(there.url("/status"), headers=there.headers)
+                urllib.request.urlopen(
+                    request, timeout=PATIENCE_SECONDS, context=there.credentials.tls
+                ).close()
                 assert server.stdin is not None
                 server.stdin.close()
             assert server.wait() == (-signal.SIGKILL if taken else 0)

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.credentials import read_credentials
 from rlboost_jax.processes import HAS_PROC, start_time
 from rlboost_jax.weights.pull import Puller
-from rlboost_jax.weights.seal import sealed
+from rlboost_jax.weights.seal import read_seal_key, sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.manager.fakes import hello
 from tests.manager.test_main import change, manager, read_endpoint, record_in, workdir
@@ -31,24 +30,21 @@ Run = Callable[..., Any]
 
 def file_server(manager: int, workdir: Path) -> int:
     """Of that manager, at work."""
-    url = f"http://127.0.0.1:{record_in(workdir)['weights_port']}/weights/0/a"
+    there = read_endpoint(workdir)
+    url = f"https://127.0.0.1:{record_in(workdir)['weights_port']}/weights/0/a"
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(url, timeout=PATIENCE_SECONDS)
+        urllib.request.urlopen(url, timeout=PATIENCE_SECONDS, context=there.credentials.tls)
     (child,) = Path(f"/proc/{manager}/task/{manager}/children").read_text().split()
     return int(child)
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_a_server_pulls_from_the_port_that_is_announced(
-    workdir: Path, run: Run, secure: bool
-) -> None:
-    change(workdir, fleet__tls=secure)
+def test_a_server_pulls_from_the_port_that_is_announced(workdir: Path, run: Run) -> None:
     store = SnapshotStore(workdir / "snapshots", dtype="float32", keep=1)
     written = store.write(3, {"a": {"b": np.arange(12, dtype=np.float32)}}, "d")
 
     async def story() -> None:
         servers, trainers = read_endpoint(workdir), read_endpoint(workdir, "trainer")
-        manifest = sealed(written, read_credentials(workdir / "join", environment={}).token)
+        manifest = sealed(written, read_seal_key(workdir / "trainer"))
         async with aiohttp.ClientSession() as session:
             trainer = await session.ws_connect(
                 trainers.url("/trainer"), headers=trainers.headers, ssl=trainers.tls

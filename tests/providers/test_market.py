@@ -19,7 +19,6 @@ CALM = ChaosConfig(
 )
 FLEET = FleetConfig(
     provider="local",
-    tls=False,
     max_instances=4,
     sizing="fixed",
     egress_dollars_per_gb=0.0,

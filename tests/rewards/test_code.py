@@ -39,6 +39,55 @@ def test_threads_are_no_processes():
     assert ran(program).output == "x\n"
 
 
+BOMB = """
+import ctypes, os, threading
+{first}
+threading.stack_size(32768)
+over, started = threading.Event(), 0
+try:
+    while started < 200:
+        threading.Thread(target=over.wait, daemon=True).start()
+        started += 1
+except RuntimeError:
+    pass
+over.set()
+print(started)
+"""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "",
+        "os.setreuid(0, -1)",
+        "os.setresuid(0, 0, 0)",
+        "ctypes.CDLL(None).setfsuid(0)",
+        "import resource as r; r.setrlimit(r.RLIMIT_NPROC, (999, 999))",
+        "ctypes.CDLL(None).unshare(0x10000000)",
+    ],
+)
+def test_threads_are_bounded(first):
+    """Whatever is tried before, under the limit of memory that lets 10,000 of them be."""
+    try_first = f"try: {first}\nexcept (OSError, ValueError): pass" if first else ""
+    done = ran(BOMB.format(first=try_first))
+    assert done.completed and 0 < int(done.output) < contained.MAX_TASKS
+
+
+def test_another_program_takes_none_of_them():
+    """Each is counted by itself."""
+    for _ in range(3):
+        assert int(ran(BOMB.format(first="")).output) == contained.MAX_TASKS - 1
+
+
+def test_threads_that_nobody_counts_are_not_made(tmp_path):
+    """A container's root without the right to be somebody else."""
+    source = Path(contained.__file__).read_text()
+    weak = tmp_path / "contained.py"
+    weak.write_text(source.replace("counted = _become_countable()", "counted = False"))
+    done = ran(BOMB.format(first=""), script=weak)
+    assert (done.completed, done.output) == (True, "0\n")
+
+
 FORBIDDEN = {
     "a socket": "import socket; socket.socket()",
     "a pair of sockets": "import socket; socket.socketpair()",
@@ -248,7 +297,7 @@ def test_each_guard_stands_alone(tmp_path):
     weak.write_text(source.replace("    _landlock(", "    (lambda places: None)("))
     with pytest.raises(NotContained, match=r"would reach the host's files on this host"):
         ran("pass", script=weak)
-    weak.write_text(source.replace("    _seccomp()\n\n\ndef gaps", "\n\ndef gaps"))
+    weak.write_text(source.replace("    _seccomp(threads=counted)\n\n\ndef gaps", "\n\ndef gaps"))
     with pytest.raises(NotContained, match=r"would reach the network and other processes on"):
         ran("pass", script=weak)
 

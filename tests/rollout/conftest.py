@@ -206,10 +206,10 @@ class FakeManager:
 
 
 @asynccontextmanager
-async def manager_at_work(patience_seconds=PATIENCE_SECONDS):
+async def manager_at_work(patience_seconds=PATIENCE_SECONDS, tls=None):
     fake = FakeManager(patience_seconds)
     server = TestServer(fake.app)
-    await server.start_server()
+    await server.start_server(ssl=tls)
     fake.address = f"{server.host}:{server.port}"
     yield fake
     await server.close()

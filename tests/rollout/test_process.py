@@ -12,6 +12,7 @@ from aiohttp import web
 
 from configs import tiny
 from rlboost_jax import messages
+from rlboost_jax.manager.service.authority import server_tls
 from rlboost_jax.messages import (
     SICK_EXIT_CODE,
     Announce,
@@ -34,8 +35,9 @@ from rlboost_jax.providers.base import (
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.load import run_config, to_dict
-from rlboost_jax.weights.seal import sealed
+from rlboost_jax.weights.seal import read_seal_key, sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
+from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.system
@@ -75,15 +77,15 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
     run = run_config(config)
     params = jax.device_get(init_params(run.model, 0))
     store = SnapshotStore(tmp_path / "snapshots", dtype=run.weights.rollout_dtype, keep=2)
-    manifest = sealed(store.write(1, params, "d"), "secret")
+    make_run(tmp_path)
+    key = read_seal_key(tmp_path / "trainer")
+    manifest = sealed(store.write(1, params, "d"), key)
     poor = jax.tree.map(lambda leaf: leaf * np.nan, params)
-    broken = sealed(store.write(2, poor, "b"), "secret")
-    folder = tmp_path / "join"
-    folder.mkdir()
-    (folder / "token").write_text("secret")
+    broken = sealed(store.write(2, poor, "b"), key)
 
     async def scenario():
-        async with fakes.manager(PATIENCE_SECONDS) as manager:
+        tls = server_tls(tmp_path / "authority")
+        async with fakes.manager(PATIENCE_SECONDS, tls) as manager:
             manager.config = lambda: web.json_response({"run_id": "r", **to_dict(run)})
             manager.manifest = manifest
             rendezvous = Rendezvous(
@@ -91,7 +93,7 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
                 workdir=tmp_path,
                 address="nowhere:9",
                 local_address=manager.address,
-                join=folder,
+                join=tmp_path / "join",
             )
             provider = LocalProvider(rendezvous, price_per_hour=2.0)
             heard = provider.events()

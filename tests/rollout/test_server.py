@@ -9,23 +9,26 @@ from aiohttp import web
 
 from configs import tiny
 from rlboost_jax.engine.engine import Engine
+from rlboost_jax.manager.service.authority import server_tls
 from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.records import Trial, Verdict
 from rlboost_jax.rollout import server
 from rlboost_jax.settings.load import run_config, to_dict
+from tests.certificates import make_run
 
 
 @pytest.fixture
 def join(tmp_path):
-    (tmp_path / "token").write_text("secret\n")
-    return tmp_path
+    return make_run(tmp_path) / "join"
 
 
 def run(fakes, join, capsys, config, *options, address=None, host=HERE) -> str:
     """The only line of standard error of a server that gave up."""
 
     async def scenario():
-        async with fakes.manager() as manager:
+        authority = join.parent / "authority"
+        tls = server_tls(authority) if authority.exists() else None
+        async with fakes.manager(tls=tls) as manager:
             manager.config = config
             arguments = [f"--manager={address or manager.address}", f"--join={join}"]
             return await asyncio.to_thread(server.main, [*arguments, *options], host=host)

@@ -137,9 +137,6 @@ WRONG = [
         ["model.lora.targets", "experts", "o_proj"],
     ),
     ({"manager.lease_seconds": 2.5}, "2.5", ["manager.lease_seconds"]),
-    ({"manager.host": "0.0.0.0"}, "0.0.0.0", ["manager.host", "fleet.tls"]),
-    ({"manager.host": "10.1.2.3"}, "10.1.2.3", ["manager.host", "fleet.tls"]),
-    ({"manager.host": "node7.example"}, "node7.example", ["manager.host", "fleet.tls"]),
     ({"manager.renew_seconds": 1.0}, "1.0", ["manager.renew_seconds", "manager.lease_seconds"]),
     ({"manager.renew_seconds": 0.5}, "three renewals", ["manager.lease_seconds"]),
     ({"manager.progress_seconds": 1.4}, "1.4", ["manager.progress_seconds", "lease_seconds"]),
@@ -402,16 +399,6 @@ def test_a_folder_name_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     line = mistakes({"compile_cache_dir": str(tmp_path / "cache")})[0]
     assert "compile_cache_dir" in line and "is a file" in line
-
-
-@pytest.mark.parametrize(
-    ("host", "tls"),
-    [("localhost", False), ("127.0.0.7", False), ("::1", False), ("0.0.0.0", True), ("::", True)],
-)
-def test_other_hosts_need_tls_and_this_one_does_not(host: str, tls: bool) -> None:
-    config = base.get_config()
-    config.manager.host, config.fleet.tls = host, tls
-    assert run_config(config).manager.host == host
 
 
 def test_a_guard_of_the_kl_needs_the_model_it_is_taken_to():

@@ -24,7 +24,6 @@ SETTINGS = (
     "warmup.max_updates=12",
     "warmup.habit_updates=2",
     "evaluation.every_steps=0",
-    "fleet.tls=True",
     *PATIENT,
 )
 
@@ -206,7 +205,12 @@ def test_secrets_are_in_their_files_only(run):
     with run.at_a_standstill():
         pass  # servers have joined and worked
     folders = [run.workdir / name for name in ("join", "trainer", "authority")]
-    held = [path for folder in folders for path in folder.iterdir() if path.suffix != ".pem"]
+    held = [
+        path
+        for folder in folders
+        for path in folder.iterdir()
+        if path.suffix not in (".pem", ".pub")
+    ]
     secrets = [line for path in held for line in path.read_bytes().split(b"\n") if len(line) > 30]
     assert len(secrets) > len(held) >= 6
     commands = [command.encode() for command in run.processes().values()]
@@ -267,7 +271,7 @@ def test_a_manager_that_is_sent_away_is_replaced(run):
 def test_orphans_leave_by_themselves_and_an_interrupted_run_goes_on_with_the_same_bits(
     calm, tmp_path
 ):
-    soon = (*PATIENT, "fleet.orphan_seconds=5", "fleet.tls=True")
+    soon = (*PATIENT, "fleet.orphan_seconds=5")
     with running(tmp_path / "run", SEED, *soon) as run:
         with run.at_a_standstill(version=1):
             run.kill()

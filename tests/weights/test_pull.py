@@ -22,7 +22,7 @@ from rlboost_jax.weights.download import RETRIES, Retries
 from rlboost_jax.weights.pull import Puller, WeightsError, fetch, read_params
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.spool import Spool, lock_folder, new_folder, spooled
-from tests.endpoints import endpoint
+from tests.endpoints import SEAL, endpoint
 from tests.patience import PATIENCE_SECONDS
 
 AT_ONCE = Retries(first_backoff_seconds=0.0)
@@ -51,7 +51,7 @@ async def served(manifest: Manifest, *middlewares, token: str = "secret"):
 
 def remote(manifest: Manifest) -> Manifest:
     """The same manifest as seen from a host without the learner's disk."""
-    return sealed(msgspec.structs.replace(manifest, directory="/nowhere"), "secret")
+    return sealed(msgspec.structs.replace(manifest, directory="/nowhere"), SEAL)
 
 
 def assert_same(found, params):
@@ -104,7 +104,7 @@ def test_auto_falls_over_to_http(manifest, params, tmp_path):
 
     async def scenario():
         async with served(manifest) as (manager, _):
-            seen_here = sealed(msgspec.structs.replace(manifest, directory=str(copy)), "secret")
+            seen_here = sealed(msgspec.structs.replace(manifest, directory=str(copy)), SEAL)
             return await Puller(source="auto", manager=manager).pull(seen_here)
 
     assert_same(asyncio.run(scenario()).params, params)

@@ -1,19 +1,27 @@
 """Whose manifest it is."""
 
 import asyncio
-import hashlib
-import hmac
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from rlboost_jax import messages as m
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Puller
-from rlboost_jax.weights.seal import CONTEXT, check_seal, sealed
-from tests.endpoints import endpoint
+from rlboost_jax.weights.seal import (
+    CONTEXT,
+    SEAL_KEY,
+    check_seal,
+    prepare_seal,
+    public_of,
+    read_seal_key,
+    sealed,
+)
+from tests.endpoints import SEAL, endpoint
 
-TOKEN = "the servers' own"
+CHECK = public_of(SEAL)
+OTHER = Ed25519PrivateKey.from_private_bytes(bytes(32))
 MANIFEST = m.Manifest(
     version=7,
     directory="/run/snapshots/7",
@@ -26,18 +34,17 @@ MANIFEST = m.Manifest(
 )
 
 
-def test_it_is_an_hmac_of_what_travels() -> None:
+def test_it_is_a_signature_of_what_travels() -> None:
     content = msgspec.msgpack.encode({**msgspec.to_builtins(MANIFEST), "seal": ""})
-    key = hmac.new(TOKEN.encode(), CONTEXT, "sha256").digest()
-    by_hand = hmac.new(key, content, hashlib.sha256).hexdigest()
-    assert sealed(MANIFEST, TOKEN).seal == by_hand
+    seal = bytes.fromhex(sealed(MANIFEST, SEAL).seal)
+    SEAL.public_key().verify(seal, CONTEXT + content)  # raises InvalidSignature
 
 
 def test_it_survives_its_way() -> None:
-    frame = m.encode(m.Announce(manifest=sealed(MANIFEST, TOKEN)))
+    frame = m.encode(m.Announce(manifest=sealed(MANIFEST, SEAL)))
     announced = m.decode_to_server(frame)
     assert isinstance(announced, m.Announce)
-    check_seal(announced.manifest, TOKEN)
+    check_seal(announced.manifest, CHECK)
 
 
 @pytest.mark.parametrize(
@@ -57,20 +64,51 @@ def test_it_survives_its_way() -> None:
     ],
 )
 def test_nothing_can_be_changed(change: dict[str, object]) -> None:
-    changed = msgspec.structs.replace(sealed(MANIFEST, TOKEN), **change)
-    with pytest.raises(WeightsError, match="not sealed with this run's secret"):
-        check_seal(changed, TOKEN)
+    changed = msgspec.structs.replace(sealed(MANIFEST, SEAL), **change)
+    with pytest.raises(WeightsError, match="not sealed by this run's trainer"):
+        check_seal(changed, CHECK)
 
 
-@pytest.mark.parametrize("token", ["", "another", TOKEN + " "])
-def test_it_is_of_one_secret(token: str) -> None:
+@pytest.mark.parametrize("public", [b"", bytes(32), public_of(OTHER), CHECK + b" "])
+def test_it_is_of_one_key(public: bytes) -> None:
     with pytest.raises(WeightsError, match="version 7"):
-        check_seal(sealed(MANIFEST, token), TOKEN)
+        check_seal(sealed(MANIFEST, SEAL), public)
+    with pytest.raises(WeightsError, match="version 7"):
+        check_seal(sealed(MANIFEST, OTHER), CHECK)
+
+
+def test_what_servers_hold_seals_nothing(tmp_path) -> None:
+    """Their folder has no key, and the bytes that it has are not one that seals for the others."""
+    servers, trainer = tmp_path / "join", tmp_path / "trainer"
+    for folder in (servers, trainer):
+        folder.mkdir()
+    prepare_seal(trainer, [servers])
+    assert [path.name for path in servers.iterdir()] == ["seal.pub"]
+    held = bytes.fromhex((servers / "seal.pub").read_text())
+    forged = sealed(MANIFEST, Ed25519PrivateKey.from_private_bytes(held))
+    with pytest.raises(WeightsError, match="not sealed"):
+        check_seal(forged, held)
+    check_seal(sealed(MANIFEST, read_seal_key(trainer)), held)
+
+
+@pytest.mark.parametrize("damage", [None, "", "zz", "00"])
+def test_a_key_is_made_once_and_again_where_it_is_none(tmp_path, damage: str | None) -> None:
+    prepare_seal(tmp_path, [])
+    first = (tmp_path / SEAL_KEY).read_text()
+    if damage is not None:
+        (tmp_path / SEAL_KEY).write_text(damage)
+    prepare_seal(tmp_path, [])
+    assert ((tmp_path / SEAL_KEY).read_text() == first) is (damage is None)
+    assert (tmp_path / SEAL_KEY).stat().st_mode & 0o777 == 0o600
+    check_seal(
+        sealed(MANIFEST, read_seal_key(tmp_path)),
+        bytes.fromhex((tmp_path / "seal.pub").read_text()),
+    )
 
 
 def test_a_foreign_manifest_is_not_even_looked_for(manifest, tmp_path) -> None:
     nowhere = msgspec.structs.replace(manifest, directory=str(tmp_path / "nowhere"))
-    puller = Puller(source="directory", manager=endpoint("127.0.0.1:9", TOKEN), folder=tmp_path)
+    puller = Puller(source="directory", manager=endpoint("127.0.0.1:9"), folder=tmp_path)
     with pytest.raises(WeightsError, match="not sealed"):
         asyncio.run(puller.pull(nowhere))
     assert not any(tmp_path.glob("rlboost-*"))

@@ -21,6 +21,7 @@ from rlboost_jax.learner.preparation import prepared, programs, restore
 from rlboost_jax.learner.processes import orders
 from rlboost_jax.learner.processes.channel import Channel, PeerGone
 from rlboost_jax.learner.processes.digest import shared_digest
+from rlboost_jax.learner.processes.door import Key, knock, tls_of
 from rlboost_jax.learner.processes.leading import PURPOSES
 from rlboost_jax.learner.processes.watch import PeerEnded, Peers
 from rlboost_jax.learner.processes.world import (
@@ -161,14 +162,11 @@ def accept(world: World, workdir: Path, tell: Tell = tell_all) -> Leader:
         LeaderLost: it is not there.
     """
     word = tell(None)
-    channels = {}
+    tls, channels = tls_of(Key(**word["key"]), listens=False), {}
     try:
         for purpose in PURPOSES:
             address = (word["host"], word["port"])
-            connection = socket.create_connection(address, timeout=JOIN_SECONDS)
-            connection.settimeout(None)
-            channels[purpose] = Channel(connection)
-            channels[purpose].send([word["token"], world.index, purpose])
+            channels[purpose] = knock(address, tls, [purpose, world.index], float(JOIN_SECONDS))
     except OSError as error:
         where = f"{word['host']}:{word['port']}"
         raise LeaderLost(f"process 0 is not at {where}: {error}", exits.BROKEN) from error

@@ -6,11 +6,12 @@ Invariants:
 """
 
 import contextlib
-import hmac
 import ipaddress
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,6 +24,7 @@ from rlboost_jax import exits
 from rlboost_jax.learner.processes import orders
 from rlboost_jax.learner.processes.channel import Channel, PeerGone
 from rlboost_jax.learner.processes.digest import shared_digest
+from rlboost_jax.learner.processes.door import Door, new_key
 from rlboost_jax.learner.processes.watch import PeerEnded, Peers
 from rlboost_jax.learner.processes.world import ALONE, JOIN_SECONDS, Tell, World, tell_all
 from rlboost_jax.learner.stream.step_stream import Doubt
@@ -31,6 +33,7 @@ from rlboost_jax.messages import FileEntry
 from rlboost_jax.models.params import Params, params_digest
 from rlboost_jax.weights.shares import Read, shares_of
 
+BACKLOG: Final = 128  # of those who knock at once, strangers among them
 PURPOSES: Final = ("orders", "shares", "watch")  # of a follower's connections
 
 T = TypeVar("T")
@@ -142,15 +145,16 @@ def invite(world: World, workdir: Path, tell: Tell = tell_all) -> Followers:
     if world.count == 1:
         return Followers()
     host = world.coordinator.rpartition(":")[0].strip("[]") or socket.gethostname()
-    token = secrets.token_hex(16)
-    proof = workdir / f".seen-{token[:8]}"  # by all processes, or the folder is not shared
+    key = new_key()
+    proof = workdir / f".seen-{secrets.token_hex(4)}"  # by all processes, or it is not shared
     with contextlib.ExitStack() as stack:
         proof.touch()
         stack.callback(proof.unlink, missing_ok=True)
-        with socket.create_server((_listens_on(host), 0), backlog=3 * world.count) as server:
-            port = server.getsockname()[1]
-            tell({"host": host, "port": port, "token": token, "proof": proof.name})
-            channels = _accepted(server, world, token)
+        listener = socket.create_server((_listens_on(host), 0), backlog=BACKLOG)
+        port = listener.getsockname()[1]
+        with Door(listener, key) as door:
+            tell({"host": host, "port": port, "key": asdict(key), "proof": proof.name})
+            channels = _accepted(door, world)
         with contextlib.ExitStack() as failing:
             followers = failing.enter_context(Followers(world, channels))
             for channel in channels["orders"]:
@@ -159,28 +163,42 @@ def invite(world: World, workdir: Path, tell: Tell = tell_all) -> Followers:
     return followers
 
 
-def _accepted(server: socket.socket, world: World, token: str) -> dict[str, list[Channel]]:
-    server.settimeout(JOIN_SECONDS)
-    found: dict[tuple[str, int], Channel] = {}
+def _accepted(door: Door, world: World) -> dict[str, list[Channel]]:
+    """A connection of each follower for each purpose.
+
+    Raises:
+        FollowerLost: one did not come.
+    """
+    deadline = time.monotonic() + JOIN_SECONDS
     expected = [(purpose, index) for purpose in PURPOSES for index in range(1, world.count)]
+    found: dict[tuple[str, int], Channel] = {}
+    attempts: dict[tuple[str, int], int] = {}  # of these, the one that counts
     while len(found) < len(expected):
         try:
-            connection, _ = server.accept()
+            said, channel = door.arrived(deadline - time.monotonic())
         except TimeoutError:
+            for late in found.values():
+                late.close()
             raise FollowerLost(
                 f"{len(found) // len(PURPOSES)} of {world.count - 1} followers came in "
                 f"{JOIN_SECONDS} s"
             ) from None
-        connection.settimeout(JOIN_SECONDS)
-        channel = Channel(connection)
+        match said:
+            case [str() as purpose, int() as index, int() as attempt] if (
+                purpose,
+                index,
+            ) in expected and attempt > attempts.get((purpose, index), -1):
+                pass
+            case _:
+                channel.close()
+                continue
+        attempts[purpose, index] = attempt
+        if (former := found.pop((purpose, index), None)) is not None:
+            former.close()  # which did not hear that it was taken in
         try:
-            said, index, purpose = channel.receive()
-        except (PeerGone, ValueError, TypeError):  # somebody else who knocks at a port
-            said = ""
-        if not hmac.compare_digest(str(said).encode(), token.encode()):
-            channel.close()
-            continue
-        connection.settimeout(None)
+            channel.send(True)
+        except PeerGone:
+            continue  # it comes again
         found[purpose, index] = channel
     return {
         purpose: [found[purpose, index] for index in range(1, world.count)] for purpose in PURPOSES

@@ -5,7 +5,7 @@ follow its orders (`leading.py`, `following.py`), so that all run the same progr
 same order. Rollout servers are no part of this.
 
 Hosts of one trainer trust the network between them, as `jax.distributed` and the collectives of
-accelerators do: neither encrypts.
+accelerators do: neither encrypts. What we say over it ourselves is for who has the key (`door.py`).
 """
 
 import json
@@ -26,7 +26,7 @@ from rlboost_jax.settings.run import RunConfig
 HEARTBEAT_SECONDS: Final = 20
 JOIN_SECONDS: Final = 300  # for all processes to be there
 _CHOSEN: Final = ("attention", "experts")  # settings, by process 0 (`qualification/`)
-_WORD_BYTES: Final = 1024  # of what one process tells the others
+_WORD_BYTES: Final = 2048  # of what one process tells the others
 
 Tell = Callable[[dict[str, Any] | None], dict[str, Any]]
 

@@ -5,7 +5,7 @@ never leaves the work directory, so a server's host that falls into other hands 
 pass for the manager (its certificate says "client") nor for the trainer (it says "server").
 
 authority/   ca.key, ca.pem, manager.key, manager.pem
-join/        what a server's host needs: token, ca.pem, client.pem, client.key
+join/        what a server's host needs: ca.pem, client.pem, client.key
 trainer/     the same for the trainer
 """
 
@@ -25,7 +25,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rlboost_jax.credentials import (
     CA_FILE,
-    CERTIFICATES,
     CLIENT_CERTIFICATE,
     CLIENT_KEY,
     MANAGER_NAME,
@@ -78,12 +77,6 @@ def prepare(
             client = _certify(ca, role, now, ExtendedKeyUsageOID.CLIENT_AUTH)
             _write(paths[1], paths[0], client)
         _replace(folder / CA_FILE, _pem(ca.certificate))
-
-
-def remove(*folders: Path) -> None:
-    """No TLS in this run: let no client that reads these folders try it."""
-    for path in (folder / name for folder in folders for name in CERTIFICATES):
-        path.unlink(missing_ok=True)
 
 
 def server_tls(authority: Path) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""Who may ask: a bearer token and, with TLS, the certificate that it belongs to.
+"""Who may ask: a bearer token, and the certificate that it belongs to.
 
 There are two tokens, the servers' and the trainer's. The manager and its file server ask for
 the same.

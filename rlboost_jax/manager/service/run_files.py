@@ -2,7 +2,7 @@
 
 join/           all that a server's host needs to come in: copied there as it is
 trainer/        what the trainer comes in with; stays where it is
-authority/      with `fleet.tls`: the run's certificate authority and the manager's certificate
+authority/      the run's certificate authority and the manager's certificate
 manager.lock    locked while a manager works here
 manager.json    where it listens and which process it is; one that dies leaves it behind
 
@@ -22,6 +22,7 @@ import msgspec
 
 from rlboost_jax import processes
 from rlboost_jax.credentials import TOKEN_FILE
+from rlboost_jax.own_places import open_private
 from rlboost_jax.settings.errors import ConfigError
 
 ALREADY_MANAGED = 4  # exit code of a manager that finds another at work
@@ -118,7 +119,7 @@ def only_manager(workdir: Path) -> Iterator[None]:
     Raises:
         AlreadyManaged: another process holds it.
     """
-    with open(workdir / "manager.lock", "w") as file:
+    with open_private(workdir / "manager.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -56,6 +56,35 @@ def test_what_is_not_ours_is_refused(pair):
         there.receive()
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\x91" * 100_000,  # lists in lists
+        b"\xdd\xff\xff\xff\xff",  # a list of 4 billion, of which none follows
+        b"\xc1",
+        b"",
+        b"\xa2\xff\xfe",  # text that is no text
+        b"\xd4\x01x",  # an array of one byte
+        b"\xd4\x07x",  # an extension of nobody's
+        b"\xc7\x0a\x01\x93NUMPY\x01\x00\xff\xff",  # an array that ends in its header
+    ],
+)
+def test_what_cannot_be_decoded_is_told_by_one_exception(pair, frame):
+    here, there = pair
+    here._socket.sendall(len(frame).to_bytes(8, "big") + frame)
+    with pytest.raises(PeerGone, match="none of ours"):
+        there.receive()
+
+
+def test_a_frame_may_be_bounded_in_length_and_in_time(pair):
+    here, there = pair
+    here.send("x" * 300)
+    with pytest.raises(PeerGone, match="a frame of 303 bytes is none of ours"):
+        there.receive(most_bytes=256)
+    with pytest.raises(PeerGone, match="silent for too long"):
+        here.receive(seconds=0.0)
+
+
 def test_objects_are_never_unpickled(pair):
     here, _ = pair
     with pytest.raises(ValueError, match="allow_pickle"):

@@ -20,7 +20,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     server_token: str
     trainer_token: str
-    authority: str  # the folder with the manager's certificate; "": no TLS
+    authority: str  # the folder with the manager's certificate; "": no TLS, within tests
 
 
 class Serve(msgspec.Struct, frozen=True, kw_only=True, tag=True):

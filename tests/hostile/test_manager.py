@@ -1,0 +1,146 @@
+"""What another user gets of a living manager and of a run's folder: nothing."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs import tiny
+from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.manager.service.run_files import ManagerRecord, read_record
+from rlboost_jax.settings.load import run_config, write_run_config
+from tests.certificates import make_run
+from tests.hostile.nobody import NOBODY, done, needs_root, reachable
+
+pytestmark = needs_root
+
+# A manager, its file server, and the folder as it is while they live.
+Living = tuple[Path, ManagerRecord]
+
+
+@pytest.fixture(scope="module")
+def living() -> Iterator[Living]:
+    config = tiny.get_config()
+    config.fleet.provider = "none"
+    with reachable() as workdir:
+        write_run_config(workdir / "config.json", run_config(config), "run")
+        process = ManagerProcess(workdir, "run")
+        process.locate()
+        record = read_record(workdir)
+        assert record is not None
+        yield workdir, record
+        process.dismiss()
+
+
+def secrets(workdir: Path) -> list[bytes]:
+    """Tokens, keys of certificates by their lines, and the seal's key."""
+    held = [*workdir.glob("*/token"), *workdir.rglob("*.key")]
+    assert len(held) == 7, held
+    lines = [line for path in held for line in path.read_bytes().splitlines()]
+    return [line for line in lines if len(line) > 30 and b"PRIVATE KEY" not in line]
+
+
+def test_what_lies_in_the_folder_opens_nothing(living: Living) -> None:
+    """Everything there that others may read, and all that may be listed."""
+    workdir, _ = living
+    got = done(
+        """
+for folder, folders, files in os.walk(sys.argv[1]):
+    for name in files:
+        try:
+            print(open(os.path.join(folder, name), "rb").read().hex())
+        except OSError:
+            pass
+""",
+        workdir,
+    )
+    seen = bytes.fromhex(got.replace("\n", ""))
+    assert b'"run_id"' in seen, "it saw nothing at all, so nothing was shown"
+    assert not any(secret in seen for secret in secrets(workdir))
+
+
+@pytest.mark.parametrize("name", ["cmdline", "environ", "mem", "maps", "fd", "task"])
+def test_what_the_system_shows_of_a_process_opens_nothing(living: Living, name: str) -> None:
+    workdir, record = living
+    got = done(
+        """
+place = f"/proc/{sys.argv[1]}/{sys.argv[2]}"
+try:
+    if os.path.isdir(place):
+        for entry in os.listdir(place):
+            print(os.readlink(f"{place}/{entry}").encode().hex() if sys.argv[2] == "fd" else "")
+    else:
+        print(open(place, "rb").read(2**20).hex())
+except OSError:
+    pass
+""",
+        record.pid,
+        name,
+    )
+    seen = bytes.fromhex(got.replace("\n", ""))
+    assert not any(secret in seen for secret in secrets(workdir))
+    assert seen == b"" or name == "cmdline"
+
+
+def test_no_rights_over_a_process(living: Living) -> None:
+    _, record = living
+    assert (
+        done(
+            """
+pid = int(sys.argv[1])
+libc = ctypes.CDLL(None, use_errno=True)
+for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP):
+    try:
+        os.kill(pid, number)
+        print("signalled")
+    except PermissionError:
+        pass
+if libc.ptrace(16, pid, None, None) == 0:  # PTRACE_ATTACH
+    print("traced")
+""",
+            record.pid,
+        )
+        == ""
+    )
+
+
+CALL = """
+def call(port, context, request):
+    # What comes back, whether in plain or in TLS.
+    try:
+        with socket.create_connection(("127.0.0.1", port), 30) as plain:
+            with (context.wrap_socket(plain) if context else plain) as caller:
+                caller.sendall(request)
+                return caller.recv(65536)
+    except OSError:
+        return b""
+
+request = b"GET /config HTTP/1.1\\r\\nHost: h\\r\\nAuthorization: Bearer guess\\r\\n\\r\\n"
+"""
+
+
+@pytest.mark.parametrize("port", ["port", "weights_port"])
+@pytest.mark.parametrize("shown", ["in plain", "no certificate", "a certificate of another run"])
+def test_a_port_says_nothing(living: Living, port: str, shown: str) -> None:
+    """Not even that there is HTTP, to who is not of the run."""
+    _, record = living
+    with reachable() as folder:
+        own = make_run(folder / "attacker") / "join"
+        for path in (own, *own.iterdir()):
+            os.chown(path, NOBODY, NOBODY)
+        got = done(
+            CALL
+            + """
+context = None
+if sys.argv[2] != "in plain":
+    context = ssl._create_unverified_context()
+if sys.argv[2] == "a certificate of another run":
+    context.load_cert_chain(sys.argv[3] + "/client.pem", sys.argv[3] + "/client.key")
+print(call(int(sys.argv[1]), context, request))
+""",
+            getattr(record, port),
+            shown,
+            own,
+        )
+    assert "HTTP" not in got
