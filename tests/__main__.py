@@ -260,6 +260,7 @@ def main(
     began = time.monotonic()
     session, before = session or uuid.uuid4().hex, files_of_checkout(root)
     folder = Path(tempfile.mkdtemp(prefix="rlboost-tests-", dir=temporary))
+    folder.chmod(0o711)  # a test that acts as another user passes through it
     environment = {
         **os.environ,
         MARK: session,

@@ -59,7 +59,7 @@ def workdir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def manager(workdir: Path) -> Iterator[ManagerProcess]:
-    process = ManagerProcess(workdir, "run")
+    process = ManagerProcess(workdir, "run", answer_seconds=PATIENCE_SECONDS)
     yield process
     process.dismiss()
 

@@ -12,6 +12,7 @@ from rlboost_jax.manager.service.run_files import ManagerRecord, read_record
 from rlboost_jax.settings.load import run_config, write_run_config
 from tests.certificates import make_run
 from tests.hostile.nobody import NOBODY, done, needs_root, reachable
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = needs_root
 
@@ -25,7 +26,7 @@ def living() -> Iterator[Living]:
     config.fleet.provider = "none"
     with reachable() as workdir:
         write_run_config(workdir / "config.json", run_config(config), "run")
-        process = ManagerProcess(workdir, "run")
+        process = ManagerProcess(workdir, "run", answer_seconds=PATIENCE_SECONDS)
         process.locate()
         record = read_record(workdir)
         assert record is not None
