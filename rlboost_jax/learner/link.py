@@ -1,12 +1,11 @@
 """The trainer's stream to the manager: messages out, finished rollouts in.
 
-An asyncio loop in a thread of its own holds the socket; the training loop stays plain
-blocking code. A broken stream is dialled again; what the manager must know to go on
-(`TrainerHello`, the newest `Publish` or, with a lag, those of all versions that are still needed,
-the `BeginBatch` of each open batch and what extended it) is said again, so that neither a
-restarted manager nor a cut connection loses a batch. Rollouts may
-then arrive twice: the receiver of `receive()` drops those it has. What the manager refuses is
-not said again: it ends the run with the manager's reason.
+An asyncio loop in a thread of its own holds the socket; the training loop stays plain blocking
+code. A broken stream is dialled again; what the manager must know to go on (`TrainerHello`, the
+newest `Publish` or, with a lag, those of all versions that are still needed, the `BeginBatch` of
+each open batch and what extended it) is said again, so that neither a restarted manager nor a cut
+connection loses a batch. Rollouts may then arrive twice: the receiver of `receive()` drops those it
+has. What the manager refuses is not said again: it ends the run with the manager's reason.
 """
 
 import asyncio
@@ -104,7 +103,8 @@ class ManagerLink:
         """
         self._thread, self._locate = thread, locate
         self._answer_seconds, self._most_bytes = answer_seconds, most_bytes
-        self._inbox: queue.SimpleQueue[messages.ToTrainer | Exception | None] = queue.SimpleQueue()
+        # Python 3.11 never ends a SimpleQueue's `get` whose time is over before it has looked.
+        self._inbox: queue.Queue[messages.ToTrainer | Exception | None] = queue.Queue()
         self._outbox: asyncio.Queue[messages.TrainerMessage] = asyncio.Queue()
         self._publishes: deque[messages.Publish] = deque(maxlen=versions)
         self._open: dict[Batch, messages.BeginBatch] = {}
