@@ -26,7 +26,6 @@ class OpenBatch:
         version: that samples it.
         intake: takes what arrives for it, whichever batch is trained on.
         measurement: what rides on it, if anything does.
-        answers: to its responses whose turn is over.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class OpenBatch:
             awaited=measurement,
         )
         self._prompts = self._prompts_at(self.stream.begin())
-        self.answers = Answers(batch, session.environment, session.link.answer)
+        answers = Answers(batch, session.environment, session.link.answer)
         session.link.begin_batch(
             messages.BeginBatch(
                 batch=batch,
@@ -68,7 +67,7 @@ class OpenBatch:
                 group_size=run.algorithm.group_size,
                 sampling=sampling,
                 prompts=_requests(self._prompts, 0),
-                turns=self.answers.turns,
+                turns=answers.turns,
             )
         )
         for extension in measurement.extensions() if measurement else ():
@@ -83,7 +82,7 @@ class OpenBatch:
             estimate=session.learner.estimates.of_group,
             routing=session.learner.policy.routing,
         )
-        self.intake = Intake(self.stream, self.collector, measurement, self.answers)
+        self.intake = Intake(self.stream, self.collector, measurement, answers)
 
     def extend(self, places: range) -> None:
         """Have more prompts generated, named by their places from the cursor."""

@@ -3,6 +3,7 @@
 With a lag of 1, batches 0 and 1 are sampled from version 0, batch 2 from version 1, and so on.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, ServerGone, TrainerGone
 from rlboost_jax.manager.limits import MAX_OPEN_BATCHES
-from rlboost_jax.manager.reducer import batch_checks
+from rlboost_jax.manager.reducer import batch_checks, directions
 from rlboost_jax.manager.settings import Settings
 from tests.manager import fakes
 from tests.manager.desk import RESERVED, TRAINER, Desk, trained
@@ -329,7 +330,7 @@ def test_who_goes_back_is_paid_for_again() -> None:
     assert dollars(0) == pytest.approx(1.0)
 
 
-def test_the_trainers_engine_is_told_what_to_hold() -> None:
+def test_what_the_trainers_engine_holds_is_announced() -> None:
     """Without a lag the trainer hands it each version."""
     for lag, announced in ((0, []), (1, [0])):
         desk = Desk(settings(deterministic=False, lag=lag))
@@ -480,3 +481,13 @@ def test_the_last_responses_of_a_batch_are_gathered_where_the_next_has_work(slot
         assert [r.work for r in desk.requests(A)] == [r.work for r in held[B]]
         desk.server(B, ready(1))
         assert [r.work.batch for r in desk.requests(B)] == [2, 2]
+
+
+def test_an_instance_counts_for_the_oldest_batch_that_it_has_rollouts_of() -> None:
+    """Whichever it was given first: what it still gives back may be of a newer one."""
+    older, newer = object(), object()
+    held = {1: SimpleNamespace(batch=newer), 2: SimpleNamespace(batch=older)}
+    parameters = SimpleNamespace(announced=manifest(0, "d"))
+    instance: Any = SimpleNamespace(held=held, parameters=parameters, slots=2, reserved=False)
+    places: Any = {older: 0, newer: 1}
+    assert directions._holder(instance, places, [0, 1]).holds == 0

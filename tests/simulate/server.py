@@ -85,7 +85,7 @@ class Server:
     Args:
         world: what `tests.simulate.world.World` is.
         nonce: that the manager asked for; "" if the server was started by hand.
-        reserved: the trainer's own engine: it is handed its weights, or with a lag told of them.
+        reserved: the trainer's own engine: it is handed its weights, or with a lag announced them.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Server:
         self._gone = False  # the stream has ended and the manager knows
         self._missed: list[Callable[[], None]] = []
         self.version, self.digest = -1, ""
-        self._ahead: m.Manifest | None = None  # that it was told to pull beforehand
+        self._ahead: m.Manifest | None = None  # that it was to pull beforehand
         world.servers.append(self)
 
     def connect(self) -> None:

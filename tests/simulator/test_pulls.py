@@ -1,4 +1,4 @@
-"""Simulated weights on their way, against seconds that can be told beforehand."""
+"""Simulated weights on their way, against seconds that are known beforehand."""
 
 from types import SimpleNamespace
 from typing import Any

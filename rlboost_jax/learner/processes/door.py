@@ -204,7 +204,7 @@ def knock(
                 channel = Channel(tls.wrap_socket(connection, server_hostname=NAME))
                 channel.send([*word, attempt])
                 channel.receive(seconds=left, most_bytes=FIRST_BYTES)
-            except BaseException:
+            except BaseException:  # whatever it was, it goes on upwards
                 connection.close()
                 raise
             return channel

@@ -143,7 +143,7 @@ class Instance:
         self._watcher = None
 
     def prefetch(self, manifest: Manifest) -> bool:
-        """A version is to be fetched beforehand; whether it has to be told so."""
+        """A version is to be fetched beforehand; whether a message has to say so."""
         parameters = self.parameters
         if manifest in (parameters.prefetched, parameters.announced):
             return False

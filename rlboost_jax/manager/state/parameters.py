@@ -10,7 +10,7 @@ class Parameters:
         announced: the newest version that was announced to it; None: none was.
         version: that it holds; None: none yet.
         digest: of the parameters it holds; "" once others were announced.
-        prefetched: that it was told to fetch beforehand; None: none.
+        prefetched: that it was to fetch beforehand; None: none.
     """
 
     __slots__ = ("_paid_version", "announced", "digest", "prefetched", "version")
