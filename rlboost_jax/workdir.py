@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from rlboost_jax.durable import PART
 from rlboost_jax.own_places import open_private, own_folder
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.load import (
@@ -33,6 +34,8 @@ from rlboost_jax.settings.load import (
     write_run_config,
 )
 from rlboost_jax.settings.run import RunConfig
+
+CONFIG_PART = "config.json" + PART
 
 
 class WorkdirUnusable(Mistake, RuntimeError):
@@ -92,7 +95,7 @@ class Workdir:
     def _check_config(self) -> None:
         if not (self.path / "config.json").exists():
             names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else set()
-            others = names - {"lock", "config.part"}  # left by one that was killed at its start
+            others = names - {"lock", CONFIG_PART}  # left by one that was killed at its start
             if others:
                 raise WorkdirUnusable(
                     f"{self.path} holds {len(others)} files and no config.json, so it is not a "

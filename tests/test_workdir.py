@@ -11,7 +11,7 @@ from rlboost_jax.workdir import Workdir, WorkdirUnusable, is_held
 RUN = run_config(tiny.get_config())
 
 
-@pytest.mark.parametrize("left", [(), ("lock",), ("config.part",), ("lock", "config.part")])
+@pytest.mark.parametrize("left", [[], ["lock"], ["config.json.part"], ["lock", "config.json.part"]])
 def test_what_a_start_that_was_killed_has_left_is_no_obstacle(tmp_path, left):
     for name in left:
         (tmp_path / name).write_text('{"run_id": "ha')

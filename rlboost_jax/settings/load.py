@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from rlboost_jax import durable
 from rlboost_jax.settings.errors import ConfigError, suggestion
 from rlboost_jax.settings.presets import resolved
 from rlboost_jax.settings.renamed import successor, without_retired
@@ -154,11 +155,9 @@ def read_run_id(path: str | Path) -> str:
 
 
 def write_run_config(path: str | Path, config: RunConfig, run_id: str) -> None:
-    """Write `config.json` in one piece: a reader never sees half of it."""
-    path = _file(path)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"run_id": run_id, **to_dict(config)}, indent=2) + "\n")
-    part.replace(path)
+    """Write `config.json` durably, in one piece: a reader never sees half of it."""
+    values = {"run_id": run_id, **to_dict(config)}
+    durable.write(_file(path), (json.dumps(values, indent=2) + "\n").encode())
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:

@@ -1,0 +1,68 @@
+"""Files that are whole after a power cut: what is in place is what was written.
+
+Until a file and the folder that names it have been forced to the device, a power cut may take
+either: the name, or what is in the file while its name stays. So a file is written beside its
+place, forced, renamed, and then its folder is forced. A crash at any instruction leaves the file
+of before or the new one.
+
+All of it can take long (20 ms and more a file on a disk, seconds on a full one), so nothing here
+is called on the critical path of a step.
+"""
+
+import errno
+import os
+from pathlib import Path
+
+PART = ".part"  # ends the name of what is not in place yet
+
+
+def write(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Put a file in its place, durably; a reader sees the one before or all of this.
+
+    Args:
+        mode: of the file, less the umask.
+
+    Raises:
+        OSError: nothing was put in place, or (of the folder's sync) it may not last.
+    """
+    part = path.with_name(path.name + PART)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(part, flags, mode)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+    replace(part, path)
+
+
+def replace(part: Path, path: Path) -> None:
+    """Rename a file or folder, whose own bytes are on the device already, and have that last."""
+    part.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder last: what was made, renamed or removed there."""
+    try:
+        _sync(folder, os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has no sync of folders
+            raise
+
+
+def sync_tree(folder: Path) -> None:
+    """Have all that is in a folder last, and the folder's own name."""
+    for place, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            if not os.path.islink(os.path.join(place, name)):
+                _sync(Path(place, name))
+        sync_folder(Path(place))
+    sync_folder(folder.parent)
+
+
+def _sync(path: Path, flags: int = 0) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
