@@ -141,6 +141,15 @@ static int of_descriptor(int descriptor, char *found) {
   return inside(found) && (length < 10 || strcmp(found + length - 10, " (deleted)") != 0);
 }
 
+/* With the lock in hand, which other names it may have had before. */
+static int hold_for(int descriptor, char *found) {
+  if (!of_descriptor(descriptor, found)) return 0;
+  hold();
+  if (of_descriptor(descriptor, found)) return 1;
+  let_go();
+  return 0;
+}
+
 static void note(int kind, const char *path, const char *other, uint64_t offset, uint64_t length,
                  const struct iovec *parts, int count) {
   int kept = errno;
@@ -262,8 +271,7 @@ void *mmap64(void *address, size_t length, int protection, int flags, int descri
 
 static ssize_t written(int descriptor, const struct iovec *parts, int count, off_t at, int has_at) {
   char found[PATH_MAX];
-  int ours = of_descriptor(descriptor, found);
-  if (ours) hold();
+  int ours = hold_for(descriptor, found);
   ssize_t done = has_at ? syscall(SYS_pwritev, descriptor, parts, count, (long)at, 0L)
                         : syscall(SYS_writev, descriptor, parts, count);
   if (ours) {
@@ -302,8 +310,7 @@ ssize_t pwritev64(int descriptor, const struct iovec *parts, int count, off64_t 
 
 static int truncated(int descriptor, off_t size) {
   char found[PATH_MAX];
-  if (!of_descriptor(descriptor, found)) return syscall(SYS_ftruncate, descriptor, size);
-  hold();
+  if (!hold_for(descriptor, found)) return syscall(SYS_ftruncate, descriptor, size);
   int result = syscall(SYS_ftruncate, descriptor, size);
   if (result == 0) note(TRUNCATE, found, NULL, size, 0, NULL, 0);
   let_go();
@@ -419,7 +426,7 @@ static int synced(int descriptor, long number) {
     struct timespec pause = {sync_ms / 1000, sync_ms % 1000 * 1000000};
     syscall(SYS_nanosleep, &pause, NULL);
   }
-  hold();
+  if (!hold_for(descriptor, found)) return syscall(number, descriptor);
   int result = syscall(number, descriptor);
   if (result == 0) note(number == SYS_syncfs ? SYNC_ALL : SYNC, found, NULL, 0, 0, NULL, 0);
   let_go();
