@@ -176,6 +176,8 @@ def _history(recording: Recording) -> History:
     kinds = Counter(operation.kind.name.lower() for operation in operations)
     print(f"{len(operations)} operations:", ", ".join(f"{n} {k}" for k, n in kinds.most_common()))
     assert _same(history.end(), recording.root), "something was written that is not recorded"
+    if waited := history.waited_for():
+        raise Failed(f"{len(waited)} syncs that steps wait for, the first of {waited[0].path}")
     return history
 
 

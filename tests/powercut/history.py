@@ -100,6 +100,20 @@ class History:
             disk.apply(operation)
         return disk.now()
 
+    def waited_for(self) -> list[Operation]:
+        """Syncs by threads that a step waits for, from the first batch to the last one: the main
+        threads of trainer and manager, and those that write journals, versions and rows."""
+        journals = [n for n, o in enumerate(self._operations) if self._inside(o, "journal/")]
+        writes = [n for n in journals if self._operations[n].kind is Kind.WRITE]
+        steps = self._operations[writes[0] : writes[-1]]
+        waited = ("journal/", "snapshots/", "metrics.jsonl", "samples.jsonl")
+        busy = {o.thread for o in steps if o.kind is Kind.WRITE and self._inside(o, *waited)}
+        syncs = [o for o in steps if o.kind in (Kind.SYNC, Kind.SYNC_ALL)]
+        return [o for o in syncs if o.thread == o.pid or o.thread in busy]
+
+    def _inside(self, operation: Operation, *places: str) -> bool:
+        return operation.path.startswith(tuple(self._prefix + place for place in places))
+
     def _notice(
         self,
         operation: Operation,

@@ -76,7 +76,7 @@ def test_what_was_not_synced_may_be_lost_and_what_was_may_not() -> None:
     disk = Disk("/d")
 
     def do(kind: Kind, path: str, other: str = "", data: bytes = b"") -> None:
-        disk.apply(Operation(kind, 1, path, other, 0, data))
+        disk.apply(Operation(kind, 1, 1, path, other, 0, data))
 
     rng = random.Random(0)
     do(Kind.CREATE, "/d/a.part")
