@@ -101,15 +101,17 @@ class History:
         return disk.now()
 
     def waited_for(self) -> list[Operation]:
-        """Syncs by threads that a step waits for, from the first batch to the last one: the main
-        threads of trainer and manager, and those that write journals, versions and rows."""
-        journals = [n for n, o in enumerate(self._operations) if self._inside(o, "journal/")]
-        writes = [n for n in journals if self._operations[n].kind is Kind.WRITE]
-        steps = self._operations[writes[0] : writes[-1]]
-        waited = ("journal/", "snapshots/", "metrics.jsonl", "samples.jsonl")
+        """Syncs that a step waits for, from the first batch to the last row: of versions, and by
+        the main threads of trainer and manager and those that write journals and rows."""
+        writes = [(n, o) for n, o in enumerate(self._operations) if o.kind is Kind.WRITE]
+        begun = next(n for n, o in writes if self._inside(o, "journal/"))
+        done = next(n for n, o in reversed(writes) if self._inside(o, "metrics.jsonl"))
+        steps = self._operations[begun:done]
+        waited = ("journal/", "metrics.jsonl", "samples.jsonl")
         busy = {o.thread for o in steps if o.kind is Kind.WRITE and self._inside(o, *waited)}
         syncs = [o for o in steps if o.kind in (Kind.SYNC, Kind.SYNC_ALL)]
-        return [o for o in syncs if o.thread == o.pid or o.thread in busy]
+        busy |= {o.pid for o in syncs}  # their main threads
+        return [o for o in syncs if o.thread in busy or self._inside(o, "snapshots/")]
 
     def _inside(self, operation: Operation, *places: str) -> bool:
         return operation.path.startswith(tuple(self._prefix + place for place in places))

@@ -14,7 +14,7 @@ from rlboost_jax.manager.service.journal_files import Journal
 from tests.manager.fakes import RUN, begin_batch
 from tests.patience import PATIENCE_SECONDS
 from tests.powercut.disk import LOSSES, Disk, Tree, write_tree
-from tests.powercut.history import Cut, Promise, broken
+from tests.powercut.history import Cut, History, Promise, broken
 from tests.powercut.operations import Kind, Operation, read_log
 from tests.powercut.recording import Recording, prepare
 
@@ -268,6 +268,20 @@ def test_names_and_money_outlive_the_journals_that_said_them(
         assert max(kept, default=-1) >= len(removed) - 1, number
         shutil.rmtree(folder)
     assert len(removed) == 3
+
+
+def test_a_sync_that_a_step_waits_for_is_noticed() -> None:
+    def write(thread: int, path: str) -> Operation:
+        return Operation(Kind.WRITE, 1, thread, f"/d/run/{path}", "", 0, b"")
+
+    def sync(thread: int, path: str) -> Operation:
+        return Operation(Kind.SYNC, 1, thread, f"/d/run/{path}", "", 0, b"")
+
+    step = [write(2, "journal/1"), write(1, "metrics.jsonl"), write(3, "checkpoints/1/d")]
+    aside = [sync(3, "checkpoints/1/d"), sync(3, "metrics.jsonl")]
+    assert History([*step, *aside, *step], Path("/d")).waited_for() == []
+    for late in (sync(1, "checkpoints/1/d"), sync(2, "journal/1"), sync(4, "snapshots/1/a")):
+        assert History([*step, late, *step], Path("/d")).waited_for() == [late]
 
 
 def test_a_cut_that_loses_what_was_promised_is_noticed() -> None:
