@@ -1,7 +1,8 @@
 """The local provider's own notes: which process an instance is, for the next manager to find.
 
 `<workdir>/servers/<name>` is one JSON object: nonce, process id and that process's start time.
-Ids are used again by the system; with the start time they mean one process for good.
+Ids are used again by the system; with the start time they mean one process for good. Nothing is
+synced: a power cut ends the processes that the notes are of.
 """
 
 import contextlib
