@@ -41,17 +41,18 @@ class Recording:
             file.write(milliseconds.to_bytes(4, sys.byteorder))
 
 
-def prepare(folder: Path) -> Recording:
+def prepare(folder: Path, library: Path | None = None) -> Recording:
     """
     Args:
         folder: new; everything is put there.
+        library: what `recorder` built before; left out: it is built there.
     """
     root, log, lock = folder.resolve() / "disk", folder.resolve() / "log", folder.resolve() / "lock"
     root.mkdir(parents=True)
     log.touch()
     lock.write_bytes(bytes(4096))
     environment = {
-        "LD_PRELOAD": str(recorder(folder.resolve())),
+        "LD_PRELOAD": str(library or recorder(folder.resolve())),
         "POWERCUT_ROOT": str(root),
         "POWERCUT_LOG": str(log),
         "POWERCUT_LOCK": str(lock),

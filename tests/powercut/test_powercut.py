@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_SECONDS
 from tests.powercut.disk import LOSSES, Disk, Tree, write_tree
 from tests.powercut.history import Cut, History, Promise, broken
 from tests.powercut.operations import Kind, Operation, read_log
-from tests.powercut.recording import Recording, prepare
+from tests.powercut.recording import Recording, prepare, recorder
 
 ROOT = Path(__file__).parents[2]
 DRAWS = 3  # of what chance decides, at each moment
@@ -30,8 +30,10 @@ pytestmark = pytest.mark.skipif(
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Recording]:
     """Has a process of its own carry out Python statements, with `root` as a folder."""
 
+    library = recorder(tmp_path_factory.mktemp("recorder"))
+
     def record(statements: str) -> Recording:
-        recording = prepare(tmp_path_factory.mktemp("cut") / "recording")
+        recording = prepare(tmp_path_factory.mktemp("cut") / "recording", library)
         program = f"from pathlib import Path\nroot = Path({str(recording.root)!r})\n{statements}"
         subprocess.run(
             [sys.executable, "-c", program],
