@@ -147,7 +147,7 @@ class Opening:
                 on_durable=lambda step: link.committed(Batch(step - 1)) if step else None,
             )
         )
-        restored = restore(run, policy, critic, checkpoints)
+        restored = restore(run, policy, critic, checkpoints, self._world, console.note)
         extra = restored[1] if restored else {}
         first = checkpoints.latest() or 0
         trackers = self._trackers(first)

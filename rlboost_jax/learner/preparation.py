@@ -1,6 +1,7 @@
 """What every process of a trainer does before the first step: programs, state, reference model."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +14,9 @@ from rlboost_jax.data.tasks import get_task
 from rlboost_jax.learner.base import kept_base
 from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.fallback import newest_sound
 from rlboost_jax.learner.packing import batch_shapes
+from rlboost_jax.learner.processes.world import World
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import TrainState, abstract_state, init_state
@@ -109,16 +112,27 @@ def prepared(
 
 
 def restore(
-    run: RunConfig, policy: PolicyPrograms, critic: CriticPrograms | None, checkpoints: Checkpoints
+    run: RunConfig,
+    policy: PolicyPrograms,
+    critic: CriticPrograms | None,
+    checkpoints: Checkpoints,
+    world: World,
+    note: Callable[[str], None],
 ) -> tuple[TrainState, dict[str, Any]] | None:
-    """The newest checkpoint; None at the first start."""
-    newest = checkpoints.latest()
-    if newest is None:
-        return None
+    """The newest sound checkpoint; None at the first start.
+
+    Every process of a trainer does this at the same point.
+
+    Args:
+        note: is told of those that are not sound.
+
+    Raises:
+        CheckpointBroken: none is.
+    """
     abstract = _abstract(run, policy)
     if critic is not None:
         abstract = replace(abstract, critic=critic.abstract())
-    return checkpoints.restore(newest, abstract)
+    return newest_sound(checkpoints, abstract, world, note)
 
 
 def _abstract(run: RunConfig, policy: PolicyPrograms) -> TrainState:
