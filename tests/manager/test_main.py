@@ -24,7 +24,13 @@ from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.manager.service.run_files import ALREADY_MANAGED
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.processes import start_time
-from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.settings.for_servers import for_servers
+from rlboost_jax.settings.load import (
+    read_run_config,
+    run_config,
+    run_config_from_dict,
+    write_run_config,
+)
 from tests.manager.fakes import hello
 from tests.patience import PATIENCE_SECONDS
 
@@ -89,7 +95,8 @@ def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> 
         async with aiohttp.ClientSession() as session:
             asked = session.get(mine.url("/config"), headers=mine.headers, ssl=mine.tls)
             async with asked as answer:
-                assert await answer.json() == json.loads((workdir / "config.json").read_text())
+                told = run_config_from_dict(await answer.json())
+                assert told == for_servers(read_run_config(workdir))
             server = await session.ws_connect(
                 mine.url("/instance"), headers=mine.headers, ssl=mine.tls
             )

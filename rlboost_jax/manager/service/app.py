@@ -68,7 +68,7 @@ def make_app(
 ) -> web.Application:
     """
     Args:
-        config: the resolved configuration as JSON, for servers.
+        config: what servers are told of the run's settings, as JSON.
         snapshots: the folder in which all that the trainer publishes lies.
         server_frame_bytes: the longest frame taken from a server.
         route_bytes: that come with each token of one.
