@@ -13,7 +13,7 @@ slow start, congestion avoidance and the window after a loss, RFC 8985 (RACK) fo
 lost: those sent a quarter of a round trip before one that arrived, and for the probe that comes
 before the first time-out (7.2). Left out: F-RTO, delayed acknowledgements, and CUBIC's or BBR's
 larger windows.
-`python -m tests.lines.kernel` compares with a kernel's own TCP.
+`python -m benchmarks.lines.kernel` compares with a kernel's own TCP.
 """
 
 import heapq
@@ -330,6 +330,4 @@ class Flow:
             self._deliver(data)
         at = self._back.arrival(HEADER_BYTES, now)
         if at is not None:
-            self._clock.call_at(
-                at, self._acknowledged, self._next, segment.number, sent_at, tries
-            )
+            self._clock.call_at(at, self._acknowledged, self._next, segment.number, sent_at, tries)
