@@ -41,7 +41,8 @@ def keep_origin(workdir: Path, source: str) -> None:
     if before is not None and before.get("weights") != digest:
         raise OriginChanged(
             f"model.source is {source!r}, whose weights are not those of {before.get('source')!r} "
-            f"that the run in {workdir} began with; name a copy of these, or choose another --workdir"
+            f"that the run in {workdir} began with; name a copy of these, or choose another "
+            "--workdir"
         )
     values = {"source": source, "weights": digest}
     durable.write(path, (json.dumps(values, indent=2) + "\n").encode())
