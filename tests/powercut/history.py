@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -99,6 +100,22 @@ class History:
             disk.apply(operation)
         return disk.now()
 
+    def waited_for(self) -> list[Operation]:
+        """Syncs that a step waits for, from the first batch to the last row: of versions, and by
+        the main threads of trainer and manager and those that write journals and rows."""
+        writes = [(n, o) for n, o in enumerate(self._operations) if o.kind is Kind.WRITE]
+        begun = next(n for n, o in writes if self._inside(o, "journal/"))
+        done = next(n for n, o in reversed(writes) if self._inside(o, "metrics.jsonl"))
+        steps = self._operations[begun:done]
+        waited = ("journal/", "metrics.jsonl", "samples.jsonl")
+        busy = {o.thread for o in steps if o.kind is Kind.WRITE and self._inside(o, *waited)}
+        syncs = [o for o in steps if o.kind in (Kind.SYNC, Kind.SYNC_ALL)]
+        busy |= {o.pid for o in syncs}  # their main threads
+        return [o for o in syncs if o.thread in busy or self._inside(o, "snapshots/")]
+
+    def _inside(self, operation: Operation, *places: str) -> bool:
+        return operation.path.startswith(tuple(self._prefix + place for place in places))
+
     def _notice(
         self,
         operation: Operation,
@@ -187,6 +204,28 @@ def digest(tree: Tree) -> str:
             data = data[: read_segment(data).good_bytes]
         found.update(f"{name} {len(data)}\n".encode() + data)
     return found.hexdigest()
+
+
+def likeness(tree: Tree) -> str:
+    """What a disk is like: which files are there, whole, empty or neither, and what of journals
+    and rows. A start goes the same way for two that are alike."""
+    parts = []
+    for name, data in sorted(_files(tree)):
+        first = name.split("/")[0]
+        if name.startswith("journal/"):
+            segment = read_segment(data)
+            damage = segment.damage.partition(" at ")[0]
+            kinds = sorted({type(entry).__name__ for entry in segment.entries})
+            parts.append(f"{name} {damage} {kinds}")
+        elif first in (*TREES, "checkpoints", "best") or any(fnmatch(name, p) for p in NEEDED):
+            parts.append(f"{name if first not in TREES else first} {_kind(data)}")
+        elif name == "metrics.jsonl":
+            parts.append(f"{name} {data.count(b'{')} {_kind(data)}")
+    return "\n".join(dict.fromkeys(re.sub("[0-9a-f]{32}", "…", part) for part in parts))
+
+
+def _kind(data: bytes) -> str:
+    return "empty" if not data else "with zeros" if bytes(64) in data else "there"
 
 
 def _files(tree: Tree, prefix: str = "") -> Iterator[tuple[str, bytes]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_HEADER = struct.Struct("<IIIIQQ")  # as `Header` in recorder.c
+_HEADER = struct.Struct("<IIIIIIQQ")  # as `Header` in recorder.c
 
 
 class Kind(enum.IntEnum):
@@ -37,6 +37,7 @@ class Operation:
 
     kind: Kind
     pid: int
+    thread: int  # its number; that of the main thread is the process's
     path: str
     other: str
     offset: int
@@ -50,7 +51,9 @@ def read_log(path: Path) -> list[Operation]:
 def _operations(log: bytes) -> Iterator[Operation]:
     at = 0
     while at < len(log):
-        kind, pid, path_length, other_length, offset, length = _HEADER.unpack_from(log, at)
+        (kind, pid, thread, _, path_length, other_length, offset, length) = _HEADER.unpack_from(
+            log, at
+        )
         at += _HEADER.size
         path, other, data = (
             log[at : at + path_length],
@@ -59,4 +62,4 @@ def _operations(log: bytes) -> Iterator[Operation]:
         )
         at += path_length + other_length + length
         assert at <= len(log), "the log is torn"
-        yield Operation(Kind(kind), pid, path.decode(), other.decode(), offset, data)
+        yield Operation(Kind(kind), pid, thread, path.decode(), other.decode(), offset, data)

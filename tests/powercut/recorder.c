@@ -1,9 +1,9 @@
 /* Records what processes do to the files below one folder, in one order for all of them.
 
    Loaded with LD_PRELOAD. POWERCUT_ROOT is the folder, POWERCUT_LOG the file that records are
-   appended to, POWERCUT_LOCK a file of zeros that holds the lock. Each operation and its record are
-   one under that lock, so the order of the log is the order in which the files changed.
-   POWERCUT_SYNC_MS, if set, is how long each sync takes at least. `operations.py` reads the log.
+   appended to, POWERCUT_LOCK a file of two words: the lock, and how many milliseconds each sync takes
+   at least, which may change meanwhile. Each operation and its record are one under that lock, so
+   the order of the log is the order in which the files changed. `operations.py` reads the log.
 
    What the C library does inside itself (stdio) and what is written through a mapping is not seen
    but for being said: a record of kind ESCAPE names the file. */
@@ -32,18 +32,17 @@
 enum { CREATE = 1, WRITE, TRUNCATE, RENAME, LINK, UNLINK, MKDIR, RMDIR, SYNC, SYNC_ALL, ESCAPE, SYMLINK };
 
 typedef struct {
-  uint32_t kind, pid, path_length, other_length;
+  uint32_t kind, pid, thread, unused, path_length, other_length;
   uint64_t offset, length;
 } Header;
 
 static char root[PATH_MAX], log_name[PATH_MAX];
 static size_t root_length;
-static long sync_ms;
 static _Atomic int *lock_word;
 
 static void start(void) {
   const char *folder = getenv("POWERCUT_ROOT"), *log = getenv("POWERCUT_LOG");
-  const char *lock = getenv("POWERCUT_LOCK"), *slow = getenv("POWERCUT_SYNC_MS");
+  const char *lock = getenv("POWERCUT_LOCK");
   if (folder == NULL || log == NULL || lock == NULL) return;
   int descriptor = syscall(SYS_openat, AT_FDCWD, lock, O_RDWR | O_CLOEXEC, 0);
   if (descriptor < 0) return;
@@ -53,7 +52,6 @@ static void start(void) {
   if (shared == MAP_FAILED) return;
   snprintf(log_name, sizeof log_name, "%s", log);
   snprintf(root, sizeof root, "%s", folder);
-  sync_ms = slow == NULL ? 0 : atol(slow);
   lock_word = shared;
   root_length = strlen(root);
 }
@@ -141,10 +139,20 @@ static int of_descriptor(int descriptor, char *found) {
   return inside(found) && (length < 10 || strcmp(found + length - 10, " (deleted)") != 0);
 }
 
+/* With the lock in hand, which other names it may have had before. */
+static int hold_for(int descriptor, char *found) {
+  if (!of_descriptor(descriptor, found)) return 0;
+  hold();
+  if (of_descriptor(descriptor, found)) return 1;
+  let_go();
+  return 0;
+}
+
 static void note(int kind, const char *path, const char *other, uint64_t offset, uint64_t length,
                  const struct iovec *parts, int count) {
   int kept = errno;
-  Header header = {kind, getpid(), strlen(path), other ? strlen(other) : 0, offset, length};
+  Header header = {kind,   getpid(), syscall(SYS_gettid), 0, strlen(path), other ? strlen(other) : 0,
+                   offset, length};
   int log = syscall(SYS_openat, AT_FDCWD, log_name, O_WRONLY | O_APPEND | O_CLOEXEC, 0);
   if (log >= 0) {
     struct iovec all[3] = {{&header, sizeof header},
@@ -262,8 +270,7 @@ void *mmap64(void *address, size_t length, int protection, int flags, int descri
 
 static ssize_t written(int descriptor, const struct iovec *parts, int count, off_t at, int has_at) {
   char found[PATH_MAX];
-  int ours = of_descriptor(descriptor, found);
-  if (ours) hold();
+  int ours = hold_for(descriptor, found);
   ssize_t done = has_at ? syscall(SYS_pwritev, descriptor, parts, count, (long)at, 0L)
                         : syscall(SYS_writev, descriptor, parts, count);
   if (ours) {
@@ -302,8 +309,7 @@ ssize_t pwritev64(int descriptor, const struct iovec *parts, int count, off64_t 
 
 static int truncated(int descriptor, off_t size) {
   char found[PATH_MAX];
-  if (!of_descriptor(descriptor, found)) return syscall(SYS_ftruncate, descriptor, size);
-  hold();
+  if (!hold_for(descriptor, found)) return syscall(SYS_ftruncate, descriptor, size);
   int result = syscall(SYS_ftruncate, descriptor, size);
   if (result == 0) note(TRUNCATE, found, NULL, size, 0, NULL, 0);
   let_go();
@@ -415,11 +421,12 @@ int mkdir(const char *path, mode_t mode) { return mkdirat(AT_FDCWD, path, mode);
 static int synced(int descriptor, long number) {
   char found[PATH_MAX];
   if (!of_descriptor(descriptor, found)) return syscall(number, descriptor);
-  if (sync_ms > 0) {
-    struct timespec pause = {sync_ms / 1000, sync_ms % 1000 * 1000000};
+  int slow = lock_word[1];
+  if (slow > 0) {
+    struct timespec pause = {slow / 1000, slow % 1000 * 1000000L};
     syscall(SYS_nanosleep, &pause, NULL);
   }
-  hold();
+  if (!hold_for(descriptor, found)) return syscall(number, descriptor);
   int result = syscall(number, descriptor);
   if (result == 0) note(number == SYS_syncfs ? SYNC_ALL : SYNC, found, NULL, 0, 0, NULL, 0);
   let_go();

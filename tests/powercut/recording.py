@@ -1,12 +1,12 @@
 """One run, with all that its processes do to files written down."""
 
-import contextlib
 import dataclasses
 import os
 import shlex
 import subprocess
+import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "recorder.c"
@@ -34,12 +34,17 @@ class Recording:
     log: Path
     environment: Mapping[str, str]
 
+    def slow_down(self, milliseconds: int) -> None:
+        """From now on each sync takes so much longer."""
+        with open(self.environment["POWERCUT_LOCK"], "r+b") as file:
+            file.seek(4)
+            file.write(milliseconds.to_bytes(4, sys.byteorder))
 
-def prepare(folder: Path, *, sync_ms: int = 0) -> Recording:
+
+def prepare(folder: Path) -> Recording:
     """
     Args:
         folder: new; everything is put there.
-        sync_ms: milliseconds that each sync takes at least.
     """
     root, log, lock = folder.resolve() / "disk", folder.resolve() / "log", folder.resolve() / "lock"
     root.mkdir(parents=True)
@@ -50,21 +55,5 @@ def prepare(folder: Path, *, sync_ms: int = 0) -> Recording:
         "POWERCUT_ROOT": str(root),
         "POWERCUT_LOG": str(log),
         "POWERCUT_LOCK": str(lock),
-        "POWERCUT_SYNC_MS": str(sync_ms),
     }
     return Recording(root, log, environment)
-
-
-@contextlib.contextmanager
-def recorded(recording: Recording) -> Iterator[None]:
-    """Processes that are started meanwhile are recorded; this one is not."""
-    before = {name: os.environ.get(name) for name in recording.environment}
-    os.environ.update(recording.environment)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -152,16 +152,21 @@ class Journal:
         """Begin a segment with all that those before it say and that still holds."""
         self.close()
         if self._path is not None:
-            self._steps[self._path] = self._step
+            self._steps[self._path], self._path = self._step, None
         self._number += 1
         self._step = begin.batch
-        self._path = self._folder / f"{self._number:08d}-step-{begin.batch}{SUFFIX}"
+        path = self._folder / f"{self._number:08d}-step-{begin.batch}{SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._file, self._good = os.open(self._path, flags, 0o600), 0
+        self._file, self._good = os.open(path, flags, 0o600), 0
         self._keep_published(begin)
         published = self._published.values()
         states = (SegmentBegun(run_id=self._run_id), self._run_state, *published)
-        self._write([entry for entry in states if entry is not None])
+        try:
+            self._write([entry for entry in states if entry is not None])
+        except OSError:  # what stands in for those before it has to be there as a whole
+            path.unlink(missing_ok=True)
+            raise
+        self._path = path
 
     def _keep_published(self, begin: BeginBatch) -> None:
         """The newest version, and those before it that batches beside this one are sampled from.
@@ -217,7 +222,7 @@ class Journal:
 
     def _remove(self, paths: Sequence[Path]) -> None:
         """Segments that are not needed once the newest, which says what still holds, lasts."""
-        newest = self._path if self._file is not None else next(reversed(self._steps), None)
+        newest = self._path or next(reversed(self._steps), None)
         paths = [path for path in paths if path != newest]
         if not paths or newest is None:
             return
