@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlboost_jax import at_rest
+from rlboost_jax.durable import Damaged
 from rlboost_jax.learner import checkpoint_folders as folders
 from rlboost_jax.learner import leaf_digests, orbax_files
 from rlboost_jax.learner.checkpoint_folders import EXTRA, EXTRA_FILE, STATE, steps_in
@@ -32,7 +33,7 @@ def damage(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> str:
     place = folder / str(step)
     try:
         digests = at_rest.described(place)
-    except at_rest.Damaged as error:
+    except Damaged as error:
         return str(error)
     if digests is None:
         return "" if folders.is_of_before(place) else f"{place / at_rest.FILE} is missing"

@@ -19,8 +19,8 @@ _THREADS: Final = 4  # hashing leaves the interpreter to others
 
 def on_host(array: Any) -> np.ndarray:
     """A copy that lasts although the array is donated. Host arrays are taken as they are."""
-    if isinstance(array, np.ndarray):
-        return array
+    if not isinstance(array, jax.Array):
+        return np.asarray(array)
     # NumPy would look at the very memory of what lies on the host.
     kinds = {device.platform for device in array.devices()} | {array.sharding.memory_kind or ""}
     host = any(kind == "cpu" or "host" in kind for kind in kinds)

@@ -67,7 +67,7 @@ from rlboost_jax.providers.choice import open_provider
 from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_events
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.fleet import FleetConfig
-from rlboost_jax.settings.load import read_run_config, read_run_id
+from rlboost_jax.settings.load import config_for_servers, read_run_config, read_run_id
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.seal import prepare_seal
 
@@ -149,7 +149,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             ),
             route_bytes=route_bytes,
             admit=gate.admit,
-            config=(workdir / "config.json").read_bytes(),
+            config=config_for_servers(run, run_id),
             snapshots=workdir / "snapshots",
         )
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **RUNNER_OPTIONS)
