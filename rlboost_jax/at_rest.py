@@ -55,8 +55,9 @@ def unsealed(values: Mapping[str, Any], path: Path, remedy: str) -> dict[str, An
         Damaged: they are not those that the digest was made of.
     """
     values = dict(values)
+    torn = any(_is_nearly_seal(name) for name in values)
     said = values.pop(SEAL, None)
-    if said is not None and said != _digest_of(values):
+    if torn or (said is not None and said != _digest_of(values)):
         raise Damaged(f"{path} is damaged (its digest is of something else); {remedy}")
     return values
 
@@ -77,6 +78,18 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any] | None:
     """
     values = durable.read_object(path, remedy)
     return None if values is None else unsealed(values, path, remedy)
+
+
+def _is_nearly_seal(name: str) -> bool:
+    """The name of the digest with one letter changed, which is no file of an earlier release."""
+    pairs = zip(name, SEAL, strict=False)
+    return len(name) == len(SEAL) and sum(one != other for one, other in pairs) == 1
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a small JSON file has a digest; raises ValueError if it is no JSON."""
+    values = json.loads(path.read_bytes())
+    return isinstance(values, dict) and SEAL in values
 
 
 def _digest_of(values: Mapping[str, Any]) -> str:

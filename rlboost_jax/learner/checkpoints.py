@@ -34,6 +34,7 @@ Tree = TypeVar("Tree")  # a pytree of arrays
 
 WAITING_BYTES: Final = 2**28  # of copies that wait for the disk; a larger state waits for it itself
 
+
 class CheckpointNotWritten(RuntimeError):
     """What is on the disk is not what was to be written; the checkpoint before is sound."""
 

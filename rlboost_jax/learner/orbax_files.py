@@ -57,9 +57,7 @@ def read(folder: Path, abstract: Any) -> Any:
         abstract: shapes, dtypes and shardings to read onto; leaves without one stay on the host.
     """
     arguments = ocp.checkpoint_utils.construct_restore_args(abstract)
-    return _handler().restore(
-        folder, args=ocp.args.PyTreeRestore(abstract, restore_args=arguments)
-    )
+    return _handler().restore(folder, args=ocp.args.PyTreeRestore(abstract, restore_args=arguments))
 
 
 def read_params(folder: Path, abstract: Params) -> Params:

@@ -40,6 +40,7 @@ def keep_origin(workdir: Path, source: str) -> None:
     if before is not None and before.get("weights") != digest:
         raise OriginChanged(
             f"model.source is {source!r}, whose weights are not those of {before.get('source')!r} "
-            f"that the run in {workdir} began with; name a copy of these, or choose another --workdir"
+            f"that the run in {workdir} began with; name a copy of these, or choose another "
+            "--workdir"
         )
     at_rest.write_sealed(path, {"source": source, "weights": digest})

@@ -255,9 +255,7 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error}; give the workdir of a run") from error
     except ValueError as error:  # not UTF-8, or not JSON
         size = path.stat().st_size
-        raise ConfigError(
-            f"{path} is damaged ({size} bytes: {error}); {REMEDY}"
-        ) from error
+        raise ConfigError(f"{path} is damaged ({size} bytes: {error}); {REMEDY}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no configuration; give the workdir of a run")
     try:
