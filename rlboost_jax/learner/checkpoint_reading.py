@@ -21,7 +21,15 @@ class CheckpointNotFound(Mistake, ValueError):
 
 
 class CheckpointBroken(Mistake, ValueError):
-    """A checkpoint that was complete cannot be read any more, or is of another model."""
+    """A checkpoint that was complete cannot be read any more, or is of another model.
+
+    Attributes:
+        reason: the file or array, and what is wrong with it.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
 
 
 def damage(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> str:
@@ -131,5 +139,6 @@ def _read(folder: Path, step: int, name: str, read: Callable[[Path], Any]) -> An
 def _broken(folder: Path, step: int, reason: str) -> CheckpointBroken:
     return CheckpointBroken(
         f"checkpoint {step} in {folder} cannot be read; complete ones are {steps_in(folder)}, take "
-        f"another or remove the newest: {reason}"
+        f"another or remove the newest: {reason}",
+        reason,
     )
