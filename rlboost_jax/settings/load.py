@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from rlboost_jax import durable
+from rlboost_jax import at_rest, durable
 from rlboost_jax.settings.errors import ConfigError, suggestion
 from rlboost_jax.settings.presets import resolved
 from rlboost_jax.settings.renamed import successor, without_retired
@@ -54,6 +54,8 @@ def may_differ(config: RunConfig) -> tuple[str, ...]:
     """What a run in its workdir may change. The length too, unless the schedule depends on it."""
     return (*MAY_DIFFER, "num_steps") if config.learner.schedule == "constant" else MAY_DIFFER
 
+
+REMEDY: Final = "bring it back from a copy, or choose another --workdir"  # of a damaged record
 
 Record = TypeVar("Record")
 
@@ -156,8 +158,110 @@ def read_run_id(path: str | Path) -> str:
 
 def write_run_config(path: str | Path, config: RunConfig, run_id: str) -> None:
     """Write `config.json` durably, in one piece: a reader never sees half of it."""
-    values = {"run_id": run_id, **to_dict(config)}
-    durable.write(_file(path), (json.dumps(values, indent=2) + "\n").encode())
+    at_rest.write_sealed(_file(path), {"run_id": run_id, **to_dict(config)})
+
+
+def to_dict(self) -> dict[str, Any]: ...
+
+
+class Difference(NamedTuple):
+    name: str  # dotted, as on the command line after `--config.`
+    first: object
+    second: object
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.first!r} → {self.second!r}"
+
+
+def run_config(config: ConfigDictLike) -> RunConfig:
+    """The checked record of a configuration file; also opens the files it names.
+
+    With a `model.source`, the architecture is that of its config.json: the record is complete, and
+    whoever reads it needs no checkpoint.
+
+    Raises ConfigError.
+    """
+    if not hasattr(config, "to_dict"):
+        raise ConfigError(f"get_config() returned {config!r}; it must return the ConfigDict")
+    values = config.to_dict()
+    model = values.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("source"), str) and model["source"]:
+        values["model"] = {**model, **source_fields(model["source"])}
+    record = run_config_from_dict(values)
+    check_files(record)
+    return record
+
+
+def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:
+    """The checked record of nested dictionaries, as `to_dict` and JSON give them.
+
+    A "run_id" at the top is passed over: `config.json` carries one. Files that the
+    configuration names are not opened, since they are on the trainer's host. What the
+    algorithm leaves open is filled in by its preset.
+
+    Raises ConfigError.
+    """
+    values = {key: value for key, value in values.items() if key != "run_id"}
+    record = record_from_dict(values, RunConfig, fill=_with_preset)
+    check(record)
+    return record
+
+
+def record_from_dict(
+    values: Mapping[str, Any],
+    kind: type[Record],
+    *,
+    defaults: str = "configs/base.py",
+    fill: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values,
+) -> Record:
+    """A record and those inside it, of nested dictionaries.
+
+    Settings that are missing take their defaults: `config.json` of a run may be older than they.
+
+    Args:
+        defaults: the file that lists all fields, for errors.
+        fill: puts values in place of those that are None, once the keys are known to be right.
+
+    Raises ConfigError, a line per key that is wrong or missing.
+    """
+    mistakes = list(_wrong_keys(values, kind, "", defaults))
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    try:
+        return msgspec.convert(fill(values), kind)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        raise ConfigError(f"config.{place.rstrip('`')}: {reason[:1].lower()}{reason[1:]}") from None
+
+
+def _with_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**values, "algorithm": resolved(values["algorithm"])}
+
+
+def read_run_config(path: str | Path) -> RunConfig:
+    """The configuration in `config.json`; `path` is that file or the workdir.
+
+    Raises ConfigError.
+    """
+    return run_config_from_dict(_read(path))
+
+
+def read_run_id(path: str | Path) -> str:
+    """The run's id in `config.json`; raises ConfigError where there is none."""
+    run_id = _read(path).get("run_id")
+    if not isinstance(run_id, str):
+        raise ConfigError(f"{path}: no run_id; is it a workdir of rlboost_jax?")
+    return run_id
+
+
+def write_run_config(path: str | Path, config: RunConfig, run_id: str) -> None:
+    """Write `config.json` durably, in one piece: a reader never sees half of it."""
+    at_rest.write_sealed(_file(path), {"run_id": run_id, **to_dict(config)})
+
+
+def config_for_servers(config: RunConfig, run_id: str) -> bytes:
+    """What servers take over the wire in place of `config.json`."""
+    return json.dumps({"run_id": run_id, **to_dict(config)}).encode()
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
@@ -249,13 +353,13 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error}; give the workdir of a run") from error
     except ValueError as error:  # not UTF-8, or not JSON
         size = path.stat().st_size
-        raise ConfigError(
-            f"{path} is damaged ({size} bytes: {error}); bring it back from a copy, or choose "
-            "another --workdir"
-        ) from error
+        raise ConfigError(f"{path} is damaged ({size} bytes: {error}); {REMEDY}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no configuration; give the workdir of a run")
-    return without_retired(values)
+    try:
+        return without_retired(at_rest.unsealed(values, path, REMEDY))
+    except durable.Damaged as error:
+        raise ConfigError(str(error)) from None
 
 
 def _file(path: str | Path) -> Path:
