@@ -187,15 +187,25 @@ class Roster:
         line, so what its lease has beyond the shortest is added.
         """
         lease, least = self.lease(instance), self._settings.manager.progress_seconds
-        silent = instance.lease.heard_at + lease, f"silent for {lease:.3g} s", False
+        gone = self._unreachable(instance, lease)
         if not instance.held:
-            return silent
+            return gone
         activity = instance.activity
         patience = max(least, SLOWER * min(activity.slowest, least))
         patience += lease - self._settings.manager.lease_seconds
         stuck = activity.progress_at + patience, f"no progress for {patience:.3g} s", True
         owing = instance.asked_at + patience, f"gave nothing back for {patience:.3g} s", True
-        return min(silent, stuck, owing)
+        return min(gone, stuck, owing)
+
+    def _unreachable(self, instance: Instance, lease: float) -> tuple[float, str, bool]:
+        """When it counts as lost for its line. Who hears nothing is known as it speaks, by `deaf`,
+        unless what it says is held up by then, for want of our acknowledgements."""
+        known, renew = instance.lease, self._settings.manager.renew_seconds
+        silent = known.heard_at + lease, f"silent for {lease:.3g} s", False
+        # As it speaks, what it echoes is as old as this; so who is merely silent is called silent.
+        age = renew + known.line.round_trip + 4 * known.line.deviation
+        deaf = known.hears_at + lease + age
+        return min(silent, (deaf, f"deaf for {lease:.3g} s: it hears nothing of us", False))
 
     @property
     def shortest_lease(self) -> float:
