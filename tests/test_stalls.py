@@ -16,7 +16,6 @@ from rlboost_jax.stalls import (
     bound_seconds,
 )
 
-
 LOOK = 5.0  # seconds between two looks
 
 

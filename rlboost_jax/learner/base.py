@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rlboost_jax.learner.checkpoints import CheckpointNotFound, Checkpoints, read_params
+from rlboost_jax.learner.checkpoint_reading import CheckpointNotFound, read_params
+from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.models.adapters import base_model, joined, trained_part
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import param_shardings

@@ -60,7 +60,9 @@ def run_training(
             with PULSE.phase("checkpoint"):
                 steps.save(step + 1)
             PULSE.step()
-        summary = _summary(plan.run, opened.workdir.path, steps.final_score())
+        score = steps.final_score()
+        opened.session.checkpoints.wait()  # only then is nothing left to go on with
+        summary = _summary(plan.run, opened.workdir.path, score)
         opened.trackers.finish(summary)
     write_report(path)
     return summary

@@ -20,6 +20,7 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -114,7 +115,8 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
                 detail=line.detail,
             )
 
-        journal = Journal(workdir / "journal", run_id)
+        aside = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="journal"))
+        journal = Journal(workdir / "journal", run_id, later=aside.submit)
         stack.callback(journal.close)
         entries, damages = journal.read()
         writer = stack.enter_context(

@@ -85,7 +85,8 @@ def write_shares(
     Raises:
         OSError: naming the leaf that could not be written.
     """
-    context, floats = ts.Context(), np.dtype(dtype)
+    # Not synced: what a power cut takes of a version is written anew by the next start.
+    context, floats = ts.Context({"file_io_sync": False}), np.dtype(dtype)
 
     def write(item: tuple[str, Any]) -> list[FileEntry]:
         name, share = item[0], as_share(item[1])

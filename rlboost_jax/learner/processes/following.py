@@ -204,7 +204,7 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
         StacksFile(stacks_path(path, world.index)),
         Checkpoints(path / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
     ):
-        restored = restore(run, policy, critic, checkpoints)
+        restored = restore(run, policy, critic, checkpoints, world, lambda line: None)
         ready = prepared(run, path, policy, critic, checkpoints, restored, _Silence())
         learner = learner_of(
             run,
