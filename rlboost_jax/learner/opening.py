@@ -149,6 +149,7 @@ class Opening:
                 self._path / "checkpoints",
                 keep=run.checkpoint.keep,
                 on_durable=lambda step: self._committed(step, link),
+                before=lambda: self._rows.written(),  # of steps that are not done again
             )
         )
         restored = restore(run, policy, critic, checkpoints, self._world, console.note)
