@@ -47,6 +47,7 @@ from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.settings.memory import learner_bytes_per_device
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.stacks import StacksFile, stacks_path
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
 from rlboost_jax.workdir import Workdir
@@ -122,6 +123,7 @@ class Opening:
         self._stack, self._makers = stack, makers
         self._workdir = stack.enter_context(Workdir(path, plan.published))
         self._path = self._workdir.path
+        stack.enter_context(StacksFile(stacks_path(self._path)))
         self._console = stack.enter_context(
             makers.console(
                 num_steps=plan.run.num_steps,
@@ -147,6 +149,7 @@ class Opening:
                 self._path / "checkpoints",
                 keep=run.checkpoint.keep,
                 on_durable=lambda step: self._committed(step, link),
+                before=lambda: self._rows.written(),  # of steps that are not done again
             )
         )
         restored = restore(run, policy, critic, checkpoints, self._world, console.note)
