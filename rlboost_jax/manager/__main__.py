@@ -45,6 +45,7 @@ from rlboost_jax.manager.service.file_server.process import FileServer, listenin
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
 from rlboost_jax.manager.service.heap import keep_small
 from rlboost_jax.manager.service.journal_files import Journal
+from rlboost_jax.manager.service.replay import parts_of
 from rlboost_jax.manager.service.run_files import (
     ALREADY_MANAGED,
     AlreadyManaged,
@@ -115,7 +116,8 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
 
         journal = Journal(workdir / "journal", run_id)
         stack.callback(journal.close)
-        entries, damages = journal.read()
+        journal.check()
+        to_read = journal.size()
         writer = stack.enter_context(
             DiskWriter(journal.append, write, lambda error: driver.fail(error))
         )
@@ -130,11 +132,11 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             stack.callback(watch.close)
         route_bytes = settings.routing.route_bytes if settings.routing else 0
         files = _file_server(listener, workdir, tokens, writer, lambda e: driver.fail(e))
-        driver = Driver(manager, writer.record, writer.append, watch, route_bytes, files.serve)
-        for damage in damages:
-            log.error("the journal is damaged: %s; what is missing is generated again", damage)
-            writer.record(time.time(), Record("journal", -1, "", {"reason": damage}))
-        driver.recover(entries)
+        driver = Driver(
+            manager,
+            *(writer.record, writer.append, watch, route_bytes, files.serve),
+            recovers=True,
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, driver.apply, Shutdown(number.name))
         gate = Gate(max_connections=max_connections())
@@ -151,6 +153,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             admit=gate.admit,
             config=msgspec.json.encode(to_dict(for_servers(run))),
             snapshots=workdir / "snapshots",
+            progress=lambda: f" ({journal.read_bytes:,} of {to_read:,} bytes)",
         )
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **RUNNER_OPTIONS)
         await runner.setup()
@@ -162,7 +165,13 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             with contextlib.closing(await _listening(listen, run.manager.port, port)) as server:
                 host, port = server.sockets[0].getsockname()[:2]
                 record = _record(workdir, run_id, host, port, files.port)
-                return await _manage(driver, workdir, run, record, former)
+                with recorded(workdir, record):
+                    log.info("listening on %s, for weights on port %d", record.address, files.port)
+                    await driver.recover(parts_of(journal))
+                    for damage in journal.damages:
+                        log.error("damaged journal: %s; what is missing is made again", damage)
+                        writer.record(time.time(), Record("journal", -1, "", {"reason": damage}))
+                    return await _manage(driver, workdir, run, record, former)
         finally:
             await files.close()
             await runner.cleanup()
@@ -239,27 +248,25 @@ async def _manage(
     record: ManagerRecord,
     former: ManagerRecord | None,
 ) -> int:
-    """From the first moment of listening to the end of the run.
+    """From the moment when all is known that an earlier manager knew to the end of the run.
 
     Args:
         record: of this manager.
         former: of the one whose servers may be left.
     """
-    with recorded(workdir, record):
-        log.info("listening on %s, for weights on port %d", record.address, record.weights_port)
-        rendezvous = Rendezvous(
-            run_id=record.run_id,
-            workdir=workdir,
-            address=record.address,
-            local_address=record.local_address,
-            join=join_folder(workdir),
-        )
-        provider = open_provider(run.fleet, rendezvous)
-        await driver.employ(provider, found_us=former is not None and record.port == former.port)
-        events = market_events(run.fleet, seed=run.seed)
-        driver.follow(_market(events, run.fleet, driver.begun))
-        code = (await driver.finished).code
-        await driver.close()
+    rendezvous = Rendezvous(
+        run_id=record.run_id,
+        workdir=workdir,
+        address=record.address,
+        local_address=record.local_address,
+        join=join_folder(workdir),
+    )
+    provider = open_provider(run.fleet, rendezvous)
+    await driver.employ(provider, found_us=former is not None and record.port == former.port)
+    events = market_events(run.fleet, seed=run.seed)
+    driver.follow(_market(events, run.fleet, driver.begun))
+    code = (await driver.finished).code
+    await driver.close()
     return code
 
 
