@@ -18,7 +18,6 @@ import signal
 import socket
 import ssl
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -38,6 +37,7 @@ from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service import authority
 from rlboost_jax.manager.service.addresses import for_other_hosts, for_this_host, names
 from rlboost_jax.manager.service.app import make_app
+from rlboost_jax.manager.service.dates import Dates
 from rlboost_jax.manager.service.disk_writer import DiskWriter
 from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.service.file_server.orders import Setup
@@ -101,7 +101,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
     Raises:
         OSError: the address cannot be listened on.
     """
-    loop = asyncio.get_running_loop()
+    loop, dates = asyncio.get_running_loop(), Dates()
     with contextlib.ExitStack() as stack:
         events = stack.enter_context(EventsWriter(workdir))
 
@@ -131,11 +131,12 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             watch = StepTracer(workdir, run.observe.profile_step)
             stack.callback(watch.close)
         route_bytes = settings.routing.route_bytes if settings.routing else 0
-        files = _file_server(listener, workdir, tokens, writer, lambda e: driver.fail(e))
+        files = _file_server(listener, workdir, tokens, writer, lambda e: driver.fail(e), dates.now)
         driver = Driver(
             manager,
             *(writer.record, writer.append, watch, route_bytes, files.serve),
             recovers=True,
+            date=dates.now,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, driver.apply, Shutdown(number.name))
@@ -170,7 +171,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
                     await driver.recover(parts_of(journal))
                     for damage in journal.damages:
                         log.error("damaged journal: %s; what is missing is made again", damage)
-                        writer.record(time.time(), Record("journal", -1, "", {"reason": damage}))
+                        writer.record(dates.now(), Record("journal", -1, "", {"reason": damage}))
                     return await _manage(driver, workdir, run, record, former)
         finally:
             await files.close()
@@ -198,6 +199,7 @@ def _file_server(
     tokens: Tokens,
     writer: DiskWriter,
     fail: Callable[[BaseException], None],
+    date: Callable[[], float],
 ) -> FileServer:
     setup = Setup(
         server_token=tokens.server,
@@ -206,7 +208,7 @@ def _file_server(
     )
 
     def report(reason: str) -> None:
-        writer.record(time.time(), Record("file_server", -1, "", {"reason": reason}))
+        writer.record(date(), Record("file_server", -1, "", {"reason": reason}))
 
     return FileServer(listener, setup, report, fail)
 

@@ -40,6 +40,7 @@ from rlboost_jax.manager.events import (
 from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.limits import trainer_queue_bytes
 from rlboost_jax.manager.reducer.manager import Manager
+
 from rlboost_jax.manager.service.peer import Peer
 from rlboost_jax.manager.service.replay import replay
 from rlboost_jax.messages import BeginBatch, Manifest, Publish, Renewed, ToServer, ToTrainer, encode
@@ -67,6 +68,7 @@ class Driver:
         serve: called with the versions whose files may be fetched, before a new one is announced.
         server_queue_bytes: of unsent frames that a server may leave unread.
         recovers: `recover` comes before anything else.
+        date: of now, in seconds since the epoch.
 
     Attributes:
         recovered: set once streams may be opened.
@@ -82,6 +84,7 @@ class Driver:
         serve: Callable[[Iterable[Manifest]], None] = lambda manifests: None,
         server_queue_bytes: int = SERVER_QUEUE_BYTES,
         recovers: bool = False,
+        date: Callable[[], float] = time.time,
     ) -> None:
         self.manager = manager
         self._server_queue_bytes = server_queue_bytes
@@ -94,7 +97,7 @@ class Driver:
         self.finished: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()  # set by the first step
         self._provider: Provider | None = None
-        self._record = record
+        self._record, self._date = record, date
         self._loop = asyncio.get_running_loop()
         self._peers: dict[int, Peer] = {}
         self._streams = 0
@@ -272,7 +275,7 @@ class Driver:
         try:
             if problem:
                 log.error("the journal cannot be written: %s", problem)
-                self._record(time.time(), Record("journal", -1, "", {"reason": problem}))
+                self._record(self._date(), Record("journal", -1, "", {"reason": problem}))
             while self._waiting and self._waiting[0][0] <= self._kept:
                 self._waiting.popleft()[1]()
         except Exception as error:
@@ -295,7 +298,7 @@ class Driver:
                 if stream in self._peers:
                     self._peers[stream].close(reason)
             case Record():
-                self._record(time.time(), action)
+                self._record(self._date(), action)
             case Request(instance, nonce, pool):
                 assert self._provider is not None
                 task = self._spawn(self._provider.request(instance, nonce, pool))
