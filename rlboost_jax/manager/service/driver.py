@@ -40,7 +40,6 @@ from rlboost_jax.manager.events import (
 from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.limits import trainer_queue_bytes
 from rlboost_jax.manager.reducer.manager import Manager
-
 from rlboost_jax.manager.service.peer import Peer
 from rlboost_jax.manager.service.replay import replay
 from rlboost_jax.messages import BeginBatch, Manifest, Publish, Renewed, ToServer, ToTrainer, encode
