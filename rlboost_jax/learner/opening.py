@@ -22,7 +22,8 @@ from rlboost_jax.learner.base import Base, check_same
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoint_extra import window_of
 from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.link import EventLoopThread, ManagerLink
+from rlboost_jax.learner.event_loop import EventLoopThread
+from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.origin import keep_origin
 from rlboost_jax.learner.preparation import Prepared, prepared, programs, restore

@@ -18,7 +18,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from configs import tiny
 from rlboost_jax import messages as m
 from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.manager.service.run_files import ALREADY_MANAGED
@@ -27,23 +26,18 @@ from rlboost_jax.processes import start_time
 from rlboost_jax.settings.for_servers import for_servers
 from rlboost_jax.settings.load import (
     read_run_config,
-    run_config,
     run_config_from_dict,
-    write_run_config,
 )
 from tests.manager.fakes import hello
 from tests.patience import PATIENCE_SECONDS
+from tests.workdirs import begun
 
 COMMAND = [sys.executable, "-m", "rlboost_jax.manager"]
 
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Path:
-    config = tiny.get_config()
-    config.fleet.provider = "none"
-    config.fleet.orphan_seconds = 60.0
-    write_run_config(tmp_path / "config.json", run_config(config), "run")
-    return tmp_path
+    return begun(tmp_path, orphan_seconds=60.0)
 
 
 @contextmanager
