@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlboost_jax import durable
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.rows import DataChanged
@@ -36,22 +37,23 @@ def stop_ids_of(run: RunConfig) -> tuple[int, ...]:
 def keep_record(workdir: Path, record: Mapping[str, Any]) -> None:
     """Write `data.json`, or compare with the one that is there: prompts follow from the data.
 
-    Raises DataChanged.
+    Raises DataChanged, Damaged.
     """
     path = workdir / FILE
-    if path.exists():
-        before = json.loads(path.read_text())
-        if before["digest"] != record["digest"]:
+    before = durable.read_object(
+        path, "delete it if the data is what the run began with, and it is made anew"
+    )
+    if before is not None:
+        if before.get("digest") != record["digest"]:
+            train, heldout = before.get("train"), before.get("heldout")
             raise DataChanged(
                 f"{record['source']}: {record['train']} rows to train on and {record['heldout']} "
-                f"held out are not the {before['train']} and {before['heldout']} that the run in "
+                f"held out are not the {train} and {heldout} that the run in "
                 f"{workdir} began with; bring the data and its tokenizer back, or choose another "
                 "--workdir"
             )
         return
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=2) + "\n")
-    part.replace(path)
+    durable.write(path, (json.dumps(record, indent=2) + "\n").encode())
 
 
 def record_lines(record: Mapping[str, Any]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from rlboost_jax import durable
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.open import keep_record, open_exercises, record_lines
 from rlboost_jax.learner import fit, kernels
@@ -36,6 +37,7 @@ from rlboost_jax.learner.versions import AtHand, Versions, restored_versions
 from rlboost_jax.messages import TrainerHello
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.observe import events
 from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.profile import StepProfile
@@ -145,7 +147,7 @@ class Opening:
             Checkpoints(
                 self._path / "checkpoints",
                 keep=run.checkpoint.keep,
-                on_durable=lambda step: link.committed(Batch(step - 1)) if step else None,
+                on_durable=lambda step: self._committed(step, link),
             )
         )
         restored = restore(run, policy, critic, checkpoints)
@@ -242,9 +244,19 @@ class Opening:
         chosen = self._makers.trackers(
             self._run, self._path, self._workdir.run_id, step=first, note=self._console.note
         )
-        trackers = Trackers([FilesTracker(self._path, step=first), self._console, *chosen])
+        self._rows = FilesTracker(self._path, step=first)
+        trackers = Trackers([self._rows, self._console, *chosen])
         self._stack.callback(trackers.close)
         return trackers
+
+    def _committed(self, step: int, link: ManagerLink) -> None:
+        """A checkpoint lasts. So shall what is told of the steps before it, before the manager
+        hears of that and forgets their tokens. In the thread that waits for checkpoints."""
+        self._rows.sync()
+        durable.sync(self._path / events.FILE)
+        durable.sync_folder(self._path)
+        if step:
+            link.committed(Batch(step - 1))
 
     def _reserved(
         self,

@@ -22,8 +22,13 @@ from rlboost_jax.models.adapters import base_model, is_adapter
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.models.sharding import param_shardings
+from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.sources import WEIGHTS, source_folder
+
+
+class ReferenceGone(Mistake, RuntimeError):
+    """The starting parameters of a run that has gone on from them."""
 
 
 @runtime_checkable
@@ -189,6 +194,11 @@ def _reference(
         return None
     with Checkpoints(path / "reference", keep=1) as kept:
         if kept.latest() is None:
+            if int(state.step):  # which is no start to be taken for one
+                raise ReferenceGone(
+                    f"{path / 'reference'} is gone, which the run's KL term is taken to; bring "
+                    "it back, or begin in a new --workdir"
+                )
             kept.save(0, state.params, {})
             kept.wait()
         return kept.restore(0, _abstract(run, policy).params)[0]

@@ -55,7 +55,9 @@ def run_training(
             row = steps.step(step)
             opened.trackers.step({**row, "cost_forecast_dollars": forecast.after(row)})
             steps.save(step + 1)
-        summary = _summary(plan.run, opened.workdir.path, steps.final_score())
+        score = steps.final_score()
+        opened.session.checkpoints.wait()  # only then is nothing left to go on with
+        summary = _summary(plan.run, opened.workdir.path, score)
         opened.trackers.finish(summary)
     write_report(path)
     return summary

@@ -12,7 +12,7 @@ from rlboost_jax.observe.summary import Summary
 
 
 class FilesTracker(Closing):
-    """Each row is on disk when the call returns; an error of the disk ends the run.
+    """Each row is written when the call returns; an error of the disk ends the run.
 
     Args:
         step: the first step to come; what a run that died has left from there on is taken out.
@@ -30,6 +30,12 @@ class FilesTracker(Closing):
 
     def finish(self, summary: Summary) -> None:
         """`summary.json` and the report are made by the trainer, also of a run that stopped."""
+
+    def sync(self) -> None:
+        """Have the rows so far last, before a checkpoint that they lie before is said to. May be
+        called from any thread."""
+        self._metrics.sync()
+        self._samples.sync()
 
     def close(self) -> None:
         self._metrics.close()

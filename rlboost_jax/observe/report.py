@@ -16,6 +16,7 @@ from typing import Any, Final
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from rlboost_jax import durable
 from rlboost_jax.observe import figures
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.observe.figures import reward_parts
@@ -52,9 +53,8 @@ def write_report(workdir: str | Path) -> Path:
     page = report_page(
         config, summary, rows, read_events(workdir), read_samples(workdir), name=workdir.name
     )
-    part = workdir / (FILE + ".part")
-    part.write_text(page, encoding="utf-8")
-    return part.replace(workdir / FILE)
+    durable.write(workdir / FILE, page.encode())
+    return workdir / FILE
 
 
 def report_page(

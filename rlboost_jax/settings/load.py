@@ -245,8 +245,14 @@ def _read(path: str | Path) -> dict[str, Any]:
     path = _file(path)
     try:
         values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ConfigError(f"cannot read {path}: {error}; give the workdir of a run") from error
+    except ValueError as error:  # not UTF-8, or not JSON
+        size = path.stat().st_size
+        raise ConfigError(
+            f"{path} is damaged ({size} bytes: {error}); bring it back from a copy, or choose "
+            "another --workdir"
+        ) from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no configuration; give the workdir of a run")
     return without_retired(values)

@@ -11,7 +11,6 @@ trainer/     the same for the trainer
 
 import datetime
 import ipaddress
-import os
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from rlboost_jax import durable
 from rlboost_jax.credentials import (
     CA_FILE,
     CLIENT_CERTIFICATE,
@@ -61,7 +61,7 @@ def prepare(
             do not depend on them (see `MANAGER_NAME`); other programs may.
     """
     for folder in (authority, servers, trainer):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        durable.make_folder(folder, mode=0o700)
     ca = _load(authority / CA_FILE, authority / _CA_KEY)
     if ca is None or _unfit(ca.certificate, now):
         ca = _authority(now)
@@ -217,10 +217,5 @@ def _pem(certificate: x509.Certificate) -> bytes:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """In one piece, and readable by its owner only from its first byte on."""
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-    part.replace(path)
+    """Durably, and readable by its owner only from its first byte on."""
+    durable.keep(path, content, mode=0o600)

@@ -2,18 +2,23 @@
 
 A write is complete in the kernel before the manager says anything that follows from it, so it
 survives the death of the process at any instruction. It is not forced to the device: what a host
-that loses power takes with it is generated again, to the same bits.
+that loses power takes with it is generated again, to the same bits. Only what goes is preceded by
+a sync: a segment is removed once the one that says anew what outlives a step (money, names, the
+window, versions) is on the device, and so is its name. That takes long and nobody waits for it.
 
-Outcomes of faults: a torn tail is cut off; behind a corrupt byte the rest of that file is left
-aside; a full disk ends the journal until the next step opens a file, and the run goes on.
+Outcomes of faults: an empty file is removed; a torn tail is cut off; behind a corrupt byte the rest
+of that file is left aside; a full disk ends the journal until the next step opens a file, and the
+run goes on.
 """
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from rlboost_jax import durable
 from rlboost_jax.manager.journal import (
     FORMAT,
     BatchOpened,
@@ -32,6 +37,8 @@ from rlboost_jax.settings.errors import Mistake
 SUFFIX = ".journal"
 _BUFFER_BYTES: Final = 2**20
 
+log = logging.getLogger(__name__)
+
 
 class OtherFormat(Mistake):
     """A journal that this release cannot read."""
@@ -44,6 +51,8 @@ class Journal:
         folder: made where missing.
         run_id: a segment of another run is removed.
         write: as `os.write`.
+        sync: has what a file holds last.
+        later: calls a function some time, one after the other; left out: at once.
 
     Attributes:
         read_bytes: of the entries that were read so far.
@@ -56,8 +65,11 @@ class Journal:
         run_id: str,
         *,
         write: Callable[[int, memoryview], int] = os.write,
+        sync: Callable[[Path], None] = durable.sync,
+        later: Callable[[Callable[[], None]], object] = lambda job: job(),
     ) -> None:
         self._folder, self._run_id, self._to_disk = folder, run_id, write
+        self._sync, self._later = sync, later
         self._steps: dict[Path, int] = {}  # complete segments → the step that opened them
         self._path: Path | None = None  # of the segment being written
         self._file: int | None = None
@@ -76,7 +88,7 @@ class Journal:
         Raises:
             OtherFormat: this run has a segment that another release wrote.
         """
-        self._folder.mkdir(exist_ok=True)
+        durable.make_folder(self._folder)
         for path in self._segments():
             with _opened(path) as reader:
                 first = next(iter(reader), None)
@@ -171,16 +183,21 @@ class Journal:
         """Begin a segment with all that those before it say and that still holds."""
         self.close()
         if self._path is not None:
-            self._steps[self._path] = self._step
+            self._steps[self._path], self._path = self._step, None
         self._number += 1
         self._step = begin.batch
-        self._path = self._folder / f"{self._number:08d}-step-{begin.batch}{SUFFIX}"
+        path = self._folder / f"{self._number:08d}-step-{begin.batch}{SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._file, self._good = os.open(self._path, flags, 0o600), 0
+        self._file, self._good = os.open(path, flags, 0o600), 0
         self._keep_published(begin)
         published = self._published.values()
         states = (SegmentBegun(run_id=self._run_id), self._run_state, *published)
-        self._write([entry for entry in states if entry is not None])
+        try:
+            self._write([entry for entry in states if entry is not None])
+        except OSError:  # what stands in for those before it has to be there as a whole
+            path.unlink(missing_ok=True)
+            raise
+        self._path = path
 
     def _keep_published(self, begin: BeginBatch) -> None:
         """The newest version, and those before it that batches beside this one are sampled from.
@@ -226,15 +243,33 @@ class Journal:
         for entry in entries:
             match entry:
                 case Forgotten(committed=committed):
-                    for path in [p for p, step in self._steps.items() if step <= committed]:
-                        self._steps.pop(path)
-                        path.unlink(missing_ok=True)
+                    self._remove([p for p, step in self._steps.items() if step <= committed])
                 case RunOver():
                     self.close()
                     for path in self._segments():
                         path.unlink(missing_ok=True)
                     self._steps.clear()
                     self._path = None
+
+    def _remove(self, paths: Sequence[Path]) -> None:
+        """Segments that are not needed once the newest, which says what still holds, lasts."""
+        newest = self._path or next(reversed(self._steps), None)
+        paths = [path for path in paths if path != newest]
+        if not paths or newest is None:
+            return
+        for path in paths:
+            self._steps.pop(path)
+
+        def remove() -> None:
+            try:
+                self._sync(newest)
+                durable.sync_folder(self._folder)
+                for path in paths:
+                    path.unlink(missing_ok=True)
+            except OSError as error:  # the next manager reads them, which does no harm
+                log.warning("%d old journals stay: %s", len(paths), error)
+
+        self._later(remove)
 
 
 def _by_segment(entries: Sequence[Entry]) -> list[list[Entry]]:
