@@ -4,7 +4,7 @@ Reads `<W>/config.json`, makes tokens and certificates if there are none, listen
 `<W>/manager.json` for trainers and people to find it; appends to `<W>/events.jsonl`. Goes on from
 `<W>/journal/` where an earlier manager of the run was killed.
 Ends with code 0 when the run is over, 3 when no trainer came back, 4 when another manager
-works there, 2 on a mistake in what it was given.
+works there, 2 on a mistake in what it was given, 1 where the host has run out of something.
 """
 
 import argparse
@@ -27,6 +27,7 @@ import msgspec
 from aiohttp import web
 
 from rlboost_jax import processes
+from rlboost_jax.exhaustion import exhausted
 from rlboost_jax.manager.events import (
     MachineAdded,
     MachineRemoved,
@@ -75,7 +76,7 @@ from rlboost_jax.settings.load import read_run_config, read_run_id, to_dict
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.seal import prepare_seal
 
-MISTAKE = 2  # exit code
+BROKEN, MISTAKE = 1, 2  # exit codes
 SHUTDOWN_SECONDS = 1.0  # for handlers to end
 END_SECONDS = 1.0  # for what was logged to be written
 
@@ -95,6 +96,9 @@ def main(arguments: list[str] | None = None) -> int:
         with only_manager(workdir):
             return asyncio.run(serve(workdir, run, run_id))
     except (Mistake, AlreadyManaged, OSError) as error:
+        if line := exhausted(error):
+            print(line, file=sys.stderr)
+            return BROKEN
         print(error, file=sys.stderr)
         return ALREADY_MANAGED if isinstance(error, AlreadyManaged) else MISTAKE
 

@@ -1,6 +1,6 @@
 """Mistakes planted in the manager: random schedules must find each of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
