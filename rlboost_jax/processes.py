@@ -40,6 +40,14 @@ def start_time(pid: int, proc: Path = PROC) -> str:
     return _ps(pid, "lstart")
 
 
+def is_stopped(pid: int, proc: Path = PROC) -> bool:
+    """Whether a signal or a debugger keeps a process from running; False where nobody can tell."""
+    try:
+        return (proc / f"{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
 def runs(pid: int, started: str, proc: Path = PROC) -> bool:
     """Whether the process of ours that had this id and `start_time` still runs."""
     return same_start(start_time(pid, proc), started) and PROGRAM in _command(pid, proc)
