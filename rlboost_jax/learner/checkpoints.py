@@ -63,14 +63,17 @@ class Checkpoints(Closing):
         *,
         keep: int,
         on_durable: Callable[[int], None] = lambda step: None,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         """Open the folder, and make it where missing.
 
         Args:
             keep: newest checkpoints left in the folder, the others are deleted.
             on_durable: called with the step, in step order, from a thread of its own.
+            before: called there before a step is put in its place, and may wait.
         """
         self._folder, self._keep, self._on_durable = Path(folder).absolute(), keep, on_durable
+        self._before = before
         durable.make_folder(self._folder)
         self._bulletin = Bulletin(self._folder.name)
         if self._bulletin.index == 0:
@@ -271,6 +274,7 @@ class Checkpoints(Closing):
 
         def put_in_place() -> None:
             if self._bulletin.index == 0:
+                self._before()
                 durable.replace(folders.part_of(place), place)
 
         together(f"{step}/placed", put_in_place)

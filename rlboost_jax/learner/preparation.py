@@ -26,6 +26,7 @@ from rlboost_jax.models.adapters import base_model, is_adapter
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.models.sharding import param_shardings
+from rlboost_jax.pulse import PULSE
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.sources import WEIGHTS, source_folder
@@ -177,10 +178,13 @@ def _first_params(run: RunConfig, mesh: Mesh, console: Shows) -> Params:
     if run.warmup.max_updates:
         task = get_task(run.task)  # the configuration was checked for there being one
         reports: list[tuple[int, float]] = []
+
+        def report(updates: int, loss: float) -> None:
+            reports.append((updates, loss))
+            PULSE.beat()
+
         with console.phase(f"warming the model up on the {task.name} task"):
-            params = warm_up(
-                run, task, params, mesh=mesh, report=lambda *report: reports.append(report)
-            )
+            params = warm_up(run, task, params, mesh=mesh, report=report)
         for updates, loss in reports[-1:]:
             console.note(f"  {updates} supervised updates, loss {loss:.3f} nats per token")
     return params

@@ -161,11 +161,6 @@ def write_run_config(path: str | Path, config: RunConfig, run_id: str) -> None:
     at_rest.write_sealed(_file(path), {"run_id": run_id, **to_dict(config)})
 
 
-def config_for_servers(config: RunConfig, run_id: str) -> bytes:
-    """What servers take over the wire in place of `config.json`."""
-    return json.dumps({"run_id": run_id, **to_dict(config)}).encode()
-
-
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Nested dictionaries that JSON can hold; `run_config_from_dict` takes them back."""
     values: dict[str, Any] = msgspec.to_builtins(config)
