@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rlboost_jax.settings.errors import Mistake
+from rlboost_jax import durable
+from rlboost_jax.durable import Damaged
 
 FILE: Final = "digests.json"  # of a folder
 SEAL: Final = "sha256"  # of a small file: the digest of all else in it
@@ -36,10 +37,6 @@ class Fault(NamedTuple):
         return f"{self.path}: {self.reason}"
 
 
-class Damaged(Mistake, ValueError):
-    """A file does not hold what was written."""
-
-
 def one_line(faults: Collection[Fault]) -> str:
     """The first few of them."""
     shown = "; ".join(map(str, list(faults)[:_SHOWN]))
@@ -51,42 +48,54 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, SEAL: _digest_of(values)}
 
 
-def unsealed(values: Any, path: Path) -> dict[str, Any]:
+def unsealed(values: Mapping[str, Any], path: Path, remedy: str) -> dict[str, Any]:
     """The values of `sealed`. A file of an earlier release has no digest, and is taken as it is.
 
     Raises:
         Damaged: they are not those that the digest was made of.
     """
-    if not isinstance(values, dict):
-        raise Damaged(f"{path} holds {type(values).__name__} instead of named values; {_REMEDY}")
     values = dict(values)
+    torn = any(_is_nearly_seal(name) for name in values)
     said = values.pop(SEAL, None)
-    if said is not None and said != _digest_of(values):
-        raise Damaged(f"{path} does not hold what was written: its digest is another; {_REMEDY}")
+    if torn or (said is not None and said != _digest_of(values)):
+        raise Damaged(f"{path} is damaged (its digest is of something else); {remedy}")
     return values
 
 
-_REMEDY: Final = "bring it back from a copy, or begin in a new --workdir"
+def write_sealed(path: Path, values: Mapping[str, Any]) -> None:
+    """Put a small JSON file in its place, durably, with its digest."""
+    durable.write(path, (json.dumps(sealed(values), indent=2) + "\n").encode())
+
+
+def read_sealed(path: Path, remedy: str) -> dict[str, Any] | None:
+    """The values of a small JSON file; None where there is none.
+
+    Args:
+        remedy: what to do about a damaged one, for the error.
+
+    Raises:
+        Damaged: it is empty, torn, something else, or not what was written.
+    """
+    values = durable.read_object(path, remedy)
+    return None if values is None else unsealed(values, path, remedy)
+
+
+def _is_nearly_seal(name: str) -> bool:
+    """The name of the digest with one letter changed, which is no file of an earlier release."""
+    pairs = zip(name, SEAL, strict=False)
+    return len(name) == len(SEAL) and sum(one != other for one, other in pairs) == 1
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a small JSON file has a digest; raises ValueError if it is no JSON."""
+    values = json.loads(path.read_bytes())
+    return isinstance(values, dict) and SEAL in values
 
 
 def _digest_of(values: Mapping[str, Any]) -> str:
     # As it will be read: tuples are lists then, and keys text.
     text = json.dumps(json.loads(json.dumps(values)), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def read_sealed(path: Path) -> dict[str, Any]:
-    """The values of a small JSON file.
-
-    Raises:
-        Damaged: it is no JSON, or not what was written.
-        OSError
-    """
-    try:
-        values = json.loads(path.read_bytes())
-    except ValueError as error:  # of JSON, and of UTF-8
-        raise Damaged(f"{path} cannot be read: {error}; {_REMEDY}") from None
-    return unsealed(values, path)
 
 
 def files_below(folder: Path) -> list[str]:
@@ -119,15 +128,14 @@ def described(folder: Path) -> dict[str, Any] | None:
     Raises:
         Damaged: of itself.
     """
+    path, remedy = folder / FILE, "no digest of that folder can be trusted"
     try:
-        values = read_sealed(folder / FILE)
-    except FileNotFoundError:
-        return None
+        values = durable.read_object(path, remedy)
     except OSError as error:
-        raise Damaged(f"{folder / FILE} cannot be read: {error.strerror}; {_REMEDY}") from None
-    if SEAL not in json.loads((folder / FILE).read_bytes()) or "files" not in values:
-        raise Damaged(f"{folder / FILE} says no digests; {_REMEDY}")
-    return values
+        raise Damaged(f"{path} cannot be read: {error.strerror}; {remedy}") from None
+    if values is not None and not {SEAL, "files"} <= values.keys():
+        raise Damaged(f"{path} is damaged (it lacks digests); {remedy}")
+    return None if values is None else unsealed(values, path, remedy)
 
 
 def faults(

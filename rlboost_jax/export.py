@@ -19,7 +19,8 @@ from typing import Any, get_args
 from absl import logging
 
 from rlboost_jax import durable, exits
-from rlboost_jax.settings.errors import ConfigError, Mistake
+from rlboost_jax.exhaustion import exhausted
+from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.huggingface import from_huggingface, to_huggingface
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.model import Dtype, ModelConfig
@@ -144,7 +145,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             dtype=arguments.dtype,
             adapter=arguments.adapter,
         )
-    except (Mistake, ValueError, OSError) as error:
+    except Exception as error:
+        if line := exhausted(error):
+            raise SystemExit(f"error: {line}") from None
         if not (isinstance(error, OSError) or type(error).__module__.startswith("rlboost_")):
             raise
         exits.leave(f"error: {error}", exits.MISTAKE)

@@ -26,6 +26,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from rlboost_jax import exits, stacks
+from rlboost_jax.exhaustion import exhausted
 from rlboost_jax.observe.summary import Summary, headline
 from rlboost_jax.pulse import show_pulse
 from rlboost_jax.relay.start import Relay, speak_through_relay
@@ -119,9 +120,12 @@ def main(argv: list[str]) -> None:
             follow_training(run_config(_CONFIG.value), _WORKDIR.value, world)
             return
         summary = train(_CONFIG.value, _WORKDIR.value, world)
-    except (ValueError, RuntimeError, OSError) as error:
+    except Exception as error:
         # Errors of ours and of the system explain themselves; others are mistakes in the code.
-        if not (isinstance(error, OSError) or type(error).__module__.startswith("rlboost_")):
+        ours = type(error).__module__.startswith("rlboost_")
+        if not ours and (line := exhausted(error)):
+            exits.leave(f"error: {line}", exits.BROKEN, at_once=several)
+        if not (ours or isinstance(error, OSError)):
             if several:
                 traceback.print_exc()
                 exits.leave(f"error: {error}", exits.BROKEN, at_once=True)

@@ -16,13 +16,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from rlboost_jax import exits, processes, pulse
 from rlboost_jax.backoff import backoff_seconds
+from rlboost_jax.learner.checkpoint_folders import broken_in, steps_in
 from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess
 from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.observe.metrics import read_metrics
@@ -45,15 +46,28 @@ class Progress:
 
     step: int = -1  # of the newest row
     checkpoint: int = -1  # the newest complete one
+    complete: tuple[int, ...] = ()  # all complete ones
+    broken: frozenset[int] = frozenset()  # those that a start has put aside
 
     def beyond(self, other: "Progress") -> bool:
         return self.step > other.step or self.checkpoint > other.checkpoint
 
     def joined(self, other: "Progress") -> "Progress":
         """The farther of each: a restart takes rows out that it then writes again."""
-        return Progress(
-            step=max(self.step, other.step), checkpoint=max(self.checkpoint, other.checkpoint)
+        return replace(
+            self,
+            step=max(self.step, other.step),
+            checkpoint=max(self.checkpoint, other.checkpoint),
         )
+
+    def went_back_from(self, before: "Progress") -> "Progress":
+        """Where the last start went on from, if it put checkpoints aside that counted before; else
+        `before`. The same checkpoint broken once more is no new start for a run."""
+        fresh = self.broken - before.broken
+        if not fresh:
+            return before
+        base = max((step for step in self.complete if step < min(fresh)), default=-1)
+        return Progress(step=base - 1, checkpoint=base)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +91,10 @@ def after_end(
     Returns:
         the history with this end, and the seconds until the next start; None: it was the last.
     """
-    further = reached.beyond(history.reached)
+    before = reached.went_back_from(history.reached)
+    further = reached.beyond(before)
     fruitless = 0 if further else history.fruitless + 1
-    history = History(reached=reached.joined(history.reached), fruitless=fruitless)
+    history = History(reached=reached.joined(before), fruitless=fruitless)
     if code in (exits.COMPLETE, exits.MISTAKE) or code in exits.ASKED or fruitless > max_restarts:
         return history, None
     pause = backoff_seconds(
@@ -91,8 +106,13 @@ def after_end(
 def progress_of(workdir: Path) -> Progress:
     """Of the run in a folder, which may not be there yet."""
     rows = [row["step"] for row in read_metrics(workdir) if isinstance(row.get("step"), int)]
-    saved = [int(path.name) for path in workdir.glob("checkpoints/*") if path.name.isdigit()]
-    return Progress(step=max(rows, default=-1), checkpoint=max(saved, default=-1))
+    saved = steps_in(workdir / "checkpoints")
+    return Progress(
+        step=max(rows, default=-1),
+        checkpoint=max(saved, default=-1),
+        complete=tuple(saved),
+        broken=frozenset(broken_in(workdir / "checkpoints")),
+    )
 
 
 class Supervisor:

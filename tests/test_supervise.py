@@ -76,7 +76,24 @@ def test_progress_is_read_from_the_folder(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"ste')
     for name in ("0", "2", "3.orbax-checkpoint-tmp"):  # the last is in the making
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert progress_of(tmp_path) == Progress(step=1, checkpoint=2)
+    assert progress_of(tmp_path) == Progress(step=1, checkpoint=2, complete=(0, 2))
+    (tmp_path / "checkpoints" / "4.broken").mkdir()
+    assert progress_of(tmp_path).broken == {4}
+
+
+def test_a_run_that_went_back_is_measured_from_there():
+    """Checkpoint 4 broke, and a start went back to 3: rows from 3 on are new, those before not."""
+
+    def back(step, *complete):
+        return Progress(
+            step=step, checkpoint=max(complete), complete=complete, broken=frozenset({4})
+        )
+
+    stuck = (KILLED, back(2, 2, 3))
+    assert decisions(stuck, stuck, stuck, stuck) == [0.5, 1.0, 2.0, None]
+    assert decisions(stuck, (KILLED, back(3, 3, 4)), stuck) == [0.5, 0.5, 0.5]
+    again = (KILLED, back(3, 3, 4))  # 4 is written, breaks, and is written again
+    assert decisions(again, again, again, again) == [0.5, 0.5, 1.0, 2.0]
 
 
 TRAINER = """

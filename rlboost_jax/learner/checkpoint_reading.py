@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlboost_jax import at_rest
+from rlboost_jax.durable import Damaged
 from rlboost_jax.learner import checkpoint_folders as folders
 from rlboost_jax.learner import leaf_digests, orbax_files
 from rlboost_jax.learner.checkpoint_folders import EXTRA, EXTRA_FILE, STATE, steps_in
@@ -20,7 +21,15 @@ class CheckpointNotFound(Mistake, ValueError):
 
 
 class CheckpointBroken(Mistake, ValueError):
-    """A checkpoint that was complete cannot be read any more, or is of another model."""
+    """A checkpoint that was complete cannot be read any more, or is of another model.
+
+    Attributes:
+        reason: the file or array, and what is wrong with it.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
 
 
 def damage(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> str:
@@ -32,7 +41,7 @@ def damage(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> str:
     place = folder / str(step)
     try:
         digests = at_rest.described(place)
-    except at_rest.Damaged as error:
+    except Damaged as error:
         return str(error)
     if digests is None:
         return "" if folders.is_of_before(place) else f"{place / at_rest.FILE} is missing"
@@ -130,5 +139,6 @@ def _read(folder: Path, step: int, name: str, read: Callable[[Path], Any]) -> An
 def _broken(folder: Path, step: int, reason: str) -> CheckpointBroken:
     return CheckpointBroken(
         f"checkpoint {step} in {folder} cannot be read; complete ones are {steps_in(folder)}, take "
-        f"another or remove the newest: {reason}"
+        f"another or remove the newest: {reason}",
+        reason,
     )

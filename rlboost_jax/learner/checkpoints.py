@@ -40,7 +40,7 @@ class CheckpointNotWritten(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Item:
+class _Save:
     """What is to be saved."""
 
     step: int
@@ -81,6 +81,7 @@ class Checkpoints(Closing):
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: deque[tuple[int, Future[None]]] = deque()  # bytes of each
         self._newest = self.latest()
+        self._underway: set[int] = set()  # steps
 
     def save(
         self,
@@ -113,8 +114,9 @@ class Checkpoints(Closing):
             item = self._begun(step, {STATE: state, **older}, extra)
         else:
             trees = {STATE: _on_host(state), **older}
-            item = _Item(step=step, trees=trees, extra=extra, leaves=_digests(trees))
+            item = _Save(step=step, trees=trees, extra=extra, leaves=_digests(trees))
         self._newest = step
+        self._underway.add(step)
         self._saving.append((size, self._writer.submit(self._save, item)))
 
     def wait(self) -> None:
@@ -125,6 +127,10 @@ class Checkpoints(Closing):
     def after(self, call: Callable[[], None]) -> None:
         """Have something done by the thread, once what was saved is durable."""
         self._saving.append((0, self._writer.submit(call)))
+
+    def has(self, step: int) -> bool:
+        """Whether a checkpoint of that step is complete, or on its way."""
+        return step in self._underway or self.place(step).is_dir()
 
     @property
     def folder(self) -> Path:
@@ -194,12 +200,12 @@ class Checkpoints(Closing):
         ):
             self._saving.popleft()[1].result()
 
-    def _begun(self, step: int, trees: Mapping[str, Any], extra: dict[str, Any]) -> _Item:
+    def _begun(self, step: int, trees: Mapping[str, Any], extra: dict[str, Any]) -> _Save:
         """What is to be saved of arrays of several processes; these are copied now."""
         self._bulletin.together(f"{step}/made", lambda: self._make_folders(step, trees))
         digests = _digests(trees)
         begun = self._write_arrays(step, trees)
-        return _Item(step=step, trees=trees, extra=extra, leaves=digests, begun=begun)
+        return _Save(step=step, trees=trees, extra=extra, leaves=digests, begun=begun)
 
     def _make_folders(self, step: int, trees: Mapping[str, Any]) -> None:
         part = folders.part_of(self.place(step))
@@ -218,7 +224,7 @@ class Checkpoints(Closing):
 
         return wait
 
-    def _save(self, item: _Item) -> None:
+    def _save(self, item: _Save) -> None:
         """In the thread, from the first byte to the last."""
         part, together = folders.part_of(self.place(item.step)), self._bulletin.together
         if item.begun is None:
@@ -235,7 +241,7 @@ class Checkpoints(Closing):
             durable.sync_tree(part)
         self._finish(item.step)
 
-    def _written(self, item: _Item, part: Path) -> list[dict[str, Any]]:
+    def _written(self, item: _Save, part: Path) -> list[dict[str, Any]]:
         """Write this process's arrays; returns digests of files and of leaves.
 
         Process 0 knows its own files once all is written.
@@ -261,6 +267,7 @@ class Checkpoints(Closing):
 
         together(f"{step}/placed", put_in_place)
         together(f"{step}/read", lambda: self._read_back(step))
+        self._underway.discard(step)
         self._on_durable(step)
         if self._bulletin.index == 0:
             for old in self.complete()[: -self._keep]:

@@ -5,9 +5,9 @@ mesh, compares each part that it holds whole; the others are left to the digests
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import jax
 import numpy as np
@@ -15,12 +15,15 @@ import numpy as np
 Parts = list[list[Any]]  # of a leaf: [[begin, end] for each axis, SHA-256]
 
 _THREADS: Final = 4  # hashing leaves the interpreter to others
+_SMALL_BYTES: Final = 2**24  # of which one thread makes short work
+
+T = TypeVar("T")
 
 
 def on_host(array: Any) -> np.ndarray:
     """A copy that lasts although the array is donated. Host arrays are taken as they are."""
-    if isinstance(array, np.ndarray):
-        return array
+    if not isinstance(array, jax.Array):
+        return np.asarray(array)
     # NumPy would look at the very memory of what lies on the host.
     kinds = {device.platform for device in array.devices()} | {array.sharding.memory_kind or ""}
     host = any(kind == "cpu" or "host" in kind for kind in kinds)
@@ -38,8 +41,8 @@ def parts_of(tree: Any) -> Callable[[], dict[str, Parts]]:
         def digest(name: str) -> tuple[str, Parts]:
             return name, [[index, _digest(part)] for index, part in held[name]]
 
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="digest") as threads:
-            return {name: parts for name, parts in threads.map(digest, held) if parts}
+        parts = (part for parts in held.values() for _, part in parts)
+        return {name: found for name, found in _mapped(digest, held, parts) if found}
 
     return digested
 
@@ -53,9 +56,16 @@ def differing(tree: Any, expected: Mapping[str, Parts]) -> list[str]:
         return any(here is not None and _digest(here) != digest for digest, here in held)
 
     common = [name for name in expected if name in leaves]
+    found = _mapped(differs, common, (leaves[name] for name in common))
+    return [name for name, wrong in zip(common, found, strict=True) if wrong]
+
+
+def _mapped(function: Callable[[str], T], names: Iterable[str], arrays: Iterable[Any]) -> list[T]:
+    """What a function is of names of arrays, which are hashed side by side where that pays."""
+    if sum(array.nbytes for array in arrays) < _SMALL_BYTES:
+        return list(map(function, names))
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="digest") as threads:
-        found = zip(common, threads.map(differs, common), strict=True)
-        return [name for name, wrong in found if wrong]
+        return list(threads.map(function, names))
 
 
 def _named(tree: Any) -> dict[str, Any]:

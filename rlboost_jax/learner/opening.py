@@ -4,9 +4,8 @@ The order counts: the folder is taken before anything is written, the fleet star
 warms up and compiles, and everything is taken down in the opposite order.
 """
 
-import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,9 @@ from rlboost_jax.learner.base import Base, check_same
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoint_extra import window_of
 from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.link import EventLoopThread, ManagerLink
+from rlboost_jax.learner.event_loop import EventLoopThread
+from rlboost_jax.learner.fleet_life import sending_home, showing_fleet
+from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.origin import keep_origin
 from rlboost_jax.learner.preparation import Prepared, prepared, programs, restore
@@ -51,8 +52,6 @@ from rlboost_jax.stacks import StacksFile, stacks_path
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
 from rlboost_jax.workdir import Workdir
-
-LOOK_SECONDS = 0.25  # between two looks at the fleet, for the live view
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +155,8 @@ class Opening:
         extra = restored[1] if restored else {}
         first = checkpoints.latest() or 0
         trackers = self._trackers(first)
-        stack.enter_context(_sending_home(link, manager))
-        stack.enter_context(_showing_fleet(self._thread, link, console))
+        stack.enter_context(sending_home(link, manager))
+        stack.enter_context(showing_fleet(self._thread, link, console))
         # The fleet starts now, while the learner warms up and compiles.
         with console.phase("starting the manager and its fleet"):
             window = window_of(extra) if restored else None
@@ -306,41 +305,6 @@ class Opening:
         )
         self._stack.callback(publisher.close)
         return publisher
-
-
-@contextlib.contextmanager
-def _sending_home(link: ManagerLink, manager: ManagerProcess) -> Iterator[None]:
-    """However the run ends, manager and servers do not stay behind.
-
-    Of one that is not complete they leave the tokens so far in the manager's journal.
-    """
-    reason, over = "the trainer stopped", False
-    try:
-        yield
-        reason, over = "the run is over", True
-    except BaseException as error:
-        reason = f"the trainer stopped: {type(error).__name__}"
-        raise
-    finally:
-        if not link.end(reason, over=over):
-            manager.dismiss()
-
-
-@contextlib.contextmanager
-def _showing_fleet(thread: EventLoopThread, link: ManagerLink, console: Console) -> Iterator[None]:
-    """Show the fleet as the manager last described it, whatever the trainer waits for."""
-
-    async def show() -> None:
-        while True:
-            if link.status is not None:
-                console.fleet(link.status)
-            await asyncio.sleep(LOOK_SECONDS)
-
-    showing = thread.start(show())
-    try:
-        yield
-    finally:
-        showing.cancel()
 
 
 def _published_base(params: Params, followers: Followers, store: SnapshotStore) -> Base:

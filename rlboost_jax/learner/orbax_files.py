@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 from jax.sharding import SingleDeviceSharding
 
 from rlboost_jax.models.params import Params
@@ -32,7 +31,7 @@ def begin(folder: Path, tree: Any) -> Callable[[], None]:
     arguments = ocp.args.PyTreeSave(
         tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
     )
-    futures = asyncio.run(_handler().async_save(epath.Path(folder), args=arguments))
+    futures = asyncio.run(_handler().async_save(folder, args=arguments))
 
     def wait() -> None:
         for future in futures or ():
@@ -43,7 +42,7 @@ def begin(folder: Path, tree: Any) -> Callable[[], None]:
 
 def finish(folder: Path) -> None:
     """Make one tree of what the processes have written."""
-    _handler().finalize(epath.Path(folder))
+    _handler().finalize(folder)
 
 
 def own_folders(folder: Path, process: int) -> list[Path]:
@@ -58,9 +57,7 @@ def read(folder: Path, abstract: Any) -> Any:
         abstract: shapes, dtypes and shardings to read onto; leaves without one stay on the host.
     """
     arguments = ocp.checkpoint_utils.construct_restore_args(abstract)
-    return _handler().restore(
-        epath.Path(folder), args=ocp.args.PyTreeRestore(abstract, restore_args=arguments)
-    )
+    return _handler().restore(folder, args=ocp.args.PyTreeRestore(abstract, restore_args=arguments))
 
 
 def read_params(folder: Path, abstract: Params) -> Params:
@@ -72,15 +69,16 @@ def read_params(folder: Path, abstract: Params) -> Params:
     )
     arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
     part = ocp.args.PyTreeRestore(wanted, restore_args=arguments, partial_restore=True)
-    params: Params = _handler().restore(epath.Path(folder), args=part)["params"]
+    params: Params = _handler().restore(folder, args=part)["params"]
     return params
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
-    """No compression: what trains hardly shrinks, and it would cost more than all else."""
+    """No compression: what trains hardly shrinks, and it would cost more than all else. No files
+    about arrays beside them: for these, processes wait for each other in ways of their own."""
     kinds = ocp.type_handlers
     registry = kinds.create_type_handler_registry(
         (np.ndarray, kinds.NumpyHandler(deepcopy_host_arrays=False)),
-        (jax.Array, kinds.get_type_handler(jax.Array)),
+        (jax.Array, kinds.ArrayHandler(array_metadata_store=None)),
     )
     return ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry)

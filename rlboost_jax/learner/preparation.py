@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from rlboost_jax.data.tasks import get_task
 from rlboost_jax.learner.base import kept_base
 from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
+from rlboost_jax.learner.checkpoint_reading import CheckpointBroken
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.fallback import newest_sound
 from rlboost_jax.learner.packing import batch_shapes
@@ -219,4 +220,10 @@ def _reference(
                 )
             kept.save(0, state.params, {})
             kept.wait()
-        return kept.restore(0, _abstract(run, policy).params)[0]
+        try:
+            return kept.restore(0, _abstract(run, policy).params)[0]
+        except CheckpointBroken as error:
+            raise ReferenceGone(
+                f"{path / 'reference'} is damaged, which the run's KL term is taken to: "
+                f"{error.reason}; bring it back from a copy, or begin in a new --workdir"
+            ) from None

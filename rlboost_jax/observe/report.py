@@ -84,11 +84,9 @@ def report_page(
 def _tiles(summary: Summary) -> Iterator[tuple[str, str, str]]:
     """(what, number, note)"""
     if summary.last_accuracy is not None:
-        yield (
-            "held-out accuracy",
-            f"{summary.last_accuracy:.3f}",
-            f"from {summary.first_accuracy:.3f}",
-        )
+        # The rows may be gone that knew the first.
+        first = "" if summary.first_accuracy is None else f"from {summary.first_accuracy:.3f}"
+        yield "held-out accuracy", f"{summary.last_accuracy:.3f}", first
     yield "updates", str(summary.steps), f"in {duration(summary.seconds)}"
     yield "servers lost", str(summary.instances_lost), f"{summary.instances_joined} joined"
     share = summary.tokens_lost / summary.tokens_generated if summary.tokens_generated else 0.0

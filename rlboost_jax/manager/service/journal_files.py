@@ -14,9 +14,9 @@ run goes on.
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 from rlboost_jax import durable
 from rlboost_jax.manager.journal import (
@@ -28,13 +28,14 @@ from rlboost_jax.manager.journal import (
     RunOver,
     RunState,
     SegmentBegun,
+    SegmentReader,
     frames,
-    read_segment,
 )
 from rlboost_jax.messages import BeginBatch
 from rlboost_jax.settings.errors import Mistake
 
 SUFFIX = ".journal"
+_BUFFER_BYTES: Final = 2**20
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,10 @@ class Journal:
         write: as `os.write`.
         sync: has what a file holds last.
         later: calls a function some time, one after the other; left out: at once.
+
+    Attributes:
+        read_bytes: of the entries that were read so far.
+        damages: what was found on the way that could not be read.
     """
 
     def __init__(
@@ -74,49 +79,75 @@ class Journal:
         # What each segment says anew, so that those before it can go.
         self._run_state: RunState | None = None
         self._published: dict[int, Published] = {}  # by version, that published last at the end
+        self.read_bytes = 0
+        self.damages: list[str] = []
 
-    def read(self) -> tuple[list[Any], list[str]]:
-        """All entries in order, and what was damaged.
-
-        The segments stay until what they hold is committed; the next step opens a new one.
+    def check(self) -> None:
+        """Remove segments of other runs; before `entries`, which does so too.
 
         Raises:
             OtherFormat: this run has a segment that another release wrote.
         """
         durable.make_folder(self._folder)
-        entries: list[Any] = []
-        damages: list[str] = []
         for path in self._segments():
-            segment = read_segment(path.read_bytes())
-            first = segment.entries[0] if segment.entries else None
-            if isinstance(first, SegmentBegun):
-                if first.run_id != self._run_id:
-                    path.unlink()
-                    continue
-                if first.format != FORMAT:
-                    raise OtherFormat(
-                        f"{path}: journals of format {first.format} are of another release; this "
-                        f"one reads format {FORMAT}. Go on with that release, or remove "
-                        f"{self._folder}: its responses are then generated again, and costs are "
-                        "counted anew"
-                    )
-            elif first is None:  # a power cut took all of it, or it is another's
-                damages.append(f"{path.name}: {segment.damage or 'empty'}")
+            with _opened(path) as reader:
+                first = next(iter(reader), None)
+            if not isinstance(first, SegmentBegun):
+                continue  # damaged: said when it is read
+            if first.run_id != self._run_id:
+                path.unlink()
+            elif first.format != FORMAT:
+                raise OtherFormat(
+                    f"{path}: journals of format {first.format} are of another release; this "
+                    f"one reads format {FORMAT}. Go on with that release, or remove "
+                    f"{self._folder}: its responses are then generated again, and costs are "
+                    "counted anew"
+                )
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries in order, to be gone through once and to the end, before `append`.
+
+        One is in memory at a time, however long the journal is: the bytes of a full step are as
+        many as all its tokens. `read_bytes` grows on the way, and `damages` says in the end what
+        was damaged.
+
+        The segments stay until what they hold is committed; the next step opens a new one.
+
+        Raises:
+            OtherFormat: as `check`.
+        """
+        self.check()
+        for path in self._segments():
+            step, before, empty = -1, self.read_bytes, True
+            with _opened(path) as reader:
+                for entry in reader:
+                    empty, self.read_bytes = False, before + reader.good_bytes
+                    if isinstance(entry, BatchOpened) and step < 0:
+                        step = entry.begin.batch
+                    self._note([entry])
+                    yield entry
+            if empty:  # a power cut took all of it, or it is another's
+                self.damages.append(f"{path.name}: {reader.damage or 'empty'}")
                 path.unlink()
                 continue
-            if segment.damage:
-                damages.append(f"{path.name}: {segment.damage}")
-                os.truncate(path, segment.good_bytes)
+            if reader.damage:
+                self.damages.append(f"{path.name}: {reader.damage}")
+                os.truncate(path, reader.good_bytes)
             self._number = int(path.name.split("-")[0])
-            self._steps[path] = _step_of(segment.entries)
-            self._note(segment.entries)
-            entries += segment.entries
+            self._steps[path] = step
         if self._steps:
             self._path = list(self._steps)[-1]
             self._steps.pop(self._path)
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             self._good = self._path.stat().st_size
-        return entries, damages
+
+    def read(self) -> tuple[list[Entry], list[str]]:
+        """All entries at once and what was damaged, of a journal that is known to be short."""
+        return list(self.entries()), self.damages
+
+    def size(self) -> int:
+        """Bytes that there are to read."""
+        return sum(path.stat().st_size for path in self._segments())
 
     def append(self, entries: Sequence[Entry]) -> str:
         """Write entries down; "" or why that failed. Never raises for the disk's sake."""
@@ -152,16 +183,21 @@ class Journal:
         """Begin a segment with all that those before it say and that still holds."""
         self.close()
         if self._path is not None:
-            self._steps[self._path] = self._step
+            self._steps[self._path], self._path = self._step, None
         self._number += 1
         self._step = begin.batch
-        self._path = self._folder / f"{self._number:08d}-step-{begin.batch}{SUFFIX}"
+        path = self._folder / f"{self._number:08d}-step-{begin.batch}{SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._file, self._good = os.open(self._path, flags, 0o600), 0
+        self._file, self._good = os.open(path, flags, 0o600), 0
         self._keep_published(begin)
         published = self._published.values()
         states = (SegmentBegun(run_id=self._run_id), self._run_state, *published)
-        self._write([entry for entry in states if entry is not None])
+        try:
+            self._write([entry for entry in states if entry is not None])
+        except OSError:  # what stands in for those before it has to be there as a whole
+            path.unlink(missing_ok=True)
+            raise
+        self._path = path
 
     def _keep_published(self, begin: BeginBatch) -> None:
         """The newest version, and those before it that batches beside this one are sampled from.
@@ -217,7 +253,7 @@ class Journal:
 
     def _remove(self, paths: Sequence[Path]) -> None:
         """Segments that are not needed once the newest, which says what still holds, lasts."""
-        newest = self._path if self._file is not None else next(reversed(self._steps), None)
+        newest = self._path or next(reversed(self._steps), None)
         paths = [path for path in paths if path != newest]
         if not paths or newest is None:
             return
@@ -246,6 +282,7 @@ def _by_segment(entries: Sequence[Entry]) -> list[list[Entry]]:
     return parts
 
 
-def _step_of(entries: Iterable[Entry]) -> int:
-    """The step that opened a segment; -1 of one that lost even that."""
-    return next((e.begin.batch for e in entries if isinstance(e, BatchOpened)), -1)
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[SegmentReader]:
+    with open(path, "rb", buffering=_BUFFER_BYTES) as file:
+        yield SegmentReader(file.read, os.fstat(file.fileno()).st_size)
