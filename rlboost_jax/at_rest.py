@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +23,7 @@ FILE: Final = "digests.json"  # of a folder
 SEAL: Final = "sha256"  # of a small file: the digest of all else in it
 _BLOCK_BYTES: Final = 2**20
 _SHOWN: Final = 3  # faults in a line
+_THREADS: Final = 4  # hashing leaves the interpreter to others
 _UNREADABLE: Final = (errno.EIO, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 
 Digests = dict[str, tuple[int, str]]  # size and SHA-256 by the name of a file below a folder
@@ -153,11 +155,15 @@ def faults(
         from_disk: not from the memory that the system keeps of files, where that can be had.
     """
     index, count = share
-    names = sorted(digests, key=lambda name: (-digests[name][0], name))
-    for name in names[index::count]:
-        fault = _fault(folder / name, digests[name][0], digests[name][1], from_disk)
-        if fault:
-            yield Fault(folder / name, fault)
+    names = sorted(digests, key=lambda name: (-digests[name][0], name))[index::count]
+
+    def looked_at(name: str) -> str:
+        return _fault(folder / name, digests[name][0], digests[name][1], from_disk)
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="digest") as threads:
+        for name, fault in zip(names, threads.map(looked_at, names), strict=True):
+            if fault:
+                yield Fault(folder / name, fault)
 
 
 def strangers(folder: Path, digests: Collection[str]) -> Iterator[Fault]:

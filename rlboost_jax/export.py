@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--adapter", action="store_true", help="adapters alone, for PEFT")
     arguments = parser.parse_args(argv)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # accelerators are a run's that may be alive
-    logging.set_verbosity(logging.ERROR)  # Orbax warns that it may read only
+    logging.set_verbosity(logging.ERROR)  # JAX and Orbax have much to say
     try:
         lines = export(
             arguments.workdir,

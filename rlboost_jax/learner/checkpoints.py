@@ -74,7 +74,7 @@ class Checkpoints(Closing):
         """
         self._folder, self._keep, self._on_durable = Path(folder).absolute(), keep, on_durable
         self._before = before
-        self._folder.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(self._folder)
         self._bulletin = Bulletin(self._folder.name)
         if self._bulletin.index == 0:
             folders.remove_leftovers(self._folder)
@@ -82,6 +82,7 @@ class Checkpoints(Closing):
         self._saving: deque[tuple[int, Future[None]]] = deque()  # bytes of each
         self._newest = self.latest()
         self._underway: set[int] = set()  # steps
+        self._failed = False  # what was to be saved after that is not
 
     def save(
         self,
@@ -225,7 +226,18 @@ class Checkpoints(Closing):
         return wait
 
     def _save(self, item: _Save) -> None:
-        """In the thread, from the first byte to the last."""
+        """In the thread. What comes after a failure, which is raised soon, is left alone: with it
+        the last sound one would become old."""
+        if self._failed:
+            return
+        try:
+            self._write(item)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _write(self, item: _Save) -> None:
+        """From the first byte to the last."""
         part, together = folders.part_of(self.place(item.step)), self._bulletin.together
         if item.begun is None:
             self._make_folders(item.step, item.trees)

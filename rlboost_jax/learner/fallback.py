@@ -10,7 +10,7 @@ Invariants:
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from rlboost_jax.learner import checkpoint_reading
 from rlboost_jax.learner.checkpoint_reading import CheckpointBroken
@@ -18,7 +18,8 @@ from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.processes.world import World, tell_all
 
 Tree = TypeVar("Tree")  # a pytree of arrays
-_LETTERS = 400  # of a reason, between processes
+_LETTERS: Final = 300  # of a reason, between processes
+_STEPS: Final = 100  # that are looked at, the newest
 
 
 def newest_sound(
@@ -62,7 +63,7 @@ def newest_sound(
 
 def _steps(checkpoints: Checkpoints, world: World) -> list[int]:
     """Of the complete checkpoints, as process 0 sees them."""
-    own = checkpoints.complete()
+    own = checkpoints.complete()[-_STEPS:]
     if world.count == 1:
         return own
     steps: list[int] = tell_all({"steps": own} if world.leads else None)["steps"]

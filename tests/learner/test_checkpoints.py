@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from rlboost_jax.learner.checkpoint_reading import CheckpointBroken, CheckpointNotFound
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.fallback import newest_sound
 from rlboost_jax.learner.packing import pack
+from rlboost_jax.learner.processes.world import ALONE
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
@@ -138,6 +141,32 @@ def test_damaged_files_and_those_of_another_model_are_one_line(tmp_path, trainin
             assert line.startswith(f"checkpoint {step} in {tmp_path} cannot be read; complete ones")
             assert "[1, 2]" in line and "\n" not in line
         assert same_bits(checkpoints.restore(1, abstract)[0], state)
+
+
+def test_those_of_a_release_without_digests_are_read(tmp_path, training, abstract):
+    """As Orbax's own manager writes them; one that is damaged is passed over, too."""
+    state, _ = training
+    with ocp.CheckpointManager(tmp_path) as manager:
+        for step in (1, 2):
+            arrays, extra = ocp.args.StandardSave(state), ocp.args.JsonSave(EXTRA)
+            manager.save(step, args=ocp.args.Composite(state=arrays, extra=extra))
+    for file in (tmp_path / "2").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:100])
+    notes = []
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        restored, extra = newest_sound(checkpoints, abstract, ALONE, notes.append)
+    assert extra == EXTRA and same_bits(restored, state)
+    broken, unchecked = notes
+    assert broken.startswith("checkpoint 2 is broken") and "from checkpoint 1" in broken
+    assert unchecked == "checkpoint 1 was written without digests: its files cannot be checked"
+
+
+def test_orbax_reads_what_was_written(tmp_path, training, abstract):
+    state, _ = training
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(1, state, EXTRA)
+    with ocp.StandardCheckpointer() as reader:
+        assert same_bits(reader.restore(tmp_path / "1" / "state", abstract), state)
 
 
 def test_an_empty_folder_has_no_latest(tmp_path):
