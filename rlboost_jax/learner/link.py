@@ -27,6 +27,7 @@ from rlboost_jax.settings.errors import Mistake
 
 DIAL_SECONDS = 0.2  # between two attempts to reach the manager
 ANSWER_SECONDS = 30.0  # for a reply that the manager can give at once
+DISK_TIMES = 20  # as long for one that waits for its journal: a disk may not answer for minutes
 # A signal that comes just before a wait begins, or to another thread, is heard of when it ends.
 LOOK_SECONDS = 1.0
 END_SECONDS = 5.0  # for the manager to hang up after the end of the run
@@ -141,18 +142,16 @@ class ManagerLink:
         What else arrives meanwhile is of the batches that are open still: `receive` has it next.
 
         Raises:
-            ManagerLost: it did not answer within `answer_seconds`.
+            ManagerLost: it did not answer within `DISK_TIMES` `answer_seconds`.
             ManagerRefused: it knows nothing of that batch.
         """
         self._send(trained)
-        others: list[messages.ToTrainer] = []
+        seconds, others = DISK_TIMES * self._answer_seconds, list[messages.ToTrainer]()
         while True:
-            message = self._next(self._answer_seconds)
+            message = self._next(seconds)
             if message is None:
-                waited = f"{self._answer_seconds:g} s"
-                raise ManagerLost(
-                    f"no report of batch {trained.batch} in {waited}: {self._trouble}"
-                )
+                waited = f"batch {trained.batch} in {seconds:g} s"
+                raise ManagerLost(f"no report of {waited}: {self._trouble}")
             if isinstance(message, messages.BatchReport) and message.batch == trained.batch:
                 self._aside.extend(others)
                 return message

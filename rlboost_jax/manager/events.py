@@ -72,6 +72,14 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskWaited:
+    """The disk has kept back what follows from the journal for so long: nobody has heard of it, so
+    nobody owes progress in that time."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """The manager process was asked to go."""
 
@@ -93,6 +101,7 @@ Event = (
     | MachineAdded
     | MachineRemoved
     | Stalled
+    | DiskWaited
     | Shutdown
     | Tick
 )

@@ -56,8 +56,8 @@ class Forks:
                 raise NotForked("the run is over")
             if self._reader is not None and not self._reader.done():
                 return
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._log, "ab") as log:
+            await asyncio.to_thread(self._log.parent.mkdir, parents=True, exist_ok=True)
+            with await asyncio.to_thread(open, self._log, "ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
                     *self._program,
                     stdin=PIPE,

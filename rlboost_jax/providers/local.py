@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from signal import Signals
 from typing import Any
@@ -80,6 +81,8 @@ class LocalProvider:
             "--zone=local",
             "--notices=none",  # this is the trainer's host: where it goes, all go
         ]
+        # A disk that does not answer holds up this thread, and no lease.
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="server files")
         self._files = ServerFiles(rendezvous.workdir / "servers")
         self._events = EventQueue()
         self._forks = Forks(
@@ -105,7 +108,7 @@ class LocalProvider:
             return
         try:
             await self._forks.open()
-            remove_old_logs(self._logs, self._servers)
+            self._disk.submit(remove_old_logs, self._logs, frozenset(self._servers))
             server.asked = True
             async with asyncio.timeout(self._start_seconds):
                 await self._forks.command(
@@ -142,8 +145,8 @@ class LocalProvider:
             server.end = loop.call_at(moment, self._send, name, server, signal.SIGKILL)
 
     async def list(self) -> tuple[Listed, ...]:
-        for name in self._files.names():
-            if name not in self._servers and (found := self._files.find(name)) is not None:
+        for name, found in await asyncio.wrap_future(self._disk.submit(self._noted)):
+            if name not in self._servers:
                 server = _Server(found.nonce, asyncio.get_running_loop().create_future())
                 server.settled.set_result(None)
                 self._nonces.add(found.nonce)
@@ -168,7 +171,13 @@ class LocalProvider:
                         self._emptied.clear()
                         await self._emptied.wait()
         await self._forks.close()
+        await asyncio.to_thread(self._disk.shutdown)
         self._events.close()
+
+    def _noted(self) -> Sequence[tuple[str, Found]]:
+        """Servers of which there are files, and that run."""
+        found = ((name, self._files.find(name)) for name in self._files.names())
+        return [(name, each) for name, each in found if each is not None]
 
     def _running(self) -> Sequence[tuple[str, _Server]]:
         return [(name, server) for name, server in self._servers.items() if server.pid]
@@ -180,7 +189,7 @@ class LocalProvider:
             return
         if "started" in report:
             server.pid = report["pid"]
-            self._files.write(name, server.nonce, server.pid)
+            self._disk.submit(self._files.write, name, server.nonce, server.pid)
             if server.late:
                 self._send(name, server, signal.SIGKILL)
             else:
@@ -209,7 +218,7 @@ class LocalProvider:
 
     def _over(self, name: str, server: _Server, code: int | None) -> None:
         self._forget(name)
-        self._files.remove(name)
+        self._disk.submit(self._files.remove, name)
         if not server.late:
             known = "unknown" if code is None else code
             self._events.put(Exited(name, server.nonce, f"exit code {known}", code))
@@ -228,7 +237,7 @@ class LocalProvider:
                 continue
             if not server.pid:
                 self._refuse(name, server, "the process that forks servers reports no more")
-            elif (found := self._files.find(name)) is None:
+            elif (found := self._disk.submit(self._files.find, name).result()) is None:
                 self._over(name, server, None)
             else:
                 self._adopt(name, server, found)

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 from rlboost_jax import messages
 from rlboost_jax.learner.event_loop import EventLoopThread
 from rlboost_jax.learner.link import (
+    DISK_TIMES,
     ManagerLink,
     ManagerLost,
     ManagerRefused,
@@ -214,7 +215,7 @@ class Waits(ManagerLink):
 
 def test_no_report_names_what_was_in_the_way(script):
     trained = messages.BatchTrained(batch=7, train_wait_seconds=0.0, train_seconds=0.0)
-    with linked(script, Waits, answer_seconds=0.5) as link:
+    with linked(script, Waits, answer_seconds=0.5 / DISK_TIMES) as link:
         link.connect(HELLO)
         with pytest.raises(ManagerLost, match=r"no report of batch 7 in 0\.5 s: no answer"):
             link.trained(trained)

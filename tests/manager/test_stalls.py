@@ -1,5 +1,6 @@
 """Leases while the manager itself stands still."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Event, FromServer, Tick
 from rlboost_jax.manager.service.driver import PULSE_SECONDS
 from tests.manager.conftest import Loopback, Open, join, open_trainer
+from tests.manager.fakes import begin_batch, ready
 
 Run = Callable[..., Any]
 
@@ -73,3 +75,55 @@ def test_silence_counts_while_the_manager_runs(loopback: Open, run: Run) -> None
             await server.close()
 
     run(story())
+
+
+def test_nobody_owes_progress_with_work_that_the_disk_keeps_back(loopback: Open, run: Run) -> None:
+    """It was placed, and nobody has heard of it. Once the disk answers, patience begins."""
+
+    async def story() -> None:
+        disk = Disk()
+        async with loopback(
+            keep=disk.keep, manager__lease_seconds=1e6, manager__progress_seconds=10.0
+        ) as loop:
+            clock = Clock(loop)
+            trainer, server = await open_trainer(loop), await join(loop, reserved=True)
+            await server.send_bytes(m.encode(ready(0)))
+            disk.stands = True
+            await trainer.send_bytes(m.encode(begin_batch(0, 0, "d", prompts=1)))
+            (instance,) = loop.driver.manager.view.roster
+            for _ in range(1000):
+                await asyncio.sleep(0.01)
+                if instance.held:
+                    break
+            lost = []
+            clock.run(60.0)
+            lost.append(names(loop))
+            disk.answer()
+            clock.run(9.0)
+            lost.append(names(loop))
+            clock.run(2.0)
+            lost.append(names(loop))
+            await trainer.close()
+            await server.close()
+        assert lost == [["server-1"], ["server-1"], []]
+
+    run(story())
+
+
+class Disk:
+    """Entries are kept at once, or as it answers."""
+
+    def __init__(self) -> None:
+        self.stands = False
+        self._kept: list[Callable[[str], None]] = []
+
+    def keep(self, entries: object, done: Callable[[str], None]) -> None:
+        if self.stands:
+            self._kept.append(done)
+        else:
+            done("")
+
+    def answer(self) -> None:
+        self.stands = False
+        while self._kept:
+            self._kept.pop(0)("")

@@ -152,10 +152,10 @@ def test_a_server_without_a_note_works_as_well(tmp_path, caplog):
         await provider.request("local-1", "n", ANY_POOL)
         heard = provider.events()
         assert isinstance(await anext(heard), Granted) and isinstance(await anext(heard), Started)
-        assert "no record of local-1" in caplog.text
         await provider.terminate("local-1", 0.0)
         assert await anext(heard) == Exited("local-1", "n", "exit code -9", -signal.SIGKILL)
         await provider.close()
+        assert "no record of local-1" in caplog.text
 
     play(story)
 

@@ -14,6 +14,7 @@ from typing import assert_never
 
 from rlboost_jax.manager.events import (
     Action,
+    DiskWaited,
     Event,
     FromServer,
     FromTrainer,
@@ -165,6 +166,8 @@ class Manager:
             case Stalled(seconds):
                 owners.roster.forgive(seconds, now)
                 parts.trainer.forgive(seconds)
+            case DiskWaited(seconds):
+                owners.roster.excuse(seconds, now)
             case Shutdown(reason):
                 parts.trainer.end(reason, 0)
             case Tick():

@@ -23,6 +23,7 @@ from rlboost_jax.manager.events import (
     Action,
     Append,
     Close,
+    DiskWaited,
     Event,
     Exit,
     FromTrainer,
@@ -92,6 +93,7 @@ class Driver:
         # Of all `Append`s so far: how many were begun, how many are through, and what waits for
         # which of them.
         self._appends = self._kept = 0
+        self._disk_waits_since = 0.0  # while one waits: nobody was excused for it since then
         self._waiting: deque[tuple[int, Callable[[], object]]] = deque()
         self.finished: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()  # set by the first step
@@ -161,6 +163,7 @@ class Driver:
             if now - self._due > STALL_SECONDS:  # stood still, or had too much to do to listen
                 self._handle(Stalled(max(stalled, now - self._due)), now)
                 self._due = now
+            self._excuse(now)
             self._handle(event, now)
             self._arm()
         except Exception as error:
@@ -255,6 +258,8 @@ class Driver:
         for action in actions:
             match action:
                 case Append(entries):
+                    if self._kept == self._appends:
+                        self._disk_waits_since = self.now()
                     self._appends += 1
                     self._keep(entries, self._through)
                 case Send(message=Renewed()):
@@ -270,8 +275,10 @@ class Driver:
 
     def _through(self, problem: str) -> None:
         """The oldest `Append` that was begun is written, or could not be."""
-        self._kept += 1
         try:
+            self._excuse(self.now())
+            self._kept += 1
+            self._disk_waits_since = self.now()
             if problem:
                 log.error("the journal cannot be written: %s", problem)
                 self._record(self._date(), Record("journal", -1, "", {"reason": problem}))
@@ -280,6 +287,13 @@ class Driver:
         except Exception as error:
             self.fail(error)
             raise
+
+    def _excuse(self, now: float) -> None:
+        """Nobody owes an answer to what the disk keeps back."""
+        waited = now - self._disk_waits_since
+        if self._kept < self._appends and waited > STALL_SECONDS and not self._closing:
+            self._disk_waits_since = now
+            self._handle(DiskWaited(waited), now)
 
     async def _settled(self) -> None:
         """Returns when all actions so far are carried out."""

@@ -195,9 +195,13 @@ class Instance:
     def forgive(self, seconds: float, now: float) -> None:
         """It could not be heard for so long, by our own fault."""
         self.lease.forgive(seconds, now)
+        self.excuse(seconds, now)
+        self.departure.forgive(seconds)
+
+    def excuse(self, seconds: float, now: float) -> None:
+        """It owes no progress for so long, by our own fault."""
         self._holding.forgive(seconds, now)
         self.activity.forgive(seconds, now)
-        self.departure.forgive(seconds)
 
     def newest_pending(self, count: int, batch: BatchRecord | None = None) -> list[Rollout]:
         """The last placed that have shown no token here: a server begins with the oldest.

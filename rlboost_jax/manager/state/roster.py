@@ -249,6 +249,11 @@ class Roster:
         for instance in self:
             instance.forgive(seconds, now)
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """Nobody heard what we have to say for so long, by our own fault."""
+        for instance in self:
+            instance.excuse(seconds, now)
+
     def mark(self) -> tuple[object, ...]:
         """Another whenever `snapshot` has changed by more than time going by."""
         cost, banished = self.cost, len(self.banished)

@@ -1,0 +1,81 @@
+"""A terminal that stands still, a disk that does not answer: the run ends with the same bits."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.system.harness import SHORT, Run, prepared
+
+pytestmark = pytest.mark.system
+
+FULL_PIPE = """
+import os, sys
+reads, writes = os.pipe()
+os.set_inheritable(reads, True)  # open, and read by nobody
+os.set_blocking(writes, False)
+try:
+    while True:
+        os.write(writes, bytes(4096))
+except BlockingIOError:
+    os.set_blocking(writes, True)
+os.dup2(writes, 1)
+os.dup2(writes, 2)
+os.execv(sys.executable, sys.argv[1:])
+"""
+
+
+def test_a_run_whose_words_nobody_reads_is_complete(short_and_calm: Run, tmp_path: Path) -> None:
+    with prepared(tmp_path / "run", *SHORT, "fleet.max_instances=0") as run:
+        run.command = [sys.executable, "-c", FULL_PIPE, *run.command]
+        run.start().finish()
+        assert run.digests() == short_and_calm.digests()
+        assert sorted(path.name for path in (run.workdir / "checkpoints").iterdir())[-1] == "6"
+        assert not run.processes()
+
+
+@pytest.fixture(scope="module")
+def hung_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What makes a folder's disk hang, for a process that loads it first."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("needs a C compiler, on Linux")
+    library = tmp_path_factory.mktemp("hung") / "hung_disk.so"
+    source = Path(__file__).with_name("hung_disk.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+@pytest.mark.parametrize("seconds", [5.0, pytest.param(65.0, marks=pytest.mark.soak)])
+def test_a_disk_that_does_not_answer_for_a_while_costs_that_time(
+    short_and_calm: Run,
+    hung_disk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+) -> None:
+    """Trainer, manager and servers wait where they must; nobody's lease ends for it."""
+    hangs = tmp_path / "hangs"
+    monkeypatch.setenv("LD_PRELOAD", str(hung_disk))
+    monkeypatch.setenv("HUNG_DISK_FLAG", str(hangs))
+    monkeypatch.setenv("HUNG_DISK_PATH", f"{tmp_path / 'run'}{os.sep}")
+    with prepared(tmp_path / "run", *SHORT) as run:
+        run.start()
+        monkeypatch.delenv("LD_PRELOAD")
+        run.wait_until(lambda: len(run.metrics()) >= 2 and len(run.servers()) == 2, "a fleet")
+        began = time.time()
+        hangs.touch()
+        time.sleep(seconds)  # the fault itself
+        rows, ended = len(run.metrics()), time.time()
+        hangs.unlink()
+        run.finish()
+        assert rows < 6, "it was over before the disk hung"
+        assert run.digests() == short_and_calm.digests()
+        run.assert_accounts_hold()
+        lost = [e for e in run.events("lost") if began <= e["time"] <= ended + 1.0]
+        assert not [e for e in lost if "progress" in e["detail"]["reason"]], lost
+        assert not lost, "on a machine that did not stand still itself"
