@@ -88,11 +88,15 @@ def replace(part: Path, path: Path) -> None:
 
 
 def make_folder(folder: Path, *, mode: int = 0o777) -> None:
-    """Make a folder, and those above it, that last; one that is there lasts from now on, too."""
+    """Make a folder, and those above it, that last; one that is there lasts from now on, too.
+
+    One that lies in a folder which may not be read was made by others, and is theirs to keep.
+    """
     if not folder.parent.exists():
         make_folder(folder.parent)
     folder.mkdir(mode=mode, exist_ok=True)
-    sync_folder(folder.parent)
+    with contextlib.suppress(PermissionError):
+        sync_folder(folder.parent)
 
 
 def sync(path: Path) -> None:
@@ -106,7 +110,7 @@ def sync_folder(folder: Path) -> None:
     try:
         _sync(folder, os.O_DIRECTORY)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no sync of folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # there is no sync of folders
             raise
 
 

@@ -49,7 +49,7 @@ def export(
         ConfigError, CheckpointNotFound: one line that says what to change.
     """
     from rlboost_jax.learner.base import read_policy
-    from rlboost_jax.learner.checkpoints import newest_step
+    from rlboost_jax.learner.checkpoint_reading import newest_step
     from rlboost_jax.models.adapters import base_model, merged_params
     from rlboost_jax.models.checkpoint_writer import write_checkpoint
     from rlboost_jax.models.peft_files import write_peft

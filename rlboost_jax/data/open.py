@@ -1,11 +1,10 @@
 """The exercises of a run, and what is written down about data that was read."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax import durable
+from rlboost_jax import at_rest
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.rows import DataChanged
@@ -40,7 +39,7 @@ def keep_record(workdir: Path, record: Mapping[str, Any]) -> None:
     Raises DataChanged, Damaged.
     """
     path = workdir / FILE
-    before = durable.read_object(
+    before = at_rest.read_sealed(
         path, "delete it if the data is what the run began with, and it is made anew"
     )
     if before is not None:
@@ -53,7 +52,7 @@ def keep_record(workdir: Path, record: Mapping[str, Any]) -> None:
                 "--workdir"
             )
         return
-    durable.write(path, (json.dumps(record, indent=2) + "\n").encode())
+    at_rest.write_sealed(path, record)
 
 
 def record_lines(record: Mapping[str, Any]) -> Iterator[str]:

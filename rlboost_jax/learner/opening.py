@@ -4,9 +4,8 @@ The order counts: the folder is taken before anything is written, the fleet star
 warms up and compiles, and everything is taken down in the opposite order.
 """
 
-import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoint_extra import window_of
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.event_loop import EventLoopThread
+from rlboost_jax.learner.fleet_life import sending_home, showing_fleet
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.origin import keep_origin
@@ -48,11 +48,10 @@ from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.settings.memory import learner_bytes_per_device
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.stacks import StacksFile, stacks_path
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
 from rlboost_jax.workdir import Workdir
-
-LOOK_SECONDS = 0.25  # between two looks at the fleet, for the live view
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +122,7 @@ class Opening:
         self._stack, self._makers = stack, makers
         self._workdir = stack.enter_context(Workdir(path, plan.published))
         self._path = self._workdir.path
+        stack.enter_context(StacksFile(stacks_path(self._path)))
         self._console = stack.enter_context(
             makers.console(
                 num_steps=plan.run.num_steps,
@@ -148,14 +148,15 @@ class Opening:
                 self._path / "checkpoints",
                 keep=run.checkpoint.keep,
                 on_durable=lambda step: self._committed(step, link),
+                before=lambda: self._rows.written(),  # of steps that are not done again
             )
         )
-        restored = restore(run, policy, critic, checkpoints)
+        restored = restore(run, policy, critic, checkpoints, self._world, console.note)
         extra = restored[1] if restored else {}
         first = checkpoints.latest() or 0
         trackers = self._trackers(first)
-        stack.enter_context(_sending_home(link, manager))
-        stack.enter_context(_showing_fleet(self._thread, link, console))
+        stack.enter_context(sending_home(link, manager))
+        stack.enter_context(showing_fleet(self._thread, link, console))
         # The fleet starts now, while the learner warms up and compiles.
         with console.phase("starting the manager and its fleet"):
             window = window_of(extra) if restored else None
@@ -304,41 +305,6 @@ class Opening:
         )
         self._stack.callback(publisher.close)
         return publisher
-
-
-@contextlib.contextmanager
-def _sending_home(link: ManagerLink, manager: ManagerProcess) -> Iterator[None]:
-    """However the run ends, manager and servers do not stay behind.
-
-    Of one that is not complete they leave the tokens so far in the manager's journal.
-    """
-    reason, over = "the trainer stopped", False
-    try:
-        yield
-        reason, over = "the run is over", True
-    except BaseException as error:
-        reason = f"the trainer stopped: {type(error).__name__}"
-        raise
-    finally:
-        if not link.end(reason, over=over):
-            manager.dismiss()
-
-
-@contextlib.contextmanager
-def _showing_fleet(thread: EventLoopThread, link: ManagerLink, console: Console) -> Iterator[None]:
-    """Show the fleet as the manager last described it, whatever the trainer waits for."""
-
-    async def show() -> None:
-        while True:
-            if link.status is not None:
-                console.fleet(link.status)
-            await asyncio.sleep(LOOK_SECONDS)
-
-    showing = thread.start(show())
-    try:
-        yield
-    finally:
-        showing.cancel()
 
 
 def _published_base(params: Params, followers: Followers, store: SnapshotStore) -> Base:

@@ -3,11 +3,10 @@
 Where it lies is a place, and may be another when the run goes on; what it holds may not.
 """
 
-import json
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax import durable
+from rlboost_jax import at_rest
 from rlboost_jax.models.checkpoint_reader import weights_digest
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.sources import WEIGHTS, source_folder
@@ -31,7 +30,7 @@ def keep_origin(workdir: Path, source: str) -> None:
         OriginChanged, CheckpointUnusable, ConfigError, Damaged.
     """
     path = workdir / FILE
-    before = durable.read_object(
+    before = at_rest.read_sealed(
         path,
         "delete it if model.source names the weights that the run began with, and it is made anew",
     )
@@ -44,5 +43,4 @@ def keep_origin(workdir: Path, source: str) -> None:
             f"that the run in {workdir} began with; name a copy of these, or choose another "
             "--workdir"
         )
-    values = {"source": source, "weights": digest}
-    durable.write(path, (json.dumps(values, indent=2) + "\n").encode())
+    at_rest.write_sealed(path, {"source": source, "weights": digest})

@@ -68,6 +68,7 @@ from rlboost_jax.own_places import own_folder
 from rlboost_jax.providers.base import Rendezvous
 from rlboost_jax.providers.choice import open_provider
 from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_events
+from rlboost_jax.relay.start import speak_through_relay
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.for_servers import for_servers
@@ -77,6 +78,7 @@ from rlboost_jax.weights.seal import prepare_seal
 
 BROKEN, MISTAKE = 1, 2  # exit codes
 SHUTDOWN_SECONDS = 1.0  # for handlers to end
+END_SECONDS = 1.0  # for what was logged to be written
 
 log = logging.getLogger("rlboost_jax.manager")
 
@@ -86,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workdir", type=Path, required=True, help="of the run; has config.json")
     workdir = parser.parse_args(arguments).workdir.absolute()
     keep_small()
+    speak_through_relay(END_SECONDS)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     try:
         own_folder(workdir, "--workdir")

@@ -65,9 +65,11 @@ def write_summary(workdir: str | Path, summary: Summary) -> None:
 
 
 def read_summary(workdir: str | Path) -> Summary | None:
-    """What `write_summary` wrote; None where there is none."""
-    path = Path(workdir) / FILE
-    return Summary(**json.loads(path.read_text())) if path.exists() else None
+    """What `write_summary` wrote; None where there is none, or it is damaged: the rows say it."""
+    try:
+        return Summary(**json.loads((Path(workdir) / FILE).read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
 
 
 def headline(summary: Summary) -> str:

@@ -19,6 +19,7 @@ import aiohttp
 import pytest
 
 from rlboost_jax import messages as m
+from rlboost_jax.at_rest import read_sealed, write_sealed
 from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.manager.service.run_files import ALREADY_MANAGED
 from rlboost_jax.observe.events import read_events
@@ -73,11 +74,12 @@ def read_endpoint(workdir: Path, folder: str = "join") -> Endpoint:
 
 def change(workdir: Path, **values: Any) -> None:
     """Set `section__field`s of the configuration."""
-    config = json.loads((workdir / "config.json").read_text())
+    config = read_sealed(workdir / "config.json", "")
+    assert config is not None
     for name, value in values.items():
         section, _, field = name.partition("__")
         config[section][field] = value
-    (workdir / "config.json").write_text(json.dumps(config))
+    write_sealed(workdir / "config.json", config)
 
 
 def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> None:

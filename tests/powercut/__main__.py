@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from tests.powercut.history import WORKDIR, Cut, History, broken, digest, likene
 from tests.powercut.journal import lost
 from tests.powercut.operations import read_log
 from tests.powercut.recording import Recording, prepare
+from tests.processes import marked
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -52,12 +54,13 @@ VARIANTS = {
     "lora": ("model.lora.rank=4", "algorithm.kl_coefficient=0.1"),
     "two_processes": ("learner.mesh=(1, 2, 1)",),
 }
+MARK = "RLBOOST_TEST_POWERCUT"  # in the environment of every process
 WITH_SERVERS = 8  # every such start has one
 SECONDS = 600  # for one start
 
 
 class Failed(Exception):
-    """What was wrong with a start."""
+    """There is nothing to cut, or a step waits for a sync."""
 
 
 def command(variant: str, workdir: Path, cache: Path) -> list[str]:
@@ -85,7 +88,11 @@ def start(variant: str, workdir: Path, cache: Path, environment: dict[str, str])
             )
             for command in commands
         ]
-        codes = [process.wait(SECONDS) for process in processes]
+        try:
+            codes = [process.wait(SECONDS) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()  # nothing where it has ended
         log.seek(0)
         last = log.read().strip().splitlines()[-1:]
     return "" if not any(codes) else f"exit codes {codes}: {last}"
@@ -170,7 +177,7 @@ def looked_at(cut: Cut, folder: Path) -> list[str]:
 
 
 def _history(recording: Recording) -> History:
-    """Of a recording, which has all that is there."""
+    """Of a recording, which has all that is there. Raises Failed."""
     operations = read_log(recording.log)
     history = History(operations, recording.root)
     kinds = Counter(operation.kind.name.lower() for operation in operations)
@@ -179,6 +186,13 @@ def _history(recording: Recording) -> History:
     if waited := history.waited_for():
         raise Failed(f"{len(waited)} syncs that steps wait for, the first of {waited[0].path}")
     return history
+
+
+def _end_all(folder: Path) -> None:
+    """Leave nothing running, whatever has failed."""
+    for pid in marked(f"{MARK}={folder}"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _same(tree: object, place: Path) -> bool:
@@ -206,6 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = chosen.keep
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="powercut-")))
+        os.environ[MARK] = str(folder)
+        stack.callback(_end_all, folder)
         recording = record(chosen.variant, folder / "recorded", cache)
         workdir = recording.root / WORKDIR
         calm = rows(workdir)
