@@ -40,10 +40,14 @@ def write(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     part.unlink(missing_ok=True)  # whatever its mode was
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(part, flags, mode)
-    with open(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+    except OSError:  # of a full disk, which what is half written would keep full
+        part.unlink(missing_ok=True)
+        raise
     replace(part, path)
 
 

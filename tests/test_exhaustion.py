@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlboost_jax import durable
 from rlboost_jax.exhaustion import exhausted
 from tests.workdirs import begun
 
@@ -90,3 +91,17 @@ def test_a_component_that_can_write_no_file_says_so_in_a_line(
     lines = [line for line in ended.stderr.splitlines() if "the same command goes on" in line]
     assert len(lines) == 1 and "ulimit -f" in lines[0]
     assert "Traceback" not in ended.stderr, ended.stderr
+
+
+def test_what_could_not_be_written_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise of(errno.ENOSPC)
+
+    (tmp_path / "file").write_bytes(b"before")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        durable.write(tmp_path / "file", bytes(1000))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"before"
