@@ -21,7 +21,8 @@ PACKAGE = ROOT / "rlboost_jax"
 # named here, and every `__main__`, are entry points.
 LAYERS = (
     {"sequences", "settings", "messages", "pytree", "compile_cache", "own_places", "durable"}
-    | {"workdir", "processes", "backoff", "closing", "credentials", "exits"},
+    | {"workdir", "processes", "backoff", "closing", "credentials", "exits"}
+    | {"busy"},
     {"data", "rewards", "models", "algorithms", "observe"},
     {"engine", "weights", "manager", "providers", "qualification"},
     {"learner", "rollout", "simulator"},
