@@ -323,7 +323,7 @@ async def measure(fault: str, count: int) -> list[Loss]:
 def row(fault: str, losses: list[Loss]) -> str:
     seconds = sorted(loss.seconds for loss in losses)
     p50, p99 = (seconds[math.ceil(share * len(seconds)) - 1] for share in (0.5, 0.99))
-    reasons = sorted({re.sub(r"deaf for \S+", "deaf for …", loss.reason) for loss in losses})
+    reasons = sorted({re.sub(r"(?<=for )[\d.]+ s", "… s", loss.reason) for loss in losses})
     times = "".join(f"{value:9.3f}" for value in (p50, p99, seconds[-1]))
     alarms = sum(value < 0 for value in seconds)
     return f"{fault:18}{len(seconds):5}{times}{alarms:7}   {'; '.join(reasons)}"

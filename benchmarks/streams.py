@@ -38,12 +38,10 @@ async def serve(manager: Endpoint, name: str, joined: asyncio.Event) -> None:
             price_per_hour=0.0, zone="", host="", device="none", fingerprint="none",
         )  # fmt: skip
         loop, renewals = asyncio.get_running_loop(), Renewals()
-        renewals.asked(loop.time())
         await stream.send_bytes(m.encode(hello))
         welcome = m.decode_to_server(await stream.receive_bytes(timeout=JOIN_SECONDS))
         assert isinstance(welcome, m.Welcome), welcome
         joined.set()
-        renewals.answered(loop.time())
         stamp = welcome.stamp
 
         async def renew() -> None:
@@ -57,9 +55,9 @@ async def serve(manager: Endpoint, name: str, joined: asyncio.Event) -> None:
         try:
             async for frame in stream:
                 match m.decode_to_server(frame.data):
-                    case m.Renewed(stamp=newest):
+                    case m.Renewed(stamp=newest, busy=busy):
                         stamp = newest
-                        renewals.answered(loop.time())
+                        renewals.answered(loop.time(), busy)
                     case m.Announce(manifest=chosen):
                         version, digest = chosen.version, chosen.params_digest
                         ready = m.Ready(version=version, params_digest=digest)

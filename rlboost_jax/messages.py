@@ -251,6 +251,7 @@ class Renewed(Message, frozen=True, kw_only=True):
 
     stamp: float  # on a clock of the manager's own, for the next `Renew` to echo
     lease_seconds: float = 0.0  # that the manager goes by on this line: hear it out for as long
+    busy: float = 0.0  # seconds that the manager has run or waited for a processor so far
 
 
 class Announce(Message, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlboost_jax.closing import Closing
-from rlboost_jax.messages import FleetStatus
+from rlboost_jax.messages import FleetStatus, InstanceStatus
 from rlboost_jax.observe.cost import reserved_only_dollars, total
 from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.summary import Summary
@@ -201,16 +201,25 @@ def spark(values: list[float]) -> str:
 
 def _fleet_table(status: FleetStatus) -> RenderableType:
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    for title in ("server", "state", "policy", "runs", "waits", "tokens", "age", "$/h"):
+    for title in ("server", "state", "policy", "runs", "waits", "tokens", "line", "age", "$/h"):
         table.add_column(title, justify="left" if title in ("server", "state") else "right")
     for one in status.instances:
         state = Text(one.state, STATE_STYLES.get(one.state, ""))
         name = Text(one.instance, "bold" if one.reserved else "")
         counts = (str(one.version), str(one.running), str(one.waiting), f"{one.tokens:,}")
-        table.add_row(name, state, *counts, _clock(one.seconds), f"{one.price_per_hour:.2f}")
+        rest = _line(one), _clock(one.seconds), f"{one.price_per_hour:.2f}"
+        table.add_row(name, state, *counts, *rest)
     if not status.instances:
         table.add_row(Text("none", "dim"))
     return table
+
+
+def _line(one: InstanceStatus) -> str:
+    """Its round trip, the share of packets that it loses (over a hundredth), and its lease."""
+    if not one.round_trip:
+        return ""
+    lost = f" {one.losses:.0%} lost" if one.losses > 0.01 else ""
+    return f"{1e3 * one.round_trip:.0f} ms{lost}, {one.lease_seconds:.2g} s"
 
 
 def _changes(before: FleetStatus | None, status: FleetStatus) -> str:

@@ -6,30 +6,54 @@ it does not know, so a good line is to be known at once.
 
 import asyncio
 import contextlib
+import math
 from collections import deque
+from collections.abc import Callable
+from typing import Final
 
+from rlboost_jax.busy import busy_seconds
 from rlboost_jax.settings.limits import FIRST_RENEWALS
+
+QUICKEST: Final = 1e-5  # seconds; 0 is no answer
 
 
 class Renewals:
-    """Of one stream. Answers come in the order of the questions, `Hello` being the first."""
+    """Of one stream. Answers come in the order of the questions.
 
-    def __init__(self) -> None:
-        self._asked: deque[float] = deque()
+    While this thread, or the manager's, had other things to do or waited for a processor, nobody
+    looked at what had come: that is not the line's.
+
+    Args:
+        busy: seconds that this thread has run or waited for a processor.
+    """
+
+    def __init__(self, busy: Callable[[], float] = busy_seconds) -> None:
+        self._busy = busy
+        self._asked: deque[tuple[float, float]] = deque()  # when, and how busy we were
+        self._manager_busy = math.inf  # seconds, as it said last
         self._longest = 0.0
         self._answers = 0
+        self._begun = False
         self._answered = asyncio.Event()
 
     def asked(self, now: float) -> None:
         """A question is ready to leave; what holds it up from now on is the line's."""
-        self._asked.append(now)
+        self._asked.append((now, self._busy()))
 
-    def answered(self, now: float) -> None:
-        """An answer is here; one that nobody asked for says nothing."""
-        if self._asked:
-            self._longest = max(self._longest, now - self._asked.popleft())
-            self._answers += 1
-            self._answered.set()
+    def answered(self, now: float, busy: float = 0.0) -> None:
+        """An answer is here; one that nobody asked for says nothing.
+
+        Args:
+            busy: seconds that the manager has run or waited for a processor so far.
+        """
+        if not self._asked:
+            return
+        asked, ours = self._asked.popleft()
+        hosts = self._busy() - ours + max(0.0, busy - self._manager_busy)
+        self._manager_busy = busy
+        self._longest = max(self._longest, now - asked - hosts, QUICKEST)
+        self._answers += 1
+        self._answered.set()
 
     def take_longest(self) -> float:
         """Seconds that an answer has taken since this was asked last; 0 where none came."""
@@ -42,10 +66,11 @@ class Renewals:
         Args:
             seconds: between renewals.
         """
-        if self._answers > FIRST_RENEWALS:
+        if self._begun and self._answers < FIRST_RENEWALS:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._answered.wait()
+            self._answered.clear()
+        elif self._begun:
             await asyncio.sleep(seconds)
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._answered.wait()
-        self._answered.clear()
+        self._begun = True

@@ -110,7 +110,6 @@ class Stream:
             loop = asyncio.get_running_loop()
             self._clock.restart()
             self._clock.asked(loop.time())
-            self._renewals.asked(loop.time())
             await socket.send_bytes(messages.encode(self._hello))
             answer = await _receive(socket, ANSWER_SECONDS)
             if isinstance(answer, Leave):
@@ -118,7 +117,6 @@ class Stream:
             if not isinstance(answer, Welcome):
                 return
             self._clock.answered(answer.stamp, loop.time())
-            self._renewals.answered(loop.time())
             self._stamp, self._heard_at = answer.stamp, loop.time()
             async with known(answer):
                 await self._talk(socket, answer.renew_seconds)
@@ -217,10 +215,10 @@ class Stream:
                     if requests and not self._hello.reserved:  # a trainer knows its step
                         self._spans.at(requests[0].work.batch)
                     self._worker.submit(requests, params_digest)
-                case Renewed(stamp=stamp, lease_seconds=lease):
+                case Renewed(stamp=stamp, lease_seconds=lease, busy=busy):
                     self._stamp, self._patience = stamp, max(SILENCE_SECONDS, lease)
                     self._clock.answered(stamp, loop.time())
-                    self._renewals.answered(loop.time())
+                    self._renewals.answered(loop.time(), busy)
                 case Release(request_ids=request_ids):
                     self._worker.release(messages.unpack_ids(request_ids).tolist())
                 case Announce(manifest=manifest) if self._updates is not None:

@@ -40,7 +40,7 @@ class OverALine:
         self.lost: tuple[float, str] | None = None  # when, and why
         self._to_manager = Flow(self.clock, self.up, self.down, self._manager_hears)
         self._to_server = Flow(self.clock, self.down, self.up, self._server_hears)
-        self._renewals, self._stamp, self._answers = Renewals(), 0.0, count()
+        self._renewals, self._stamp, self._answers = Renewals(lambda: 0.0), 0.0, count()
         self._say(hello(instance="a"))
         self._look()
 
@@ -56,11 +56,11 @@ class OverALine:
         self.clock.run(self.clock.time() + seconds)
 
     def _say(self, message: m.ServerMessage) -> None:
-        self._renewals.asked(self.clock.time())
         self._to_manager.offer(m.encode(message))
 
     def _renew(self) -> None:
         longest = self._renewals.take_longest()
+        self._renewals.asked(self.clock.time())
         self._say(m.Renew(echo=self._stamp, round_trip=longest))
 
     def _tick(self) -> None:

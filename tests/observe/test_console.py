@@ -32,6 +32,9 @@ def status(*states: str, joined: int, lost: int) -> FleetStatus:
             tokens=12_345,
             price_per_hour=2.66,
             seconds=75.0,
+            round_trip=0.304,
+            losses=0.094,
+            lease_seconds=52.0,
         )
         for index, state in enumerate(states)
     )
@@ -185,3 +188,10 @@ def test_a_sample_is_one_line_whatever_the_model_wrote() -> None:
     (line,) = file.getvalue().splitlines()
     assert "<begin> 5 2 [10] = → [2J so then 999" in line and "second" not in line
     assert line.endswith("…  (reward 1)") and "\x1b" not in line
+
+
+def test_the_fleet_table_shows_each_line() -> None:
+    file = Terminal()
+    with console(file) as shown:
+        shown.fleet(status("ready", joined=1, lost=0))
+    assert "304 ms 9% lost, 52 s" in file.getvalue()

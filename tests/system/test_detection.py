@@ -19,11 +19,11 @@ pytestmark = pytest.mark.system
 COUNT = 6
 REASONS = {
     "killed": r"stream closed",
-    "stopped": r"silent for 1\.5 s",
-    "cut both ways": r"silent for 1\.5 s",
-    "cut to manager": r"silent for 1\.5 s",
+    "stopped": r"silent for [\d.]+ s",
+    "cut both ways": r"silent for [\d.]+ s",
+    "cut to manager": r"silent for [\d.]+ s",
     "cut from manager": r"deaf for [\d.]+ s: it hears nothing of us",
-    "half open": r"silent for 1\.5 s",
+    "half open": r"silent for [\d.]+ s",
     "stuck": r"no progress for 3 s",
 }
 
@@ -31,7 +31,7 @@ REASONS = {
 # What a machine that stood still for longer than a lease does to servers that are well. How often
 # that is, is a figure of the benchmark's ("false"), and that nobody else is lost to it is tested
 # in virtual time (tests/manager/test_stalls.py, tests/simulate/invariants.py).
-STALL = r"silent for 1\.5 s|deaf for [\d.]+ s: it hears nothing of us"
+STALL = r"silent for [\d.]+ s|deaf for [\d.]+ s: it hears nothing of us"
 
 
 @pytest.mark.parametrize("fault", REASONS)
@@ -61,4 +61,4 @@ def test_a_pulled_cable_is_known_for_what_it_is():
     )
     assert ran.returncode == 0, ran.stderr
     line = ran.stdout.splitlines()[-1]
-    assert line.startswith("cable") and "silent for 1.5 s" in line, ran.stdout
+    assert line.startswith("cable") and "silent for" in line, ran.stdout

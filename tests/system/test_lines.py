@@ -1,0 +1,59 @@
+"""A fleet behind bad lines: slower, and of the same bits."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+
+import pytest
+
+from benchmarks.lines.relay import Line, relay
+from benchmarks.lines.tcp import Way
+from tests.system.harness import PATIENT, SHORT, prepared
+
+pytestmark = pytest.mark.system
+
+MBIT = 125_000.0  # bytes
+UP = Way(delay=0.05, jitter=0.05, loss=0.02, reordering=0.02, bytes_per_second=MBIT)
+DOWN = Way(delay=0.02, loss=0.02, bytes_per_second=8 * MBIT)
+SERVERS = 2
+
+
+@contextmanager
+def lines(*targets: str) -> Iterator[list[list[str]]]:
+    """For each server a line, and addresses that lead over it to the targets."""
+    loop, stack = asyncio.new_event_loop(), AsyncExitStack()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def lay(seed: int) -> list[str]:
+        line = Line(UP, DOWN, seed=seed)
+        return [await stack.enter_async_context(relay(line, target)) for target in targets]
+
+    try:
+        yield [asyncio.run_coroutine_threadsafe(lay(n), loop).result() for n in range(SERVERS)]
+    finally:
+        asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_servers_behind_bad_lines_change_no_bit(short_and_calm, tmp_path):
+    settings = (*SHORT, *PATIENT, "fleet.provider=none", "weights.source=http")
+    with prepared(tmp_path / "run", *settings) as run:
+        run.hold(dispatches=1)
+        run.start()
+        run.wait_until(lambda: (run.workdir / "manager.json").exists(), "a manager")
+        here = run.manager()
+        weights = f"{here['address'].rpartition(':')[0]}:{here['weights_port']}"
+        with lines(here["address"], weights) as ways:
+            for to_manager, to_weights in ways:
+                run.serve(f"--manager={to_manager}", f"--weights={to_weights}")
+            run.wait_until(lambda: len(run.events("ready")) >= SERVERS, "servers at work")
+            run.let_go()
+            run.finish()
+    assert run.digests() == short_and_calm.digests()
+    assert not run.events("lost"), "they are honest"
+    assert sum(row["tokens_preemptible"] for row in run.metrics()) > 0
+    run.assert_accounts_hold()
