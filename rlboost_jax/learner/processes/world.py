@@ -39,10 +39,6 @@ class IdleProcess(Mistake, ValueError):
     """The mesh has no device of some process."""
 
 
-class LagNeedsOneProcess(Mistake, ValueError):
-    """Batches are to be sampled from older versions, of which no process would have all."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class World:
     """This process among those of its trainer."""
@@ -111,16 +107,6 @@ def check_mesh(mesh: Mesh, world: World) -> None:
         raise IdleProcess(
             f"learner.mesh {shape} has no device of process {idle[0]} of {world.count}; make it "
             f"as large as all {len(jax.devices())} devices, or start fewer processes"
-        )
-
-
-def check_lag(run: RunConfig, world: World) -> None:
-    """Raise LagNeedsOneProcess where older versions would have to be kept by several processes."""
-    if run.algorithm.lag and world.count > 1:
-        raise LagNeedsOneProcess(
-            f"algorithm.lag is {run.algorithm.lag} and the trainer has {world.count} processes; "
-            "older versions are kept by one: set algorithm.lag to 0, or start one process for all "
-            "devices of a host"
         )
 
 
