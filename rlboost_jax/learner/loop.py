@@ -27,7 +27,8 @@ from rlboost_jax.learner.rows import lag_metrics, policy_metrics, report_metrics
 from rlboost_jax.learner.samples import sample_rows, samples_due
 from rlboost_jax.learner.scoring import Scoring
 from rlboost_jax.learner.session import Session
-from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.driver import drive, drive_measurement
+from rlboost_jax.learner.stream.intake import MeasuredIntake
 from rlboost_jax.learner.stream.lag import lag_of
 from rlboost_jax.learner.stream.step_stream import StreamTimes
 from rlboost_jax.learner.trajectory import trajectories_digest
@@ -183,12 +184,7 @@ class TrainingLoop:
         )
         for extension in measurement.extensions()[1:]:  # what groups leave over of each prompt
             link.extend_batch(extension)
-        while not measurement.complete:
-            match link.receive():
-                case messages.FinishedRollout() as rollout:
-                    measurement.take(rollout)
-                case messages.Parked() as parked:
-                    answers.take(parked)
+        drive_measurement(MeasuredIntake(measurement, answers), link)
         link.trained(
             messages.BatchTrained(batch=Batch(version), train_wait_seconds=0.0, train_seconds=0.0)
         )

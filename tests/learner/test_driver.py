@@ -9,9 +9,9 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.learner.collector import StepCollector, WrongVersion
 from rlboost_jax.learner.estimates import Estimates
-from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.driver import drive, drive_measurement
 from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling
-from rlboost_jax.learner.stream.intake import Intake
+from rlboost_jax.learner.stream.intake import Intake, MeasuredIntake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import Doubt, StepStream, StreamTimes
 from rlboost_jax.learner.trajectory import Group
@@ -207,6 +207,32 @@ def test_what_is_withdrawn_beside_a_step_is_waited_for_again():
     link.script.append(rollout(9, 0))
     driven(link, step, MicroBatches(4, 1, True), lambda index, groups: [], measured=Aside())
     assert not link.script
+
+
+class Pair:
+    """Wants both responses to prompt 9."""
+
+    def __init__(self) -> None:
+        self.here: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        return self.here == {18, 19}
+
+    def take(self, rollout: m.FinishedRollout) -> bool:
+        self.here.add(rollout.work.sample)
+        return True
+
+    def withdraw(self, withdrawn: m.Withdrawn) -> None:
+        self.here -= set(m.unpack_ids(withdrawn.samples).tolist())
+
+
+def test_the_last_measurement_waits_again_for_what_is_withdrawn():
+    withdrawn = m.Withdrawn(batch=0, samples=m.pack_ids([18]))
+    script = [rollout(9, 0), withdrawn, rollout(9, 1), rollout(9, 0), closed()]
+    link = ScriptedLink(script)
+    drive_measurement(MeasuredIntake(Pair()), link)
+    assert list(link.script) == [closed()], "it is over when both are there"
 
 
 def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
