@@ -292,14 +292,19 @@ def test_groups_are_checked_when_the_devices_are_free_and_that_is_no_waiting():
 
 
 def test_each_rollout_is_taken_once():
-    step = collector(prompts=1)
-    assert step.add(rollout(0, 0)) == []
-    assert step.add(rollout(0, 0)) == [], "repeated"
-    assert step.add(rollout(0, 1, step=3)) == [], "of another step"
-    assert step.add(rollout(5, 1)) == [], "of no prompt"
-    assert not step.complete
-    (group,) = step.add(rollout(0, 1))
-    assert step.complete
+    stream = StepStream(0, group_size=GROUP, micro_batches=MicroBatches(1, 1, True))
+    stream.begin()
+    intake = Intake(stream, collector(prompts=1))
+    for message in (
+        rollout(0, 0),
+        rollout(0, 0),  # repeated
+        rollout(0, 1, step=3),  # of another step
+        rollout(5, 1),  # of no prompt
+    ):
+        intake.take(message)
+        assert not intake.collector.groups
+    intake.take(rollout(0, 1))
+    group = intake.collector.groups[0]
     assert [t.sample for t in group.trajectories] == [0, 1]
     assert [t.reward for t in group.trajectories] == [0.0, 1.0]
     assert [t.advantage for t in group.trajectories] == [-0.5, 0.5]
