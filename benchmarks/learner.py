@@ -238,8 +238,8 @@ def memory_text(state: object, run: RunConfig) -> str:
     """What the state takes, against the plan that a dry run prints."""
     planned = learner_bytes(run)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    told = planned["parameters"] + planned["optimizer"]
-    return f"state {size_text(held)}, planned {size_text(told)} (ratio {held / told:.3f})"
+    expected = planned["parameters"] + planned["optimizer"]
+    return f"state {size_text(held)}, planned {size_text(expected)} (ratio {held / expected:.3f})"
 
 
 def main() -> None:

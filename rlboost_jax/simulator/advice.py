@@ -12,6 +12,7 @@ from rlboost_jax.simulator.markets import markets, static
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.world import World
 
+KINDS: Final = ("predicted", "foreseen")  # of events; the latter in runs of before
 STEPS: Final = 6  # that are simulated
 SECONDS: Final = 1e6  # that they may take
 
@@ -19,10 +20,10 @@ SECONDS: Final = 1e6  # that they may take
 def of_run(workdir: str | Path) -> Advice:
     """Raises ConfigError where the run says nothing."""
     folder = Path(workdir)
-    events = [row for row in _rows(folder / "events.jsonl") if row.get("kind") == "foreseen"]
+    events = [row for row in _rows(folder / "events.jsonl") if row.get("kind") in KINDS]
     if not events:
         raise ConfigError(
-            f"{folder}/events.jsonl has no event 'foreseen'; let the run's manager predict steps: "
+            f"{folder}/events.jsonl has no event 'predicted'; let the run's manager predict steps: "
             "set manager.window = 'model' or fleet.sizing = 'marginal'"
         )
     seconds = {row["step"]: row["step_seconds"] for row in _rows(folder / "metrics.jsonl")}

@@ -51,12 +51,13 @@ def test_nothing_predicted_is_no_advice(tmp_path) -> None:
         of_run(tmp_path)
 
 
-def test_a_run_is_read(tmp_path) -> None:
+@pytest.mark.parametrize("kind", ["predicted", "foreseen"])  # today's, and of runs of before
+def test_a_run_is_read(tmp_path, kind) -> None:
     rows = []
     for step in range(3):
         event = prediction(step, 2, 10.0)
         number = event.pop("step")
-        rows.append({"kind": "foreseen", "step": number, "detail": event})
+        rows.append({"kind": kind, "step": number, "detail": event})
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics = [{"step": step, "step_seconds": 10.0} for step in range(3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))

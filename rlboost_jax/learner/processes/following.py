@@ -114,12 +114,12 @@ class Leader(Peers):
                         sampler=versions.sampler(version, step, shardings),
                     )
                     taken = {}
-                case [orders.CHECK, told]:
+                case [orders.CHECK, sent]:
                     assert updates is not None
-                    updates.check(orders.groups_from_wire(told))
-                case [orders.TRAIN, index, told]:
+                    updates.check(orders.groups_from_wire(sent))
+                case [orders.TRAIN, index, sent]:
                     assert updates is not None
-                    groups = orders.groups_from_wire(told)
+                    groups = orders.groups_from_wire(sent)
                     taken[index] = tuple(t for group in groups for t in group.trajectories)
                     updates.train(index, groups)
                 case [orders.FINISH]:

@@ -116,5 +116,5 @@ def tell_all(word: dict[str, Any] | None, *, source: int = 0) -> dict[str, Any]:
     assert len(said) < _WORD_BYTES
     padded = np.frombuffer(said.ljust(_WORD_BYTES), np.uint8)
     heard = multihost_utils.broadcast_one_to_all(padded, jax.process_index() == source)
-    told: dict[str, Any] = json.loads(bytes(heard))
-    return told
+    found: dict[str, Any] = json.loads(bytes(heard))
+    return found
