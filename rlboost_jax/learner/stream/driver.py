@@ -45,6 +45,7 @@ def drive(
     check: Callable[[tuple[Group, ...]], Sequence[Doubt]] = lambda groups: (),
     extend: Callable[[range], None] = lambda places: None,
     ahead: Sequence[Intake] = (),
+    waited: Callable[[messages.ToTrainer | None], None] = lambda message: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StreamTimes:
     """Receive rollouts and do what the stream says until the update can be made.
@@ -56,6 +57,7 @@ def drive(
         check: what is doubted of groups that are not trained on yet.
         extend: has more prompts generated, named by their places from the step's cursor.
         ahead: of the batches that are open besides, and trained on later.
+        waited: called with what each wait has brought.
 
     Raises:
         ManagerLost, ManagerNotStarted, WrongVersion: from the link and the collector.
@@ -86,7 +88,8 @@ def drive(
         since = clock()
         match stream.next():
             case Wait():
-                take(link.receive())  # or None, woken by an answer
+                waited(message := link.receive())  # or None, woken by an answer
+                take(message)
             case TakeDevices():
                 times.took_devices(since)
                 stream.took_devices()
@@ -104,12 +107,21 @@ def drive(
                 assert_never(unknown)
 
 
-def drive_measurement(batch: MeasuredIntake, link: Receiver) -> None:
+def drive_measurement(
+    batch: MeasuredIntake,
+    link: Receiver,
+    *,
+    waited: Callable[[messages.ToTrainer | None], None] = lambda message: None,
+) -> None:
     """Receive a batch of which nothing is trained on, until all of it is here.
+
+    Args:
+        waited: called with what each wait has brought.
 
     Raises:
         ManagerLost, ManagerNotStarted, WrongVersion: from the link and the measurement.
     """
     while not batch.complete:
-        if (message := link.receive()) is not None:
+        waited(message := link.receive())
+        if message is not None:
             batch.take(message)
