@@ -201,8 +201,8 @@ def _cut_to_fit(job: Job, run: Any) -> tuple[Any, tuple[int, int]]:
     if most <= room or job.part != "engine":
         return run, (whole, whole)
     layers = max(1, int(whole * room / most))
-    told, _ = programs[0].lower().args_info
-    engine = replace(run.engine, num_pages=told[1][0].shape[0])
+    described, _ = programs[0].lower().args_info
+    engine = replace(run.engine, num_pages=described[1][0].shape[0])
     run = replace(run, model=replace(run.model, num_layers=layers), engine=engine)
     return run, (layers, whole)
 

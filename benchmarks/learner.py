@@ -32,7 +32,7 @@ from rlboost_kernels import selected_logprobs
 from benchmarks.engine import MODELS, product_rate
 from benchmarks.turns import median_seconds
 from configs import base
-from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, empty, fill, pack
+from rlboost_jax.learner.packing import PackedBatch, empty, fill, pack
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.trajectory import Trajectory
@@ -134,11 +134,12 @@ def batches_of(way: Way, trajectories: Sequence[Trajectory]) -> list[PackedBatch
             trajectories,
             rows=ROWS,
             row_tokens=LONGEST,
-            loss_aggregation=TOKEN_MEAN,
+            loss_aggregation="token_mean",
             row_lengths=way.row_lengths,
         )
     rows = [
-        fill([t], rows=1, row_tokens=LONGEST, loss_aggregation=TOKEN_MEAN)[0] for t in trajectories
+        fill([t], rows=1, row_tokens=LONGEST, loss_aggregation="token_mean")[0]
+        for t in trajectories
     ]
     whole = [rows[i : i + ROWS] for i in range(0, len(rows), ROWS)]
     return [jax.tree.map(lambda *parts: np.concatenate(parts), *part) for part in whole]
@@ -237,8 +238,8 @@ def memory_text(state: object, run: RunConfig) -> str:
     """What the state takes, against the plan that a dry run prints."""
     planned = learner_bytes(run)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    told = planned["parameters"] + planned["optimizer"]
-    return f"state {size_text(held)}, planned {size_text(told)} (ratio {held / told:.3f})"
+    expected = planned["parameters"] + planned["optimizer"]
+    return f"state {size_text(held)}, planned {size_text(expected)} (ratio {held / expected:.3f})"
 
 
 def main() -> None:

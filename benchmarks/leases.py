@@ -77,10 +77,10 @@ def manager_main(workdir: str, place: Place, slow: bool) -> None:
             made = make_app(driver, **options)
             versions = serve.ServedVersions()
             serve.add_routes(made, versions)
-            told = driver._serve
+            announce = driver._serve
 
             def tell(manifests: Any) -> None:
-                told(manifests)
+                announce(manifests)
                 served = list(map(serve.served_version, manifests))
                 asyncio.get_running_loop().create_task(versions.replace(served))
 

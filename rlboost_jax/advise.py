@@ -3,7 +3,7 @@
     python -m rlboost_jax.advise --workdir=runs/gsm8k
     python -m rlboost_jax.advise --config=configs/sim/paper_14b_static.py
 
-Of a run: from what its manager predicted after each step (`foreseen` in `events.jsonl`, with
+Of a run: from what its manager predicted after each step (`predicted` in `events.jsonl`, with
 `manager.window = "model"` or `fleet.sizing = "marginal"`), else from what every run records of
 its steps; against the step times in `metrics.jsonl`. Of a simulation's configuration: its
 workload is simulated for some steps with the first fleet of its market that has an instance, and

@@ -26,8 +26,8 @@ def collect(runs: Mapping[str, Path]) -> dict[str, Any]:
     """What was fitted to each run, and the check of it."""
     found = {}
     for name, folder in runs.items():
-        told = json.loads((folder / FILE).read_text())
-        found[name] = {key: told[key] for key in ("steps", "parameters", "check")}
+        report = json.loads((folder / FILE).read_text())
+        found[name] = {key: report[key] for key in ("steps", "parameters", "check")}
     return found
 
 
@@ -67,8 +67,8 @@ def known_law(*, steps: int = 40, noise: float = 0.05, seed: int = 0) -> dict[st
 def figure(results: Mapping[str, Any]) -> Drawing:
     """A panel per run: measured times of the steps held out, the predicted mean and 10 % of it."""
     drawn, axes = panels(len(results))
-    for panel, (name, told) in zip(axes, results.items(), strict=True):
-        check = told["check"]
+    for panel, (name, report) in zip(axes, results.items(), strict=True):
+        check = report["check"]
         predicted, measured = check["predicted_seconds"], check["measured_seconds"]
         steps = {int(step): seconds for step, seconds in check["steps"].items()}
         panel.plot([*steps], [*steps.values()], "o", ms=3, color=COLOURS[1], label="steps held out")
@@ -87,8 +87,8 @@ def main() -> None:
     pairs = [argument.partition("=") for argument in sys.argv[1:]]
     results = collect({name: Path(folder) for name, _, folder in pairs})
     save("calibration", results, figure(results))
-    for name, told in results.items():
-        print(name, {k: v for k, v in told["check"].items() if k != "steps"})
+    for name, report in results.items():
+        print(name, {k: v for k, v in report["check"].items() if k != "steps"})
 
 
 if __name__ == "__main__":

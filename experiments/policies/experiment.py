@@ -1,4 +1,4 @@
-"""Do foreseen windows, fleets sized by their price and merged tails beat RLBoost's policies?"""
+"""Do predicted windows, fleets sized by their price and merged tails beat RLBoost's policies?"""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ SYSTEMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "fast": {**PRICED, "merge_tail": True, "worth_per_hour": 3 * RESERVED},
     "fastest": {**PRICED, "merge_tail": True, "worth_per_hour": 10 * RESERVED},
 }
-KNOWN: Final = "known"  # "fast", told all lengths beforehand, and in the best order for these
+KNOWN: Final = "known"  # "fast" that knows all lengths beforehand, and in the best order for these
 MERGED: Final = ("cheap", "ours", "fast", "fastest")
 LENGTHS: Final[Mapping[str, Mapping[str, float]]] = {
     "as fitted": {},

@@ -15,13 +15,13 @@ from experiments.simulated import ALL_FITTED, config_of, interval
 from rlboost_jax.simulator.markets import static
 from rlboost_jax.simulator.world import World
 
-Run = tuple[Mapping[str, Any], Callable[[World], None]]  # what differs, what it is told
+Run = tuple[Mapping[str, Any], Callable[[World], None]]  # what differs, what it knows
 LONGEST_FIRST: Final = {"longest_first": True}
 RUNS: Final[Mapping[str, Run]] = {
-    "told nothing": ({}, lambda world: None),
+    "nothing known": ({}, lambda world: None),
     "longest expected first": (LONGEST_FIRST, lambda world: None),
-    "told each group's mean": (LONGEST_FIRST, tell_means),
-    "told all lengths": (LONGEST_FIRST, tell_lengths),
+    "each group's mean known": (LONGEST_FIRST, tell_means),
+    "all lengths known": (LONGEST_FIRST, tell_lengths),
 }
 
 
@@ -42,8 +42,8 @@ def measure(seed: int, instances: Sequence[int], *, small: bool = False) -> dict
 
 
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean seconds where nothing is told, and what each other run's are of them, paired."""
-    plain = "told nothing"
+    """Mean seconds where nothing is known, and what each other run's are of them, paired."""
+    plain = "nothing known"
     return {
         count: {
             plain: interval([run[count][plain] for run in runs]),

@@ -1,4 +1,4 @@
-"""A manager that is told lengths beforehand: what foresight could bring to the same policies in
+"""A manager that knows lengths beforehand: what that could bring to the same policies in
 the same simulation, and to the order in which rollouts are begun."""
 
 import numpy as np
@@ -73,7 +73,7 @@ def _order(world: World, *, means: bool) -> None:
 
 def _plans(world: World) -> StepPlans:
     plans = world.manager.parts.plans
-    assert plans is not None, "these policies foresee nothing"
+    assert plans is not None, "these policies predict nothing"
     return plans
 
 

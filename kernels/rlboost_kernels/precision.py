@@ -1,4 +1,4 @@
-"""How products are made: accelerators round the factors of float32 ones unless told not to."""
+"""How products are made: accelerators round the factors of float32 ones unless asked not to."""
 
 from typing import Any
 

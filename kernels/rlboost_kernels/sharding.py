@@ -1,4 +1,4 @@
-"""What `jax.shard_map` has to be told about results."""
+"""What `jax.shard_map` has to know about results."""
 
 import jax
 from jax import Array, lax

@@ -68,16 +68,24 @@ def kept_weights(
 
     Args:
         kept: response tokens that are left.
+        loss_aggregation: not "constant", whose divisor no token is in.
 
     Returns:
         Weights as `packing.py` gives them, and what this batch adds to the update's divisor:
         tokens that are kept, or responses of which something is.
     """
     ones = kept.astype(jnp.float32)
-    if loss_aggregation == "token_mean":
-        return ones, ones.sum()
     counts = segment_sums(ones, segments)
-    share = ones / jnp.maximum(counts, 1.0)
     before = jnp.pad(segments[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     responses = ((counts > 0) & (segments != before)).astype(jnp.float32).sum()
-    return (share if loss_aggregation == "sequence_mean" else ones), responses
+    match loss_aggregation:
+        case "token_mean":
+            return ones, ones.sum()
+        case "sequence_mean":
+            return ones / jnp.maximum(counts, 1.0), responses
+        case "sequence_sum":
+            return ones, responses
+        case "constant":
+            raise ValueError('loss_aggregation "constant" counts what was rejected, too')
+        case _:
+            assert_never(loss_aggregation)

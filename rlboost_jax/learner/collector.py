@@ -1,4 +1,7 @@
-"""Finished rollouts of one step, each taken once, judged, and the groups they make."""
+"""Finished rollouts of one step, judged, and the groups they make.
+
+What of all that arrives is the step's, and is new, is for its stream to say (`stream/`).
+"""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +26,8 @@ class WrongVersion(RuntimeError):
 
 
 class StepCollector:
-    """Invariants: a (prompt, sample) is taken at most once, whatever arrives; a group is finished
-    when all its rollouts are there and judged, and its rewards are those of just these.
+    """Invariant: a group is finished when all its rollouts are there and judged, and its rewards
+    are those of just these.
     """
 
     def __init__(
@@ -56,15 +59,6 @@ class StepCollector:
         self._answered: deque[tuple[int, Future[Verdict]]] = deque()  # filled by other threads
         self.groups: dict[int, Group] = {}  # finished ones, by prompt
 
-    @property
-    def generated(self) -> bool:
-        """Whether every rollout is there; some may not be judged yet."""
-        return len(self._taken) == len(self._prompts) * self._group_size
-
-    @property
-    def complete(self) -> bool:
-        return len(self.groups) == len(self._prompts)
-
     def extend(self, prompts: Iterable[NDArray[np.int32]]) -> None:
         """Expect responses to more prompts, numbered on from those before."""
         self._prompts.extend(prompts)
@@ -76,17 +70,14 @@ class StepCollector:
     def add(self, rollout: messages.FinishedRollout) -> list[Group]:
         """Take one rollout and have it judged; returns the groups that are now finished.
 
-        Rollouts of other steps, repeated ones and unknown samples change nothing.
+        Args:
+            rollout: of the step, and not taken before or rejected since: see `StepStream.arrived`.
 
         Raises:
             WrongVersion: a token has another version than the step's.
         """
         work = rollout.work
-        place = work.sample - work.prompt * self._group_size
-        known = work.prompt < len(self._prompts) and 0 <= place < self._group_size
-        ours = work.purpose == "train" and work.batch == self.step
-        if not (ours and known) or work.sample in self._taken:
-            return []
+        assert work.batch == self.step and work.sample not in self._taken
         check_version(rollout, self._version)
         made = sequence_of(rollout, self._prompts[work.prompt], self._routing)
         self._taken[work.sample] = Trajectory(

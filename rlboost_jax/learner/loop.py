@@ -17,8 +17,6 @@ Invariants:
 
 from typing import Any
 
-import jax
-
 from rlboost_jax import messages
 from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.learner.answers import Answers
@@ -29,12 +27,14 @@ from rlboost_jax.learner.rows import lag_metrics, policy_metrics, report_metrics
 from rlboost_jax.learner.samples import sample_rows, samples_due
 from rlboost_jax.learner.scoring import Scoring
 from rlboost_jax.learner.session import Session
-from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.driver import drive, drive_measurement
+from rlboost_jax.learner.stream.intake import MeasuredIntake
 from rlboost_jax.learner.stream.lag import lag_of
 from rlboost_jax.learner.stream.step_stream import StreamTimes
 from rlboost_jax.learner.stream.waiting import FleetPulse
 from rlboost_jax.learner.trajectory import trajectories_digest
 from rlboost_jax.learner.update.batch import BatchUpdate
+from rlboost_jax.learner.versions import held_here
 from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.params import Params
 from rlboost_jax.observe.spans import traced
@@ -66,11 +66,11 @@ class TrainingLoop:
         self._window: messages.WindowState | None = None  # after the last step
         self._open: dict[Batch, OpenBatch] = {}
         self._versions = session.versions
-        self._sampler: tuple[Version, Params] | None = None  # an older version on the devices
+        self._shardings = session.learner.policy.shardings.params
         self._version, self._digest = Version(-1), ""  # of the state; the first is published below
         first = int(self.state.step) // run.algorithm.updates_per_batch
         for version in filter(self._lag.samples, self._lag.kept_at(Batch(first))):
-            self._submit(version, self._versions.params(version), oldest_batch=Batch(first))
+            self._publish_kept(version, oldest_batch=Batch(first))
         self._publish(Version(first))
         self._lap = session.clock()  # when the last step was over
 
@@ -94,7 +94,7 @@ class TrainingLoop:
             step=step,
             checkpoint=session.checkpoints.latest,
             version=batch.version,
-            sampler=self._older(batch.version),
+            sampler=self._versions.sampler(batch.version, self._version, self._shardings),
         )
         times = self._stream(batch, update)
         trajectories = stream.trajectories()
@@ -158,7 +158,7 @@ class TrainingLoop:
                 versions=self._versions.digests(older),
             )
             self._session.followers.save(step, extra)
-            versions = self._versions.trees(older)
+            versions = self._versions.trees(older, self._shardings)
             self._session.checkpoints.save(step, self.state, extra, versions)
 
     @traced("evaluate", LANE)
@@ -186,13 +186,7 @@ class TrainingLoop:
         )
         for extension in measurement.extensions()[1:]:  # what groups leave over of each prompt
             link.extend_batch(extension)
-        while not measurement.complete:
-            self._waited(message := link.receive())
-            match message:
-                case messages.FinishedRollout() as rollout:
-                    measurement.take(rollout)
-                case messages.Parked() as parked:
-                    answers.take(parked)
+        drive_measurement(MeasuredIntake(measurement, answers), link, waited=self._waited)
         link.trained(
             messages.BatchTrained(batch=Batch(version), train_wait_seconds=0.0, train_seconds=0.0)
         )
@@ -219,7 +213,7 @@ class TrainingLoop:
     def _stream(self, batch: OpenBatch, update: BatchUpdate) -> StreamTimes:
         """Take a batch in, and what comes for those after it."""
         session, followers = self._session, self._session.followers
-        followers.begin(batch.batch)
+        followers.begin(batch.batch, batch.version)
         train = followers.leading(update.train)
         check = followers.checking(update.check)
         with self._spans.span("stream", LANE):
@@ -260,12 +254,22 @@ class TrainingLoop:
         )
         self._version = version
         if self._lag.versions:
-            self._versions.forget(self._lag.kept_at(Batch(version)))
-            dtype = self._run.weights.rollout_dtype
-            self._versions.keep(version, self._params, self._digest, dtype=dtype)
+            older, dtype = self._lag.kept_at(Batch(version)), self._run.weights.rollout_dtype
+            session.followers.keep(version, self._digest, older)
+            self._versions.forget(older)
+            here = held_here(self.state.params) if session.followers else self._params
+            self._versions.keep(version, here, self._digest, dtype=dtype)
         if needed:
             self._submit(version, self._params, oldest_batch=Batch(version))
         return seconds
+
+    def _publish_kept(self, version: Version, *, oldest_batch: Batch) -> None:
+        """An older version, once more: a resumed run may find no snapshot of it."""
+        followers, host_params = self._session.followers, self._versions.params(version)
+        if followers:
+            followers.write(str(version))
+            host_params = followers.host_copy(self._versions.on_devices(version, self._shardings))
+        self._submit(version, host_params, oldest_batch=oldest_batch)
 
     def _submit(self, version: Version, host_params: Params, *, oldest_batch: Batch) -> None:
         self._session.publisher.submit(
@@ -279,17 +283,6 @@ class TrainingLoop:
         if version == self._version:
             return self._digest
         return self._versions.digest(version)
-
-    def _older(self, version: Version) -> Params | None:
-        """The parameters of a version, on the devices; None: they are those of the state."""
-        if version == self._version:
-            self._sampler = None
-            return None
-        if self._sampler is None or self._sampler[0] != version:
-            self._sampler = None  # room for the next
-            place = self._session.learner.policy.shardings.params
-            self._sampler = version, jax.device_put(self._versions.params(version), place)
-        return self._sampler[1]
 
     def _load(self) -> None:
         """Give the reserved engines the newest version. With a lag they take what the manager

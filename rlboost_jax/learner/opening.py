@@ -28,12 +28,12 @@ from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.origin import keep_origin
 from rlboost_jax.learner.preparation import Prepared, prepared, programs, restore
 from rlboost_jax.learner.processes.leading import Followers, invite
-from rlboost_jax.learner.processes.world import World, agreed, check_lag, check_mesh
+from rlboost_jax.learner.processes.world import World, agreed, check_mesh
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines, devices_of_slices
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.update.learner import learner_of
-from rlboost_jax.learner.versions import AtHand, Versions, restored_versions
+from rlboost_jax.learner.versions import AtHand, PulledOnce, Versions, restored_versions
 from rlboost_jax.messages import TrainerHello
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import make_mesh
@@ -45,10 +45,12 @@ from rlboost_jax.observe.tracker import Tracker, Trackers
 from rlboost_jax.observe.trackers import chosen_trackers
 from rlboost_jax.qualification.start import published_run, trainer_run
 from rlboost_jax.rollout.instance import engine_of
+from rlboost_jax.rollout.weight_updates import PullerLike
 from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.settings.memory import learner_bytes_per_device
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.stacks import StacksFile, stacks_path
+from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
 from rlboost_jax.workdir import Workdir
@@ -85,10 +87,9 @@ class Plan:
 def plan_of(run: RunConfig, path: Path, world: World, makers: Makers) -> Plan:
     """
     Raises:
-        LagNeedsOneProcess, NotEnoughDevices, IdleProcess, NotEnoughMemory, AttentionNotAvailable,
-            KernelNotAvailable: this trainer's devices cannot do it.
+        NotEnoughDevices, IdleProcess, NotEnoughMemory, AttentionNotAvailable, KernelNotAvailable:
+            this trainer's devices cannot do it.
     """
-    check_lag(run, world)
     lines: list[str] = []
     own = agreed(makers.kernels(run, path, lines.append), world)
     published = published_run(run, own)
@@ -164,6 +165,10 @@ class Opening:
         if restored:
             console.note(f"going on with step {first + 1} of {run.num_steps}")
         ready = prepared(run, self._path, policy, critic, checkpoints, restored, console)
+        kept = restored_versions(
+            checkpoints, first, extra, ready.state.params, dtype=run.weights.rollout_dtype
+        )
+        versions = Versions(kept)
         store = self._makers.snapshots(
             self._path / FOLDER,
             dtype=run.weights.rollout_dtype,
@@ -175,16 +180,11 @@ class Opening:
             with console.phase("copying the base for servers"):
                 base = _published_base(ready.policy.base, followers, store)
             check_same(base.digest, extra, self._path)
-        versions = Versions(
-            restored_versions(
-                checkpoints,
-                first,
-                extra,
-                ready.state.params,
-                dtype=run.weights.rollout_dtype,
-            )
-        )
-        at_hand = AtHand(versions, base.params if base else None) if run.algorithm.lag else None
+        puller: PullerLike | None = None
+        if run.algorithm.lag and followers:
+            puller = PulledOnce(Puller(source="directory", manager=None))
+        elif run.algorithm.lag:
+            puller = AtHand(versions, base.params if base else None)
         session = Session(
             run=run,
             exercises=exercises,
@@ -201,7 +201,7 @@ class Opening:
             base=base,
             environment=self._makers.environment,
             link=link,
-            reserved=self._reserved(ready, manager, link, profile, at_hand),
+            reserved=self._reserved(ready, manager, link, profile, puller),
             publisher=self._publisher(store, manager, link, profile),
             checkpoints=checkpoints,
             best=BestCheckpoint(self._path, checkpoints) if run.evaluation.keep_best else None,
@@ -265,7 +265,7 @@ class Opening:
         manager: ManagerProcess,
         link: ManagerLink,
         profile: StepProfile,
-        at_hand: AtHand | None,
+        puller: PullerLike | None,
     ) -> ReservedEngines:
         """The trainer's own engines, on their way into the fleet."""
         run, makers = self._run, self._makers
@@ -281,7 +281,7 @@ class Opening:
             engines,
             self._thread,
             on_failure=link.fail,
-            puller=at_hand,
+            puller=puller,
             spans=profile.spans,
             clock=profile.clock,
         )

@@ -10,19 +10,16 @@ were given, and not sampled, are context only: no mask names them and they have 
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import assert_never
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.pytree import pytree
+from rlboost_jax.settings.algorithm import LossAggregation
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.routing import Routing
-
-TOKEN_MEAN: Final = "token_mean"
-SEQUENCE_MEAN: Final = "sequence_mean"
-CONSTANT: Final = "constant"
 
 
 class DoesNotFit(Mistake, ValueError):
@@ -54,7 +51,7 @@ def pack(
     *,
     rows: int,
     row_tokens: int,
-    loss_aggregation: str,
+    loss_aggregation: LossAggregation,
     row_lengths: int = 1,
     routing: Routing | None = None,
 ) -> list[PackedBatch]:
@@ -104,7 +101,7 @@ def fill(
     *,
     rows: int,
     row_tokens: int,
-    loss_aggregation: str,
+    loss_aggregation: LossAggregation,
     routing: Routing | None = None,
 ) -> tuple[PackedBatch, list[Trajectory]]:
     """One batch, first-fit in the given order, and the trajectories that found no room.
@@ -124,7 +121,7 @@ def fill(
 def empty(rows: int, row_tokens: int, routing: Routing | None = None) -> PackedBatch:
     """A batch of nothing, for what is compiled before there is anything."""
     batch, _ = fill(
-        [], rows=rows, row_tokens=row_tokens, loss_aggregation=TOKEN_MEAN, routing=routing
+        [], rows=rows, row_tokens=row_tokens, loss_aggregation="token_mean", routing=routing
     )
     return batch
 
@@ -142,7 +139,10 @@ def first_fit(lengths: Iterable[int], *, rows: int, capacity: int) -> list[int |
 
 
 def update_divisor(
-    trajectories: Sequence[Trajectory], loss_aggregation: str, *, max_response_tokens: int = 0
+    trajectories: Sequence[Trajectory],
+    loss_aggregation: LossAggregation,
+    *,
+    max_response_tokens: int = 0,
 ) -> int:
     """What the token sums of a whole update are divided by; at least 1.
 
@@ -150,10 +150,15 @@ def update_divisor(
         max_response_tokens: for the "constant" divisor, which is that many for each response.
     """
     trained = [t for t in trajectories if t.trained]
-    if loss_aggregation == TOKEN_MEAN:
-        return max(1, sum(t.sequence.num_sampled for t in trained))
-    each = max_response_tokens if loss_aggregation == CONSTANT else 1
-    return max(1, len(trained) * each)
+    match loss_aggregation:
+        case "token_mean":
+            return max(1, sum(t.sequence.num_sampled for t in trained))
+        case "sequence_mean" | "sequence_sum":
+            return max(1, len(trained))
+        case "constant":
+            return max(1, len(trained) * max_response_tokens)
+        case _:
+            assert_never(loss_aggregation)
 
 
 def by_sample(
@@ -183,7 +188,7 @@ def _num_positions(trajectory: Trajectory, row_tokens: int) -> int:
 def _batch(
     members: Sequence[Sequence[Trajectory]],
     row_tokens: int,
-    loss_aggregation: str,
+    loss_aggregation: LossAggregation,
     routing: Routing | None,
 ) -> PackedBatch:
     def zeros(dtype: type) -> np.ndarray:
@@ -218,7 +223,12 @@ def _first_experts(positions: tuple[int, int], routing: Routing) -> UInt[np.ndar
 
 
 def _place(
-    batch: PackedBatch, row: int, start: int, segment: int, t: Trajectory, loss_aggregation: str
+    batch: PackedBatch,
+    row: int,
+    start: int,
+    segment: int,
+    t: Trajectory,
+    loss_aggregation: LossAggregation,
 ) -> int:
     """Write one trajectory into [start, end) of a row; returns end."""
     sequence = t.sequence
@@ -234,9 +244,8 @@ def _place(
     if batch.samples is not None:
         batch.samples[sampled] = t.sample
     batch.advantages[sampled] = t.advantage if t.advantages is None else t.advantages
-    of_sequence = loss_aggregation == SEQUENCE_MEAN
     if t.trained:
-        batch.weights[sampled] = 1 / sequence.num_sampled if of_sequence else 1.0
+        batch.weights[sampled] = _token_weight(sequence.num_sampled, loss_aggregation)
     if batch.routes is not None:
         assert sequence.routes is not None, "recorded of every token, see `FinishedRollout`"
         batch.routes[everything] = sequence.routes
@@ -245,3 +254,14 @@ def _place(
         if values is not None:
             getattr(batch, name)[sampled] = values
     return end
+
+
+def _token_weight(num_sampled: int, loss_aggregation: LossAggregation) -> float:
+    """Of each token of a response in the sum that `update_divisor` divides."""
+    match loss_aggregation:
+        case "sequence_mean":
+            return 1 / num_sampled
+        case "token_mean" | "sequence_sum" | "constant":
+            return 1.0
+        case _:
+            assert_never(loss_aggregation)

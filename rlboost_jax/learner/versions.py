@@ -4,25 +4,31 @@ A version is kept as servers have it, in the rollout dtype, from when it is made
 is sampled from it: for `algorithm.lag` k, k + 1 versions at most. The trainer's own engines and
 checks of servers take it from here, checkpoints take the older ones along: a resumed run needs no
 snapshot of before.
+
+Of a trainer's several processes each keeps what its own devices hold, as `Share` in place of each
+array. None has a version whole, so that engines pull it from its snapshot.
 """
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax
 import numpy as np
 
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.state import HOST_MEMORY
 from rlboost_jax.messages import Manifest
 from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.params import Params
+from rlboost_jax.rollout.weight_updates import PullerLike
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Pulled
-from rlboost_jax.weights.shares import as_share, stored
+from rlboost_jax.weights.shares import Share, as_share, from_local_parts, local_parts, stored
 
 DIGESTS = "versions"  # in what a checkpoint holds besides arrays: digest by version
 
@@ -31,7 +37,8 @@ DIGESTS = "versions"  # in what a checkpoint holds besides arrays: digest by ver
 class KeptVersion:
     """
     Attributes:
-        params: on the host, floating-point leaves in the rollout dtype.
+        params: on the host, floating-point leaves in the rollout dtype; arrays, or `local_parts`
+            where other processes have the rest.
         digest: of the learner's parameters before that cast.
     """
 
@@ -48,6 +55,7 @@ class Versions:
     def __init__(self, kept: Mapping[Version, KeptVersion] | None = None) -> None:
         self._digests: dict[Version, str] = {}
         self._trees: dict[Version, Future[Params]] = {}
+        self._placed: tuple[Version, Params] | None = None  # on the devices
         self._rounding = ThreadPoolExecutor(1, thread_name_prefix="round")
         for version, each in (kept or {}).items():
             self._digests[version], self._trees[version] = each.digest, Future()
@@ -63,7 +71,7 @@ class Versions:
         """Keep a version.
 
         Args:
-            host_params: arrays in host memory, which nobody changes.
+            host_params: as in `KeptVersion`, in any dtype; nobody changes it.
             dtype: the rollout dtype.
         """
         self._digests[version] = digest
@@ -75,6 +83,7 @@ class Versions:
             del self._trees[version], self._digests[version]
 
     def params(self, version: Version) -> Params:
+        """As in `KeptVersion`."""
         return self._trees[version].result()
 
     def digest(self, version: Version) -> str:
@@ -84,9 +93,39 @@ class Versions:
         """As JSON has them."""
         return {str(version): self._digests[version] for version in versions}
 
-    def trees(self, versions: Iterable[Version]) -> dict[str, Params]:
-        """A tree of arrays for a checkpoint; empty where there are none."""
-        return {str(version): self.params(version) for version in versions}
+    def on_devices(self, version: Version, shardings: Params) -> Params:
+        """In place of the version that was asked for before."""
+        if self._placed is None or self._placed[0] != version:
+            self._placed = None  # room for the next
+            self._placed = version, jax.tree.map(_placed, self.params(version), shardings)
+        return self._placed[1]
+
+    def sampler(self, version: Version, newest: Version, shardings: Params) -> Params | None:
+        """The version on the devices; None: it is the newest, which is there anyway."""
+        if version != newest:
+            return self.on_devices(version, shardings)
+        self._placed = None
+        return None
+
+    def trees(self, versions: Iterable[Version], shardings: Params) -> dict[str, Params]:
+        """Arrays for a checkpoint, by version; empty where there are none.
+
+        All are in host memory. Where other processes have the rest of them, every one of these
+        calls this, and saves what it returns.
+
+        Args:
+            shardings: of the parameters on the devices.
+        """
+
+        def array(leaf: Any, sharding: Any) -> Any:
+            if not isinstance(leaf, Share):
+                return leaf
+            return from_local_parts(leaf, sharding.with_memory_kind(HOST_MEMORY))
+
+        return {
+            str(version): jax.tree.map(array, self.params(version), shardings)
+            for version in versions
+        }
 
 
 class AtHand:
@@ -112,19 +151,58 @@ class AtHand:
         return Pulled(params=joined(self._base, params), fetched_bytes=0)
 
 
+class PulledOnce:
+    """What they pull from where several processes have parts of a version: its snapshot.
+
+    Those that want the same at the same time have it in the host's memory once.
+    """
+
+    def __init__(self, puller: PullerLike) -> None:
+        self._puller, self._one = puller, asyncio.Lock()
+        self._pulled: WeakValueDictionary[tuple[Version, str], Any] = WeakValueDictionary()
+
+    async def pull(self, manifest: Manifest) -> Any:
+        """Raises WeightsError."""
+        key = (manifest.version, manifest.params_digest)
+        async with self._one:
+            pulled = self._pulled.get(key)
+            if pulled is None:
+                pulled = self._pulled[key] = await self._puller.pull(manifest)
+            return pulled
+
+
+def held_here(params: Params) -> Params:
+    """Parameters of the devices as `KeptVersion` has them, not rounded yet."""
+    if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
+        copy: Params = jax.device_get(params)
+        return copy
+    return local_parts(params)
+
+
 def rounded(host_params: Params, dtype: str) -> Params:
     """Floating-point leaves in `dtype`, as a snapshot has them."""
     floats = np.dtype(dtype)
-    return jax.tree.map(
-        lambda leaf: np.asarray(leaf).astype(stored(as_share(leaf), floats), copy=False),
-        host_params,
-    )
+
+    def cast(leaf: Any) -> Any:
+        kind = stored(as_share(leaf), floats)
+        if not isinstance(leaf, Share):
+            return np.asarray(leaf).astype(kind, copy=False)
+        parts = {place: part.astype(kind, copy=False) for place, part in leaf.parts.items()}
+        return replace(leaf, dtype=kind, parts=parts)
+
+    return jax.tree.map(cast, host_params)
+
+
+def _placed(leaf: Any, sharding: Any) -> jax.Array:
+    if isinstance(leaf, Share):
+        return from_local_parts(leaf, sharding)
+    return jax.device_put(leaf, sharding)
 
 
 def restored_versions(
     checkpoints: Checkpoints, step: int, extra: Mapping[str, Any], params: Params, *, dtype: str
 ) -> dict[Version, KeptVersion]:
-    """Those of a checkpoint; none where it has none.
+    """Those of a checkpoint; none where it has none. Every process of a trainer calls this.
 
     Args:
         extra: what the checkpoint holds besides arrays.
@@ -146,6 +224,6 @@ def restored_versions(
     one = jax.tree.map(as_kept, params)
     trees = checkpoints.restore_versions(step, dict.fromkeys(digests, one))
     return {
-        Version(int(name)): KeptVersion(params=jax.device_get(trees[name]), digest=digest)
+        Version(int(name)): KeptVersion(params=held_here(trees[name]), digest=digest)
         for name, digest in digests.items()
     }

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from rlboost_kernels import selected_logprobs
 
 from rlboost_jax.data.tasks import Task
-from rlboost_jax.learner.packing import TOKEN_MEAN, PackedBatch, fill
+from rlboost_jax.learner.packing import PackedBatch, fill
 from rlboost_jax.learner.programs.passes import grouped
 from rlboost_jax.learner.state import TrainState, init_state, state_shardings
 from rlboost_jax.learner.trajectory import Trajectory
@@ -125,7 +125,7 @@ class _Lessons:
             positions += len(lesson.sequence.tokens) - 1
             self._left.append(lesson)
         batch, self._left = fill(
-            self._left, rows=self._rows, row_tokens=self._row_tokens, loss_aggregation=TOKEN_MEAN
+            self._left, rows=self._rows, row_tokens=self._row_tokens, loss_aggregation="token_mean"
         )
         return batch
 

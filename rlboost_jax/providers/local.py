@@ -43,7 +43,7 @@ class _Server:
 
     nonce: str
     settled: asyncio.Future[None]  # done once it has started, or is refused
-    asked: bool = False  # the prepared process was told to fork it
+    asked: bool = False  # the prepared process was asked to fork it
     late: bool = False  # refused before it had started; killed where it starts after all
     pid: int = 0  # 0: not started
     descriptor: int = -1  # of its process, where the prepared one of now has not forked it

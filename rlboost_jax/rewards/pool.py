@@ -53,7 +53,7 @@ class RewardPool:
         self._lock = threading.Lock()  # of the two below
         self._closing = False
         self._workers: list[Worker] = []
-        first = self._started()  # alone, so that a mistake is told of once
+        first = self._started()  # alone, so that a mistake is reported once
         self._threads = [
             threading.Thread(
                 target=self._serve, args=(first if i == 0 else None,), name=f"rewards-{i}"
@@ -111,7 +111,7 @@ class RewardPool:
         fault = ""
         for _ in range(ATTEMPTS):
             if self._closing:
-                raise RewardWorkersLost("the reward workers were told to end")
+                raise RewardWorkersLost("the reward workers were asked to end")
             try:
                 worker = worker or self._started()
             except (ConfigError, OSError) as error:
@@ -133,7 +133,7 @@ class RewardPool:
         """Raises ConfigError, OSError."""
         with self._lock:
             if self._closing:
-                raise RewardWorkersLost("the reward workers were told to end")
+                raise RewardWorkersLost("the reward workers were asked to end")
             worker = Worker(self._setup, self._start_seconds)
             self._workers.append(worker)
         try:

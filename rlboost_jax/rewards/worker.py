@@ -90,7 +90,7 @@ def _in_child(
     why = "the worker was ended"
     try:
         why = _heard(inlet, functions, outcomes)
-    finally:  # also when this worker itself is told to end
+    finally:  # also when this worker itself is asked to end
         os.close(inlet)
         status = _end(child, at_once=bool(why))
     if len(outcomes) < len(functions):
@@ -158,7 +158,7 @@ def _end(child: int, *, at_once: bool) -> int:
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         _end_orphans()
-    except SystemExit:  # told to end in the midst of it
+    except SystemExit:  # asked to end in the midst of it
         _end_orphans()
         raise
     return status

@@ -77,16 +77,11 @@ class InstanceClient:
         self._goes: tuple[float, str] | None = None  # when the machine does, and who says so
         self._sick = False
         self._leaving: asyncio.Future[str] | None = None  # its result is the reason
-        self._welcomed = asyncio.Event()
+        self._welcomed = False  # a manager knows this instance
         self._broken: asyncio.Future[None]  # its exception is a mistake of this side
         self._lost_at = 0.0  # when there was last a manager, by the loop's clock
         self._attempt = 0  # dials since a stream was good
         self._trouble = ""  # why the last one failed, if that can be changed
-
-    @property
-    def welcomed(self) -> asyncio.Event:
-        """Set while a manager knows this instance."""
-        return self._welcomed
 
     async def run(self) -> str:
         """Serve until asked to leave or orphaned; returns the reason.
@@ -149,19 +144,19 @@ class InstanceClient:
             return
         self._goes = goes_at, reason
         loop.call_at(goes_at, self.leave, reason)
-        if self._welcomed.is_set():
+        if self._welcomed:
             self._say(Notice(seconds=seconds, reason=reason))
 
     def hint(self, reason: str) -> None:
         """The machine may go some time, or pause; of interest to whoever reads the events."""
-        if self._welcomed.is_set():
+        if self._welcomed:
             self._say(Hint(reason=reason))
 
     async def offer(self, params: Any, version: Version, params_digest: str) -> None:
         """Load parameters that are here already and say so; for an instance without puller."""
         await asyncio.wrap_future(self._worker.load(params, version, params_digest))
         self._offered = Ready(version=version, params_digest=params_digest)
-        if self._welcomed.is_set():
+        if self._welcomed:
             self._say(self._offered)
 
     async def _serve_all(self) -> str:
@@ -223,7 +218,7 @@ class InstanceClient:
         self._reach(answer.weights_port)
         welcomed_at = loop.time()
         try:
-            self._welcomed.set()
+            self._welcomed = True
             if self._goes is not None:
                 goes_at, reason = self._goes
                 self._say(Notice(seconds=max(0.0, goes_at - welcomed_at), reason=reason))
@@ -231,7 +226,7 @@ class InstanceClient:
                 self._say(self._offered)
             yield
         finally:
-            self._welcomed.clear()
+            self._welcomed = False
             self._lost_at = loop.time()
             if self._lost_at - welcomed_at >= self._settled_seconds:
                 self._attempt = 0
@@ -248,7 +243,7 @@ class InstanceClient:
     ) -> None:
         """Tell a manager that can be reached why this server goes, if that is what it does."""
         error = next((e for end in ends if end.done() and (e := end.exception())), None)
-        if error is None or not self._welcomed.is_set():
+        if error is None or not self._welcomed:
             return
         reason = f"sick: {type(error).__name__}: {error}"
         line = " ".join(reason.split())[:SICK_LETTERS]

@@ -11,7 +11,7 @@ given before anything is sampled is part of the prompt.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -104,10 +104,6 @@ class Sequence:
             response, logprobs, version=version, routes=routes
         )
 
-    def with_given(self, tokens: ArrayLike) -> "Sequence":
-        """Somebody else's tokens after these."""
-        return self._longer(np.asarray(tokens, np.int32), sampled=False)
-
     def with_sampled(
         self,
         tokens: ArrayLike,
@@ -134,9 +130,14 @@ class Sequence:
         if versions and versions[-1][0] == version:
             *before, (_, known) = versions
             versions, count = tuple(before), known + count
-        return self._longer(
-            new,
-            sampled=True,
+        if len(self.runs) % 2:
+            runs = (*self.runs, len(new))
+        else:  # the last run was sampled, too
+            runs = (*self.runs[:-1], self.runs[-1] + len(new))
+        return replace(
+            self,
+            tokens=np.concatenate([self.tokens, new]),
+            runs=runs,
             logprobs=np.concatenate([self.logprobs, np.asarray(logprobs, np.float32)]),
             versions=(*versions, (version, count)),
             routes=routes,
@@ -208,14 +209,6 @@ class Sequence:
             yield f"{_listed(self.runs)}\n".encode()
         if self.routes is not None:
             yield np.asarray(self.routes, "<u2").tobytes()
-
-    def _longer(self, new: NDArray[np.int32], *, sampled: bool, **changes: Any) -> "Sequence":
-        if len(new) == 0:
-            return self
-        goes_on = (len(self.runs) % 2 == 0) == sampled  # the last run was sampled, too, or neither
-        runs = (*self.runs[:-1], self.runs[-1] + len(new)) if goes_on else (*self.runs, len(new))
-        tokens = np.concatenate([self.tokens, new])
-        return replace(self, tokens=tokens, runs=runs, **changes)
 
 
 def runs_after_prompt(reported: Runs, num_tokens: int) -> Runs:

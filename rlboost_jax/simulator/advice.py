@@ -14,6 +14,7 @@ from rlboost_jax.simulator.observed import observed
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.world import World
 
+KINDS: Final = ("predicted", "foreseen")  # of events; the latter in runs of before
 STEPS: Final = 6  # that are simulated
 SECONDS: Final = 1e6  # that they may take
 
@@ -28,9 +29,9 @@ def of_run(workdir: str | Path, *, settling: int) -> Advice:
     """
     run = read_run_config(workdir)
     seconds = {row["step"]: row["step_seconds"] for row in read_metrics(workdir)}
-    told = [row for row in read_events(workdir) if row["kind"] == "foreseen"]
-    if told:
-        return advise([{**row["detail"], "step": row["step"]} for row in told], seconds)
+    said = [row for row in read_events(workdir) if row["kind"] in KINDS]
+    if said:
+        return advise([{**row["detail"], "step": row["step"]} for row in said], seconds)
     return advise(predictions(run, observed(workdir, settling=settling)), seconds)
 
 

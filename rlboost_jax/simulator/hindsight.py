@@ -20,7 +20,7 @@ NEWEST: Final = 12  # steps that advice is made from
 
 
 def predictions(run: RunConfig, seen: Observed) -> list[dict[str, Any]]:
-    """For each of the newest steps what an event `foreseen` says, with its `step`.
+    """For each of the newest steps what an event `predicted` says, with its `step`.
 
     Speeds are fitted to all steps but the one that is predicted, so that it can tell how far
     off the forecast was.

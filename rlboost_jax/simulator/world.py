@@ -180,7 +180,7 @@ class World:
                 self._terminate(name, notice=grace_seconds > 0)
             case Close(stream, _):
                 self._peers.pop(stream, None)
-            case Record("foreseen", step, _, detail):
+            case Record("predicted", step, _, detail):
                 self.predictions.append({**detail, "step": step})
             case Exit(code, reason):
                 raise RuntimeError(f"the manager has left: {reason} ({code})")

@@ -15,6 +15,7 @@ import jax
 import ml_dtypes  # noqa: F401  (NumPy knows "bfloat16" by it)
 import numpy as np
 import tensorstore as ts
+from jax.sharding import Sharding
 
 from rlboost_jax.messages import FileEntry, LeafEntry
 from rlboost_jax.models.params import Params, flatten_params, unflatten_params
@@ -27,7 +28,7 @@ _WRITERS: Final = 8  # parts that are cast, written and hashed at the same time
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one process writes of a leaf.
+    """Parts of a leaf: those that one process writes, or all that it holds.
 
     Attributes:
         shape: of the whole leaf.
@@ -54,22 +55,32 @@ def shares_of(params: Params, *, process: int, read: Read = np.asarray) -> Param
     leaves, burdens = flatten_params(params), dict[int, int]()
     mine: dict[str, dict[Place, jax.Array]] = {}
     for name, leaf in sorted(leaves.items(), key=lambda item: (-item[1].nbytes, item[0])):
-        owners = _owners(leaf, burdens)
-        here = {_place(shard.index, leaf): shard.data for shard in leaf.addressable_shards}
+        owners, here = _owners(leaf, burdens), _parts_here(leaf)
         mine[name] = {place: here[place] for place, who in owners.items() if who == process}
-        for part in mine[name].values():
-            part.copy_to_host_async()
-    return unflatten_params(
-        {
-            name: Share(
-                shape=leaf.shape,
-                part_shape=leaf.sharding.shard_shape(leaf.shape),
-                dtype=np.dtype(leaf.dtype),
-                parts={place: read(part) for place, part in mine[name].items()},
-            )
-            for name, leaf in leaves.items()
-        }
-    )
+    return _copied(leaves, mine, read)
+
+
+def local_parts(params: Params, *, read: Read = np.asarray) -> Params:
+    """The tree with all that this process's devices hold, in its memory, in place of each array.
+
+    What several of its devices hold is there once.
+    """
+    leaves = flatten_params(params)
+    here = {name: _parts_here(leaf) for name, leaf in leaves.items()}
+    return _copied(leaves, here, read)
+
+
+def from_local_parts(share: Share, sharding: Sharding) -> jax.Array:
+    """The array whose `local_parts` a share is, of which every process has its own.
+
+    Args:
+        sharding: that of the array, in whichever memory of its devices.
+    """
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        return share.parts[_place_of(index or (), share.shape, share.part_shape)]
+
+    return jax.make_array_from_callback(share.shape, sharding, part, dtype=share.dtype)
 
 
 def write_shares(
@@ -125,6 +136,29 @@ def stored(share: Share, dtype: np.dtype) -> np.dtype:
     return dtype if share.dtype.kind == "f" or share.dtype.name == "bfloat16" else share.dtype
 
 
+def _parts_here(leaf: jax.Array) -> dict[Place, jax.Array]:
+    return {_place(shard.index, leaf): shard.data for shard in leaf.addressable_shards}
+
+
+def _copied(
+    leaves: Mapping[str, jax.Array], parts: Mapping[str, Mapping[Place, jax.Array]], read: Read
+) -> Params:
+    """A tree of shares that have these parts of each leaf."""
+    for part in (part for of_leaf in parts.values() for part in of_leaf.values()):
+        part.copy_to_host_async()
+    return unflatten_params(
+        {
+            name: Share(
+                shape=leaf.shape,
+                part_shape=leaf.sharding.shard_shape(leaf.shape),
+                dtype=np.dtype(leaf.dtype),
+                parts={place: read(part) for place, part in parts[name].items()},
+            )
+            for name, leaf in leaves.items()
+        }
+    )
+
+
 def _owners(leaf: jax.Array, burdens: dict[int, int]) -> dict[Place, int]:
     """The process that writes each part of a leaf.
 
@@ -144,7 +178,11 @@ def _owners(leaf: jax.Array, burdens: dict[int, int]) -> dict[Place, int]:
 
 
 def _place(index: tuple[slice, ...], leaf: jax.Array) -> Place:
-    parts = zip(index, leaf.shape, leaf.sharding.shard_shape(leaf.shape), strict=True)
+    return _place_of(index, leaf.shape, leaf.sharding.shard_shape(leaf.shape))
+
+
+def _place_of(index: tuple[slice, ...], shape: Place, part_shape: Place) -> Place:
+    parts = zip(index, shape, part_shape, strict=True)
     return tuple(where.indices(size)[0] // part for where, size, part in parts)
 
 

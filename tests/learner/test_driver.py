@@ -9,9 +9,9 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.learner.collector import StepCollector, WrongVersion
 from rlboost_jax.learner.estimates import Estimates
-from rlboost_jax.learner.stream.driver import drive
+from rlboost_jax.learner.stream.driver import drive, drive_measurement
 from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling
-from rlboost_jax.learner.stream.intake import Intake
+from rlboost_jax.learner.stream.intake import Intake, MeasuredIntake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import Doubt, StepStream, StreamTimes
 from rlboost_jax.learner.trajectory import Group
@@ -209,6 +209,32 @@ def test_what_is_withdrawn_beside_a_step_is_waited_for_again():
     assert not link.script
 
 
+class Pair:
+    """Wants both responses to prompt 9."""
+
+    def __init__(self) -> None:
+        self.here: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        return self.here == {18, 19}
+
+    def take(self, rollout: m.FinishedRollout) -> bool:
+        self.here.add(rollout.work.sample)
+        return True
+
+    def withdraw(self, withdrawn: m.Withdrawn) -> None:
+        self.here -= set(m.unpack_ids(withdrawn.samples).tolist())
+
+
+def test_the_last_measurement_waits_again_for_what_is_withdrawn():
+    withdrawn = m.Withdrawn(batch=0, samples=m.pack_ids([18]))
+    script = [rollout(9, 0), withdrawn, rollout(9, 1), rollout(9, 0), closed()]
+    link = ScriptedLink(script)
+    drive_measurement(MeasuredIntake(Pair()), link)
+    assert list(link.script) == [closed()], "it is over when both are there"
+
+
 def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
     """Prompts 0 and 2 teach nothing, prompt 1 comes with a lie, prompt 3 before that is known."""
     dull = [msgspec.structs.replace(r, tokens=m.pack_tokens([5, 7])) for r in whole_group(0)]
@@ -266,14 +292,19 @@ def test_groups_are_checked_when_the_devices_are_free_and_that_is_no_waiting():
 
 
 def test_each_rollout_is_taken_once():
-    step = collector(prompts=1)
-    assert step.add(rollout(0, 0)) == []
-    assert step.add(rollout(0, 0)) == [], "repeated"
-    assert step.add(rollout(0, 1, step=3)) == [], "of another step"
-    assert step.add(rollout(5, 1)) == [], "of no prompt"
-    assert not step.complete
-    (group,) = step.add(rollout(0, 1))
-    assert step.complete
+    stream = StepStream(0, group_size=GROUP, micro_batches=MicroBatches(1, 1, True))
+    stream.begin()
+    intake = Intake(stream, collector(prompts=1))
+    for message in (
+        rollout(0, 0),
+        rollout(0, 0),  # repeated
+        rollout(0, 1, step=3),  # of another step
+        rollout(5, 1),  # of no prompt
+    ):
+        intake.take(message)
+        assert not intake.collector.groups
+    intake.take(rollout(0, 1))
+    group = intake.collector.groups[0]
     assert [t.sample for t in group.trajectories] == [0, 1]
     assert [t.reward for t in group.trajectories] == [0.0, 1.0]
     assert [t.advantage for t in group.trajectories] == [-0.5, 0.5]

@@ -5,7 +5,6 @@ import threading
 from concurrent.futures import Future
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -73,13 +72,13 @@ def test_a_group_is_finished_when_all_of_it_is_judged():
     desk = Desk()
     collector = desk.collector(prompts=1)
     assert collector.add(rollout(0)) == collector.add(rollout(1)) == []
-    assert collector.generated and not collector.complete
+    assert not collector.groups
     desk.asked[1, 0].set_result(verdict(1.0))
     assert (desk.woken, collector.settle()) == (1, [])
     desk.asked[0, 0].set_result(verdict(0.0))
-    assert desk.woken == 2 and not collector.complete, "before `settle`"
+    assert desk.woken == 2 and not collector.groups, "before `settle`"
     (group,) = collector.settle()
-    assert collector.complete
+    assert collector.groups == {0: group}
     assert [t.reward for t in group.trajectories] == [0.0, 1.0]
     assert [t.advantage for t in group.trajectories] == [-0.5, 0.5]
     assert [t.reward_components for t in group.trajectories] == [{"own": 0.0}, {"own": 1.0}]
@@ -110,7 +109,6 @@ def test_what_was_said_of_a_rejected_attempt_is_forgotten():
     desk.asked[0, 0].set_running_or_notify_cancel()  # a worker has it: it cannot be cancelled
     collector.reject([0, 1])
     assert desk.asked[1, 0].cancelled()
-    assert not collector.generated
     collector.add(rollout(0, attempt=1))
     collector.add(rollout(1, attempt=1))
     desk.asked[0, 0].set_result(verdict(100.0))
@@ -130,7 +128,7 @@ def test_a_finished_group_that_is_rejected_in_part_is_judged_in_part():
         desk.asked[sample, 0].set_result(verdict(1.0))
     collector.settle()
     collector.reject([1])
-    assert not collector.complete
+    assert not collector.groups
     collector.add(rollout(1, attempt=1))
     assert set(desk.asked) == {(0, 0), (1, 0), (1, 1)}
     desk.asked[1, 1].set_result(verdict(0.0))
@@ -253,12 +251,3 @@ def test_the_window_of_a_step_without_servers_ends_with_its_last_rollout():
     collector = desk.collector()
     driven(link, collector, train)
     assert trained == [(0, 1), (1, 0), (2, 0)], "prompt 0 while the others are being judged"
-
-
-def test_a_rollout_that_comes_twice_is_asked_about_once():
-    desk = Desk()
-    collector = desk.collector()
-    collector.add(rollout(0))
-    first = desk.asked[0, 0]
-    collector.add(msgspec.structs.replace(rollout(0)))
-    assert desk.asked[0, 0] is first

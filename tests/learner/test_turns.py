@@ -29,6 +29,7 @@ from tests.learner.test_policy import (
     token_logprobs,
 )
 from tests.learner.turns import groups_in_turns
+from tests.sequences.given import with_given
 
 ROWS, ROW_TOKENS, LONGEST = 2, 80, 84
 
@@ -48,7 +49,7 @@ def made(sample, counts, advantages=None):
     for place, count in enumerate(counts[1:]):
         ids = np.arange(start, start + count) + 100 * (sample + 1)
         if place % 2:
-            sequence = sequence.with_given(ids)
+            sequence = with_given(sequence, ids)
         else:
             sequence = sequence.with_sampled(ids, -ids / 8, version=0)
         start += count
@@ -227,7 +228,7 @@ class Numbers:
 
 def test_a_sample_shows_who_wrote_what():
     sequence = Sequence.of_response([1, 2], [7, 8], [-1, -1], version=0)
-    sequence = sequence.with_given([4, 3, 5]).with_sampled([9, 3], [-1, -1], version=0)
+    sequence = with_given(sequence, [4, 3, 5]).with_sampled([9, 3], [-1, -1], version=0)
     t = Trajectory(prompt=0, sample=0, sequence=sequence, reward=1.0, advantage=0.5)
     (row,) = sample_rows(0, [t], task=Numbers(), num_prompts=1)
     assert (row.prompt_text, row.response_text) == ("1 2", "7 8 4 3 5 9 3")

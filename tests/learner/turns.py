@@ -6,6 +6,7 @@ import numpy as np
 
 from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.sequences.sequence import Sequence
+from tests.sequences.given import with_given
 
 
 def in_turns(
@@ -20,7 +21,8 @@ def in_turns(
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         turns = turns.with_sampled(tokens[start:end], logprobs[start:end], version=version)
         if end < len(tokens) or rng.random() < 0.3:
-            turns = turns.with_given(rng.integers(vocab_size, size=rng.integers(1, most_given + 1)))
+            given = rng.integers(vocab_size, size=rng.integers(1, most_given + 1))
+            turns = with_given(turns, given)
     return turns
 
 

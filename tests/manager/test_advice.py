@@ -60,7 +60,7 @@ def test_a_default_run_says_enough(tmp_path) -> None:
     write_run_config(tmp_path, config, "a-run")
     lines = [json.dumps({"step": r["step"], "step_seconds": r["step_seconds"]}) for r in rows]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert '"foreseen"' not in (tmp_path / "events.jsonl").read_text()
+    assert '"predicted"' not in (tmp_path / "events.jsonl").read_text()
     found = of_run(tmp_path, settling=2)
     assert found.here == 2 and len(found.offers) >= 3
     assert found.error < 0.3
@@ -71,13 +71,14 @@ def test_a_default_run_says_enough(tmp_path) -> None:
     assert times == sorted(times, reverse=True)
 
 
-def test_a_run_is_read(tmp_path) -> None:
+@pytest.mark.parametrize("kind", ["predicted", "foreseen"])  # today's, and of runs of before
+def test_a_run_is_read(tmp_path, kind) -> None:
     write_run_config(tmp_path, run_config(), "a-run")
     rows = []
     for step in range(3):
         event = prediction(step, 2, 10.0)
         number = event.pop("step")
-        rows.append({"kind": "foreseen", "step": number, "detail": event})
+        rows.append({"kind": kind, "step": number, "detail": event})
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics = [{"step": step, "step_seconds": 10.0} for step in range(3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))

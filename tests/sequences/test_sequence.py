@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.sequences.sequence import BadSequence, Sequence, runs_after_prompt
+from tests.sequences.given import with_given
 
 
 class Token(NamedTuple):
@@ -40,7 +41,7 @@ def built(prompt: list[Token], tokens: list[Token], sizes: list[int]) -> Sequenc
                 logprobs = [token.logprob for token in piece]
                 sequence = sequence.with_sampled(ids, logprobs, version=piece[0].version)
             else:
-                sequence = sequence.with_given(ids)
+                sequence = with_given(sequence, ids)
     return sequence
 
 
@@ -107,7 +108,7 @@ def test_routes_grow_with_the_tokens_that_they_led_to() -> None:
     the last sampled token, and then of those that were given as well."""
     sequence = Sequence.of_prompt([1, 2, 3])
     sequence = sequence.with_sampled([4, 5], [-1, -1], version=0, routes=routes(range(4)))
-    sequence = sequence.with_given([6, 7])
+    sequence = with_given(sequence, [6, 7])
     assert sequence.routes is not None and len(sequence.routes) == 4
     sequence = sequence.with_sampled([8], [-1], version=0, routes=routes(range(4, 7)))
     np.testing.assert_array_equal(sequence.routes, routes(range(7)))

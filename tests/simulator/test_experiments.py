@@ -73,4 +73,4 @@ def test_who_knows_all_lengths_is_faster():
     """Of the step that is asked about: `Known` compares them with those that have ended."""
     found = foresight.over_seeds([foresight.measure(0, (1, 3), small=True)])
     for fleet in ("1", "3"):
-        assert found[fleet]["told all lengths"]["mean"] < 1.0
+        assert found[fleet]["all lengths known"]["mean"] < 1.0

@@ -1,12 +1,13 @@
 """A trainer of two processes, each with its own device, and what becomes of it when one dies."""
 
 import os
+import shutil
 import signal
 import socket
 
 import pytest
 
-from tests.system.harness import Run
+from tests.system.harness import PATIENT, Run
 
 # A minute; what two processes compute is tested in tests/learner/test_processes.py.
 pytestmark = [pytest.mark.system, pytest.mark.soak]
@@ -90,3 +91,41 @@ def test_two_processes_train_adapters(two):
     assert all(row["max_logprob_gap"] <= 1e-4 for row in run.metrics())
     assert len({params for _, _, params in run.digests()}) == 3
     assert run.events("pulled")
+
+
+def with_a_lag(lag):
+    """The versions from 0 to 2 are sampled from, rounded; what is rewarded differs."""
+    return (
+        *(f"algorithm.lag={lag}", f"num_steps={3 + lag}", "weights.rollout_dtype=bfloat16"),
+        *("algorithm.overlong_penalty=1.0", "algorithm.overlong_band=0.9"),
+    )
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_two_processes_with_a_lag_have_the_same_bits_whatever_becomes_of_servers(two, lag):
+    settings = with_a_lag(lag)
+    alone = two("alone", *settings, "fleet.max_instances=0").finish().leader
+    assert [row["version"] for row in alone.metrics()] == [max(0, b - lag) for b in range(3 + lag)]
+    # Of the very version that sampled: the policy has moved on by more.
+    assert all(row["max_logprob_gap"] <= 1e-5 for row in alone.metrics()[1:])
+    calm = two("calm", *settings).finish().leader
+    assert calm.digests() == alone.digests()
+    chaos = two("chaos", *settings, *PATIENT)
+    chaos.leader.kill_servers_at_work(1)
+    chaos.finish()
+    assert chaos.leader.digests() == alone.digests()
+    chaos.leader.assert_accounts_hold()
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_two_processes_with_a_lag_go_on_with_the_same_bits_when_killed(two, lag):
+    """Each takes what it holds of older versions from the checkpoint; their snapshots are gone."""
+    settings = (*with_a_lag(lag), "fleet.max_instances=0")
+    whole = two("whole", *settings).finish().leader
+    cut = two("cut", *settings)
+    cut.leader.wait_until(lambda: len(cut.leader.metrics()) > lag, "rows")
+    cut.leader.kill()
+    cut.follower.end()
+    assert cut.follower.process.returncode == 1
+    shutil.rmtree(cut.leader.workdir / "snapshots")
+    assert two("cut", *settings).finish().leader.digests() == whole.digests()

@@ -10,7 +10,7 @@ import pytest
 from rlboost_jax.messages import Manifest
 from rlboost_jax.models.params import params_digest
 from rlboost_jax.weights.pull import read_params
-from rlboost_jax.weights.shares import Share, leaf_entries, shares_of, write_shares
+from rlboost_jax.weights.shares import Share, leaf_entries, local_parts, shares_of, write_shares
 
 
 class Device:
@@ -74,6 +74,16 @@ def test_what_all_hold_is_shared_out():
         "c": [[0], []],
     }
     assert owned(2, a=[both] * 3, b=[both]) == {"a": [[0, 2], [1]], "b": [[], [0]]}
+
+
+def test_a_process_keeps_each_part_that_it_holds_once():
+    def held(here):
+        tree = {"a": Leaf(here, {0, 1}, {1}, {0}), "b": Leaf(here, {1})}
+        shares = local_parts(tree, read=lambda part: np.zeros((1, 3), np.float32))
+        return {name: sorted(place[0] for place in share.parts) for name, share in shares.items()}
+
+    assert held(0) == {"a": [0, 2], "b": []}
+    assert held(1) == {"a": [0, 1], "b": [0]}
 
 
 def halves(array):

@@ -30,7 +30,6 @@ from rlboost_jax.learner.processes.world import (
     Tell,
     World,
     agreed,
-    check_lag,
     check_mesh,
     tell_all,
 )
@@ -38,9 +37,11 @@ from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.update.learner import Learner, learner_of
+from rlboost_jax.learner.versions import DIGESTS, Versions, held_here, restored_versions
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.pulse import ORDERS, PULSE
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.stacks import StacksFile, stacks_path
@@ -78,28 +79,50 @@ class Leader(Peers):
         self._channel, self._shares = channels["orders"], channels["shares"]
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="shares")
 
-    def obey(self, learner: Learner, state: TrainState, checkpoints: Checkpoints) -> None:
+    def obey(
+        self,
+        learner: Learner,
+        state: TrainState,
+        checkpoints: Checkpoints,
+        versions: Versions,
+    ) -> None:
         """Until the run is over.
+
+        Args:
+            versions: older ones, to begin with.
 
         Raises:
             LeaderLost, and what an update raises on every process.
         """
         updates: BatchUpdate | None = None
         taken: dict[int, tuple[Trajectory, ...]] = {}  # by micro-batch
+        dtype, shardings = learner.run.weights.rollout_dtype, learner.policy.shardings.params
 
         def named(name: str) -> Params:
-            return learner.policy.base or {} if name == BASE else state.params
+            if name == BASE:
+                return learner.policy.base or {}
+            if (version := Version(int(name))) in versions:
+                return versions.on_devices(version, shardings)
+            return state.params
 
         while (order := self._next()) is not None:
             match order:
-                case [orders.BEGIN, step]:
-                    updates = BatchUpdate(learner, state, step=step, checkpoint=checkpoints.latest)
+                case [orders.BEGIN, step, version]:
+                    updates = BatchUpdate(
+                        learner,
+                        state,
+                        step=step,
+                        checkpoint=checkpoints.latest,
+                        version=version,
+                        sampler=versions.sampler(version, step, shardings),
+                    )
                     taken = {}
-                case [orders.CHECK, told]:
-                    learner.check(state.params, orders.groups_from_wire(told))
-                case [orders.TRAIN, index, told]:
+                case [orders.CHECK, sent]:
                     assert updates is not None
-                    groups = orders.groups_from_wire(told)
+                    updates.check(orders.groups_from_wire(sent))
+                case [orders.TRAIN, index, sent]:
+                    assert updates is not None
+                    groups = orders.groups_from_wire(sent)
                     taken[index] = tuple(t for group in groups for t in group.trajectories)
                     updates.train(index, groups)
                 case [orders.FINISH]:
@@ -111,12 +134,15 @@ class Leader(Peers):
                     PULSE.step()
                 case [orders.WRITE, name]:
                     shares = shares_of(named(name), process=self._world.index)
-                    dtype = learner.run.weights.rollout_dtype
                     self._writer.submit(self._write, name, shares, dtype)
                 case [orders.DIGEST, name, base]:
                     shared_digest(named(name), self._world, base=base)
+                case [orders.KEEP, version, digest, older]:
+                    versions.forget(older)
+                    versions.keep(version, held_here(state.params), digest, dtype=dtype)
                 case [orders.SAVE, step, extra]:
-                    checkpoints.save(step, state, extra)
+                    older = map(Version, map(int, extra.get(DIGESTS, ())))
+                    checkpoints.save(step, state, extra, versions.trees(older, shardings))
                 case _:
                     raise LeaderLost(
                         f"process 0 said {order[0]!r}, which is no order", exits.BROKEN
@@ -190,7 +216,6 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
         LeaderLost: process 0 ended before that.
         OtherFolder: `path` is not process 0's.
     """
-    check_lag(run, world)
     compile_cache.enable(run.compile_cache_dir)
     show_compiles()
     run = agreed(run, world)
@@ -206,6 +231,13 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
     ):
         restored = restore(run, policy, critic, checkpoints, world, lambda line: None)
         ready = prepared(run, path, policy, critic, checkpoints, restored, _Silence())
+        kept = restored_versions(
+            checkpoints,
+            checkpoints.latest() or 0,
+            restored[1] if restored else {},
+            ready.state.params,
+            dtype=run.weights.rollout_dtype,
+        )
         learner = learner_of(
             run,
             policy=ready.policy,
@@ -213,4 +245,4 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
             reference=ready.reference,
             stop_ids=stop_ids_of(run),
         )
-        leader.obey(learner, ready.state, checkpoints)
+        leader.obey(learner, ready.state, checkpoints, Versions(kept))

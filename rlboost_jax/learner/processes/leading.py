@@ -10,7 +10,7 @@ import ipaddress
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -69,8 +69,8 @@ class Followers(Peers):
     def __bool__(self) -> bool:
         return self._world.count > 1
 
-    def begin(self, step: int) -> None:
-        self._order(orders.BEGIN, step)
+    def begin(self, step: int, version: int) -> None:
+        self._order(orders.BEGIN, step, version)
 
     def leading(self, train: Train) -> Train:
         """`train`, on all processes."""
@@ -100,6 +100,10 @@ class Followers(Peers):
         self._order(orders.DIGEST, name, base)
         return shared_digest(params, self._world, base=base, read=self._read)
 
+    def keep(self, version: int, digest: str, older: Collection[int]) -> None:
+        """Have the others keep the newest version besides these, and no other."""
+        self._order(orders.KEEP, version, digest, list(older))
+
     def write(self, name: str) -> None:
         """Have the others begin to write their shares."""
         self._order(orders.WRITE, name)
@@ -107,13 +111,16 @@ class Followers(Peers):
     def written(self, name: str) -> list[FileEntry]:
         """What they have written, once it is. In the thread that writes this process's share.
 
+        What they wrote before under names that nobody asks for is passed over.
+
         Raises:
             OSError: one of them could not.
         """
         entries: list[FileEntry] = []
         for index, channel in enumerate(self.channels["shares"], start=1):
             said, files, fault = channel.receive()
-            assert said == name
+            while said != name:
+                said, files, fault = channel.receive()
             if fault:
                 raise OSError(f"process {index}: {fault}")
             entries += msgspec.convert(files, list[FileEntry])

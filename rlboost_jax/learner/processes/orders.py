@@ -2,15 +2,17 @@
 
 An order is a list: its name, then its arguments.
 
-    begin   step                       the updates of a batch
+    begin   step, version              the updates of a batch, which that version has sampled
     check   groups                     compare log-probabilities with what was said
     train   index, groups              take a micro-batch in
     finish                             make the updates
     write   name                       begin to write their shares of the parameters
     digest  name, digest of the base   of the parameters, which takes all processes
+    keep    version, digest, versions  keep the newest version besides these; with a lag
     save    step, extra                begin a checkpoint
 
-The name of parameters is that of their folder: of a version, or `BASE`.
+The name of parameters is that of their folder: of a version, or `BASE`. Versions are the newest,
+made by the last updates, or older ones that are kept.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,6 +27,7 @@ TRAIN: Final = "train"
 FINISH: Final = "finish"
 WRITE: Final = "write"
 DIGEST: Final = "digest"
+KEEP: Final = "keep"
 SAVE: Final = "save"
 
 

@@ -39,10 +39,6 @@ class IdleProcess(Mistake, ValueError):
     """The mesh has no device of some process."""
 
 
-class LagNeedsOneProcess(Mistake, ValueError):
-    """Batches are to be sampled from older versions, of which no process would have all."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class World:
     """This process among those of its trainer."""
@@ -114,21 +110,11 @@ def check_mesh(mesh: Mesh, world: World) -> None:
         )
 
 
-def check_lag(run: RunConfig, world: World) -> None:
-    """Raise LagNeedsOneProcess where older versions would have to be kept by several processes."""
-    if run.algorithm.lag and world.count > 1:
-        raise LagNeedsOneProcess(
-            f"algorithm.lag is {run.algorithm.lag} and the trainer has {world.count} processes; "
-            "older versions are kept by one: set algorithm.lag to 0, or start one process for all "
-            "devices of a host"
-        )
-
-
 def tell_all(word: dict[str, Any] | None, *, source: int = 0) -> dict[str, Any]:
     """What one process says, on every process; what the others pass is of no account."""
     said = json.dumps(word or {}).encode()
     assert len(said) < _WORD_BYTES
     padded = np.frombuffer(said.ljust(_WORD_BYTES), np.uint8)
     heard = multihost_utils.broadcast_one_to_all(padded, jax.process_index() == source)
-    told: dict[str, Any] = json.loads(bytes(heard))
-    return told
+    found: dict[str, Any] = json.loads(bytes(heard))
+    return found

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never, runtime_checkable
 
 from rlboost_jax import messages
-from rlboost_jax.learner.stream.intake import Intake
+from rlboost_jax.learner.stream.intake import Intake, MeasuredIntake
 from rlboost_jax.learner.stream.step_stream import (
     Asked,
     Check,
@@ -105,3 +105,23 @@ def drive(
                 return times
             case unknown:
                 assert_never(unknown)
+
+
+def drive_measurement(
+    batch: MeasuredIntake,
+    link: Receiver,
+    *,
+    waited: Callable[[messages.ToTrainer | None], None] = lambda message: None,
+) -> None:
+    """Receive a batch of which nothing is trained on, until all of it is here.
+
+    Args:
+        waited: called with what each wait has brought.
+
+    Raises:
+        ManagerLost, ManagerNotStarted, WrongVersion: from the link and the measurement.
+    """
+    while not batch.complete:
+        waited(message := link.receive())
+        if message is not None:
+            batch.take(message)

@@ -1,4 +1,8 @@
-"""What arrives for one open batch, taken and judged whichever batch is being trained on."""
+"""What arrives for one open batch, taken and judged whichever batch is being trained on.
+
+A batch has responses that are trained on and others that are measured. The last one of a run has
+only the latter, and so no stream.
+"""
 
 from typing import Protocol, runtime_checkable
 
@@ -10,10 +14,39 @@ from rlboost_jax.learner.stream.step_stream import StepStream
 
 @runtime_checkable
 class Measured(Protocol):
-    """Responses that are generated with the step and not trained on: a `Measurement`."""
+    """Responses that are generated and not trained on: a `Measurement`."""
 
+    @property
+    def complete(self) -> bool: ...
     def take(self, rollout: messages.FinishedRollout, /) -> bool: ...
     def withdraw(self, withdrawn: messages.Withdrawn, /) -> None: ...
+
+
+class MeasuredIntake:
+    """Messages in; what is measured gets its responses, and those whose turn is over an answer."""
+
+    def __init__(self, measured: Measured | None = None, answers: Answers | None = None) -> None:
+        """
+        Args:
+            measured: takes the responses that are its own.
+            answers: to those whose turn is over, whatever they are for.
+        """
+        self.measured, self._answers = measured, answers
+
+    @property
+    def complete(self) -> bool:
+        return self.measured is None or self.measured.complete
+
+    def take(self, message: messages.ToTrainer) -> bool:
+        """Whether it was a response that is measured. Raises WrongVersion."""
+        match message:
+            case messages.FinishedRollout() if self.measured is not None:
+                return self.measured.take(message)
+            case messages.Parked() if self._answers is not None:
+                self._answers.take(message)
+            case messages.Withdrawn() if self.measured is not None:
+                self.measured.withdraw(message)
+        return False
 
 
 class Intake:
@@ -31,32 +64,23 @@ class Intake:
     ) -> None:
         """
         Args:
-            measured: takes the responses that are its own.
-            answers: to those whose turn is over.
+            measured, answers: see `MeasuredIntake`.
         """
-        self.stream, self.collector, self.measured = stream, collector, measured
-        self.answers = answers
+        self.stream, self.collector = stream, collector
+        self._others = MeasuredIntake(measured, answers)
 
     def take(self, message: messages.ToTrainer) -> None:
         """Raises WrongVersion."""
+        if self._others.take(message):
+            return
         match message:
-            case messages.FinishedRollout():
-                if self.measured is not None and self.measured.take(message):
-                    return
-                if self.stream.arrived(message):
-                    self._finish(message)
-            case messages.Parked() if self.answers is not None:
-                self.answers.take(message)
-            case messages.Withdrawn() if self.measured is not None:
-                self.measured.withdraw(message)
+            case messages.FinishedRollout() if self.stream.arrived(message):
+                for group in self.collector.add(message):
+                    self.stream.finished(group)
             case messages.WindowClosed():
                 self.stream.window_closed(message)
 
     def settle(self) -> None:
         """Take the answers of rewards that have come; raises whatever keeps them from coming."""
         for group in self.collector.settle():
-            self.stream.finished(group)
-
-    def _finish(self, rollout: messages.FinishedRollout) -> None:
-        for group in self.collector.add(rollout):
             self.stream.finished(group)

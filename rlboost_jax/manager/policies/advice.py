@@ -32,7 +32,7 @@ class Advice:
 def advise(predictions: Sequence[Mapping[str, Any]], step_seconds: Mapping[int, float]) -> Advice:
     """
     Args:
-        predictions: what events of the kind `foreseen` say, with their `step`, oldest first.
+        predictions: what events of the kind `predicted` say, with their `step`, oldest first.
         step_seconds: of the steps, as they came to be.
 
     Raises ValueError where nothing was predicted.

@@ -57,7 +57,7 @@ class Sizing:
             if 0 <= size <= most:
                 predicted(size)
         self._outbox.record(
-            "foreseen",
+            "predicted",
             instances=len(remote),
             wanted=self.wanted,
             sizes=[

@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.versions import restored_versions
 from rlboost_jax.models.params import params_digest
 from rlboost_jax.settings.memory import num_parameters
 from tests import unoptimized
@@ -103,6 +104,23 @@ def test_all_check_what_process_0_has_them_check(measured):
     """Log-probabilities are of programs over both devices: alone, process 0 would wait for ever.
     Where one is wrong all look for it, response by response."""
     assert measured["doubts"] == [[], [[1, 1]]]
+
+
+def test_each_keeps_its_half_of_an_older_version_and_all_check_with_it(measured):
+    whole = 4 * num_parameters(small_run().model)
+    assert abs(measured["bytes of a kept version"] - whole / 2) < 0.01 * whole
+    assert measured["doubts about an older version"] == [[], [[1, 1]]]
+    assert measured["files of its share"] > 0
+
+
+def test_a_checkpoint_has_older_versions_whole_on_whatever_mesh(ended, measured):
+    folder, _ = ended
+    trainer = Trainer(ALONE)
+    with Checkpoints(folder / "with_versions", keep=1) as kept:
+        state, extra = kept.restore(3, trainer.abstract())
+        versions = restored_versions(kept, 3, extra, state.params, dtype="float32")
+    assert extra == {"versions": {"2": "two"}} and versions[2].digest == "two"
+    assert params_digest(versions[2].params) == measured["digest"]
 
 
 def test_what_they_saved_together_goes_on_on_one_device(ended, measured):

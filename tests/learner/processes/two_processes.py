@@ -10,9 +10,9 @@ import os
 import shutil
 import sys
 import traceback
-from functools import partial
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import msgspec
@@ -27,7 +27,9 @@ from rlboost_jax.learner.processes.leading import Followers, invite
 from rlboost_jax.learner.processes.watch import PeerEnded
 from rlboost_jax.learner.processes.world import World, agreed, check_mesh, join
 from rlboost_jax.learner.trajectory import Group, Trajectory
+from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.update.learner import learner_of
+from rlboost_jax.learner.versions import DIGESTS, Versions, held_here
 from rlboost_jax.messages import Manifest
 from rlboost_jax.models.params import abstract_params, flatten_params, params_digest, unstack_layers
 from rlboost_jax.sequences.sequence import Sequence
@@ -85,24 +87,47 @@ def measure(world: World, folder: Path):
         state = trainer.update(batches)
         kept.save(2, state, {"window": None})
     yield "went back", went_back(folder, trainer, world)
-    learners = learner_of(
-        trainer.run, policy=trainer.step, critic=None, reference=None, stop_ids=()
-    )
+    learner = learner_of(trainer.run, policy=trainer.step, critic=None, reference=None, stop_ids=())
+    with_versions = Checkpoints(folder / "with_versions", keep=1)
     if not world.leads:
-        policy = SimpleNamespace(base=state.params)
-        told = SimpleNamespace(policy=policy, check=learners.check, run=learners.run)
-        connected.obey(told, state, None)
+        policy = copy(learner.policy)
+        policy.base = state.params
+        connected.obey(replace(learner, policy=policy), state, with_versions, Versions())
         raise AssertionError("process 0 never says that it is over")
-    check = connected.checking(partial(learners.check, state.params))
-    honest, lie = response(0, [-4.7] * 3), response(1, [-4.7, -0.1, -4.7])
-    told = [check((Group(prompt=0, trajectories=(honest, other)),)) for other in (honest, lie)]
-    yield "doubts", [[(doubt.sample, doubt.position) for doubt in doubts] for doubts in told]
+    yield "doubts", doubts(connected, 2, BatchUpdate(learner, state, step=2, checkpoint=int))
     connected._read = reader
     yield from published(connected, state.params, folder, trainer.run)
     yield "bytes that process 0 has copied", reader.num_bytes
+    yield from kept_version(connected, learner, state, with_versions)
     alone = Trainer(ALONE)
     alone.update(batches)
     yield "gap", gap(read_back(folder, 2), alone.update(batches).params)
+
+
+def doubts(connected: Followers, step: int, update: BatchUpdate):
+    """Of a response that version 2 has sampled, and of one with a lie in it."""
+    connected.begin(step, 2)
+    check = connected.checking(update.check)
+    honest, lie = response(0, [-4.7] * 3), response(1, [-4.7, -0.1, -4.7])
+    told = [check((Group(prompt=0, trajectories=(honest, other)),)) for other in (honest, lie)]
+    return [[(doubt.sample, doubt.position) for doubt in found] for found in told]
+
+
+def kept_version(connected: Followers, learner, state, checkpoints: Checkpoints):
+    """Version 2 after it is the newest, as each process keeps it."""
+    shardings, versions = learner.policy.shardings.params, Versions()
+    connected.keep(2, "two", [])
+    versions.keep(2, held_here(state.params), "two", dtype=learner.run.weights.rollout_dtype)
+    yield "bytes of a kept version", num_bytes(versions.params(2))
+    sampler = versions.sampler(2, 3, shardings)
+    update = BatchUpdate(learner, state, step=3, checkpoint=int, version=2, sampler=sampler)
+    yield "doubts about an older version", doubts(connected, 3, update)
+    extra = {DIGESTS: versions.digests([2])}
+    connected.save(3, extra)
+    checkpoints.save(3, state, extra, versions.trees([2], shardings))
+    checkpoints.wait()
+    connected.write("2")  # of what is kept
+    yield "files of its share", len(connected.written("2"))
 
 
 def went_back(folder: Path, trainer: Trainer, world: World):
@@ -130,22 +155,22 @@ def published(connected: Followers, params, folder: Path, run):
     yield "digest on a base", connected.digest(params, mine, BASE, base="base")
     manifest = store.write(2, mine, "")
     (folder / "manifest").write_bytes(msgspec.msgpack.encode(manifest))
-    parts = [sum(part.nbytes for part in leaf.parts.values()) for leaf in shares(mine)]
-    yield "bytes of its share", sum(parts)
+    yield "bytes of its share", num_bytes(mine)
     yield "files", sorted(entry.path for entry in manifest.files)
     whole = read_params(Path(manifest.directory), manifest)
     yield "digest of what was written", params_digest(whole)
     yield "an engine's parameters are equal", engine_takes(run, folder, manifest, whole)
-    (folder / FOLDER / "taken.partial").write_text("a file where a folder should be made")
-    connected.write("taken")
+    (folder / FOLDER / "3.partial").write_text("a file where a folder should be made")
+    connected.write("3")
     try:
-        connected.written("taken")
+        connected.written("3")
     except OSError as error:
         yield "fault", str(error)
 
 
-def shares(tree):
-    return flatten_params(tree).values()
+def num_bytes(shares):
+    parts = (leaf.parts.values() for leaf in flatten_params(shares).values())
+    return sum(part.nbytes for of_leaf in parts for part in of_leaf)
 
 
 def read_back(folder: Path, version: int):

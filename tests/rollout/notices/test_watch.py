@@ -12,7 +12,7 @@ from rlboost_jax.rollout.notices import aws, gcp, watch
 from rlboost_jax.rollout.notices.azure import NAME_PATH
 from rlboost_jax.rollout.notices.metadata import CloudNotice, Metadata, NoAnswer, http_date, utc
 
-TOLD = CloudNotice(seconds=1.0, reason="x")
+NOTICE = CloudNotice(seconds=1.0, reason="x")
 
 
 class Script:
@@ -50,8 +50,8 @@ def pauses_of(source, looks):
 
 def test_failures_make_it_ask_more_seldom_until_one_succeeds():
     broken = [NoAnswer("x")] * 7
-    notices, pauses = pauses_of(Script(*broken, [TOLD], NoAnswer("x")), looks=10)
-    assert notices == [TOLD]
+    notices, pauses = pauses_of(Script(*broken, [NOTICE], NoAnswer("x")), looks=10)
+    assert notices == [NOTICE]
     assert pauses == [1, 2, 4, 8, 15, 15, 15, 1, 1, 1]
 
 
@@ -139,14 +139,14 @@ def test_none_asks_nobody(run):
 
 
 def test_a_mistake_in_a_watcher_is_said_and_ends_it_alone(run):
-    sources = [Script(ZeroDivisionError("oops")), Script([TOLD])]
+    sources = [Script(ZeroDivisionError("oops")), Script([NOTICE])]
 
     async def story():
         notices, lines = asyncio.Queue(), []
         watching = asyncio.create_task(
             watch.watch_machine("aws", notices.put_nowait, lines.append, sources=lambda *_: sources)
         )
-        assert await notices.get() == TOLD
+        assert await notices.get() == NOTICE
         assert lines == ["notices of script are not watched any more: ZeroDivisionError('oops')"]
         assert not watching.done()
         watching.cancel()
