@@ -130,7 +130,7 @@ class TrainingLoop:
             "version": batch.version,
             **score_metrics(score),
             "prompts_used": self._used,
-            **policy_metrics(trajectories, figures),
+            **policy_metrics(trajectories, figures, stop_ids=session.exercises.stop_ids),
             **lag_metrics(step - batch.version, figures),
             "train_seconds": train_seconds,
             "train_wait_seconds": times.waiting,

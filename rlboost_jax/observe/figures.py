@@ -23,9 +23,9 @@ def learning(rows: Rows) -> go.Figure:
     figure = make_subplots(specs=[[{"secondary_y": True}]])
     steps = _column(rows, "step")
     evaluated = [row for row in rows if row["accuracy"] is not None]
-    lengths = _line(steps, _column(rows, "response_length_mean"), "response length", PALE, width=2)
+    lengths = line(steps, _column(rows, "response_length_mean"), "response length", PALE, width=2)
     figure.add_trace(lengths, secondary_y=True)
-    figure.add_trace(_line(steps, _column(rows, "reward_mean"), "reward, training prompts", BLUE))
+    figure.add_trace(line(steps, _column(rows, "reward_mean"), "reward, training prompts", BLUE))
     figure.add_trace(
         go.Scatter(
             x=_column(evaluated, "version"),  # of that policy
@@ -44,7 +44,7 @@ def learning(rows: Rows) -> go.Figure:
         showgrid=False,
         secondary_y=True,
     )
-    return _styled(figure, x="update")
+    return styled(figure, x="update")
 
 
 def has_lag(rows: Rows) -> bool:
@@ -62,13 +62,13 @@ def lag(rows: Rows) -> go.Figure:
         ("lag", "versions between", PALE, False),
         ("behaviour_kl", "KL, nats per token", RED, True),
     ):
-        line = _line(steps, [row.get(key) for row in rows], name, colour)
-        figure.add_trace(line, secondary_y=secondary)
+        curve = line(steps, [row.get(key) for row in rows], name, colour)
+        figure.add_trace(curve, secondary_y=secondary)
     figure.update_yaxes(title_text="ratio, fraction, versions", secondary_y=False)
     figure.update_yaxes(
         title_text="nats per token", rangemode="tozero", showgrid=False, secondary_y=True
     )
-    return _styled(figure, x="update")
+    return styled(figure, x="update")
 
 
 def reward_parts(rows: Rows) -> list[str]:
@@ -84,9 +84,9 @@ def rewards(rows: Rows) -> go.Figure:
     for place, key in enumerate(reward_parts(rows)):
         values = [row.get(key) for row in rows]
         name = key.removeprefix(REWARD_PREFIX)
-        figure.add_trace(_line(steps, values, name, colours[place % len(colours)]))
+        figure.add_trace(line(steps, values, name, colours[place % len(colours)]))
     figure.update_yaxes(title_text="mean of the responses")
-    return _styled(figure, x="update")
+    return styled(figure, x="update")
 
 
 def fleet(everyone: Sequence[Life]) -> go.Figure:
@@ -134,7 +134,7 @@ def fleet(everyone: Sequence[Life]) -> go.Figure:
         col=1,
     )
     figure.update_xaxes(title_text="", row=1, col=1)
-    figure = _styled(figure, x="", height=min(760, 230 + 34 * lanes))
+    figure = styled(figure, x="", height=min(760, 230 + 34 * lanes))
     figure.update_xaxes(title_text="seconds", row=2, col=1)
     return figure
 
@@ -150,7 +150,7 @@ def throughput(rows: Rows) -> go.Figure:
         figure.add_trace(go.Bar(x=_column(rows, "step"), y=rates, name=name, marker_color=colour))
     figure.update_layout(barmode="stack", bargap=0.15)
     figure.update_yaxes(title_text="tokens per second")
-    return _styled(figure, x="update")
+    return styled(figure, x="update")
 
 
 def waits(rows: Rows) -> go.Figure:
@@ -163,13 +163,13 @@ def waits(rows: Rows) -> go.Figure:
         ("remote_wait_seconds", "servers wait for the learner", BLUE),
         ("train_seconds", "learner busy", TEAL),
     ):
-        figure.add_trace(_line(steps, _column(rows, key), name, colour))
-    window = _line(steps, _column(rows, "seeding_window_seconds"), "seeding window", VIOLET)
+        figure.add_trace(line(steps, _column(rows, key), name, colour))
+    window = line(steps, _column(rows, "seeding_window_seconds"), "seeding window", VIOLET)
     window.line.dash = "dot"
     figure.add_trace(window)
     figure.data[0].update(fill="tozeroy", fillcolor="rgba(232,235,240,0.5)")
     figure.update_yaxes(title_text="seconds", rangemode="tozero")
-    return _styled(figure, x="update")
+    return styled(figure, x="update")
 
 
 def cost(rows: Rows, *, reserved_price_per_hour: float) -> go.Figure:
@@ -182,11 +182,11 @@ def cost(rows: Rows, *, reserved_price_per_hour: float) -> go.Figure:
         tokens = list(accumulate(row["tokens_delivered"] or 0 for row in rows))
         alone = [whole * count / tokens[-1] for count in tokens] if tokens[-1] else []
         figure.add_trace(
-            _line(steps, alone, "reserved devices alone (estimate)", QUIET, dash="dash")
+            line(steps, alone, "reserved devices alone (estimate)", QUIET, dash="dash")
         )
-    figure.add_trace(_line(steps, spent, "this run", TEAL, width=3))
+    figure.add_trace(line(steps, spent, "this run", TEAL, width=3))
     figure.update_yaxes(title_text="dollars", tickprefix="$", rangemode="tozero")
-    return _styled(figure, x="update")
+    return styled(figure, x="update")
 
 
 def _bars(lives: Iterable[Life], name: str, colour: str, *, starting: bool = False) -> go.Bar:
@@ -228,15 +228,22 @@ def _marks(lives: Iterable[Life], ending: str, name: str, colour: str, symbol: s
     )
 
 
-def _line(
+def line(
     x: list[Any], y: list[Any], name: str, colour: str, *, width: float = 2, dash: str = "solid"
 ) -> go.Scatter:
+    """A curve; a None in it is a gap."""
     return go.Scatter(
         x=x, y=y, name=name, mode="lines", line={"color": colour, "width": width, "dash": dash}
     )
 
 
-def _styled(figure: go.Figure, *, x: str, height: int = 340) -> go.Figure:
+def styled(figure: go.Figure, *, x: str, height: int = 340) -> go.Figure:
+    """As all figures of a report look.
+
+    Args:
+        x: what the horizontal axis is.
+        height: pixels.
+    """
     figure.update_layout(
         template="plotly_white",
         height=height,

@@ -16,7 +16,7 @@ from typing import Any, Final
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from rlboost_jax.observe import figures
+from rlboost_jax.observe import figures, policy_figures
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.observe.figures import reward_parts
 from rlboost_jax.observe.metrics import read_metrics
@@ -114,6 +114,20 @@ def _sections(
             title="Learning",
             figure=figures.learning(rows),
             caption=_whose_tokens(config.algorithm.lag),
+        )
+        yield _Section(
+            title="Updates",
+            figure=policy_figures.updates(rows),
+            caption="Entropy that falls towards 0 says that the policy stops exploring; the "
+            "gradient's norm is taken before it is clipped at "
+            f"{config.learner.max_gradient_norm:g}.",
+        )
+        yield _Section(
+            title="Responses",
+            figure=policy_figures.responses(rows),
+            caption="Responses are cut off at "
+            f"{config.sampling.max_response_tokens:,} tokens. Where all rewards of a group are "
+            "equal, a comparison within the group has nothing to teach.",
         )
     if figures.has_lag(rows):
         yield _Section(

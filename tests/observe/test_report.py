@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -18,10 +19,18 @@ from tests.patience import PATIENCE_SECONDS
 def test_the_page_says_what_the_files_say(workdir: Path) -> None:
     page = write_report(workdir).read_text()
     assert "60 updates in" in page and "held-out accuracy from 0.15 to 0.97" in page
-    for title in ("Learning", "Fleet", "Tokens per second", "Waits", "Cost"):
+    for title in (
+        "Learning",
+        "Updates",
+        "Responses",
+        "Fleet",
+        "Tokens per second",
+        "Waits",
+        "Cost",
+    ):
         assert f"<h2>{title}" in page
     assert "324,352 parameters" in page
-    assert page.count("<section>") == 5
+    assert page.count("<section>") == 7
 
 
 def test_samples_and_the_parts_of_a_reward_are_shown_where_there_are_any(workdir: Path) -> None:
@@ -34,6 +43,44 @@ def test_samples_and_the_parts_of_a_reward_are_shown_where_there_are_any(workdir
     page = write_report(workdir).read_text()
     assert "<h2>Samples" in page and "&lt;i&gt;five&lt;/i&gt;" in page
     assert "<h2>What the reward is made of" in page and '"name":"format"' in page
+
+
+def curves(page: str) -> dict[str, list[float | None]]:
+    """What is drawn, by name."""
+    found = re.findall(r'"name":"([^"]*)","x":\[[^]]*\],"y":\[([^]]*)\]', page)
+    return {name: json.loads(f"[{values}]") for name, values in found}
+
+
+def test_curves_are_the_rows(workdir: Path) -> None:
+    """Each number of the policy is drawn as it is in the file, and a missing one is a gap."""
+    keys = {
+        "entropy": "entropy",
+        "KL to the reference": "kl",
+        "gradient norm": "gradient_norm",
+        "clipped tokens": "clip_fraction",
+        "learning rate": "learning_rate",
+        "cut off": "truncated_fraction",
+        "groups of equal rewards": "uniform_groups_fraction",
+        "longest": "response_length_max",
+    }
+    rows = read_metrics(workdir)
+    with FilesTracker(workdir, step=0) as files:
+        for step, row in enumerate(rows):
+            figures = {
+                key: round(0.01 * step + place, 4) for place, key in enumerate(keys.values())
+            }
+            files.step(row | figures | {"entropy": None if step == 3 else 0.5})
+    drawn, rows = curves(write_report(workdir).read_text()), read_metrics(workdir)
+    for name, key in keys.items():
+        assert drawn[name] == [row[key] for row in rows], name
+
+
+def test_a_run_of_before_is_drawn_without_what_it_lacks(workdir: Path) -> None:
+    new = ("gradient_norm", "learning_rate", "truncated_fraction", "uniform_groups_fraction")
+    rows = [{k: v for k, v in row.items() if k not in new} for row in read_metrics(workdir)]
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report(workdir).read_text()
+    assert "<h2>Updates" in page and '"name":"cut off"' not in page
 
 
 def test_a_lag_is_shown_where_there_is_one(workdir: Path) -> None:
