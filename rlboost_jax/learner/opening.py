@@ -123,7 +123,6 @@ class Opening:
         self._console = stack.enter_context(
             makers.console(
                 num_steps=plan.run.num_steps,
-                reserved_price_per_hour=plan.run.fleet.reserved_price_per_hour,
                 live=plan.run.observe.live,
             )
         )

@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from rlboost_jax.observe.cost import reserved_only_dollars
+from rlboost_jax.observe.cost import comparison
 from rlboost_jax.observe.timeline import Life, ready_counts
 
 Rows = Sequence[Mapping[str, Any]]
@@ -172,19 +172,27 @@ def waits(rows: Rows) -> go.Figure:
     return styled(figure, x="update")
 
 
-def cost(rows: Rows, *, reserved_price_per_hour: float) -> go.Figure:
-    """Dollars so far, beside the estimate for the reserved devices alone."""
+def cost(rows: Rows, *, reserved_price_per_hour: float | None) -> go.Figure:
+    """Dollars so far; beside them those of the steps alone, and the estimate for the reserved
+    devices alone.
+
+    Args:
+        reserved_price_per_hour: None: nothing can be compared.
+    """
     figure = go.Figure()
     steps = _column(rows, "step")
-    spent = list(accumulate(row["cost_dollars"] or 0.0 for row in rows))
-    whole = reserved_only_dollars(rows, reserved_price_per_hour=reserved_price_per_hour)
+    whole = None
+    if reserved_price_per_hour is not None:
+        whole = comparison(rows, reserved_price_per_hour=reserved_price_per_hour)
     if whole is not None:
         tokens = list(accumulate(row["tokens_delivered"] or 0 for row in rows))
-        alone = [whole * count / tokens[-1] for count in tokens] if tokens[-1] else []
-        figure.add_trace(
-            line(steps, alone, "reserved devices alone (estimate)", QUIET, dash="dash")
-        )
-    figure.add_trace(line(steps, spent, "this run", TEAL, width=3))
+        share = whole.reserved_only / tokens[-1] if tokens[-1] else 0.0
+        alone = [share * count for count in tokens]
+        own = (row["cost_dollars"] - row["cost_between_dollars"] for row in rows)
+        figure.add_trace(line(steps, alone, "steps, reserved alone (estimate)", QUIET, dash="dash"))
+        figure.add_trace(line(steps, list(accumulate(own)), "steps of this run", TEAL))
+    spent = list(accumulate(row["cost_dollars"] or 0.0 for row in rows))
+    figure.add_trace(line(steps, spent, "this run", TEAL if whole is None else PALE, width=3))
     figure.update_yaxes(title_text="dollars", tickprefix="$", rangemode="tozero")
     return styled(figure, x="update")
 

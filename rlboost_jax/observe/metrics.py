@@ -52,7 +52,7 @@ MEANINGS: Final = MappingProxyType(
         "tokens_reserved": "of the generated, on reserved devices",
         "tokens_preemptible": "of the generated, on preemptible instances",
         "tokens_measured": "of evaluation, in none of the others",
-        "cost_dollars": "of the step: see docs/observability.md",
+        "cost_dollars": "since the end of the step before: see docs/observability.md",
         "tokens_per_dollar": "trained on",
         "cost_forecast_dollars": "of the whole run, were the rest like the last steps",
         "max_logprob_gap": "largest difference of a server's and the learner's log-probability of "
@@ -69,6 +69,8 @@ MEANINGS: Final = MappingProxyType(
         "truncated_fraction": "responses that ran into `sampling.max_response_tokens`, of all",
         "uniform_groups_fraction": "groups whose rewards are all equal, of all: they teach a "
         "comparison within groups nothing; null with one response a prompt",
+        "cost_between_dollars": "of `cost_dollars`, before the step's first request: the pause "
+        "after the step before, or start and warm-up",
     }
 )
 KEYS: Final = tuple(MEANINGS)

@@ -37,6 +37,7 @@ GROUPS = {
     "truncated_fraction": "response",
     "uniform_groups_fraction": "reward",
     "cost_dollars": "cost",
+    "cost_between_dollars": "cost",
     "tokens_per_dollar": "cost",
     "cost_forecast_dollars": "cost",
 }

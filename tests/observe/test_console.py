@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 
 
 def console(file: io.StringIO, *, live: bool = True) -> Console:
-    return Console(num_steps=60, reserved_price_per_hour=10.0, live=live, file=file)
+    return Console(num_steps=60, live=live, file=file)
 
 
 def status(*states: str, joined: int, lost: int) -> FleetStatus:

@@ -3,6 +3,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import summarize, write_summary
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import read_run_config, write_run_config
 from tests.observe.conftest import sample
 from tests.patience import PATIENCE_SECONDS
 
@@ -31,6 +33,31 @@ def test_the_page_says_what_the_files_say(workdir: Path) -> None:
         assert f"<h2>{title}" in page
     assert "324,352 parameters" in page
     assert page.count("<section>") == 7
+
+
+def of_provider(workdir: Path, provider: str) -> None:
+    run = read_run_config(workdir)
+    config = replace(run, fleet=replace(run.fleet, provider=provider))
+    write_run_config(workdir, config, "abc123")
+
+
+def test_the_bill_is_compared_like_with_like(workdir: Path) -> None:
+    """Not where all servers share the learner's host; start and warm-up are in neither side."""
+    rows = read_metrics(workdir)
+    with FilesTracker(workdir, step=0) as files:
+        for row in rows:
+            between = 0.25 if row["step"] == 0 else 0.0
+            paid = row["cost_dollars"] + between
+            files.step(row | {"cost_dollars": paid, "cost_between_dollars": between})
+    local = write_report(workdir).read_text()
+    assert "all of it ran on this host" in local and "reserved alone" not in local
+    of_provider(workdir, "none")
+    page = write_report(workdir).read_text()
+    steps = sum(row["cost_dollars"] for row in rows)
+    assert f"of it ${steps:.4f} for the steps themselves" in page
+    assert "steps, reserved alone (estimate)" in page
+    assert curves(page)["steps of this run"][-1] == pytest.approx(steps)
+    assert curves(page)["this run"][-1] == pytest.approx(steps + 0.25)
 
 
 def test_samples_and_the_parts_of_a_reward_are_shown_where_there_are_any(workdir: Path) -> None:
