@@ -14,6 +14,7 @@ from rlboost_jax.learner.session import Session
 from rlboost_jax.observe.cost import Forecast
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
+from rlboost_jax.observe.signs import Signs
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
 from rlboost_jax.settings.run import RunConfig
 
@@ -49,11 +50,14 @@ def run_training(
     with contextlib.ExitStack() as stack:
         opened = Opening(plan, path, world, stack, makers).open()
         steps = loop(opened.session)
-        forecast = Forecast(plan.run.num_steps, read_metrics(path))
+        before = read_metrics(path)
+        forecast, looked = Forecast(plan.run.num_steps, before), Signs(plan.run, before)
         for step in range(opened.first, plan.run.num_steps):
             opened.profile.at(step)
             row = steps.step(step)
             opened.trackers.step({**row, "cost_forecast_dollars": forecast.after(row)})
+            for line in looked.after(row):
+                opened.session.note(line)
             steps.save(step + 1)
         summary = _summary(plan.run, opened.workdir.path, steps.final_score())
         opened.trackers.finish(summary)

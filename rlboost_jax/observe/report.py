@@ -22,6 +22,7 @@ from rlboost_jax.observe.figures import reward_parts
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.sample_table import sample_section
 from rlboost_jax.observe.samples import read_samples
+from rlboost_jax.observe.signs import signs
 from rlboost_jax.observe.summary import Summary, duration, headline, read_summary, summarize
 from rlboost_jax.observe.timeline import lives
 from rlboost_jax.settings.load import read_run_config
@@ -74,6 +75,7 @@ def report_page(
         name=html.escape(name),
         headline=html.escape(headline(summary)),
         tiles="\n".join(_tile(*tile) for tile in _tiles(config, summary)),
+        warnings="".join(f"<p class='warning'>{html.escape(s)}</p>" for s in signs(config, rows)),
         sections="\n".join(map(_section, _sections(config, rows, events))),
         samples=sample_section(samples),
         plan=html.escape(plan_text(config)),

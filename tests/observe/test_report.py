@@ -110,6 +110,15 @@ def test_a_run_of_before_is_drawn_without_what_it_lacks(workdir: Path) -> None:
     assert "<h2>Updates" in page and '"name":"cut off"' not in page
 
 
+def test_signs_are_shown(workdir: Path) -> None:
+    assert "class='warning'" not in write_report(workdir).read_text()
+    rows = read_metrics(workdir)
+    with FilesTracker(workdir, step=50) as files:
+        for row in rows[50:]:
+            files.step(row | {"reward_mean": 0.0, "reward_std": 0.0})
+    assert "steps 50 to 52: every reward was 0" in write_report(workdir).read_text()
+
+
 def test_a_lag_is_shown_where_there_is_one(workdir: Path) -> None:
     assert "<h2>Lag" not in write_report(workdir).read_text()
     rows = read_metrics(workdir)
