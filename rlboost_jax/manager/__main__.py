@@ -129,6 +129,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         route_bytes = settings.routing.route_bytes if settings.routing else 0
         files = _file_server(listener, workdir, tokens, writer, lambda e: driver.fail(e))
         driver = Driver(manager, writer.record, writer.append, watch, route_bytes, files.serve)
+        writer.record(time.time(), Record("manager", -1, "", {"pid": os.getpid()}))
         for damage in damages:
             log.error("the journal is damaged: %s; what is missing is generated again", damage)
             writer.record(time.time(), Record("journal", -1, "", {"reason": damage}))

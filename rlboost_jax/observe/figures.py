@@ -123,7 +123,7 @@ def fleet(everyone: Sequence[Life]) -> go.Figure:
         if len(marks.x):
             figure.add_trace(marks, row=2, col=1)
     lanes = max((life.lane for life in everyone), default=0) + 1
-    figure.update_layout(barmode="overlay", bargap=0.25)
+    figure.update_layout(barmode="overlay", bargap=0.25, uniformtext={"minsize": 9, "mode": "hide"})
     figure.update_yaxes(title_text="ready", rangemode="tozero", dtick=1, row=1, col=1)
     figure.update_yaxes(
         title_text="servers",
@@ -211,6 +211,11 @@ def _bars(lives: Iterable[Life], name: str, colour: str, *, starting: bool = Fal
         y=[life.lane for life, _, _ in spans],
         orientation="h",
         name=name,
+        text=None if starting else [life.instance for life, _, _ in spans],
+        textposition="inside",
+        insidetextanchor="start",
+        textangle=0,
+        constraintext="none",
         marker={"color": colour, "line": {"width": 0}},
         customdata=[[life.instance, begin, end] for life, begin, end in spans],
         hovertemplate="%{customdata[0]}: %{customdata[1]:.1f} to %{customdata[2]:.1f} s"

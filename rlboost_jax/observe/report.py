@@ -161,8 +161,8 @@ def _sections(
         yield _Section(
             title="Fleet",
             figure=figures.fleet(everyone),
-            caption="Each bar is a server. A cross is one that vanished without a word: its "
-            "rollouts went on elsewhere from the tokens collected.",
+            caption="Each bar is a server, from its order on. A cross is one that vanished without "
+            "a word: its rollouts went on elsewhere from the tokens collected.",
         )
     if rows:
         yield _Section(
