@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlboost_jax import compile_cache
+from rlboost_jax.learner.complete import complete
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.opening import Makers, Opening, plan_of
@@ -27,7 +28,8 @@ def run_training(
     makers: Makers | None = None,
     loop: Callable[[Session], TrainingLoop] = TrainingLoop,
 ) -> Summary:
-    """Train `run` in the folder `path`, going on where an earlier start ended.
+    """Train `run` in the folder `path`, going on where an earlier start ended. Of a complete run
+    nothing is started.
 
     Args:
         world: the processes of this trainer, of which this is number 0.
@@ -46,6 +48,9 @@ def run_training(
     """
     compile_cache.enable(run.compile_cache_dir)
     path, makers = Path(path), makers or Makers()
+    if world.count == 1 and (done := complete(run, path)) is not None:
+        print(f"complete: all {run.num_steps} steps are done; a larger num_steps goes on")
+        return done
     plan = plan_of(run, path, world, makers)  # before the first device is touched
     with contextlib.ExitStack() as stack:
         opened = Opening(plan, path, world, stack, makers).open()

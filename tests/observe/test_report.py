@@ -172,4 +172,6 @@ def test_the_command(workdir: Path, tmp_path: Path) -> None:
 
     good, bad = report(workdir), report(tmp_path)
     assert good.returncode == 0 and Path(good.stdout.strip()) == workdir / "report.html"
-    assert bad.returncode == 1 and len(bad.stderr.splitlines()) == 1
+    assert bad.returncode == 2 and bad.stdout == ""
+    (line,) = bad.stderr.splitlines()
+    assert line.startswith(f"error: cannot read {tmp_path}")
