@@ -157,7 +157,7 @@ class Opening:
             window = window_of(extra) if restored else None
             link.connect(TrainerHello(run_id=self._workdir.run_id, window=window))
         if restored:
-            console.note(f"going on with step {first + 1} of {run.num_steps}")
+            console.note(f"going on with step {first}: {first} of {run.num_steps} are done")
         ready = prepared(run, self._path, policy, critic, checkpoints, restored, console)
         store = self._makers.snapshots(
             self._path / FOLDER,

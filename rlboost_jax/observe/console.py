@@ -124,7 +124,7 @@ class Console(Closing):
         line = Table.grid(padding=(0, 2))
         line.add_row(
             Text(" rlboost-jax", "bold"),
-            Text(f"step {done}/{self._num_steps}"),
+            Text(f"{done}/{self._num_steps} steps"),
             ProgressBar(total=self._num_steps, completed=done, width=32),
             Text(_clock(time.monotonic() - self._began), "dim"),
         )
@@ -163,7 +163,8 @@ def step_line(row: Mapping[str, Any], num_steps: int) -> str:
     """A step in one line."""
     accuracy = "" if row.get("accuracy") is None else f"  accuracy {row['accuracy']:.3f}"
     return (
-        f"step {row['step'] + 1}/{num_steps}  reward {_number(row, 'reward_mean', 3)}{accuracy}  "
+        f"step {row['step']} ({row['step'] + 1}/{num_steps})  "
+        f"reward {_number(row, 'reward_mean', 3)}{accuracy}  "
         f"length {_number(row, 'response_length_mean', 1)}  "
         f"{_rate(row, 'tokens_generated')} tokens/s ({_split(row)})  "
         f"servers {_number(row, 'instances_mean', 1)} "

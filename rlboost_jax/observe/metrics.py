@@ -18,7 +18,7 @@ FILE: Final = "metrics.jsonl"
 # What each number is, in the order of a row. `docs/metrics.md` is made of it.
 MEANINGS: Final = MappingProxyType(
     {
-        "step": "number of the step, from 0: the console's step 1 of 60 is step 0",
+        "step": "number of the step, from 0",
         "version": "of the policy that sampled the step; `step`, less `lag`",
         "prompts_used": "of the prompt stream, by this step and those before",
         "reward_mean": "of the step's responses",
