@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlboost_jax import compile_cache
+from rlboost_jax.learner.compiling import show_compiles
 from rlboost_jax.learner.complete import complete
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.loop import TrainingLoop
@@ -17,6 +18,7 @@ from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.signs import Signs
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
+from rlboost_jax.pulse import PULSE
 from rlboost_jax.settings.run import RunConfig
 
 
@@ -47,6 +49,7 @@ def run_training(
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
     """
     compile_cache.enable(run.compile_cache_dir)
+    show_compiles()
     path, makers = Path(path), makers or Makers()
     if world.count == 1 and (done := complete(run, path)) is not None:
         print(f"complete: all {run.num_steps} steps are done; a larger num_steps goes on")
@@ -63,8 +66,12 @@ def run_training(
             opened.trackers.step({**row, "cost_forecast_dollars": forecast.after(row)})
             for line in looked.after(row):
                 opened.session.note(line)
-            steps.save(step + 1)
-        summary = _summary(plan.run, opened.workdir.path, steps.final_score())
+            with PULSE.phase("checkpoint"):
+                steps.save(step + 1)
+            PULSE.step()
+        score = steps.final_score()
+        opened.session.checkpoints.wait()  # only then is nothing left to go on with
+        summary = _summary(plan.run, opened.workdir.path, score)
         opened.trackers.finish(summary)
     write_report(path)
     return summary
