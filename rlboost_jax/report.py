@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from rlboost_jax import exits
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.settings.errors import ConfigError
 
@@ -14,8 +15,8 @@ def main() -> int:
     try:
         print(write_report(arguments.workdir))
     except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
+        print(f"error: {error}", file=sys.stderr)
+        return exits.MISTAKE
     return 0
 
 

@@ -30,7 +30,7 @@ from rlboost_jax.data.selection import (
     split,
     without,
 )
-from rlboost_jax.data.tokenizers import Tokenizer, open_tokenizer
+from rlboost_jax.data.tokenizers import Tokenizer, check_belongs, open_tokenizer
 from rlboost_jax.rewards.judge import Judge
 from rlboost_jax.rewards.verdict import Answered, Verdict
 from rlboost_jax.sequences.endings import stopped
@@ -58,6 +58,7 @@ class Dataset:
         self.tokenizer = open_tokenizer(data)
         self.stop_ids = self.tokenizer.stop_ids
         _check_tokenizer(run, data.tokenizer, self.tokenizer)
+        check_belongs(self.tokenizer, data, run.model.source)
         limit = data.max_prompt_tokens or run.engine.max_prompt_tokens
 
         def opened(source: str, *, subset: str, split: str) -> Rows:

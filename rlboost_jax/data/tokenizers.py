@@ -3,6 +3,7 @@
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -14,6 +15,7 @@ from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.sources import CONFIG, TOKENIZER, source_folder
 
 BYTES: Final = "bytes"
+PROBES: Final = ("The answer is 42.", "x = {1: 'ä'}\n\tfor", "数学")  # that tell two apart
 Message = Mapping[str, str]  # role and content
 
 
@@ -56,6 +58,33 @@ def open_tokenizer(data: DataConfig) -> Tokenizer:
     if data.tokenizer == BYTES:
         return ByteTokenizer(data)
     return HuggingFaceTokenizer(data)
+
+
+def check_belongs(tokenizer: Tokenizer, data: DataConfig, source: str) -> None:
+    """Raise ConfigError where the checkpoint comes with a tokenizer that has other ids.
+
+    Its parameters know those. One with more special tokens is no other.
+
+    Args:
+        source: `model.source`.
+    """
+    if not source or data.tokenizer == source:
+        return
+    try:
+        folder = _folder(source)
+        if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+            return  # nothing to compare with
+        own = HuggingFaceTokenizer(replace(data, tokenizer=source))
+    except ConfigError:
+        return
+    given, expected = (t.encode(PROBES, chat=True) for t in (tokenizer, own))
+    for probe, theirs, ids in zip(PROBES, given, expected, strict=True):
+        if theirs != ids:
+            raise ConfigError(
+                f"data.tokenizer {data.tokenizer!r} is not the one of model.source {source!r}: "
+                f"{probe!r} is {theirs[:4]} … instead of {ids[:4]} …; set data.tokenizer to '', "
+                "which takes the checkpoint's own"
+            )
 
 
 class ByteTokenizer:

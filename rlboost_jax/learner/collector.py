@@ -41,6 +41,7 @@ class StepCollector:
         wake: Callable[[], None] = lambda: None,
         estimate: Estimate,
         routing: Routing | None = None,
+        note: Callable[[str], None] = lambda line: None,
     ):
         """A step whose groups are all open.
 
@@ -49,15 +50,27 @@ class StepCollector:
             wake: called, in any thread, when `settle` has something to do.
             estimate: gives the trajectories of a whole group their advantages.
             routing: of the routes that come with tokens; None: none do.
+            note: is told of each way in which a reward function fails, when it does so first.
         """
         self.step, self._version = step, version
         self._prompts, self._group_size, self._ask = list(prompts), group_size, ask
         self._wake = wake
         self._estimate, self._routing = estimate, routing
+        self._note, self._told = note, set[tuple[str, str]]()
         self._taken: dict[int, Trajectory] = {}  # reward and components only once judged
         self._asked: dict[int, Future[Verdict]] = {}  # those of `_taken` not judged yet
         self._answered: deque[tuple[int, Future[Verdict]]] = deque()  # filled by other threads
         self.groups: dict[int, Group] = {}  # finished ones, by prompt
+
+    @property
+    def num_taken(self) -> int:
+        """Rollouts that are there."""
+        return len(self._taken)
+
+    @property
+    def unjudged(self) -> tuple[int, ...]:
+        """Samples of these whose reward is waited for, those that wait longest first."""
+        return tuple(self._asked)
 
     def extend(self, prompts: Iterable[NDArray[np.int32]]) -> None:
         """Expect responses to more prompts, numbered on from those before."""
@@ -115,6 +128,10 @@ class StepCollector:
                 reward_components=verdict.components,
                 reward_faults=verdict.faults,
             )
+            for name, why in verdict.faults.items():
+                if (name, why) not in self._told:
+                    self._told.add((name, why))
+                    self._note(f"step {self.step}: reward {name!r} fails: {why} (sample {sample})")
             group = self._group_if_finished(taken.prompt)
             if group is not None:
                 finished.append(group)
@@ -140,7 +157,7 @@ class StepCollector:
                 times[fault] += 1
                 first.setdefault(fault, trajectory)
         return [
-            f"step {self.step + 1}: reward {name!r} failed for {count} "
+            f"step {self.step}: reward {name!r} failed for {count} "
             f"response{'s' * (count > 1)}: {why} (first: prompt {first[name, why].prompt}, sample "
             f"{first[name, why].sample})"
             for (name, why), count in times.most_common()

@@ -22,6 +22,7 @@ from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.learner.answers import Answers
 from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
 from rlboost_jax.learner.evaluation import Score
+from rlboost_jax.learner.judging import JudgingLines, shown
 from rlboost_jax.learner.open_batch import OpenBatch
 from rlboost_jax.learner.rows import lag_metrics, policy_metrics, report_metrics, score_metrics
 from rlboost_jax.learner.samples import sample_rows, samples_due
@@ -132,7 +133,7 @@ class TrainingLoop:
             "version": batch.version,
             **score_metrics(score),
             "prompts_used": self._used,
-            **policy_metrics(trajectories, figures),
+            **policy_metrics(trajectories, figures, stop_ids=session.exercises.stop_ids),
             **lag_metrics(step - batch.version, figures),
             "train_seconds": train_seconds,
             "train_wait_seconds": times.waiting,
@@ -216,7 +217,8 @@ class TrainingLoop:
         followers.begin(batch.batch, batch.version)
         train = followers.leading(update.train)
         check = followers.checking(update.check)
-        with self._spans.span("stream", LANE):
+        lines = JudgingLines(f"step {batch.batch}", batch.collector)
+        with self._spans.span("stream", LANE), shown(lines, session.note):
             times = drive(
                 batch.intake,
                 session.link,

@@ -20,6 +20,7 @@ from urllib.error import HTTPError
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from rlboost_jax import exits
 from rlboost_jax.credentials import (
     RECOVERS,
     CredentialsUnusable,
@@ -33,6 +34,7 @@ from rlboost_jax.manager.service.run_files import (
     read_record,
     trainer_folder,
 )
+from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.weights.seal import SEAL_KEY, read_seal_key
 
 ANSWER_SECONDS = 30.0  # for a manager to answer, one that starts or stands still included
@@ -44,6 +46,10 @@ PROGRESS_BYTES = 200  # of what a manager says of its start
 
 class ManagerNotStarted(RuntimeError):
     """The manager process ended, or did not answer in time."""
+
+
+class ManagerRefused(Mistake, ManagerNotStarted):
+    """It would end in the same way again: something in the settings has to be changed."""
 
 
 class ManagerProcess:
@@ -81,7 +87,8 @@ class ManagerProcess:
         threads at once.
 
         Raises:
-            ManagerNotStarted: with the end of its log.
+            ManagerNotStarted: with the end of its log; ManagerRefused where that is a mistake in
+                the settings.
         """
         with self._locating:
             deadline = self._clock() + self._answer_seconds
@@ -95,6 +102,8 @@ class ManagerProcess:
                 if code not in (None, ALREADY_MANAGED) or self._clock() > deadline:
                     if child is not None and code is None:
                         child.kill()  # it has not come to where others could find it
+                    if code == exits.MISTAKE:
+                        raise ManagerRefused(self._last_words())
                     raise ManagerNotStarted(self._complaint(code))
                 if self._living() is None and (child is None or code is not None):
                     child = self._start()
@@ -197,11 +206,14 @@ class ManagerProcess:
                 f"{self._answer_seconds:g} s; let it go on, or end it, and start again"
                 + (f" ({self._trouble})" if self._trouble else "")
             )
-        lines = self._log.read_text(errors="replace").strip().splitlines()[-1:]
         return (
             f"the manager (exit code {code}) does not listen after at most "
-            f"{self._answer_seconds:g} s; last words in {self._log}: {' '.join(lines) or 'none'}"
+            f"{self._answer_seconds:g} s; last words in {self._log}: {self._last_words()}"
         )
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines()[-1:]
+        return " ".join(lines) or "none"
 
     @staticmethod
     def _wait(settled: Callable[[], bool], seconds: float) -> bool:

@@ -81,6 +81,7 @@ class OpenBatch:
             wake=session.link.wake,
             estimate=session.learner.estimates.of_group,
             routing=session.learner.policy.routing,
+            note=session.note,
         )
         self.intake = Intake(self.stream, self.collector, measurement, answers)
 

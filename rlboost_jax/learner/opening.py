@@ -127,7 +127,6 @@ class Opening:
         self._console = stack.enter_context(
             makers.console(
                 num_steps=plan.run.num_steps,
-                reserved_price_per_hour=plan.run.fleet.reserved_price_per_hour,
                 live=plan.run.observe.live,
             )
         )
@@ -163,7 +162,7 @@ class Opening:
             window = window_of(extra) if restored else None
             link.connect(TrainerHello(run_id=self._workdir.run_id, window=window))
         if restored:
-            console.note(f"going on with step {first + 1} of {run.num_steps}")
+            console.note(f"going on with step {first}: {first} of {run.num_steps} are done")
         ready = prepared(run, self._path, policy, critic, checkpoints, restored, console)
         kept = restored_versions(
             checkpoints, first, extra, ready.state.params, dtype=run.weights.rollout_dtype

@@ -1,6 +1,7 @@
 """What a row of `metrics.jsonl` is made of, part by part; the names are `observe.metrics.KEYS`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.samples import reward_parts
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.observe.metrics import REPORTED
+from rlboost_jax.sequences.endings import stopped
 
 
 def score_metrics(score: Score | None) -> dict[str, Any]:
@@ -21,12 +23,16 @@ def score_metrics(score: Score | None) -> dict[str, Any]:
 
 
 def policy_metrics(
-    trajectories: Sequence[Trajectory], figures: Mapping[str, float]
+    trajectories: Sequence[Trajectory],
+    figures: Mapping[str, float],
+    *,
+    stop_ids: Collection[int],
 ) -> dict[str, Any]:
     """Of the batch.
 
     Args:
         figures: of `BatchUpdate.finish`.
+        stop_ids: that end a response; one without is cut off.
     """
     rewards = np.array([t.reward for t in trajectories])
     lengths = np.array([t.sequence.num_sampled for t in trajectories])
@@ -44,8 +50,23 @@ def policy_metrics(
         "response_length_max": int(lengths.max()),
         "corrected_fraction": figures.get("corrected"),
         "value_loss": figures.get("value_loss"),
+        "gradient_norm": figures["gradient_norm"],
+        "learning_rate": figures["learning_rate"],
+        "truncated_fraction": fmean(
+            not stopped(t.sequence.sampled_tokens, stop_ids) for t in trajectories
+        ),
+        "uniform_groups_fraction": _uniform(trajectories),
         **reward_parts(trajectories),
     }
+
+
+def _uniform(trajectories: Sequence[Trajectory]) -> float | None:
+    """The share of groups whose rewards are all equal; None where no group has two."""
+    rewards: dict[int, list[float]] = {}
+    for trajectory in trajectories:
+        rewards.setdefault(trajectory.prompt, []).append(trajectory.reward)
+    groups = [group for group in rewards.values() if len(group) > 1]
+    return fmean(len(set(group)) == 1 for group in groups) if groups else None
 
 
 def lag_metrics(lag: int, figures: Mapping[str, float]) -> dict[str, Any]:

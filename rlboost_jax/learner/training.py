@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlboost_jax import compile_cache
 from rlboost_jax.learner.compiling import show_compiles
+from rlboost_jax.learner.complete import complete
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.opening import Makers, Opening, plan_of
@@ -15,6 +16,7 @@ from rlboost_jax.learner.session import Session
 from rlboost_jax.observe.cost import Forecast
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
+from rlboost_jax.observe.signs import Signs
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
 from rlboost_jax.pulse import PULSE
 from rlboost_jax.settings.run import RunConfig
@@ -28,7 +30,8 @@ def run_training(
     makers: Makers | None = None,
     loop: Callable[[Session], TrainingLoop] = TrainingLoop,
 ) -> Summary:
-    """Train `run` in the folder `path`, going on where an earlier start ended.
+    """Train `run` in the folder `path`, going on where an earlier start ended. Of a complete run
+    nothing is started.
 
     Args:
         world: the processes of this trainer, of which this is number 0.
@@ -48,15 +51,21 @@ def run_training(
     compile_cache.enable(run.compile_cache_dir)
     show_compiles()
     path, makers = Path(path), makers or Makers()
+    if world.count == 1 and (done := complete(run, path)) is not None:
+        print(f"complete: all {run.num_steps} steps are done; a larger num_steps goes on")
+        return done
     plan = plan_of(run, path, world, makers)  # before the first device is touched
     with contextlib.ExitStack() as stack:
         opened = Opening(plan, path, world, stack, makers).open()
         steps = loop(opened.session)
-        forecast = Forecast(plan.run.num_steps, read_metrics(path))
+        before = read_metrics(path)
+        forecast, looked = Forecast(plan.run.num_steps, before), Signs(plan.run, before)
         for step in range(opened.first, plan.run.num_steps):
             opened.profile.at(step)
             row = steps.step(step)
             opened.trackers.step({**row, "cost_forecast_dollars": forecast.after(row)})
+            for line in looked.after(row):
+                opened.session.note(line)
             with PULSE.phase("checkpoint"):
                 steps.save(step + 1)
             PULSE.step()

@@ -4,7 +4,8 @@ Reads `<W>/config.json`, makes tokens and certificates if there are none, listen
 `<W>/manager.json` for trainers and people to find it; appends to `<W>/events.jsonl`. Goes on from
 `<W>/journal/` where an earlier manager of the run was killed.
 Ends with code 0 when the run is over, 3 when no trainer came back, 4 when another manager
-works there, 2 on a mistake in what it was given, 1 where the host has run out of something.
+works there, 2 on a mistake in what it was given, 1 where the system failed it or ran out of
+something.
 """
 
 import argparse
@@ -37,7 +38,12 @@ from rlboost_jax.manager.events import (
 from rlboost_jax.manager.limits import server_frame_bytes
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service import authority
-from rlboost_jax.manager.service.addresses import for_other_hosts, for_this_host, names
+from rlboost_jax.manager.service.addresses import (
+    for_other_hosts,
+    for_this_host,
+    names,
+    settings_of,
+)
 from rlboost_jax.manager.service.app import make_app
 from rlboost_jax.manager.service.dates import Dates
 from rlboost_jax.manager.service.disk_writer import DiskWriter
@@ -100,7 +106,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(line, file=sys.stderr)
             return BROKEN
         print(error, file=sys.stderr)
-        return ALREADY_MANAGED if isinstance(error, AlreadyManaged) else MISTAKE
+        if isinstance(error, AlreadyManaged):
+            return ALREADY_MANAGED
+        return MISTAKE if isinstance(error, Mistake) else BROKEN
 
 
 async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
@@ -147,6 +155,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             recovers=True,
             date=dates.now,
         )
+        writer.record(dates.now(), Record("manager", -1, "", {"pid": os.getpid()}))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, driver.apply, Shutdown(number.name))
         gate = Gate(max_connections=max_connections())
@@ -172,7 +181,10 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         try:
             # Its connections are closed later, by the runner: some are in the middle of an answer.
             port = former.port if former is not None else 0
-            with contextlib.closing(await _listening(listen, run.manager.port, port)) as server:
+            wanted = run.manager.port
+            with settings_of(run.manager.host, wanted, "manager.port", first=former is None):
+                listening = await _listening(listen, wanted, port)
+            with contextlib.closing(listening) as server:
                 host, port = server.sockets[0].getsockname()[:2]
                 record = _record(workdir, run_id, host, port, files.port)
                 with recorded(workdir, record):
@@ -199,7 +211,8 @@ def _weights_listener(run: RunConfig, former: ManagerRecord | None) -> socket.so
     if wanted == 0 and former is not None and former.weights_port:
         with contextlib.suppress(OSError):
             return listening_socket(run.manager.host, former.weights_port)
-    return listening_socket(run.manager.host, wanted)
+    with settings_of(run.manager.host, wanted, "manager.weights_port", first=former is None):
+        return listening_socket(run.manager.host, wanted)
 
 
 def _file_server(

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from rlboost_jax.closing import Closing
 from rlboost_jax.messages import FleetStatus, InstanceStatus
-from rlboost_jax.observe.cost import reserved_only_dollars, total
+from rlboost_jax.observe.cost import total
 from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.summary import Summary
 from rlboost_jax.pulse import PULSE
@@ -57,11 +57,10 @@ class Console(Closing):
         self,
         *,
         num_steps: int,
-        reserved_price_per_hour: float,
         live: bool = True,
         file: TextIO | None = None,
     ) -> None:
-        self._num_steps, self._price = num_steps, reserved_price_per_hour
+        self._num_steps = num_steps
         self._console = _Terminal(file=file or sys.stdout, highlight=False, soft_wrap=True)
         self._rows: list[Mapping[str, Any]] = []
         self._accuracy: float | None = None
@@ -142,7 +141,7 @@ class Console(Closing):
         line = Table.grid(padding=(0, 2))
         line.add_row(
             Text(" rlboost-jax", "bold"),
-            Text(f"step {done}/{self._num_steps}"),
+            Text(f"{done}/{self._num_steps} steps"),
             ProgressBar(total=self._num_steps, completed=done, width=32),
             Text(_clock(time.monotonic() - self._began), "dim"),
         )
@@ -167,15 +166,13 @@ class Console(Closing):
 
     def _fleet_line(self, status: FleetStatus) -> RenderableType:
         window = f"seeding window open, {status.window_seconds:.1f} s" if status.window_open else ""
-        only = reserved_only_dollars(self._rows, reserved_price_per_hour=self._price)
-        beside = "" if only is None else f" (reserved alone: about ${only:.4f})"
         ahead = self._rows[-1].get("cost_forecast_dollars") if self._rows else None
         forecast = "" if ahead is None else f" of about ${ahead:.4f}"
         return Text(
             f" {status.finished}/{status.total} responses   {status.joined} joined, "
             f"{status.lost} lost   {total(self._rows, 'requests_migrated'):.0f} migrated, "
             f"{total(self._rows, 'tokens_lost'):.0f} tokens lost\n"
-            f" ${status.cost_dollars:.4f}{forecast}{beside}   {window}"
+            f" ${status.cost_dollars:.4f}{forecast}   {window}"
         )
 
 
@@ -183,7 +180,8 @@ def step_line(row: Mapping[str, Any], num_steps: int) -> str:
     """A step in one line."""
     accuracy = "" if row.get("accuracy") is None else f"  accuracy {row['accuracy']:.3f}"
     return (
-        f"step {row['step'] + 1}/{num_steps}  reward {_number(row, 'reward_mean', 3)}{accuracy}  "
+        f"step {row['step']} ({row['step'] + 1}/{num_steps})  "
+        f"reward {_number(row, 'reward_mean', 3)}{accuracy}  "
         f"length {_number(row, 'response_length_mean', 1)}  "
         f"{_rate(row, 'tokens_generated')} tokens/s ({_split(row)})  "
         f"servers {_number(row, 'instances_mean', 1)} "

@@ -1,29 +1,45 @@
 """What a run cost, beside what the reserved devices alone would have cost for the same tokens."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 RECENT: Final = 10  # steps: the fleet and the lengths change, what was long ago says little
 
 
-def reserved_only_dollars(
-    rows: Iterable[Mapping[str, Any]], *, reserved_price_per_hour: float
-) -> float | None:
-    """An estimate: all tokens at the rate that the reserved engines showed in their seeding
-    windows, then training as measured, then the rest of the step as measured.
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Dollars for the same work: all steps, each from its first request to its update.
 
-    Generation and training are taken one after the other, since one set of devices does
-    both. Evaluations, which are in the bill of the run, are left out. None where the
-    reserved engines generated nothing, so that no rate is known.
+    What lies between steps, start and warm-up are the same for both and left out of both.
+    """
+
+    run: float  # as it was
+    reserved_only: float  # on the reserved devices alone: an estimate
+
+
+def comparison(
+    rows: Iterable[Mapping[str, Any]], *, reserved_price_per_hour: float
+) -> Comparison | None:
+    """The estimate: all tokens at the rate that the reserved engines showed in their seeding
+    windows, those of evaluation too, then training and publishing as measured.
+
+    Generation and training are taken one after the other, since one set of devices does both.
+    None where the reserved engines generated nothing, so that no rate is known, or where rows of
+    before do not say what was paid between steps.
     """
     rows = list(rows)
     tokens = sum(row["tokens_reserved"] or 0 for row in rows)
     seconds = sum(row["seeding_window_seconds"] or 0.0 for row in rows)
-    if tokens <= 0 or seconds <= 0:
+    between = [row.get("cost_between_dollars") for row in rows]
+    if tokens <= 0 or seconds <= 0 or None in between:
         return None
-    generation = sum(row["tokens_delivered"] or 0 for row in rows) * seconds / tokens
-    rest = sum((row["train_seconds"] or 0.0) + (row["publish_seconds"] or 0.0) for row in rows)
-    return (generation + rest) * reserved_price_per_hour / 3600
+    done = total(rows, "tokens_delivered") + total(rows, "tokens_measured")
+    busy = done * seconds / tokens + total(rows, "train_seconds") + total(rows, "publish_seconds")
+    return Comparison(
+        run=total(rows, "cost_dollars") - total(rows, "cost_between_dollars"),
+        reserved_only=busy * reserved_price_per_hour / 3600,
+    )
 
 
 class Forecast:

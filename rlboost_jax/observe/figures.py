@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from rlboost_jax.observe.cost import reserved_only_dollars
+from rlboost_jax.observe.cost import comparison
 from rlboost_jax.observe.timeline import Life, ready_counts
 
 Rows = Sequence[Mapping[str, Any]]
@@ -24,9 +24,9 @@ def learning(rows: Rows) -> go.Figure:
     figure = make_subplots(specs=[[{"secondary_y": True}]])
     steps = _column(rows, "step")
     evaluated = [row for row in rows if row["accuracy"] is not None]
-    lengths = _line(steps, _column(rows, "response_length_mean"), "response length", PALE, width=2)
+    lengths = line(steps, _column(rows, "response_length_mean"), "response length", PALE, width=2)
     figure.add_trace(lengths, secondary_y=True)
-    figure.add_trace(_line(steps, _column(rows, "reward_mean"), "reward, training prompts", BLUE))
+    figure.add_trace(line(steps, _column(rows, "reward_mean"), "reward, training prompts", BLUE))
     figure.add_trace(
         go.Scatter(
             x=_column(evaluated, "version"),  # of that policy
@@ -45,7 +45,7 @@ def learning(rows: Rows) -> go.Figure:
         showgrid=False,
         secondary_y=True,
     )
-    return _styled(figure, x="update")
+    return styled(figure, x="update")
 
 
 def has_lag(rows: Rows) -> bool:
@@ -63,13 +63,13 @@ def lag(rows: Rows) -> go.Figure:
         ("lag", "versions between", PALE, False),
         ("behaviour_kl", "KL, nats per token", RED, True),
     ):
-        line = _line(steps, [row.get(key) for row in rows], name, colour)
-        figure.add_trace(line, secondary_y=secondary)
+        curve = line(steps, [row.get(key) for row in rows], name, colour)
+        figure.add_trace(curve, secondary_y=secondary)
     figure.update_yaxes(title_text="ratio, fraction, versions", secondary_y=False)
     figure.update_yaxes(
         title_text="nats per token", rangemode="tozero", showgrid=False, secondary_y=True
     )
-    return _styled(figure, x="update")
+    return styled(figure, x="update")
 
 
 def reward_parts(rows: Rows) -> list[str]:
@@ -85,9 +85,9 @@ def rewards(rows: Rows) -> go.Figure:
     for place, key in enumerate(reward_parts(rows)):
         values = [row.get(key) for row in rows]
         name = key.removeprefix(REWARD_PREFIX)
-        figure.add_trace(_line(steps, values, name, colours[place % len(colours)]))
+        figure.add_trace(line(steps, values, name, colours[place % len(colours)]))
     figure.update_yaxes(title_text="mean of the responses")
-    return _styled(figure, x="update")
+    return styled(figure, x="update")
 
 
 def fleet(everyone: Sequence[Life]) -> go.Figure:
@@ -124,7 +124,7 @@ def fleet(everyone: Sequence[Life]) -> go.Figure:
         if len(marks.x):
             figure.add_trace(marks, row=2, col=1)
     lanes = max((life.lane for life in everyone), default=0) + 1
-    figure.update_layout(barmode="overlay", bargap=0.25)
+    figure.update_layout(barmode="overlay", bargap=0.25, uniformtext={"minsize": 9, "mode": "hide"})
     figure.update_yaxes(title_text="ready", rangemode="tozero", dtick=1, row=1, col=1)
     figure.update_yaxes(
         title_text="servers",
@@ -135,7 +135,7 @@ def fleet(everyone: Sequence[Life]) -> go.Figure:
         col=1,
     )
     figure.update_xaxes(title_text="", row=1, col=1)
-    figure = _styled(figure, x="", height=min(760, 230 + 34 * lanes))
+    figure = styled(figure, x="", height=min(760, 230 + 34 * lanes))
     figure.update_xaxes(title_text="seconds", row=2, col=1)
     return figure
 
@@ -151,7 +151,7 @@ def throughput(rows: Rows) -> go.Figure:
         figure.add_trace(go.Bar(x=_column(rows, "step"), y=rates, name=name, marker_color=colour))
     figure.update_layout(barmode="stack", bargap=0.15)
     figure.update_yaxes(title_text="tokens per second")
-    return _styled(figure, x="update")
+    return styled(figure, x="update")
 
 
 def waits(rows: Rows) -> go.Figure:
@@ -164,30 +164,38 @@ def waits(rows: Rows) -> go.Figure:
         ("remote_wait_seconds", "servers wait for the learner", BLUE),
         ("train_seconds", "learner busy", TEAL),
     ):
-        figure.add_trace(_line(steps, _column(rows, key), name, colour))
-    window = _line(steps, _column(rows, "seeding_window_seconds"), "seeding window", VIOLET)
+        figure.add_trace(line(steps, _column(rows, key), name, colour))
+    window = line(steps, _column(rows, "seeding_window_seconds"), "seeding window", VIOLET)
     window.line.dash = "dot"
     figure.add_trace(window)
     figure.data[0].update(fill="tozeroy", fillcolor="rgba(232,235,240,0.5)")
     figure.update_yaxes(title_text="seconds", rangemode="tozero")
-    return _styled(figure, x="update")
+    return styled(figure, x="update")
 
 
-def cost(rows: Rows, *, reserved_price_per_hour: float) -> go.Figure:
-    """Dollars so far, beside the estimate for the reserved devices alone."""
+def cost(rows: Rows, *, reserved_price_per_hour: float | None) -> go.Figure:
+    """Dollars so far; beside them those of the steps alone, and the estimate for the reserved
+    devices alone.
+
+    Args:
+        reserved_price_per_hour: None: nothing can be compared.
+    """
     figure = go.Figure()
     steps = _column(rows, "step")
-    spent = list(accumulate(row["cost_dollars"] or 0.0 for row in rows))
-    whole = reserved_only_dollars(rows, reserved_price_per_hour=reserved_price_per_hour)
+    whole = None
+    if reserved_price_per_hour is not None:
+        whole = comparison(rows, reserved_price_per_hour=reserved_price_per_hour)
     if whole is not None:
         tokens = list(accumulate(row["tokens_delivered"] or 0 for row in rows))
-        alone = [whole * count / tokens[-1] for count in tokens] if tokens[-1] else []
-        figure.add_trace(
-            _line(steps, alone, "reserved devices alone (estimate)", QUIET, dash="dash")
-        )
-    figure.add_trace(_line(steps, spent, "this run", TEAL, width=3))
+        share = whole.reserved_only / tokens[-1] if tokens[-1] else 0.0
+        alone = [share * count for count in tokens]
+        own = (row["cost_dollars"] - row["cost_between_dollars"] for row in rows)
+        figure.add_trace(line(steps, alone, "steps, reserved alone (estimate)", QUIET, dash="dash"))
+        figure.add_trace(line(steps, list(accumulate(own)), "steps of this run", TEAL))
+    spent = list(accumulate(row["cost_dollars"] or 0.0 for row in rows))
+    figure.add_trace(line(steps, spent, "this run", TEAL if whole is None else PALE, width=3))
     figure.update_yaxes(title_text="dollars", tickprefix="$", rangemode="tozero")
-    return _styled(figure, x="update")
+    return styled(figure, x="update")
 
 
 def _bars(lives: Iterable[Life], name: str, colour: str, *, starting: bool = False) -> go.Bar:
@@ -204,6 +212,11 @@ def _bars(lives: Iterable[Life], name: str, colour: str, *, starting: bool = Fal
         y=[life.lane for life, _, _ in spans],
         orientation="h",
         name=name,
+        text=None if starting else [_inert(life.instance) for life, _, _ in spans],
+        textposition="inside",
+        insidetextanchor="start",
+        textangle=0,
+        constraintext="inside",
         marker={"color": colour, "line": {"width": 0}},
         customdata=[[_inert(life.instance), begin, end] for life, begin, end in spans],
         hovertemplate="%{customdata[0]}: %{customdata[1]:.1f} to %{customdata[2]:.1f} s"
@@ -234,15 +247,22 @@ def _inert(said: str) -> str:
     return html.escape(said, quote=False)
 
 
-def _line(
+def line(
     x: list[Any], y: list[Any], name: str, colour: str, *, width: float = 2, dash: str = "solid"
 ) -> go.Scatter:
+    """A curve; a None in it is a gap."""
     return go.Scatter(
         x=x, y=y, name=name, mode="lines", line={"color": colour, "width": width, "dash": dash}
     )
 
 
-def _styled(figure: go.Figure, *, x: str, height: int = 340) -> go.Figure:
+def styled(figure: go.Figure, *, x: str, height: int = 340) -> go.Figure:
+    """As all figures of a report look.
+
+    Args:
+        x: what the horizontal axis is.
+        height: pixels.
+    """
     figure.update_layout(
         template="plotly_white",
         height=height,

@@ -1,10 +1,13 @@
 """`metrics.jsonl`: one object per step, always with the same keys in the same order.
 
 Numbers that only some runs have (the parts of a reward, say) follow these, named `group/name`.
+
+    python -m rlboost_jax.observe.metrics > docs/metrics.md
 """
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from rlboost_jax.messages import BatchReport
@@ -12,53 +15,65 @@ from rlboost_jax.observe.lines import Scalar, read_lines, scalar
 
 FILE: Final = "metrics.jsonl"
 
-KEYS: Final = (
-    "step",
-    "version",  # of the policy that sampled the step
-    "prompts_used",  # of the prompt stream, by this step and those before
-    "reward_mean",
-    "reward_std",
-    "reward_failures",  # responses for which a reward function failed and the fallback counts
-    "accuracy",  # mean over responses to held-out prompts; null where not evaluated
-    "pass_at_k",  # mean of the best response to each; null with one response per prompt
-    "loss",
-    "kl",  # to the reference, nats per token
-    "entropy",  # nats per token
-    "clip_fraction",
-    "response_tokens",
-    "response_length_mean",
-    "response_length_max",
-    "step_seconds",  # from the end of the step before
-    "rollout_seconds",
-    "train_seconds",
-    "publish_seconds",  # copying the updated parameters to the host
-    "train_wait_seconds",  # learner idle for want of groups, window excluded
-    "remote_wait_seconds",  # servers idle while the learner finishes
-    "seeding_window_seconds",
-    "instances_mean",
-    "instances_joined",
-    "instances_lost",
-    "requests_migrated",
-    "tokens_generated",
-    "tokens_delivered",
-    "tokens_lost",
-    "tokens_filtered",  # of these, whole responses to prompts that dynamic sampling passed over
-    "tokens_prefilled_again",
-    "tokens_reserved",
-    "tokens_preemptible",
-    "tokens_measured",  # of evaluation, in none of the others
-    "cost_dollars",
-    "tokens_per_dollar",
-    "cost_forecast_dollars",  # of the whole run, were the rest like the last steps
-    "max_logprob_gap",  # nats
-    "trajectories_digest",
-    "params_digest",  # after the step
-    "corrected_fraction",  # tokens whose weight a correction's bound changed; null without one
-    "value_loss",  # of the critic, per token; null without one
-    "lag",  # versions between the one that sampled the step and the one that was trained
-    "ratio_mean",  # of that policy to the version that sampled; null without algorithm.lag
-    "behaviour_kl",  # from that version to that policy, nats per token; null without
+# What each number is, in the order of a row. `docs/metrics.md` is made of it.
+MEANINGS: Final = MappingProxyType(
+    {
+        "step": "number of the step, from 0",
+        "version": "of the policy that sampled the step; `step`, less `lag`",
+        "prompts_used": "of the prompt stream, by this step and those before",
+        "reward_mean": "of the step's responses",
+        "reward_std": "standard deviation over the step's responses",
+        "reward_failures": "responses for which a reward function failed and the fallback counts",
+        "accuracy": "mean over responses to held-out prompts; null where not evaluated",
+        "pass_at_k": "mean of the best response to each of them; null with one response a prompt",
+        "loss": "of the policy, as it is minimised; mean of the step's updates",
+        "kl": "to the reference, nats per token; 0 without one",
+        "entropy": "of the policy, nats per token",
+        "clip_fraction": "tokens whose gradient the clip stopped, of all",
+        "response_tokens": "sampled, of all responses",
+        "response_length_mean": "tokens",
+        "response_length_max": "tokens",
+        "step_seconds": "from the end of the step before",
+        "rollout_seconds": "from the step's first request to its last token",
+        "train_seconds": "the learner's, on micro-batches and updates",
+        "publish_seconds": "copying the updated parameters to the host",
+        "train_wait_seconds": "learner idle for want of groups, window excluded",
+        "remote_wait_seconds": "servers idle while the learner finishes",
+        "seeding_window_seconds": "in which reserved devices generate",
+        "instances_mean": "preemptible ones, over the step",
+        "instances_joined": "preemptible ones",
+        "instances_lost": "preemptible ones, with notice or without",
+        "requests_migrated": "that went on elsewhere with the tokens they had",
+        "tokens_generated": "sampled by any engine, evaluation excluded",
+        "tokens_delivered": "of these, in responses that were trained on",
+        "tokens_lost": "of these, sampled and then discarded",
+        "tokens_filtered": "of the lost, whole responses to prompts that dynamic sampling skipped",
+        "tokens_prefilled_again": "the price of migration",
+        "tokens_reserved": "of the generated, on reserved devices",
+        "tokens_preemptible": "of the generated, on preemptible instances",
+        "tokens_measured": "of evaluation, in none of the others",
+        "cost_dollars": "since the end of the step before: see docs/observability.md",
+        "tokens_per_dollar": "trained on",
+        "cost_forecast_dollars": "of the whole run, were the rest like the last steps",
+        "max_logprob_gap": "largest difference of a server's and the learner's log-probability of "
+        "a token, nats",
+        "trajectories_digest": "SHA-256 of what was sampled",
+        "params_digest": "SHA-256 of the parameters after the step",
+        "corrected_fraction": "tokens whose weight a correction's bound changed; null without one",
+        "value_loss": "of the critic, per token; null without one",
+        "lag": "versions between the one that sampled the step and the one that was trained",
+        "ratio_mean": "of that policy to the version that sampled; null without `algorithm.lag`",
+        "behaviour_kl": "from that version to that policy, nats per token; null without",
+        "gradient_norm": "of the policy's gradient before clipping, mean of the step's updates",
+        "learning_rate": "of the step's last update",
+        "truncated_fraction": "responses that ran into `sampling.max_response_tokens`, of all",
+        "uniform_groups_fraction": "groups whose rewards are all equal, of all: they teach a "
+        "comparison within groups nothing; null with one response a prompt",
+        "cost_between_dollars": "of `cost_dollars`, before the step's first request: the pause "
+        "after the step before, or start and warm-up",
+    }
 )
+KEYS: Final = tuple(MEANINGS)
 
 
 # Those that the manager counts, of a run as of a simulation.
@@ -86,3 +101,21 @@ def metrics_row(row: Mapping[str, Any]) -> dict[str, Scalar]:
 def read_metrics(workdir: str | Path) -> list[dict[str, Any]]:
     """The rows written so far, in order; none where there is no file."""
     return list(read_lines(Path(workdir) / FILE))
+
+
+def document() -> str:
+    """docs/metrics.md."""
+    lines = "\n".join(f"| `{key}` | {meaning} |" for key, meaning in MEANINGS.items())
+    return (
+        "# Metrics\n\n"
+        "<!-- Made by `python -m rlboost_jax.observe.metrics > docs/metrics.md`. -->\n\n"
+        "Every row of `metrics.jsonl` has these keys in this order; a number that a run does not\n"
+        "have, or that is not finite, is null. Trackers get the same numbers, and `report.html`\n"
+        "plots most of them.\n\n"
+        f"| key | what |\n|---|---|\n{lines}\n| `reward/NAME` | mean of what the reward function "
+        "NAME gave; where there are several |\n"
+    )
+
+
+if __name__ == "__main__":
+    print(document(), end="")

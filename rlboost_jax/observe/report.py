@@ -17,12 +17,13 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from rlboost_jax import durable
-from rlboost_jax.observe import figures
+from rlboost_jax.observe import figures, policy_figures
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.observe.figures import reward_parts
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.sample_table import sample_section
 from rlboost_jax.observe.samples import read_samples
+from rlboost_jax.observe.signs import signs
 from rlboost_jax.observe.summary import Summary, duration, headline, read_summary, summarize
 from rlboost_jax.observe.timeline import lives
 from rlboost_jax.settings.load import read_run_config
@@ -73,7 +74,8 @@ def report_page(
     return template.substitute(
         name=html.escape(name),
         headline=html.escape(headline(summary)),
-        tiles="\n".join(_tile(*tile) for tile in _tiles(summary)),
+        tiles="\n".join(_tile(*tile) for tile in _tiles(config, summary)),
+        warnings="".join(f"<p class='warning'>{html.escape(s)}</p>" for s in signs(config, rows)),
         sections="\n".join(map(_section, _sections(config, rows, events))),
         samples=sample_section(samples),
         plan=html.escape(plan_text(config)),
@@ -81,7 +83,7 @@ def report_page(
     )
 
 
-def _tiles(summary: Summary) -> Iterator[tuple[str, str, str]]:
+def _tiles(config: RunConfig, summary: Summary) -> Iterator[tuple[str, str, str]]:
     """(what, number, note)"""
     if summary.last_accuracy is not None:
         # The rows may be gone that knew the first.
@@ -92,26 +94,52 @@ def _tiles(summary: Summary) -> Iterator[tuple[str, str, str]]:
     share = summary.tokens_lost / summary.tokens_generated if summary.tokens_generated else 0.0
     yield "tokens lost", f"{summary.tokens_lost:,}", f"{share:.3%} of {summary.tokens_generated:,}"
     yield "requests migrated", f"{summary.requests_migrated:,}", "continued, never begun again"
-    yield "cost", f"${summary.cost_dollars:.4f}", _cost_note(summary)
+    yield "cost", f"${summary.cost_dollars:.4f}", _cost_note(config, summary)
     if summary.max_logprob_gap is not None:
         gap = summary.max_logprob_gap
         yield "log-prob gap", f"{gap:.1e}" if gap else "0", "largest, engine to learner, nats"
 
 
-def _cost_note(summary: Summary) -> str:
-    if summary.reserved_only_dollars is None:
-        return "reserved devices generated nothing to compare with"
-    return f"about ${summary.reserved_only_dollars:.4f} on the reserved devices alone"
+def _cost_note(config: RunConfig, summary: Summary) -> str:
+    if _pretends(config):
+        return "at prices that are set; all of it ran on this host"
+    if summary.steps_dollars is None or summary.reserved_only_dollars is None:
+        return "nothing to compare it with: reserved devices generated nothing"
+    return (
+        f"of it ${summary.steps_dollars:.4f} for the steps themselves, about "
+        f"${summary.reserved_only_dollars:.4f} for the same on reserved devices alone"
+    )
+
+
+def _pretends(config: RunConfig) -> bool:
+    """Whether the fleet shares the learner's host: it is billed as if it did not, and without it
+    the reserved devices would be faster than they were."""
+    return config.fleet.provider == "local"
 
 
 def _sections(
     config: RunConfig, rows: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
 ) -> Iterator[_Section]:
+    price = config.fleet.reserved_price_per_hour
     if rows:
         yield _Section(
             title="Learning",
             figure=figures.learning(rows),
             caption=_whose_tokens(config.algorithm.lag),
+        )
+        yield _Section(
+            title="Updates",
+            figure=policy_figures.updates(rows),
+            caption="Entropy that falls towards 0 says that the policy stops exploring; the "
+            "gradient's norm is taken before it is clipped at "
+            f"{config.learner.max_gradient_norm:g}.",
+        )
+        yield _Section(
+            title="Responses",
+            figure=policy_figures.responses(rows),
+            caption="Responses are cut off at "
+            f"{config.sampling.max_response_tokens:,} tokens. Where all rewards of a group are "
+            "equal, a comparison within the group has nothing to teach.",
         )
     if figures.has_lag(rows):
         yield _Section(
@@ -131,8 +159,8 @@ def _sections(
         yield _Section(
             title="Fleet",
             figure=figures.fleet(everyone),
-            caption="Each bar is a server. A cross is one that vanished without a word: its "
-            "rollouts went on elsewhere from the tokens collected.",
+            caption="Each bar is a server, from its order on. A cross is one that vanished without "
+            "a word: its rollouts went on elsewhere from the tokens collected.",
         )
     if rows:
         yield _Section(
@@ -149,11 +177,23 @@ def _sections(
         )
         yield _Section(
             title="Cost",
-            figure=figures.cost(rows, reserved_price_per_hour=config.fleet.reserved_price_per_hour),
-            caption=f"At ${config.fleet.reserved_price_per_hour:.2f} an hour reserved and "
-            f"${config.fleet.price_per_hour:.2f} for each preemptible server. The estimate takes "
-            "the speed that the reserved devices showed in their seeding windows.",
+            figure=figures.cost(rows, reserved_price_per_hour=None if _pretends(config) else price),
+            caption=f"At ${price:.2f} an hour reserved and ${config.fleet.price_per_hour:.2f} for "
+            "each preemptible server, which are settings. " + _what_is_compared(config),
         )
+
+
+def _what_is_compared(config: RunConfig) -> str:
+    if _pretends(config):
+        return (
+            "This fleet shared one host with the learner and cost nothing by itself, so it is not "
+            "compared with reserved devices alone."
+        )
+    return (
+        "Of this run the bill has start, warm-up and what lies between steps. The lower two leave "
+        "these out: steps from their first request to their update, and an estimate of the same "
+        "at the speed that the reserved devices showed in their seeding windows."
+    )
 
 
 def _whose_tokens(lag: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlboost_jax import durable
-from rlboost_jax.observe.cost import reserved_only_dollars, total
+from rlboost_jax.observe.cost import comparison, total
 
 FILE: Final = "summary.json"
 
@@ -32,13 +32,15 @@ class Summary:
     tokens_generated: int
     tokens_lost: int
     max_logprob_gap: float | None
-    cost_dollars: float
-    reserved_only_dollars: float | None  # see cost.py: an estimate
+    cost_dollars: float  # with start and warm-up
+    steps_dollars: float | None = None  # of these, what can be compared with the next
+    reserved_only_dollars: float | None  # for these on the reserved devices alone; see cost.py
 
 
 def summarize(rows: Sequence[Mapping[str, Any]], *, reserved_price_per_hour: float) -> Summary:
     accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
     rewards = [row["reward_mean"] for row in rows if row["reward_mean"] is not None]
+    compared = comparison(rows, reserved_price_per_hour=reserved_price_per_hour)
     gaps = [row["max_logprob_gap"] for row in rows if row["max_logprob_gap"] is not None]
     return Summary(
         steps=len(rows),
@@ -54,9 +56,8 @@ def summarize(rows: Sequence[Mapping[str, Any]], *, reserved_price_per_hour: flo
         tokens_lost=int(total(rows, "tokens_lost")),
         max_logprob_gap=max(gaps) if gaps else None,
         cost_dollars=total(rows, "cost_dollars"),
-        reserved_only_dollars=reserved_only_dollars(
-            rows, reserved_price_per_hour=reserved_price_per_hour
-        ),
+        steps_dollars=compared.run if compared else None,
+        reserved_only_dollars=compared.reserved_only if compared else None,
     )
 
 

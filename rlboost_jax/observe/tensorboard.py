@@ -32,7 +32,12 @@ GROUPS = {
     "ratio_mean": "policy",
     "behaviour_kl": "policy",
     "max_logprob_gap": "policy",
+    "gradient_norm": "policy",
+    "learning_rate": "policy",
+    "truncated_fraction": "response",
+    "uniform_groups_fraction": "reward",
     "cost_dollars": "cost",
+    "cost_between_dollars": "cost",
     "tokens_per_dollar": "cost",
     "cost_forecast_dollars": "cost",
 }

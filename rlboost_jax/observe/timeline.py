@@ -1,4 +1,8 @@
-"""Fleet events as lives of instances, placed on as few lanes as there were at once."""
+"""Fleet events as lives of instances, placed on as few lanes as there were at once.
+
+A life begins when the instance was ordered, or joined where nobody ordered it. A manager that
+starts has lost sight of those that the last one knew: who never shows up again was gone then.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,20 +10,23 @@ from typing import Any
 
 READY = ("ready", "working")  # the reserved engine works without ever announcing itself
 ARRIVALS = ("joined", "pulled", *READY)
-ENDS = ("lost", "drained", "rejected")
+ENDS = ("lost", "drained", "rejected", "quarantined")
+GONE = "gone"  # ending of who was not seen again
+HOME = "home"  # ending of who was sent home with the others
 
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """One instance from its arrival to its end; times in seconds since the first event."""
+    """One instance from its order to its end; times in seconds since the first event."""
 
     instance: str
     begin: float
     ready: float | None  # first fit for work; None: never was
     end: float
-    ending: str  # "lost" | "drained" | "" while it lives
+    ending: str  # one of ENDS, GONE or HOME; "" while it lives
     reason: str
     reserved: bool
+    nonce: str = ""  # of the process
     lane: int = 0
 
 
@@ -27,32 +34,72 @@ def lives(events: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:
     """In order of arrival. Lane 0 is the lowest that was free at that moment."""
     if not events:
         return ()
-    origin = events[0]["time"]
-    last = max(event["time"] for event in events) - origin
-    open_lives: dict[str, Life] = {}
-    closed: list[Life] = []
+    course = _Course(events[0]["time"])
     for event in events:
-        instance, kind, now = event["instance"], event["kind"], event["time"] - origin
-        if not instance:
-            continue
-        life = open_lives.get(instance)
-        if kind in ARRIVALS and life is None:
-            life = open_lives[instance] = Life(
+        course.take(event)
+    everyone = sorted(course.everyone(), key=lambda life: (life.begin, life.instance))
+    return tuple(_on_lanes(everyone))
+
+
+class _Course:
+    """Events, taken in one after the other."""
+
+    def __init__(self, origin: float) -> None:
+        self._origin = origin
+        self._now = 0.0  # the latest event so far
+        self._ordered: dict[str, float] = {}
+        self._open: dict[str, Life] = {}  # by name; `end` is when it was seen last
+        self._unseen: dict[str, float] = {}  # since a manager started: when the last one wrote
+        self._closed: list[Life] = []
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        before, self._now = self._now, max(self._now, event["time"] - self._origin)
+        instance, kind, now = event["instance"], event["kind"], event["time"] - self._origin
+        match kind:
+            case "manager":
+                self._unseen |= {name: before for name in self._open if name not in self._unseen}
+            case "ended":
+                for name in tuple(self._open):
+                    self._close(name, now, HOME)
+            case "ordered":
+                self._ordered[instance] = now
+            case _ if instance:
+                self._take(kind, instance, now, _detail(event))
+
+    def everyone(self) -> list[Life]:
+        """Lives so far; those that go on last to the latest event."""
+        for name in tuple(self._unseen):
+            self._close(name, self._unseen[name], GONE)
+        return [*self._closed, *(replace(life, end=self._now) for life in self._open.values())]
+
+    def _take(self, kind: str, instance: str, now: float, detail: Mapping[str, Any]) -> None:
+        life, nonce = self._open.get(instance), str(detail.get("nonce", ""))
+        if life is not None and kind == "joined" and nonce != life.nonce:  # another of that name
+            self._close(instance, self._unseen.get(instance, life.end), GONE)
+            life = None
+        if life is None:
+            if kind not in ARRIVALS and not (kind in ENDS and instance in self._ordered):
+                return
+            life = Life(
                 instance=instance,
-                begin=now,
+                begin=self._ordered.pop(instance, now),
                 ready=None,
-                end=last,
+                end=now,
                 ending="",
                 reason="",
-                reserved=bool(_detail(event).get("reserved")),
+                reserved=bool(detail.get("reserved")),
+                nonce=nonce,
             )
-        if kind in READY and life is not None and life.ready is None:
-            open_lives[instance] = replace(life, ready=now)
-        if kind in ENDS and life is not None:
-            reason = str(_detail(event).get("reason", ""))
-            closed.append(replace(open_lives.pop(instance), end=now, ending=kind, reason=reason))
-    everyone = sorted([*closed, *open_lives.values()], key=lambda life: (life.begin, life.instance))
-    return tuple(_on_lanes(everyone))
+        self._unseen.pop(instance, None)
+        ready = now if kind in READY and life.ready is None else life.ready
+        self._open[instance] = replace(life, ready=ready, end=now)
+        if kind in ENDS:
+            self._close(instance, now, kind, str(detail.get("reason", "")))
+
+    def _close(self, name: str, end: float, ending: str, reason: str = "") -> None:
+        self._unseen.pop(name, None)
+        life = self._open.pop(name)
+        self._closed.append(replace(life, end=end, ending=ending, reason=reason))
 
 
 def ready_counts(everyone: Iterable[Life]) -> list[tuple[float, int]]:

@@ -28,6 +28,7 @@ MAX_TRAINED: Final = 2**19  # responses of one batch; half of what the manager t
 MAX_EVALUATED: Final = 2**19  # responses of one evaluation; the other half
 # Responses are numbered group by group, those of the last held-out prompt last, in 32 bits.
 MAX_GROUP: Final = 2**32 // (MOST_TRAINED + MAX_EVALUATED)
+TEXT_VOCABULARY: Final = 1024  # tokens: generated tasks have a tenth of it, text has more
 OPTIONAL: Final = ("wandb",)  # trackers with an extra of their own
 
 
@@ -78,6 +79,13 @@ def _task(config: RunConfig) -> Iterator[str]:
         yield from dataset_mistakes(config)
         return
     yield from leftovers(config)
+    if config.model.source and config.model.vocab_size > TEXT_VOCABULARY:
+        yield (
+            f"model.source is {config.model.source!r}, a model of text ({config.model.vocab_size} "
+            f"tokens), and task {task.name!r} has a language of its own; set task.name to "
+            "'dataset' and name data.source, or begin with a file such as "
+            "configs/qwen25_05b_gsm8k.py"
+        )
     if config.evaluation.num_prompts > task.num_heldout:
         yield (
             f"evaluation.num_prompts is {config.evaluation.num_prompts}; choose 1 to "

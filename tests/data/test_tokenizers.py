@@ -2,13 +2,14 @@
 
 import contextlib
 import json
+import shutil
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import base
-from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused, open_tokenizer
+from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused, check_belongs, open_tokenizer
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config
 
@@ -160,3 +161,17 @@ def test_a_tokenizer_that_is_not_there_is_named(tmp_path):
     pytest.importorskip("transformers")
     with pytest.raises(ConfigError, match=r"data.tokenizer '.*' cannot be loaded"):
         open_tokenizer(data(tokenizer=str(tmp_path)))
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
+    """One with more special tokens is the model's own; one with other ids is not."""
+    check_belongs(open_tokenizer(data(tokenizer=str(folder))), data(), "")
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    own = data(tokenizer=str(other))
+    check_belongs(open_tokenizer(own), own, str(folder))
+    said = r"data\.tokenizer 'bytes' is not the one of model\.source .* instead of .*set "
+    with pytest.raises(ConfigError, match=said):
+        check_belongs(open_tokenizer(data()), data(), str(folder))
+    (other / "tokenizer.json").unlink()
+    check_belongs(open_tokenizer(data()), data(), str(other))

@@ -1,6 +1,7 @@
 """The updates of a batch against an optimizer that is given the whole of it each time."""
 
 import itertools
+import math
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
@@ -115,7 +116,7 @@ def by_hand(learners, groups):
         members, _, _ = learners.score(state, batch)
     members = learners.estimates.of_batch(members)
     params, opt_state = state.params, state.opt_state
-    critic = state.critic
+    critic, norms = state.critic, []
     size = PROMPTS // algorithm.mini_batches
     for _, mini_batch in itertools.product(range(algorithm.epochs), range(algorithm.mini_batches)):
         own = [t for t in members if t.prompt // size == mini_batch]
@@ -123,6 +124,8 @@ def by_hand(learners, groups):
         gradients, _ = learners.policy_part(params, own)
         divisor = tokens if algorithm.loss_aggregation == "token_mean" else len(own)
         gradients = jax.tree.map(lambda g, d=divisor: np.asarray(g) / np.float32(d), gradients)
+        squares = (np.square(np.float64(g)).sum() for g in jax.tree.leaves(gradients))
+        norms.append(math.sqrt(sum(squares)))
         params, opt_state = moved(learners.policy.optimizer, gradients, opt_state, params)
         if critic is not None:
             gradients, _ = learners.critic_part(critic.params, own)
@@ -131,7 +134,7 @@ def by_hand(learners, groups):
                 learners.critic.optimizer, gradients, critic.opt_state, critic.params
             )
             critic = replace(critic, params=params_now, opt_state=opt, step=critic.step + 1)
-    return params, critic
+    return params, critic, np.mean(norms)
 
 
 @partial(jax.jit, static_argnums=0)  # an optimizer by itself runs a hundred programs
@@ -152,8 +155,10 @@ CASES = [
 def test_a_batch_makes_the_updates_of_its_mini_batches(build, groups, name, choices):
     learners = build(name, **choices)
     state, figures = updated(learners, groups)
-    params, critic = by_hand(learners, groups)
+    params, critic, norm = by_hand(learners, groups)
     assert int(state.step) == learners.run.algorithm.updates_per_batch
+    np.testing.assert_allclose(figures["gradient_norm"], norm, rtol=1e-5)
+    np.testing.assert_allclose(figures["learning_rate"], learners.run.learner.learning_rate)
     for left, right in ((state.params, params), (state.critic, critic)):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), left, right)
     assert figures.keys() >= {"loss", "kl", "entropy", "clipped", "max_logprob_gap"}
@@ -342,7 +347,7 @@ def test_turns_are_updated_with_and_doubted_by_place(build, groups):
     learners = build("grpo")
     state, figures = updated(learners, turns)
     assert int(state.step) == 1 and np.isfinite(figures["loss"])
-    expected, _ = by_hand(learners, turns)
+    expected, *_ = by_hand(learners, turns)
     for left, right in zip(*map(jax.tree.leaves, (state.params, expected)), strict=True):
         np.testing.assert_allclose(left, right, atol=1e-6)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,9 +14,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from rlboost_jax import exits
 from rlboost_jax.credentials import read_credentials
 from rlboost_jax.learner.event_loop import EventLoopThread
-from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess
+from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess, ManagerRefused
 from rlboost_jax.manager.service.authority import server_tls
 from rlboost_jax.manager.service.run_files import (
     ManagerRecord,
@@ -141,9 +143,20 @@ def test_one_that_another_trainer_has_just_started_is_waited_for(
     assert record(workdir).lives
 
 
+def test_a_port_in_use_is_a_mistake_and_no_breakdown(tmp_path: Path) -> None:
+    """The trainer ends with code 2, and `--supervise` does not try again."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = tiny.get_config()
+        config.fleet.provider, config.manager.port = "none", taken.getsockname()[1]
+        write_run_config(tmp_path / "config.json", run_config(config), "run")
+        with pytest.raises(ManagerRefused, match=r"is in use \(manager\.port\)") as refused:
+            ManagerProcess(tmp_path, "run").locate()
+    assert exits.of_error(refused.value) == exits.MISTAKE
+
+
 def test_a_mistake_is_reported_at_once(workdir: Path) -> None:
     (workdir / "config.json").write_text("{")
-    with pytest.raises(ManagerNotStarted, match=r"exit code 2\).*config\.json"):
+    with pytest.raises(ManagerRefused, match=r"cannot read .*config\.json"):
         ManagerProcess(workdir, "run").locate()
 
 

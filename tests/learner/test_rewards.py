@@ -4,6 +4,7 @@ import itertools
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,9 +55,10 @@ class Desk:
     def wake(self) -> None:
         self.woken += 1
 
-    def collector(self, prompts: int = PROMPTS) -> StepCollector:
+    def collector(self, prompts: int = PROMPTS, **others: Any) -> StepCollector:
         return StepCollector(
             0,
+            **others,
             version=0,
             prompts=[np.array([1, p], np.int32) for p in range(prompts)],
             group_size=GROUP,
@@ -145,6 +147,21 @@ def test_when_nobody_can_be_asked_any_more_the_run_ends():
         collector.settle()
 
 
+def test_a_failure_is_told_when_it_happens_and_once_a_kind():
+    desk, told = Desk(), []
+    collector = desk.collector(note=told.append)
+    for sample, why in ((1, "took longer than 1 s"), (0, "took longer than 1 s"), (2, "nan")):
+        collector.add(rollout(sample))
+        assert collector.unjudged == (sample,)
+        desk.asked[sample, 0].set_result(verdict(0.0, own=why))
+        collector.settle()
+    assert (collector.num_taken, collector.unjudged) == (3, ())
+    assert told == [
+        "step 0: reward 'own' fails: took longer than 1 s (sample 1)",
+        "step 0: reward 'own' fails: nan (sample 2)",
+    ]
+
+
 def test_failures_are_reported_once_a_kind():
     desk = Desk()
     collector = desk.collector()
@@ -154,9 +171,9 @@ def test_failures_are_reported_once_a_kind():
         desk.asked[sample, 0].set_result(verdict(0.0, **fault))
     collector.settle()
     assert collector.fault_lines() == [
-        "step 1: reward 'own' failed for 4 responses: took longer than 1 s (first: prompt 0, "
+        "step 0: reward 'own' failed for 4 responses: took longer than 1 s (first: prompt 0, "
         "sample 1)",
-        "step 1: reward 'own' failed for 1 response: returned nan (first: prompt 2, sample 4)",
+        "step 0: reward 'own' failed for 1 response: returned nan (first: prompt 2, sample 4)",
     ]
     trajectories = collector.trajectories()
     check_judged(trajectories, step=0, tolerated=0.9, checkpoint=lambda: 3)

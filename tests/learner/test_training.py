@@ -395,7 +395,7 @@ def test_a_run_begins_with_the_parameters_of_its_source(config, learner_step, tm
         model=dataclasses.replace(config.model, source=str(tmp_path)),
         warmup=dataclasses.replace(config.warmup, max_updates=0),
     )
-    with Console(num_steps=1, reserved_price_per_hour=0.0, live=False) as console:
+    with Console(num_steps=1, live=False) as console:
         state = preparation._start(run, learner_step(), console)
     assert params_digest(state.params) == params_digest(other)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state.params)

@@ -1,5 +1,6 @@
 """Where a manager is said to listen."""
 
+import errno
 import ipaddress
 import socket
 
@@ -34,3 +35,31 @@ def test_a_host_without_a_way_out_names_loopback(host):
     """A datagram socket finds no way to where it has not asked to broadcast, or to no address."""
     unreachable = {socket.AF_INET: "255.255.255.255", socket.AF_INET6: "not an address"}
     assert addresses.for_other_hosts(host, 80, unreachable) == addresses.for_this_host(host, 80)
+
+
+def test_a_port_in_use_names_its_setting():
+    """At the first start; later it may be what a manager that was killed has left."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = rf"port {port} of 127.0.0.1 is in use \(manager.port\); .* or to 0"
+        with (
+            pytest.raises(addresses.AddressUnusable, match=said),
+            addresses.settings_of("127.0.0.1", port, "manager.port", first=True),
+        ):
+            socket.create_server(("127.0.0.1", port))
+        with (
+            pytest.raises(OSError) as met,
+            addresses.settings_of("127.0.0.1", port, "manager.port", first=False),
+        ):
+            socket.create_server(("127.0.0.1", port))
+        assert met.value.errno == errno.EADDRINUSE
+
+
+def test_an_address_of_another_host_names_the_setting():
+    with (
+        pytest.raises(
+            addresses.AddressUnusable, match=r"192\.0\.2\.1 is no address .*manager.host"
+        ),
+        addresses.settings_of("192.0.2.1", 0, "manager.port", first=True),
+    ):
+        socket.create_server(("192.0.2.1", 0))

@@ -118,7 +118,9 @@ def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> 
         run(story())
         assert process.wait() == 0
     assert not (workdir / "manager.json").exists()
-    joined = read_events(workdir)[0]
+    began, joined, *_ = events = read_events(workdir)
+    assert (began["kind"], began["detail"]["pid"]) == ("manager", record["pid"])
+    assert "ended" in [event["kind"] for event in events]
     assert (joined["kind"], joined["instance"], joined["step"]) == ("joined", "mine", -1)
 
 

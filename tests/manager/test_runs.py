@@ -182,6 +182,7 @@ def test_money_and_time() -> None:
     desk.trainer(trained(0))
     (report,) = desk.sent(m.BatchReport)
     assert report.cost_dollars == pytest.approx(4 * 2 + 2 * 1)
+    assert report.cost_between_dollars == 0.0
     assert report.instances_mean == pytest.approx(2 / 4)
     assert (report.instances_joined, report.instances_lost) == (1, 1)
 
@@ -191,11 +192,13 @@ def test_the_rows_that_a_run_keeps_add_up_to_all_that_was_paid() -> None:
     desk = Desk(settings(manager__lease_seconds=1000.0))
     desk.open_run(reserved=False)
     rows: dict[int, float] = {}
+    between: dict[int, float] = {}
 
     def train(step: int, until: float) -> None:
         desk.now = until
         desk.trainer(trained(step), stream)
-        rows[step] = desk.sent(m.BatchReport)[0].cost_dollars
+        (report,) = desk.sent(m.BatchReport)
+        rows[step], between[step] = report.cost_dollars, report.cost_between_dollars
         assert sum(rows.values()) == desk.manager.status(desk.now).cost_dollars == 2 * until
 
     stream = TRAINER
@@ -214,6 +217,7 @@ def test_the_rows_that_a_run_keeps_add_up_to_all_that_was_paid() -> None:
     desk.trainer(m.BatchCommitted(batch=1), stream)
     desk.trainer(begin_batch(2, 2, "d", prompts=1), stream)
     train(2, until=11.0)
+    assert between == {0: 2 * 3.0, 1: 2 * (9.0 - 5.0), 2: 0.0}
 
 
 def test_a_reconnect_in_mid_step_restarts_no_clock() -> None:

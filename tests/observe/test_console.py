@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 
 
 def console(file: io.StringIO, *, live: bool = True) -> Console:
-    return Console(num_steps=60, reserved_price_per_hour=10.0, live=live, file=file)
+    return Console(num_steps=60, live=live, file=file)
 
 
 def status(*states: str, joined: int, lost: int) -> FleetStatus:
@@ -74,7 +74,7 @@ def test_without_a_terminal_a_step_is_a_line() -> None:
         view.step(metrics(accuracy=0.5))
     (line,) = file.getvalue().splitlines()
     for part in (
-        "step 12/60",
+        "step 11 (12/60)",
         "reward 0.850",
         "accuracy 0.500",
         "3,000 tokens/s (500 reserved + 2,500 preemptible)",
@@ -134,7 +134,7 @@ def test_live_can_be_switched_off() -> None:
     file = Terminal()
     with console(file, live=False) as view:
         view.step(metrics())
-    assert "step 12/60" in file.getvalue()
+    assert "step 11 (12/60)" in file.getvalue()
 
 
 def test_the_view_shows_step_fleet_and_phase(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_the_view_shows_step_fleet_and_phase(monkeypatch: pytest.MonkeyPatch) ->
         with view.phase("compiling the train step"):
             shown = drawn(view)
     for part in (
-        "step 12/60",
+        "12/60 steps",
         "0.850",
         "0.500",
         "local-0",
@@ -166,7 +166,7 @@ def test_the_view_shows_step_fleet_and_phase(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_view_before_anything_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     with console(Terminal()) as view:
-        assert "step 0/60" in drawn(view)
+        assert "0/60 steps" in drawn(view)
         view.fleet(status(joined=0, lost=0))
         assert "none" in drawn(view)
 

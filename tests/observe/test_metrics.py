@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax.observe.files import FilesTracker
-from rlboost_jax.observe.metrics import KEYS, metrics_row, read_metrics
+from rlboost_jax.observe.metrics import KEYS, MEANINGS, document, metrics_row, read_metrics
 
 # As the design fixes them; other tools read these files.
 DESIGNED = """step, version, prompts_used, reward_mean, reward_std, reward_failures, accuracy,
@@ -18,11 +18,19 @@ remote_wait_seconds, seeding_window_seconds, instances_mean, instances_joined, i
 requests_migrated, tokens_generated, tokens_delivered, tokens_lost, tokens_filtered,
 tokens_prefilled_again, tokens_reserved, tokens_preemptible, tokens_measured, cost_dollars,
 tokens_per_dollar, cost_forecast_dollars, max_logprob_gap, trajectories_digest, params_digest,
-corrected_fraction, value_loss, lag, ratio_mean, behaviour_kl"""
+corrected_fraction, value_loss, lag, ratio_mean, behaviour_kl, gradient_norm, learning_rate,
+truncated_fraction, uniform_groups_fraction, cost_between_dollars"""
 
 
 def test_the_keys_are_stable() -> None:
     assert list(KEYS) == DESIGNED.replace("\n", " ").split(", ")
+
+
+def test_the_page_of_metrics_is_made_of_their_meanings() -> None:
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    command = "python -m rlboost_jax.observe.metrics > docs/metrics.md"
+    assert page.read_text() == document(), command
+    assert all(f"| `{key}` | {meaning} |" in document() for key, meaning in MEANINGS.items())
 
 
 def test_every_row_has_every_key_in_order(tmp_path: Path) -> None:

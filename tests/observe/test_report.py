@@ -3,6 +3,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import summarize, write_summary
 from rlboost_jax.observe.timeline import lives
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import read_run_config, write_run_config
 from tests.observe.conftest import sample
 from tests.patience import PATIENCE_SECONDS
 
@@ -22,10 +24,43 @@ from tests.patience import PATIENCE_SECONDS
 def test_the_page_says_what_the_files_say(workdir: Path) -> None:
     page = write_report(workdir).read_text()
     assert "60 updates in" in page and "held-out accuracy from 0.15 to 0.97" in page
-    for title in ("Learning", "Fleet", "Tokens per second", "Waits", "Cost"):
+    for title in (
+        "Learning",
+        "Updates",
+        "Responses",
+        "Fleet",
+        "Tokens per second",
+        "Waits",
+        "Cost",
+    ):
         assert f"<h2>{title}" in page
     assert "324,352 parameters" in page
-    assert page.count("<section>") == 5
+    assert page.count("<section>") == 7
+
+
+def of_provider(workdir: Path, provider: str) -> None:
+    run = read_run_config(workdir)
+    config = replace(run, fleet=replace(run.fleet, provider=provider))
+    write_run_config(workdir, config, "abc123")
+
+
+def test_the_bill_is_compared_like_with_like(workdir: Path) -> None:
+    """Not where all servers share the learner's host; start and warm-up are in neither side."""
+    rows = read_metrics(workdir)
+    with FilesTracker(workdir, step=0) as files:
+        for row in rows:
+            between = 0.25 if row["step"] == 0 else 0.0
+            paid = row["cost_dollars"] + between
+            files.step(row | {"cost_dollars": paid, "cost_between_dollars": between})
+    local = write_report(workdir).read_text()
+    assert "all of it ran on this host" in local and "reserved alone" not in local
+    of_provider(workdir, "none")
+    page = write_report(workdir).read_text()
+    steps = sum(row["cost_dollars"] for row in rows)
+    assert f"of it ${steps:.4f} for the steps themselves" in page
+    assert "steps, reserved alone (estimate)" in page
+    assert curves(page)["steps of this run"][-1] == pytest.approx(steps)
+    assert curves(page)["this run"][-1] == pytest.approx(steps + 0.25)
 
 
 def test_samples_and_the_parts_of_a_reward_are_shown_where_there_are_any(workdir: Path) -> None:
@@ -38,6 +73,53 @@ def test_samples_and_the_parts_of_a_reward_are_shown_where_there_are_any(workdir
     page = write_report(workdir).read_text()
     assert "<h2>Samples" in page and "&lt;i&gt;five&lt;/i&gt;" in page
     assert "<h2>What the reward is made of" in page and '"name":"format"' in page
+
+
+def curves(page: str) -> dict[str, list[float | None]]:
+    """What is drawn, by name."""
+    found = re.findall(r'"name":"([^"]*)","x":\[[^]]*\],"y":\[([^]]*)\]', page)
+    return {name: json.loads(f"[{values}]") for name, values in found}
+
+
+def test_curves_are_the_rows(workdir: Path) -> None:
+    """Each number of the policy is drawn as it is in the file, and a missing one is a gap."""
+    keys = {
+        "entropy": "entropy",
+        "KL to the reference": "kl",
+        "gradient norm": "gradient_norm",
+        "clipped tokens": "clip_fraction",
+        "learning rate": "learning_rate",
+        "cut off": "truncated_fraction",
+        "groups of equal rewards": "uniform_groups_fraction",
+        "longest": "response_length_max",
+    }
+    rows = read_metrics(workdir)
+    with FilesTracker(workdir, step=0) as files:
+        for step, row in enumerate(rows):
+            figures = {
+                key: round(0.01 * step + place, 4) for place, key in enumerate(keys.values())
+            }
+            files.step(row | figures | {"entropy": None if step == 3 else 0.5})
+    drawn, rows = curves(write_report(workdir).read_text()), read_metrics(workdir)
+    for name, key in keys.items():
+        assert drawn[name] == [row[key] for row in rows], name
+
+
+def test_a_run_of_before_is_drawn_without_what_it_lacks(workdir: Path) -> None:
+    new = ("gradient_norm", "learning_rate", "truncated_fraction", "uniform_groups_fraction")
+    rows = [{k: v for k, v in row.items() if k not in new} for row in read_metrics(workdir)]
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report(workdir).read_text()
+    assert "<h2>Updates" in page and '"name":"cut off"' not in page
+
+
+def test_signs_are_shown(workdir: Path) -> None:
+    assert "class='warning'" not in write_report(workdir).read_text()
+    rows = read_metrics(workdir)
+    with FilesTracker(workdir, step=50) as files:
+        for row in rows[50:]:
+            files.step(row | {"reward_mean": 0.0, "reward_std": 0.0})
+    assert "steps 50 to 52: every reward was 0" in write_report(workdir).read_text()
 
 
 def test_a_lag_is_shown_where_there_is_one(workdir: Path) -> None:
@@ -122,4 +204,6 @@ def test_the_command(workdir: Path, tmp_path: Path) -> None:
 
     good, bad = report(workdir), report(tmp_path)
     assert good.returncode == 0 and Path(good.stdout.strip()) == workdir / "report.html"
-    assert bad.returncode == 1 and len(bad.stderr.splitlines()) == 1
+    assert bad.returncode == 2 and bad.stdout == ""
+    (line,) = bad.stderr.splitlines()
+    assert line.startswith(f"error: cannot read {tmp_path}")

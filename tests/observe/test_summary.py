@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from rlboost_jax.observe.cost import reserved_only_dollars
+from rlboost_jax.observe.cost import comparison
 from rlboost_jax.observe.metrics import KEYS
 from rlboost_jax.observe.summary import (
     Summary,
@@ -19,21 +19,51 @@ def rows(*values: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict.fromkeys(KEYS) | {"step": step, **row} for step, row in enumerate(values)]
 
 
-def test_reserved_alone_by_hand() -> None:
-    """300 tokens in 2 s of windows is 150 a second; 1200 delivered take 8 s, training 3 s."""
+def test_the_same_work_is_compared_by_hand() -> None:
+    """300 tokens in 2 s of windows is 150 a second; 1200 delivered and 150 measured take 9 s,
+    training and publishing 3 s. The run has paid 2.5 $, of which 2 $ before and between steps."""
     measured = {"seeding_window_seconds": 1.0, "tokens_delivered": 600, "publish_seconds": 0.5}
     table = rows(
-        {**measured, "tokens_reserved": 100, "train_seconds": 1.0},
-        {**measured, "tokens_reserved": 200, "train_seconds": 1.0},
+        {**measured, "tokens_reserved": 100, "train_seconds": 1.0, "tokens_measured": 150}
+        | {"cost_dollars": 2.2, "cost_between_dollars": 1.9},
+        {**measured, "tokens_reserved": 200, "train_seconds": 1.0}
+        | {"cost_dollars": 0.3, "cost_between_dollars": 0.1},
     )
-    dollars = reserved_only_dollars(table, reserved_price_per_hour=36.0)
-    assert dollars == pytest.approx((8 + 3) * 36 / 3600)
+    found = comparison(table, reserved_price_per_hour=36.0)
+    assert found is not None
+    assert found.run == pytest.approx(0.5)
+    assert found.reserved_only == pytest.approx((9 + 3) * 36 / 3600)
+
+
+def test_a_fleet_of_none_costs_what_the_reserved_devices_cost() -> None:
+    """Like with like: a run on the reserved devices alone is compared with itself, however long
+    it took to start."""
+    window, train, publish, between = 4.0, 2.0, 0.25, 30.0
+    cost = (window + train + publish) * 36.0 / 3600
+    row = {
+        "seeding_window_seconds": window,
+        "tokens_reserved": 1000,
+        "tokens_delivered": 900,
+        "tokens_measured": 100,
+        "train_seconds": train,
+        "publish_seconds": publish,
+        "cost_between_dollars": between * 36.0 / 3600,
+        "cost_dollars": cost + between * 36.0 / 3600,
+    }
+    found = comparison(rows(row, row, row), reserved_price_per_hour=36.0)
+    assert found is not None
+    assert found.run == pytest.approx(found.reserved_only) == pytest.approx(3 * cost)
 
 
 def test_without_reserved_tokens_there_is_no_estimate() -> None:
-    table = rows({"tokens_reserved": 0, "seeding_window_seconds": 0.0, "tokens_delivered": 9})
-    assert reserved_only_dollars(table, reserved_price_per_hour=36.0) is None
-    assert reserved_only_dollars([], reserved_price_per_hour=36.0) is None
+    row = {"seeding_window_seconds": 0.0, "tokens_delivered": 9, "cost_between_dollars": 0.0}
+    assert comparison(rows({"tokens_reserved": 0, **row}), reserved_price_per_hour=36.0) is None
+    assert comparison([], reserved_price_per_hour=36.0) is None
+
+
+def test_rows_of_before_are_not_compared() -> None:
+    row = {"seeding_window_seconds": 1.0, "tokens_delivered": 9, "tokens_reserved": 9}
+    assert comparison(rows(row), reserved_price_per_hour=36.0) is None
 
 
 def test_first_and_last_are_of_what_was_measured() -> None:

@@ -46,6 +46,78 @@ def test_a_name_may_live_twice() -> None:
     assert {life.lane for life in found} == {0}
 
 
+def test_a_life_begins_with_the_order() -> None:
+    """So no seconds are empty in which machines start; an order that nobody follows is no bar."""
+    found = lives(
+        [
+            event(0, "ordered", "a"),
+            event(1, "ordered", "b"),
+            event(2, "ordered", "c"),
+            event(15, "joined", "a", nonce="1"),
+            event(16, "ready", "a"),
+            event(17, "lost", "b", reason="ended before it joined"),
+        ]
+    )
+    assert [(life.instance, life.begin, life.ready, life.end) for life in found] == [
+        ("a", 0, 16, 17),
+        ("b", 1, None, 17),
+    ]
+
+
+def test_no_ghosts_of_a_manager_that_died() -> None:
+    """`a` is adopted by the next one and lives on; `b` died with the first; there is another
+    `c`."""
+    found = lives(
+        [
+            event(0, "manager"),
+            event(1, "joined", "a", nonce="1"),
+            event(1, "joined", "b", nonce="2"),
+            event(1, "joined", "c", nonce="3"),
+            event(2, "ready", "a"),
+            event(3, "ready", "b"),
+            event(3, "ready", "c"),
+            event(5, "published"),
+            event(50, "manager"),
+            event(51, "joined", "a", nonce="1"),
+            event(52, "joined", "c", nonce="9"),
+            event(60, "published"),
+        ]
+    )
+    assert [(life.instance, life.begin, life.end, life.ending) for life in found] == [
+        ("a", 1, 60, ""),
+        ("b", 1, 5, "gone"),
+        ("c", 1, 5, "gone"),
+        ("c", 52, 60, ""),
+    ]
+    assert ready_counts(found)[-1] == (5, 1)
+
+
+def test_another_process_of_the_same_name_is_another_life() -> None:
+    """Also in files of before, in which no manager says that it starts."""
+    first, second = lives(
+        [
+            event(0, "joined", "reserved", reserved=True, nonce="1"),
+            event(4, "working", "reserved"),
+            event(9, "joined", "reserved", reserved=True, nonce="2"),
+            event(12, "published"),
+        ]
+    )
+    assert (first.begin, first.end, first.ending) == (0, 4, "gone")
+    assert (second.begin, second.end, second.ending) == (9, 12, "")
+
+
+def test_who_is_sent_home_is_not_lost() -> None:
+    (life,) = lives(
+        [
+            event(0, "joined", "a"),
+            event(1, "ready", "a"),
+            event(8, "ended", reason="the run is over"),
+            event(9, "lost", "a", reason="stream closed"),
+        ]
+    )
+    assert (life.end, life.ending) == (8, "home")
+
+
 def test_an_end_without_a_beginning_is_passed_over() -> None:
     assert lives([event(0, "lost", "a"), event(1, "notice", "b")]) == ()
 

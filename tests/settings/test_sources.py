@@ -54,6 +54,14 @@ def test_the_architecture_is_the_checkpoint_s_and_the_record_is_complete(folder:
     assert to_dict(configured(str(folder)))["model"]["rope_factor"] == 32
 
 
+def test_a_model_of_text_is_not_trained_on_a_task_that_has_no_text(folder: Path) -> None:
+    """README's flags on the quickstart: it ran to its end with a reward of 0."""
+    (folder / "config.json").write_text(json.dumps({**VALUES, "vocab_size": 151_936}))
+    said = r"a model of text \(151936 tokens\), and task 'clock' has a language of its own"
+    with pytest.raises(ConfigError, match=said):
+        configured(str(folder))
+
+
 def test_it_is_checked_like_any_other(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**VALUES, "vocab_size": 7}))
     with pytest.raises(ConfigError, match=r"model\.vocab_size is 7, task 'clock' has 112 tokens"):

@@ -179,7 +179,9 @@ class BatchUpdate:
                 made[-1] |= steps.critic(update, self._critic, parts)
         tokens = sum(figures["tokens"] for figures in made)
         figures = {"loss": fmean(figures["loss"] for figures in made)}
-        for name in made[0].keys() - {"loss", "value_loss", "tokens", "value_tokens"}:
+        figures["gradient_norm"] = fmean(each["gradient_norm"] for each in made)
+        figures["learning_rate"] = made[-1]["learning_rate"]
+        for name in made[0].keys() - figures.keys() - {"value_loss", "tokens", "value_tokens"}:
             figures[name] = sum(each[name] for each in made) / tokens
         if self._critic is not None:  # which is not trained on all of them
             tokens = max(1.0, sum(figures["value_tokens"] for figures in made))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from rlboost_jax.learner.update.accumulation import Accumulation, Members
 from rlboost_jax.learner.update.learner import Learner
 
 Figures = dict[str, float]
+APPLIED: Final = ("gradient_norm", "learning_rate")  # of an update, out of what `apply` tells
 
 
 class OptimizerSteps:
@@ -49,7 +51,7 @@ class OptimizerSteps:
         """One of the policy.
 
         Returns:
-            `loss` (divided), and sums over response tokens.
+            `loss` (divided), `gradient_norm`, `learning_rate`, and sums over response tokens.
 
         Raises:
             StepNotWhole, NotFinite, GuardTripped
@@ -72,12 +74,12 @@ class OptimizerSteps:
         )
         divisor = max(1.0, figures.pop("divisor", divisor))  # less, where some were rejected
         policy = replace(self.state, critic=None)
-        state, finite = self._applied(learner.policy, policy, accumulated, divisor)
-        if not (finite and math.isfinite(figures["loss"])):
+        state, applied = self._applied(learner.policy, policy, accumulated, divisor)
+        if not (applied and math.isfinite(figures["loss"])):
             del state  # room to look for the reason
             raise self._not_finite(update, "the gradient", figures["loss"], self._culprits())
         self.state = replace(state, critic=self.state.critic)
-        return {**figures, "loss": figures["loss"] / divisor}
+        return {**figures, **applied, "loss": figures["loss"] / divisor}
 
     def critic(self, update: int, accumulated: Accumulation, parts: Sequence[Members]) -> Figures:
         """One of the critic; its loss is the mean over tokens that are trained on.
@@ -92,10 +94,10 @@ class OptimizerSteps:
         assert programs is not None
         sums = accumulated.total(state.params, parts)
         loss, tokens = float(sums["loss"]), float(sums["tokens"])
-        state, finite = self._applied(
+        state, applied = self._applied(
             programs, state, accumulated, max(1.0, tokens), whose="the critic's "
         )
-        if not (finite and math.isfinite(loss)):
+        if not (applied and math.isfinite(loss)):
             reason = "of the critic no sample is looked for"
             raise self._not_finite(update, "the critic's gradient", loss, reason)
         self.state = replace(self.state, critic=state)
@@ -109,13 +111,14 @@ class OptimizerSteps:
         divisor: float,
         *,
         whose: str = "",
-    ) -> tuple[TrainState, bool]:
-        """The state after an update, and whether that is finite."""
+    ) -> tuple[TrainState, Figures]:
+        """The state after an update, with `gradient_norm` (before clipping) and `learning_rate`;
+        without where it is not finite."""
         state, metrics = programs.apply(state, accumulated.take(), np.float32(divisor))
-        finite = bool(metrics["finite"])
-        if finite:
-            self._guard({"gradient_norm": float(metrics["gradient_norm"])}, whose)
-        return state, finite
+        if not metrics["finite"]:
+            return state, {}
+        self._guard({"gradient_norm": float(metrics["gradient_norm"])}, whose)
+        return state, {name: float(metrics[name]) for name in APPLIED}
 
     def _guard(self, measured: Figures, whose: str = "") -> None:
         check_guards(

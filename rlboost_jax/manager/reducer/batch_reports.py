@@ -17,6 +17,7 @@ class BatchReports:
         self._placements = placements
         self._outbox = owners.outbox
         self._ready_before = 0.0  # instance-seconds when the batch began
+        self._paid_before: float | None = None  # dollars then; None: another manager saw it
         self._paid: dict[Batch, float] = {}  # batch → dollars of the run when it was reported
 
     def mark(self) -> tuple[object, ...]:
@@ -33,6 +34,7 @@ class BatchReports:
     def begin(self, now: float) -> None:
         """A batch begins: what comes from now on is its own."""
         self._ready_before = self._roster.ready.total(now)
+        self._paid_before = self._roster.cost.total(now)
 
     def forget(self, batch: Batch) -> None:
         """No batch before this one will be reported again."""
@@ -60,6 +62,7 @@ class BatchReports:
         own = sum(count for name, count in measured if name in self._roster.own)
         others = sum(count for _, count in measured) - own
         seconds = batch.rollout_seconds
+        cost, between = self._cost_since_last(batch.begin.batch, now)
         return BatchReport(
             batch=batch.begin.batch,
             rollout_seconds=seconds,
@@ -76,7 +79,8 @@ class BatchReports:
             tokens_reserved=books.reserved - own,
             tokens_preemptible=books.preemptible - others,
             tokens_measured=own + others,
-            cost_dollars=self._cost_since_last(batch.begin.batch, now),
+            cost_dollars=cost,
+            cost_between_dollars=between,
             window=window,
         )
 
@@ -96,8 +100,8 @@ class BatchReports:
             instances_mean=report.instances_mean,
         )
 
-    def _cost_since_last(self, batch: Batch, now: float) -> float:
-        """Dollars since the report of the batch before this one.
+    def _cost_since_last(self, batch: Batch, now: float) -> tuple[float, float]:
+        """Dollars since the report of the batch before this one, and of these before its turn.
 
         So the rows that a run keeps add up to all that was paid: what went on between two
         batches is in the second, and what a returned trainer does again replaces what it did.
@@ -105,4 +109,5 @@ class BatchReports:
         self._paid = {b: paid for b, paid in self._paid.items() if b < batch}
         before = max(self._paid.values(), default=0.0)
         self._paid[batch] = self._roster.cost.total(now)
-        return self._paid[batch] - before
+        begun = before if self._paid_before is None else max(before, self._paid_before)
+        return self._paid[batch] - before, begun - before

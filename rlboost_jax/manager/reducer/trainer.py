@@ -124,6 +124,7 @@ class Trainer:
     def end(self, reason: str, code: int) -> None:
         """Send everyone home."""
         self.ended = True
+        self._outbox.record("ended", reason=reason, code=code)
         self._servers.send_home(reason)
         if self._outbox.trainer is not None:
             self._outbox.close(self._outbox.trainer, reason)

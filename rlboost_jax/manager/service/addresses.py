@@ -1,11 +1,48 @@
 """Where a listening socket can be reached from."""
 
+import contextlib
+import errno
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+
+from rlboost_jax.settings.errors import Mistake
 
 # Of the documentation ranges: nobody is there, and nothing is sent to them.
 SOMEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+
+
+class AddressUnusable(Mistake, RuntimeError):
+    """Nobody can listen where the settings say."""
+
+
+@contextlib.contextmanager
+def settings_of(host: str, port: int, setting: str, *, first: bool) -> Iterator[None]:
+    """Name the settings where an address cannot be listened on.
+
+    Args:
+        setting: that the port is from.
+        first: no manager of the run was there before. What one has left may hold its port for a
+            moment; then the system's error travels on, and a later start may find it free.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = f"port {port} of {host}"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise AddressUnusable(
+                f"{host} is no address of this host (manager.host); 0.0.0.0 is all there are"
+            ) from None
+        if error.errno == errno.EACCES:
+            raise AddressUnusable(
+                f"{where} is for the system's own services ({setting}); choose one above 1023"
+            ) from None
+        if error.errno == errno.EADDRINUSE and port and first:
+            raise AddressUnusable(
+                f"{where} is in use ({setting}); end what listens there, or set {setting} to "
+                "another port, or to 0, which takes a free one"
+            ) from None
+        raise
 
 
 def for_this_host(host: str, port: int) -> str:

@@ -1,0 +1,23 @@
+"""Whether a run is complete, found out from its files alone."""
+
+from pathlib import Path
+
+from rlboost_jax.observe.metrics import read_metrics
+from rlboost_jax.observe.summary import Summary, read_summary
+from rlboost_jax.settings.load import differences, may_differ, read_run_config
+from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.workdir import is_held
+
+
+def complete(run: RunConfig, path: Path) -> Summary | None:
+    """The summary of a folder in which every step of `run` is done; None: there is work left, or
+    somebody is at work, or it is another run's."""
+    if not (path / "config.json").exists() or (summary := read_summary(path)) is None:
+        return None
+    before = read_run_config(path)
+    if differences(before, run, ignore=may_differ(run)) or is_held(path):
+        return None
+    rows = read_metrics(path)
+    done = summary.steps == len(rows) == run.num_steps
+    kept = (path / "checkpoints" / str(run.num_steps)).is_dir()  # to go on from, with more steps
+    return summary if done and kept else None

@@ -1,0 +1,101 @@
+"""Signs in the rows of a run that it learns nothing, each in a line that says where to look.
+
+A pure function of the rows: the console shows a line at the step that completes it, the report
+those of the whole run.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rlboost_jax.settings.run import RunConfig
+
+STEPS: Final = 3  # in a row, before anything is said
+ALL: Final = 0.999  # of the responses
+COLLAPSED: Final = 0.01  # of the entropy that the run began with: it then always says the same
+
+Row = Mapping[str, Any]
+
+
+class Signs:
+    """Says each sign once, however long it lasts and however often the run is started.
+
+    Args:
+        rows: of the steps before, whose signs were shown then.
+    """
+
+    def __init__(self, run: RunConfig, rows: Iterable[Row] = ()) -> None:
+        self._run = run
+        self._rows: list[Row] = []
+        self._said: set[str] = set()
+        self._entropy: float | None = None  # that the run began with, nats per token
+        for row in rows:
+            self.after(row)
+
+    def after(self, row: Row) -> list[str]:
+        """The lines of a step that is done."""
+        self._rows = [*self._rows[-(STEPS - 1) :], row]
+        if self._entropy is None and len(self._rows) >= STEPS:
+            self._entropy = _mean(self._rows, "entropy")
+        lines = []
+        for name, sign in _SIGNS.items() if len(self._rows) == STEPS else ():
+            if name in self._said:
+                continue
+            if line := sign(self._run, self._rows, self._entropy or 0.0):
+                self._said.add(name)
+                lines.append(f"warning: steps {self._rows[0]['step']} to {row['step']}: {line}")
+        return lines
+
+
+def signs(run: RunConfig, rows: Iterable[Row]) -> list[str]:
+    """Those of a run, in their order."""
+    looked = Signs(run)
+    return [line for row in rows for line in looked.after(row)]
+
+
+def _equal_rewards(run: RunConfig, rows: Sequence[Row], entropy: float) -> str:
+    if any(row.get("reward_std") != 0 for row in rows):
+        return ""
+    means = {row["reward_mean"] for row in rows}
+    if len(means) > 1:
+        return ""
+    look = (
+        "look at the prompts and responses in samples.jsonl: is it the model's chat template "
+        "(data.chat), and do rewards.functions find the answers in them?"
+        if run.task.name == "dataset"
+        else "look at the responses in samples.jsonl: does the model speak this task's language?"
+    )
+    return f"every reward was {means.pop():.3g}, so that nothing is learnt; {look}"
+
+
+def _cut_off(run: RunConfig, rows: Sequence[Row], entropy: float) -> str:
+    if any((row.get("truncated_fraction") or 0.0) < ALL for row in rows):
+        return ""
+    return (
+        "all responses were cut off at "
+        f"{run.sampling.max_response_tokens} tokens; raise sampling.max_response_tokens, or see "
+        "whether the tokenizer's end token is the model's (data.tokenizer, data.stop_ids)"
+    )
+
+
+def _collapsed(run: RunConfig, rows: Sequence[Row], entropy: float) -> str:
+    now = [row.get("entropy") for row in rows]
+    if any(value is None or value >= COLLAPSED * entropy for value in now):
+        return ""
+    return (
+        f"the entropy fell from {entropy:.3g} to {now[-1]:.3g} nats per token: the policy always "
+        "says the same and explores nothing; lower learner.learning_rate, raise "
+        "algorithm.clip_high or algorithm.kl_coefficient, and go on from an earlier checkpoint"
+    )
+
+
+_SIGNS: Final[Mapping[str, Callable[[RunConfig, Sequence[Row], float], str]]] = {
+    "equal rewards": _equal_rewards,
+    "cut off": _cut_off,
+    "collapsed": _collapsed,
+}
+
+
+def _mean(rows: Sequence[Row], key: str) -> float | None:
+    values = [row.get(key) for row in rows]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

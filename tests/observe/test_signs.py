@@ -1,0 +1,73 @@
+"""What is said of rows, and that it is said once."""
+
+import re
+
+import pytest
+
+from configs import base
+from rlboost_jax.observe.signs import STEPS, Signs, signs
+from rlboost_jax.settings.load import run_config
+from tests.observe.conftest import row
+
+RUN = run_config(base.get_config())
+
+
+def rows(count: int, **values: object) -> list[dict[str, object]]:
+    return [row(step, **values) for step in range(count)]
+
+
+def test_a_healthy_run_is_silent() -> None:
+    """Also one whose entropy falls far as it learns, as the quickstart's does, 0.48 to 0.019."""
+    learning = [
+        row(step, entropy=0.019 + 0.46 * 0.9**step, truncated_fraction=0.6, reward_std=0.3)
+        for step in range(60)
+    ]
+    assert signs(RUN, learning) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"reward_mean": 0.0, "reward_std": 0.0}, "every reward was 0, so .* samples.jsonl"),
+        ({"truncated_fraction": 1.0}, "cut off at 200 tokens; raise sampling.max_response_tokens"),
+    ],
+)
+def test_each_is_said_once_after_some_steps(values: dict[str, object], said: str) -> None:
+    looked = Signs(RUN)
+    lines = [looked.after(each) for each in rows(3 * STEPS, **values)]
+    assert [len(found) for found in lines] == [0] * (STEPS - 1) + [1] + [0] * (2 * STEPS)
+    (line,) = lines[STEPS - 1]
+    assert line.startswith(f"warning: steps 0 to {STEPS - 1}: ")
+    assert re.search(said, line)
+
+
+def test_one_good_step_between_bad_ones_is_enough() -> None:
+    bad = {"reward_mean": 0.0, "reward_std": 0.0}
+    mixed = [row(step, **(bad if step % STEPS else {})) for step in range(30)]
+    assert signs(RUN, mixed) == []
+
+
+def test_rewards_that_are_equal_in_a_step_but_move_are_no_sign() -> None:
+    moving = [row(step, reward_mean=0.1 * step, reward_std=0.0) for step in range(6)]
+    assert signs(RUN, moving) == []
+
+
+def test_a_collapse_is_measured_against_the_beginning() -> None:
+    fell = [row(step, entropy=1.0 if step < 5 else 0.001) for step in range(10)]
+    (line,) = signs(RUN, fell)
+    assert "fell from 1 to 0.001" in line and "steps 5 to 7" in line
+    assert signs(RUN, [row(step, entropy=0.001) for step in range(10)]) == []
+
+
+def test_a_run_that_goes_on_does_not_repeat_itself() -> None:
+    bad = rows(10, reward_mean=0.5, reward_std=0.0)
+    again = Signs(RUN, bad[:6])
+    assert [again.after(each) for each in bad[6:]] == [[]] * 4
+
+
+def test_rows_of_before_say_nothing_of_what_they_lack() -> None:
+    old = [
+        {k: v for k, v in each.items() if k not in ("truncated_fraction", "entropy")}
+        for each in rows(10)
+    ]
+    assert signs(RUN, old) == []
