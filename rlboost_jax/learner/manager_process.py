@@ -48,7 +48,7 @@ class ManagerNotStarted(RuntimeError):
     """The manager process ended, or did not answer in time."""
 
 
-class ManagerRefused(Mistake, ManagerNotStarted):
+class ManagerMisconfigured(Mistake, ManagerNotStarted):
     """It would end in the same way again: something in the settings has to be changed."""
 
 
@@ -87,8 +87,8 @@ class ManagerProcess:
         threads at once.
 
         Raises:
-            ManagerNotStarted: with the end of its log; ManagerRefused where that is a mistake in
-                the settings.
+            ManagerNotStarted: with the end of its log; ManagerMisconfigured where that is a
+                mistake in the settings.
         """
         with self._locating:
             deadline = self._clock() + self._answer_seconds
@@ -103,7 +103,7 @@ class ManagerProcess:
                     if child is not None and code is None:
                         child.kill()  # it has not come to where others could find it
                     if code == exits.MISTAKE:
-                        raise ManagerRefused(self._last_words())
+                        raise ManagerMisconfigured(self._last_words())
                     raise ManagerNotStarted(self._complaint(code))
                 if self._living() is None and (child is None or code is not None):
                     child = self._start()

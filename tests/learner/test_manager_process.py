@@ -17,7 +17,11 @@ from aiohttp.test_utils import TestServer
 from rlboost_jax import exits
 from rlboost_jax.credentials import read_credentials
 from rlboost_jax.learner.event_loop import EventLoopThread
-from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess, ManagerRefused
+from rlboost_jax.learner.manager_process import (
+    ManagerMisconfigured,
+    ManagerNotStarted,
+    ManagerProcess,
+)
 from rlboost_jax.manager.service.authority import server_tls
 from rlboost_jax.manager.service.run_files import (
     ManagerRecord,
@@ -149,14 +153,14 @@ def test_a_port_in_use_is_a_mistake_and_no_breakdown(tmp_path: Path) -> None:
         config = tiny.get_config()
         config.fleet.provider, config.manager.port = "none", taken.getsockname()[1]
         write_run_config(tmp_path / "config.json", run_config(config), "run")
-        with pytest.raises(ManagerRefused, match=r"is in use \(manager\.port\)") as refused:
+        with pytest.raises(ManagerMisconfigured, match=r"is in use \(manager\.port\)") as refused:
             ManagerProcess(tmp_path, "run").locate()
     assert exits.of_error(refused.value) == exits.MISTAKE
 
 
 def test_a_mistake_is_reported_at_once(workdir: Path) -> None:
     (workdir / "config.json").write_text("{")
-    with pytest.raises(ManagerRefused, match=r"cannot read .*config\.json"):
+    with pytest.raises(ManagerMisconfigured, match=r"cannot read .*config\.json"):
         ManagerProcess(workdir, "run").locate()
 
 
