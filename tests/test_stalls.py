@@ -84,9 +84,9 @@ def test_a_quick_trainer_that_stands_still_is_ended_after_five_minutes():
 def test_a_slow_one_gets_ten_times_its_longest_silence():
     trainer = Watched()
     trainer.steps_of(90)
-    trainer.does("update", TIMES * 90 - 20, beats=1e9)
+    trainer.does("micro-batch", TIMES * 90 - 20, beats=1e9)
     assert not trainer.hangs()
-    trainer.does("update", 100, beats=1e9)
+    trainer.does("micro-batch", 100, beats=1e9)
     assert trainer.hangs()
 
 

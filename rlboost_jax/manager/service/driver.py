@@ -12,7 +12,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import assert_never
@@ -45,6 +44,7 @@ from rlboost_jax.manager.limits import trainer_queue_bytes
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.peer import Peer
 from rlboost_jax.manager.service.replay import replay
+from rlboost_jax.manager.service.turns import Turns
 from rlboost_jax.messages import BeginBatch, Manifest, Publish, Renewed, ToServer, ToTrainer, encode
 from rlboost_jax.providers.base import Provider
 
@@ -95,11 +95,7 @@ class Driver:
         self._server_queue_bytes = server_queue_bytes
         self._trainer_queue_bytes = trainer_queue_bytes(route_bytes)
         self._keep, self._watch, self._serve = keep, watch, serve
-        # Of all `Append`s so far: how many were begun, how many are through, and what waits for
-        # which of them.
-        self._appends = self._kept = 0
-        self._disk_waits_since = 0.0  # while one waits: nobody was excused for it since then
-        self._waiting: deque[tuple[int, Callable[[], object]]] = deque()
+        self._turns = Turns(lambda: self.now())
         self.finished: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()  # set by the first step
         self._provider: Provider | None = None
@@ -265,14 +261,12 @@ class Driver:
         for action in actions:
             match action:
                 case Append(entries):
-                    if self._kept == self._appends:
-                        self._disk_waits_since = self.now()
-                    self._appends += 1
+                    self._turns.begin()
                     self._keep(entries, self._through)
                 case Send(stream, Renewed() as answer):
                     self.send(stream, msgspec.structs.replace(answer, busy=self._busy_seconds()))
                 case _:
-                    self._in_turn(partial(self._perform, action))
+                    self._turns.take(partial(self._perform, action))
 
     def _busy_seconds(self) -> float:
         """That this thread has run or waited for a processor, nearly up to now."""
@@ -280,38 +274,28 @@ class Driver:
             self._busy_for, self._looked_at = self._busy(), self._ran_at
         return self._busy_for
 
-    def _in_turn(self, effect: Callable[[], object]) -> None:
-        if self._kept == self._appends:  # then nothing waits
-            effect()
-        else:
-            self._waiting.append((self._appends, effect))
-
     def _through(self, problem: str) -> None:
         """The oldest `Append` that was begun is written, or could not be."""
         try:
             self._excuse(self.now())
-            self._kept += 1
-            self._disk_waits_since = self.now()
             if problem:
                 log.error("the journal cannot be written: %s", problem)
                 self._record(self._date(), Record("journal", -1, "", {"reason": problem}))
-            while self._waiting and self._waiting[0][0] <= self._kept:
-                self._waiting.popleft()[1]()
+            self._turns.through()
         except Exception as error:
             self.fail(error)
             raise
 
     def _excuse(self, now: float) -> None:
         """Nobody owes an answer to what the disk keeps back."""
-        waited = now - self._disk_waits_since
-        if self._kept < self._appends and waited > STALL_SECONDS and not self._closing:
-            self._disk_waits_since = now
+        waited = self._turns.kept_back(STALL_SECONDS)
+        if waited and not self._closing:
             self._handle(DiskWaited(waited), now)
 
     async def _settled(self) -> None:
         """Returns when all actions so far are carried out."""
         settled = asyncio.Event()
-        self._in_turn(settled.set)
+        self._turns.take(settled.set)
         await settled.wait()
 
     def _perform(self, action: Action) -> None:
