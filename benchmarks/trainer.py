@@ -11,7 +11,8 @@ import numpy as np
 from benchmarks.stand_in import STOP, StandIn, StandInEngine, stand_in_hello
 from rlboost_jax import messages
 from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.link import EventLoopThread, ManagerLink
+from rlboost_jax.learner.event_loop import EventLoopThread
+from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.stream.driver import drive
 from rlboost_jax.learner.stream.intake import Intake
