@@ -4,6 +4,10 @@ import os
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from rlboost_jax.messages import Renewed
+
 _STATISTICS: Final = Path("/proc/thread-self/schedstat")  # ran, waited (ns), times: Linux
 
 
@@ -20,3 +24,8 @@ def busy_seconds() -> float:
         return 0.0
     finally:
         os.close(file)
+
+
+def busy_now(answer: Renewed) -> Renewed:
+    """With how busy this thread has been, for the other side to leave out."""
+    return msgspec.structs.replace(answer, busy=busy_seconds())

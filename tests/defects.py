@@ -74,8 +74,8 @@ DEFECTS = (
         "lease",
         "a server may be silent for twice its lease",
         "rlboost_jax/manager/state/roster.py",
-        'silent = instance.lease.heard_at + lease, f"silent',
-        'silent = instance.lease.heard_at + 2 * lease, f"silent',
+        'silent = known.heard_at + lease, f"silent',
+        'silent = known.heard_at + 2 * lease, f"silent',
         "tests/simulate/test_schedules.py::test_every_sample_once_and_right[0]",
     ),
     Defect(

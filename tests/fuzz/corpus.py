@@ -31,7 +31,7 @@ SERVER: Final[dict[str, m.ServerMessage]] = {
     "routed_token_batch": batch(0, 0, [(1, [5, 6, 7]), (2, [8])], running=2, leads=[2, 0]),
     "released": m.Released(request_ids=m.pack_ids([1, 2, 3])),
     "released_none": m.Released(request_ids=b""),
-    "renew_echo": m.Renew(echo=12.5),
+    "renew_echo": m.Renew(echo=12.5, round_trip=0.3),
     "notice": m.Notice(seconds=30.0, reason="aws: terminate"),
     "hint": m.Hint(reason="aws: rebalance"),
     "spans": m.Spans(

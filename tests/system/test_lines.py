@@ -42,8 +42,8 @@ def lines(*targets: str) -> Iterator[list[list[str]]]:
 def test_servers_behind_bad_lines_change_no_bit(short_and_calm, tmp_path):
     settings = (*SHORT, *PATIENT, "fleet.provider=none", "weights.source=http")
     with prepared(tmp_path / "run", *settings) as run:
-        run.hold(dispatches=1)
         run.start()
+        run.hold(dispatches=1, version=0)
         run.wait_until(lambda: (run.workdir / "manager.json").exists(), "a manager")
         here = run.manager()
         weights = f"{here['address'].rpartition(':')[0]}:{here['weights_port']}"

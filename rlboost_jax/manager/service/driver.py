@@ -16,10 +16,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import assert_never
 
-import msgspec
 from aiohttp import web
 
-from rlboost_jax.busy import busy_seconds
+from rlboost_jax.busy import busy_now
 from rlboost_jax.manager.events import (
     Action,
     Append,
@@ -50,7 +49,6 @@ from rlboost_jax.providers.base import Provider
 
 SERVER_QUEUE_BYTES = 64 * 2**20  # unsent frames of one server
 PULSE_SECONDS = 0.25  # from one sign of life of the loop to the next, at most
-LOOK_SECONDS = 0.01  # between two looks at how busy this thread was
 STALL_SECONDS = 0.25  # a timer as late as this was late because the whole process was
 
 # (event, what was done about it, when that began and ended on the manager's clock)
@@ -70,7 +68,6 @@ class Driver:
         route_bytes: that come with each token.
         serve: called with the versions whose files may be fetched, before a new one is announced.
         server_queue_bytes: of unsent frames that a server may leave unread.
-        busy: seconds that this thread has run or waited for a processor.
         recovers: `recover` comes before anything else.
         date: of now, in seconds since the epoch.
 
@@ -87,7 +84,6 @@ class Driver:
         route_bytes: int = 0,
         serve: Callable[[Iterable[Manifest]], None] = lambda manifests: None,
         server_queue_bytes: int = SERVER_QUEUE_BYTES,
-        busy: Callable[[], float] = busy_seconds,
         recovers: bool = False,
         date: Callable[[], float] = time.time,
     ) -> None:
@@ -106,8 +102,6 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf  # when the timer should call, on the clock of `now`
         self._ran_at = self.now()  # when the loop was last seen to run
-        self._busy = busy
-        self._busy_for, self._looked_at = 0.0, -math.inf
         self._closing = False
         self._requests: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -264,15 +258,9 @@ class Driver:
                     self._turns.begin()
                     self._keep(entries, self._through)
                 case Send(stream, Renewed() as answer):
-                    self.send(stream, msgspec.structs.replace(answer, busy=self._busy_seconds()))
+                    self.send(stream, busy_now(answer))
                 case _:
                     self._turns.take(partial(self._perform, action))
-
-    def _busy_seconds(self) -> float:
-        """That this thread has run or waited for a processor, nearly up to now."""
-        if self._ran_at >= self._looked_at + LOOK_SECONDS:
-            self._busy_for, self._looked_at = self._busy(), self._ran_at
-        return self._busy_for
 
     def _through(self, problem: str) -> None:
         """The oldest `Append` that was begun is written, or could not be."""
