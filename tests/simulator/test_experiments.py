@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from experiments import plots
+from experiments.lag import trace
 from experiments.policies import foresight, windows
+from rlboost_jax.simulator.markets import Change, Market
 from tests.notebooks import code_cells
 
 NAMES = sorted(path.parent.name for path in plots.FOLDER.glob("*/notebook.ipynb"))
@@ -74,3 +76,31 @@ def test_who_knows_all_lengths_is_faster():
     found = foresight.over_seeds([foresight.measure(0, (1, 3), small=True)])
     for fleet in ("1", "3"):
         assert found[fleet]["all lengths known"]["mean"] < 1.0
+
+
+def test_a_lag_where_instances_come_and_go():
+    """On the very trace that lies beside it; nothing beats the bound."""
+    kept = json.loads((plots.FOLDER / "lag" / "trace.json").read_text())
+    on_loan = trace.counts()
+    assert kept["trace"] == [list(point) for point in on_loan]
+    alone = [count for _, count in on_loan]
+    assert (min(alone), max(alone)) == (0, trace.LARGEST)
+    found = trace.over_seeds({0: trace.measure(0, small=True)})
+    assert shape(found) == shape(kept["lags"])
+    for lag in (*found.values(), *kept["lags"].values()):
+        assert 0.1 < lag["of_bound"]["mean"] < 1.0
+
+
+def test_instance_seconds_are_those_of_whoever_is_there():
+    market = Market(
+        name="",
+        instances=None,
+        seconds=9.0,
+        changes=(
+            Change(0.0, True, "a"),
+            Change(2.0, True, "b"),
+            Change(5.0, False, "a"),
+        ),
+    )
+    by = trace.instance_seconds(market)
+    assert [by(seconds) for seconds in range(8)] == [0, 1, 2, 4, 6, 8, 9, 10]
