@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rlboost_jax.learner.checkpoint_folders import steps_in
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.summary import Summary, read_summary
 from rlboost_jax.settings.load import differences, may_differ, read_run_config
@@ -19,5 +20,5 @@ def complete(run: RunConfig, path: Path) -> Summary | None:
         return None
     rows = read_metrics(path)
     done = summary.steps == len(rows) == run.num_steps
-    kept = (path / "checkpoints" / str(run.num_steps)).is_dir()  # to go on from, with more steps
+    kept = run.num_steps in steps_in(path / "checkpoints")  # to go on from, with more steps
     return summary if done and kept else None

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from configs import tiny
 from rlboost_jax import exits
 from rlboost_jax.credentials import read_credentials
 from rlboost_jax.learner.event_loop import EventLoopThread
@@ -30,6 +31,7 @@ from rlboost_jax.manager.service.run_files import (
     recorded,
 )
 from rlboost_jax.processes import start_time
+from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.weights.seal import public_of
 from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS
@@ -160,7 +162,7 @@ def test_a_port_in_use_is_a_mistake_and_no_breakdown(tmp_path: Path) -> None:
 
 def test_a_mistake_is_reported_at_once(workdir: Path) -> None:
     (workdir / "config.json").write_text("{")
-    with pytest.raises(ManagerMisconfigured, match=r"cannot read .*config\.json"):
+    with pytest.raises(ManagerMisconfigured, match=r"config\.json is damaged"):
         ManagerProcess(workdir, "run").locate()
 
 
