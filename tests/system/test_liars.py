@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import PATIENT, SEED, Run, running
+from tests.system.harness import PATIENT, SHORT, Run, running
 
 pytestmark = pytest.mark.system
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.system
 def test_a_lying_server_is_quarantined_and_its_work_done_again(
     calm: Run, tmp_path: Path, kind: str
 ) -> None:
-    settings = (SEED, "evaluation.every_steps=0", "fleet.max_instances=1", *PATIENT)
+    settings = (*SHORT, "fleet.max_instances=1", *PATIENT)
     with running(tmp_path / "run", *settings) as run:
         with run.at_a_standstill(version=1):
             liar = run.serve("--name=liar", program=f"tests.system.liar {kind}")

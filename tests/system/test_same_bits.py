@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.system.harness import PATIENT, SEED, SHORT, complete, running
+from tests.system.harness import PATIENT, SHORT, complete, running
 
 pytestmark = pytest.mark.system
 
@@ -31,12 +31,13 @@ def test_engine_and_learner_agree_to_rounding(calm):
 @pytest.mark.soak
 def test_they_agree_on_truncated_sampling_too(tmp_path):
     truncated = ("sampling.top_p=0.9", "sampling.top_k=20", "num_steps=2")
-    run = complete(tmp_path / "run", SEED, *truncated, "fleet.max_instances=1")
+    run = complete(tmp_path / "run", *SHORT, *truncated, "fleet.max_instances=1")
     assert all(row["max_logprob_gap"] <= 1e-5 for row in run.metrics())
 
 
 def test_killed_and_joining_servers_change_no_bit(calm, tmp_path):
-    with running(tmp_path / "run", SEED, *PATIENT) as run:
+    """Held-out prompts ride on every second step besides."""
+    with running(tmp_path / "run", *SHORT, "evaluation.every_steps=2", *PATIENT) as run:
         run.kill_servers_at_work(1, 2)  # the second time those that came in their place
         run.finish()
     assert run.digests() == calm.digests()
@@ -71,8 +72,8 @@ def test_a_replayed_trace_changes_no_bit(calm, tmp_path):
     lines.sort(key=lambda line: int(line.partition(",")[0]))
     trace = tmp_path / "trace.csv"
     trace.write_text("\n".join(lines) + "\n")
-    market = (f"fleet.trace={trace}", "fleet.trace_speed=1.0", "fleet.max_instances=2")
-    with running(tmp_path / "run", SEED, *PATIENT, *market) as replayed:
+    market = (f"fleet.trace={trace}", "fleet.trace_speed=1.0")
+    with running(tmp_path / "run", *SHORT, *PATIENT, *market) as replayed:
         with replayed.at_a_standstill(version=1, servers=False):
             replayed.wait_until(lambda: replayed.events("lost"), "a loss")
         replayed.finish()
@@ -83,7 +84,7 @@ def test_a_replayed_trace_changes_no_bit(calm, tmp_path):
 
 @pytest.mark.soak
 def test_no_server_at_all_changes_no_bit(calm, tmp_path):
-    alone = complete(tmp_path / "run", SEED, "fleet.max_instances=0")
+    alone = complete(tmp_path / "run", *SHORT, "fleet.max_instances=0")
     assert not [e for e in alone.events("joined") if "reserved" not in e["instance"]]
     assert alone.digests() == calm.digests()
     assert all(row["tokens_preemptible"] == 0 for row in alone.metrics())
@@ -91,7 +92,7 @@ def test_no_server_at_all_changes_no_bit(calm, tmp_path):
 
 @pytest.mark.soak
 def test_another_seed_gives_other_bits(calm, tmp_path):
-    other = complete(tmp_path / "run", "seed=12", "num_steps=1", "fleet.max_instances=0")
+    other = complete(tmp_path / "run", *SHORT, "seed=12", "num_steps=1", "fleet.max_instances=0")
     step, trajectories, params = other.digests()[0]
     assert (step, trajectories) != calm.digests()[0][:2]
     assert params != calm.digests()[0][2]
