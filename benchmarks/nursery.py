@@ -41,9 +41,13 @@ class Nursery:
         self._living: set[str] = set()
         self.killed = 0
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, *more: str) -> None:
+        """
+        Args:
+            more: options of this server; they go before those of all.
+        """
         self._living.add(name)
-        args = [*self._args, f"--name={name}"]
+        args = [*self._args, f"--name={name}", *more]
         self._say(start=name, args=args, env={}, log=self._log)
 
     def kill(self, name: str) -> None:

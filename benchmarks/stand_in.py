@@ -30,6 +30,8 @@ from rlboost_jax.messages import GenerateRequest, Hello, Manifest, unpack_tokens
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.rollout.zygote import Zygote
+from rlboost_jax.weights.pull import fetch
+from rlboost_jax.weights.spool import spooled
 
 STOP = 1
 FILLER = 2
@@ -178,6 +180,18 @@ class NothingToPull:
         return Pulled()
 
 
+class Fetcher:
+    """Puller that brings the files of a version here over HTTP, and throws them away."""
+
+    def __init__(self, weights: Endpoint) -> None:
+        self._weights = weights
+
+    async def pull(self, manifest: Manifest) -> Pulled:
+        async with spooled(None, manifest.num_bytes) as spool:
+            await fetch(manifest, source="http", server=self._weights, spool=spool)
+        return Pulled(fetched_bytes=manifest.num_bytes)
+
+
 async def serve(options: argparse.Namespace) -> None:
     settings = StandIn(
         rate=options.rate,
@@ -190,11 +204,13 @@ async def serve(options: argparse.Namespace) -> None:
     )
     credentials = read_credentials(Path(options.join))
     manager = Endpoint(address=options.manager, credentials=credentials)
+    weights = Endpoint(address=options.weights, credentials=credentials)
+    puller = Fetcher(weights) if options.weights else NothingToPull()
     client = InstanceClient(
         lambda: manager,
         stand_in_hello(options.name, settings, reserved=False),
         Worker(StandInEngine(settings)),
-        NothingToPull(),
+        puller,
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, client.leave, "terminated")
@@ -205,6 +221,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--manager", required=True, help="HOST:PORT")
     parser.add_argument("--join", required=True, help="folder with credentials")
+    parser.add_argument("--weights", default="", help="HOST:PORT to fetch versions from")
     parser.add_argument("--name", default="")
     parser.add_argument("--rate", type=float, required=True, help="tokens per second")
     parser.add_argument("--slots", type=int, default=8)

@@ -16,6 +16,7 @@ import aiohttp
 
 from rlboost_jax import messages as m
 from rlboost_jax.credentials import Endpoint, read_credentials
+from rlboost_jax.rollout.renewals import Renewals
 
 JOIN_SECONDS = 30.0
 SLOTS, SLOT_TOKENS = 4, 2**17
@@ -36,16 +37,21 @@ async def serve(manager: Endpoint, name: str, joined: asyncio.Event) -> None:
             instance=name, reserved=False, slots=SLOTS, slot_tokens=SLOT_TOKENS,
             price_per_hour=0.0, zone="", host="", device="none", fingerprint="none",
         )  # fmt: skip
+        loop, renewals = asyncio.get_running_loop(), Renewals()
+        renewals.asked(loop.time())
         await stream.send_bytes(m.encode(hello))
         welcome = m.decode_to_server(await stream.receive_bytes(timeout=JOIN_SECONDS))
         assert isinstance(welcome, m.Welcome), welcome
         joined.set()
+        renewals.answered(loop.time())
         stamp = welcome.stamp
 
         async def renew() -> None:
             while True:
-                await asyncio.sleep(welcome.renew_seconds)
-                await stream.send_bytes(m.encode(m.Renew(echo=stamp)))
+                await renewals.next_one(welcome.renew_seconds)
+                renewal = m.Renew(echo=stamp, round_trip=renewals.take_longest())
+                renewals.asked(loop.time())
+                await stream.send_bytes(m.encode(renewal))
 
         renewing = asyncio.create_task(renew())
         try:
@@ -53,6 +59,7 @@ async def serve(manager: Endpoint, name: str, joined: asyncio.Event) -> None:
                 match m.decode_to_server(frame.data):
                     case m.Renewed(stamp=newest):
                         stamp = newest
+                        renewals.answered(loop.time())
                     case m.Announce(manifest=chosen):
                         version, digest = chosen.version, chosen.params_digest
                         ready = m.Ready(version=version, params_digest=digest)

@@ -1,5 +1,7 @@
 """A trainer whose gradients are a sleep; link, collector and micro-batches are the real ones."""
 
+import hashlib
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,8 @@ import numpy as np
 from benchmarks.stand_in import STOP, StandIn, StandInEngine, stand_in_hello
 from rlboost_jax import messages
 from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.link import EventLoopThread, ManagerLink
+from rlboost_jax.learner.event_loop import EventLoopThread
+from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.stream.driver import drive
 from rlboost_jax.learner.stream.intake import Intake
@@ -23,6 +26,7 @@ from rlboost_jax.settings.run import RunConfig
 
 RUN_ID = "benchmark"
 POLL_SECONDS = 0.05
+PIECES = 8  # of a snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +50,20 @@ class StandInTrainer:
     Args:
         reserved: the engine that shares devices with the learner.
         train_rate: tokens per second.
+        snapshot_bytes: of each version, for servers that fetch it.
     """
 
     def __init__(
-        self, run: RunConfig, workdir: Path, reserved: StandIn, *, train_rate: float
+        self,
+        run: RunConfig,
+        workdir: Path,
+        reserved: StandIn,
+        *,
+        train_rate: float,
+        snapshot_bytes: int = 0,
     ) -> None:
         self._run, self._train_rate = run, train_rate
-        self._snapshots = str(workdir / "snapshots")
+        self._snapshots, self._snapshot_bytes = workdir / "snapshots", snapshot_bytes
         self._manager = ManagerProcess(workdir, RUN_ID)
         self._thread = EventLoopThread()
         self._link = ManagerLink(self._thread, locate=self._manager.locate)
@@ -120,6 +131,11 @@ class StandInTrainer:
             prefilled_again=report.tokens_prefilled_again,
         )
 
+    @property
+    def fleet(self) -> tuple[messages.InstanceStatus, ...]:
+        """As the manager said last."""
+        return self._link.status.instances if self._link.status else ()
+
     def close(self) -> None:
         self._serving.cancel()
         self._link.end("measured", over=True)
@@ -139,11 +155,27 @@ class StandInTrainer:
         self._link.publish(
             messages.Manifest(
                 version=version,
-                directory=self._snapshots,
+                directory=str(self._snapshots / str(version)),
                 params_digest=str(version),
-                files=(),
+                files=self._files(version),
                 leaves=(),
             )
+        )
+
+    def _files(self, version: int) -> tuple[messages.FileEntry, ...]:
+        """Of a snapshot, in pieces of equal size; that of two versions before goes."""
+        if not self._snapshot_bytes:
+            return ()
+        folder = self._snapshots / str(version)
+        shutil.rmtree(self._snapshots / str(version - 2), ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)  # version 0 is published twice
+        piece = np.random.default_rng(version).bytes(self._snapshot_bytes // PIECES)
+        for number in range(PIECES):
+            (folder / str(number)).write_bytes(piece)
+        digest = hashlib.sha256(piece).hexdigest()
+        return tuple(
+            messages.FileEntry(path=str(number), size=len(piece), sha256=digest)
+            for number in range(PIECES)
         )
 
     def _begin(self, step: int, prompts: list[np.ndarray]) -> messages.BeginBatch:

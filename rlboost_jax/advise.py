@@ -3,10 +3,11 @@
     python -m rlboost_jax.advise --workdir=runs/gsm8k
     python -m rlboost_jax.advise --config=configs/sim/paper_14b_static.py
 
-Of a run: from what its manager predicted after each step (`foreseen` in `events.jsonl`; it does
-with `manager.window = "model"` or `fleet.sizing = "marginal"`), against the step times in
-`metrics.jsonl`. Of a simulation's configuration: its workload is simulated for some steps with
-the first fleet of its market that has an instance, and the manager asked.
+Of a run: from what its manager predicted after each step (`foreseen` in `events.jsonl`, with
+`manager.window = "model"` or `fleet.sizing = "marginal"`), else from what every run records of
+its steps; against the step times in `metrics.jsonl`. Of a simulation's configuration: its
+workload is simulated for some steps with the first fleet of its market that has an instance, and
+the manager asked.
 """
 
 import functools
@@ -25,13 +26,18 @@ from rlboost_jax.simulator.records import SimConfig
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Simulation to ask.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to ask.")
 
+_SETTLING = flags.DEFINE_integer(
+    "settling", 2, "Steps of the run's beginning that are left out: programs are compiled in them.",
+    lower_bound=1,
+)  # fmt: skip
+
 
 def main(argv: list[str]) -> None:
     try:
         if bool(_WORKDIR.value) == (_CONFIG.value is not None):
             raise ConfigError("give either --workdir of a run or --config of a simulation")
         if _WORKDIR.value:
-            advice = of_run(_WORKDIR.value)
+            advice = of_run(_WORKDIR.value, settling=_SETTLING.value)
         else:
             advice = of_simulation(sim_config(_CONFIG.value))
     except (ConfigError, OSError, ValueError) as error:

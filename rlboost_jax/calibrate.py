@@ -9,11 +9,13 @@ fitted with 95 % intervals, and how well models of the even steps predict the od
 """
 
 import functools
+from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 from ml_collections import config_flags
 
+import configs
 from rlboost_jax import exits
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
@@ -22,8 +24,9 @@ from rlboost_jax.simulator.calibration import FILE, calibrate
 from rlboost_jax.simulator.load import sim_config, to_dict
 from rlboost_jax.simulator.records import SimConfig
 
+_BASE = Path(configs.__path__[0]) / "sim" / "base.py"  # wherever this is called from
 _CONFIG = config_flags.DEFINE_config_file(
-    "config", "configs/sim/base.py", "Simulation that says what no run tells.", lock_config=True
+    "config", str(_BASE), "Simulation that says what no run tells.", lock_config=True
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _SETTLING = flags.DEFINE_integer(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import jaxlib
+from jax._src import compilation_cache  # what it compresses with has no public name
 
 from rlboost_jax.own_places import own_folder
 
@@ -30,10 +31,20 @@ def enable(folder: str = "") -> Path:
     if not given:
         own_folder(place.parent, "compile_cache_dir")
     own_folder(place, "JAX_COMPILATION_CACHE_DIR" if given else "compile_cache_dir")
+    with_checksums()
     jax.config.update("jax_compilation_cache_dir", str(place))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return place
+
+
+def with_checksums() -> None:
+    """Have programs compressed by zlib, whose checksum is compared on reading: a damaged one is
+    compiled again. JAX prefers zstd where that is installed, without a checksum, and would run
+    whatever a flipped bit has made of a program."""
+    for name in ("zstd", "zstandard"):
+        if getattr(compilation_cache, name, None) is not None:
+            setattr(compilation_cache, name, None)
 
 
 def fingerprint() -> str:

@@ -9,24 +9,36 @@ All of it can take long (20 ms and more a file on a disk, seconds on a full one)
 is called on the critical path of a step.
 """
 
+import contextlib
 import errno
+import json
 import os
 from pathlib import Path
+from typing import Any
+
+from rlboost_jax.settings.errors import Mistake
 
 PART = ".part"  # ends the name of what is not in place yet
+
+
+class Damaged(Mistake, RuntimeError):
+    """A file that a run needs is empty, torn or not what it should be."""
 
 
 def write(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Put a file in its place, durably; a reader sees the one before or all of this.
 
+    One writer at a time: what another has left half-written beside it is removed.
+
     Args:
-        mode: of the file, less the umask.
+        mode: of the file from its first byte on, less the umask.
 
     Raises:
         OSError: nothing was put in place, or (of the folder's sync) it may not last.
     """
     part = path.with_name(path.name + PART)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    part.unlink(missing_ok=True)  # whatever its mode was
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(part, flags, mode)
     with open(descriptor, "wb") as file:
         file.write(data)
@@ -35,10 +47,58 @@ def write(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     replace(part, path)
 
 
+def keep(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """The same, unless that is what the file holds already."""
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == data:
+            return
+    write(path, data, mode=mode)
+
+
+def read_object(path: Path, remedy: str) -> dict[str, Any] | None:
+    """A JSON object; None where there is no file.
+
+    Args:
+        remedy: what to do about a damaged one, for the error.
+
+    Raises:
+        Damaged: it is empty, torn or something else.
+    """
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError:  # not UTF-8, or not JSON
+        values = None
+    if not isinstance(values, dict):
+        size = path.stat().st_size
+        what = f"damaged ({size} bytes, no JSON object)" if size else "empty"
+        raise Damaged(f"{path} is {what}; {remedy}")
+    return values
+
+
 def replace(part: Path, path: Path) -> None:
     """Rename a file or folder, whose own bytes are on the device already, and have that last."""
     part.replace(path)
     sync_folder(path.parent)
+
+
+def make_folder(folder: Path, *, mode: int = 0o777) -> None:
+    """Make a folder, and those above it, that last; one that is there lasts from now on, too.
+
+    One that lies in a folder which may not be read was made by others, and is theirs to keep.
+    """
+    if not folder.parent.exists():
+        make_folder(folder.parent)
+    folder.mkdir(mode=mode, exist_ok=True)
+    with contextlib.suppress(PermissionError):
+        sync_folder(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Have what a file holds last; nothing where there is none. Its name is its folder's."""
+    with contextlib.suppress(FileNotFoundError):
+        _sync(path)
 
 
 def sync_folder(folder: Path) -> None:
@@ -46,7 +106,7 @@ def sync_folder(folder: Path) -> None:
     try:
         _sync(folder, os.O_DIRECTORY)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no sync of folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # there is no sync of folders
             raise
 
 

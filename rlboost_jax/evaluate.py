@@ -52,7 +52,7 @@ def evaluate(
     from rlboost_jax.data.open import open_exercises
     from rlboost_jax.learner.base import read_policy
     from rlboost_jax.learner.best import FOLDER, best_step
-    from rlboost_jax.learner.checkpoints import newest_step
+    from rlboost_jax.learner.checkpoint_reading import newest_step
     from rlboost_jax.learner.evaluation import Measurement
     from rlboost_jax.qualification.start import reader_run
     from rlboost_jax.rollout.instance import engine_of

@@ -12,6 +12,7 @@ import signal
 import sys
 from typing import Final, NoReturn
 
+from rlboost_jax.relay.start import finish
 from rlboost_jax.settings.errors import Mistake
 
 COMPLETE: Final = 0
@@ -32,6 +33,7 @@ def leave(line: str, code: int, *, at_once: bool = False) -> NoReturn:
     print(line, file=sys.stderr, flush=True)
     if at_once:
         sys.stdout.flush()
+        finish()
         os._exit(code)
     sys.exit(code)
 

@@ -18,8 +18,9 @@ from typing import Any, get_args
 
 from absl import logging
 
-from rlboost_jax import exits
-from rlboost_jax.settings.errors import ConfigError, Mistake
+from rlboost_jax import durable, exits
+from rlboost_jax.exhaustion import exhausted
+from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.huggingface import from_huggingface, to_huggingface
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.model import Dtype, ModelConfig
@@ -48,7 +49,7 @@ def export(
         ConfigError, CheckpointNotFound: one line that says what to change.
     """
     from rlboost_jax.learner.base import read_policy
-    from rlboost_jax.learner.checkpoints import newest_step
+    from rlboost_jax.learner.checkpoint_reading import newest_step
     from rlboost_jax.models.adapters import base_model, merged_params
     from rlboost_jax.models.checkpoint_writer import write_checkpoint
     from rlboost_jax.models.peft_files import write_peft
@@ -71,7 +72,7 @@ def export(
     partial.mkdir(parents=True)
     if adapter:
         write_peft(model, params, partial, dtype=dtype)
-        partial.replace(folder)
+        _finish(partial, folder)
         return [
             f"{folder}: adapters of rank {model.lora.rank} after {step} updates, {dtype}; they "
             f"belong to {model.source or 'a model from scratch, in ' + str(workdir / 'base')}"
@@ -82,12 +83,18 @@ def export(
     (partial / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
     if model.source:
         notes += _copy_tokenizer(model.source, partial)
-    partial.replace(folder)
+    _finish(partial, folder)
     return [
         f"{folder}: {values['architectures'][0]} after {step} updates, {dtype}, {len(files)} "
         f"file{'s' * (len(files) > 1)} of weights",
         *notes,
     ]
+
+
+def _finish(partial: Path, folder: Path) -> None:
+    """Under its own name it is whole, after a power cut too."""
+    durable.sync_tree(partial)
+    durable.replace(partial, folder)
 
 
 def _config(model: ModelConfig, dtype: str) -> tuple[dict[str, Any], list[str]]:
@@ -138,7 +145,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             dtype=arguments.dtype,
             adapter=arguments.adapter,
         )
-    except (Mistake, ValueError, OSError) as error:
+    except Exception as error:
+        if line := exhausted(error):
+            raise SystemExit(f"error: {line}") from None
         if not (isinstance(error, OSError) or type(error).__module__.startswith("rlboost_")):
             raise
         exits.leave(f"error: {error}", exits.MISTAKE)

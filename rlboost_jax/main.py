@@ -13,6 +13,8 @@ from rlboost_jax.huge_pages import start_with_huge_pages
 if __name__ == "__main__":  # before the imports below, which would be made twice
     start_with_huge_pages()
 
+import math
+import os
 import signal
 import sys
 import traceback
@@ -23,8 +25,11 @@ from typing import TYPE_CHECKING
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from rlboost_jax import exits
+from rlboost_jax import exits, stacks
+from rlboost_jax.exhaustion import exhausted
 from rlboost_jax.observe.summary import Summary, headline
+from rlboost_jax.pulse import show_pulse
+from rlboost_jax.relay.start import Relay, speak_through_relay
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.explain import explain
@@ -55,6 +60,12 @@ _SUPERVISE = flags.DEFINE_bool("supervise", False, "Start again when killed or b
 _MAX_RESTARTS = flags.DEFINE_integer(
     "max_restarts", 5, "With --supervise: how often in a row without progress.", lower_bound=0
 )
+_STALL_SECONDS = flags.DEFINE_string(
+    "stall_seconds",
+    "auto",
+    "With --supervise: end and start again a trainer that shows no progress for so long; 'auto': "
+    "learnt from its steps, 0: never.",
+)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -81,6 +92,8 @@ def main(argv: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file at INFO
+    stacks.dump_when_asked()
+    show_pulse(os.environ)
     several = False  # processes of this trainer
     try:
         if _EXPLAIN.value is not None:
@@ -93,11 +106,12 @@ def main(argv: list[str]) -> None:
             return
         if not _WORKDIR.value:
             raise ConfigError("no --workdir given; name the folder of the run")
+        relay = speak_through_relay()  # from here on nothing that is printed waits for a reader
         if _SUPERVISE.value:
             run_config(_CONFIG.value)  # a mistake is one for every start
             if _CLUSTER.value:
                 raise ConfigError("--supervise and --cluster; let the cluster start them again")
-            sys.exit(_supervise(_WORKDIR.value))
+            sys.exit(_supervise(_WORKDIR.value, relay))
         world = _world()
         several = world.count > 1
         if not world.leads:
@@ -106,9 +120,12 @@ def main(argv: list[str]) -> None:
             follow_training(run_config(_CONFIG.value), _WORKDIR.value, world)
             return
         summary = train(_CONFIG.value, _WORKDIR.value, world)
-    except (ValueError, RuntimeError, OSError) as error:
+    except Exception as error:
         # Errors of ours and of the system explain themselves; others are mistakes in the code.
-        if not (isinstance(error, OSError) or type(error).__module__.startswith("rlboost_")):
+        ours = type(error).__module__.startswith("rlboost_")
+        if not ours and (line := exhausted(error)):
+            exits.leave(f"error: {line}", exits.BROKEN, at_once=several)
+        if not (ours or isinstance(error, OSError)):
             if several:
                 traceback.print_exc()
                 exits.leave(f"error: {error}", exits.BROKEN, at_once=True)
@@ -156,7 +173,7 @@ def _world() -> "World":
     return join(coordinator, count, index)
 
 
-def _supervise(workdir: str) -> int:
+def _supervise(workdir: str, relay: Relay | None) -> int:
     """Give this process's own command, less the supervision, until it is done."""
     from rlboost_jax.supervise import Supervisor
 
@@ -166,8 +183,24 @@ def _supervise(workdir: str) -> int:
         Path(workdir),
         max_restarts=_MAX_RESTARTS.value,
         leads=not _PROCESS_INDEX.value,
+        stall_seconds=_stall_seconds(_STALL_SECONDS.value),
+        process=_PROCESS_INDEX.value or 0,
+        speaks_to=(relay.out, relay.err) if relay else (None, None),
     )
     return supervisor.run()
+
+
+def _stall_seconds(text: str) -> float | None:
+    """Raises ConfigError."""
+    if text == "auto":
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < math.inf:
+        raise ConfigError(f"--stall_seconds={text}; 'auto', 0 for never, or seconds")
+    return seconds
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

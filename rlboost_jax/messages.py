@@ -133,6 +133,8 @@ class Renew(Message, frozen=True, kw_only=True):
 
     programs_compiled: Count = 0  # since the engine was warm; more than 0 is a mistake in it
     echo: float = 0.0  # the newest stamp heard: proof that this side hears the manager at all
+    # The longest that an answer has taken since the last renewal; 0: none has come.
+    round_trip: Seconds = 0.0
 
 
 class Ready(Message, frozen=True, kw_only=True):
@@ -248,6 +250,7 @@ class Renewed(Message, frozen=True, kw_only=True):
     """Answer to `Renew`."""
 
     stamp: float  # on a clock of the manager's own, for the next `Renew` to echo
+    lease_seconds: float = 0.0  # that the manager goes by on this line: hear it out for as long
 
 
 class Announce(Message, frozen=True, kw_only=True):
@@ -486,6 +489,10 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int  # delivered since it joined
     price_per_hour: float
     seconds: float  # since it joined
+    round_trip: float = 0.0  # seconds, of its line; see `rlboost_jax.manager.policies.lines`
+    deviation: float = 0.0  # seconds
+    losses: float = 0.0  # share of packets
+    lease_seconds: float = 0.0
 
 
 class FleetStatus(Message, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ HAS_PROC = (PROC / "self").is_dir()
 # Where there is no /proc, ps adds the time since the last start of the system to when that was.
 # It rounds both anew at each call, so that one process has begun a second sooner or later.
 PS_TOLERANCE_SECONDS = 2
+_OF_BOOT = "@"  # stands between what /proc counts from the system's start and which start that was
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -34,8 +35,17 @@ def start_time(pid: int, proc: Path = PROC) -> str:
             fields = (proc / f"{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             return ""
-        return "" if fields[0] in "ZX" else fields[19]  # state and start: the 3rd and the 22nd
+        # State and start are the 3rd and the 22nd.
+        return "" if fields[0] in "ZX" else fields[19] + _boot(proc)
     return _ps(pid, "lstart")
+
+
+def is_stopped(pid: int, proc: Path = PROC) -> bool:
+    """Whether a signal or a debugger keeps a process from running; False where nobody can tell."""
+    try:
+        return (proc / f"{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def runs(pid: int, started: str, proc: Path = PROC) -> bool:
@@ -47,6 +57,8 @@ def same_start(one: str, other: str) -> bool:
     """Whether two values of `start_time`, not always equal, are of one process with one id."""
     if one == other:
         return one != ""
+    if (_OF_BOOT in one) != (_OF_BOOT in other):  # one is of a release that did not say
+        return bool(one) and one.partition(_OF_BOOT)[0] == other.partition(_OF_BOOT)[0]
     first, second = _seconds(one), _seconds(other)
     if first is None or second is None:  # of /proc, which counts from the system's start, exactly
         return False
@@ -61,6 +73,14 @@ def end_with_parent(parent: int) -> bool:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     return os.getppid() == parent
+
+
+def _boot(proc: Path) -> str:
+    """Which start of the system this is: after a power cut ids and times may be the same."""
+    try:
+        return _OF_BOOT + (proc / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _seconds(started: str) -> float | None:

@@ -1,34 +1,42 @@
-"""Keep a trainer going: start it, and start it again when it was killed or broke.
+"""Keep a trainer going: start it, and start it again when it was killed, broke or stood still.
 
 Invariants: one trainer at a time, in a process group of its own; one that is complete, made a
 mistake or was asked to end is not started again; nor is one that failed too often in a row
-without getting any further. While none runs, the manager does, and with it the fleet: one that
-was killed as well is started again from its journal. When this process ends so has its trainer,
-and its manager.
+without getting any further. One that shows no progress for too long (`stalls.py`) writes down
+where its threads are and is ended, which counts as a failure. While none runs, the manager does,
+and with it the fleet: one that was killed as well is started again from its journal. When this
+process ends so has its trainer, and its manager.
 
 Source of the codes: `rlboost_jax/exits.py`.
 """
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from rlboost_jax import exits
+from rlboost_jax import exits, processes, pulse
 from rlboost_jax.backoff import backoff_seconds
+from rlboost_jax.learner.checkpoint_folders import broken_in, steps_in
 from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess
 from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.observe.metrics import read_metrics
+from rlboost_jax.stacks import SIGNAL, stacks_path
+from rlboost_jax.stalls import Patience, after_look, bound_seconds
 from rlboost_jax.workdir import is_held
 
 FIRST_PAUSE_SECONDS: Final = 0.5  # before a restart; doubles with each start that came to nothing
 LONGEST_PAUSE_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 0.1  # between two looks at signals and the manager
+WATCH_SECONDS: Final = 1.0  # between two looks at a trainer
+DUMP_SECONDS: Final = 2.0  # for one that stands still to write down where
+LEAVE_SECONDS: Final = 10.0  # … and to end by itself
 PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -38,15 +46,28 @@ class Progress:
 
     step: int = -1  # of the newest row
     checkpoint: int = -1  # the newest complete one
+    complete: tuple[int, ...] = ()  # all complete ones
+    broken: frozenset[int] = frozenset()  # those that a start has put aside
 
     def beyond(self, other: "Progress") -> bool:
         return self.step > other.step or self.checkpoint > other.checkpoint
 
     def joined(self, other: "Progress") -> "Progress":
         """The farther of each: a restart takes rows out that it then writes again."""
-        return Progress(
-            step=max(self.step, other.step), checkpoint=max(self.checkpoint, other.checkpoint)
+        return replace(
+            self,
+            step=max(self.step, other.step),
+            checkpoint=max(self.checkpoint, other.checkpoint),
         )
+
+    def went_back_from(self, before: "Progress") -> "Progress":
+        """Where the last start went on from, if it put checkpoints aside that counted before; else
+        `before`. The same checkpoint broken once more is no new start for a run."""
+        fresh = self.broken - before.broken
+        if not fresh:
+            return before
+        base = max((step for step in self.complete if step < min(fresh)), default=-1)
+        return Progress(step=base - 1, checkpoint=base)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +91,10 @@ def after_end(
     Returns:
         the history with this end, and the seconds until the next start; None: it was the last.
     """
-    further = reached.beyond(history.reached)
+    before = reached.went_back_from(history.reached)
+    further = reached.beyond(before)
     fruitless = 0 if further else history.fruitless + 1
-    history = History(reached=reached.joined(history.reached), fruitless=fruitless)
+    history = History(reached=reached.joined(before), fruitless=fruitless)
     if code in (exits.COMPLETE, exits.MISTAKE) or code in exits.ASKED or fruitless > max_restarts:
         return history, None
     pause = backoff_seconds(
@@ -84,8 +106,13 @@ def after_end(
 def progress_of(workdir: Path) -> Progress:
     """Of the run in a folder, which may not be there yet."""
     rows = [row["step"] for row in read_metrics(workdir) if isinstance(row.get("step"), int)]
-    saved = [int(path.name) for path in workdir.glob("checkpoints/*") if path.name.isdigit()]
-    return Progress(step=max(rows, default=-1), checkpoint=max(saved, default=-1))
+    saved = steps_in(workdir / "checkpoints")
+    return Progress(
+        step=max(rows, default=-1),
+        checkpoint=max(saved, default=-1),
+        complete=tuple(saved),
+        broken=frozenset(broken_in(workdir / "checkpoints")),
+    )
 
 
 class Supervisor:
@@ -94,6 +121,11 @@ class Supervisor:
     Args:
         command: of the trainer, which works in `workdir`.
         leads: the trainer has a manager; other processes of a trainer do not, see `processes.py`.
+        stall_seconds: how long it may show no progress; None: learnt, 0: for ever.
+        process: its number, where a trainer has several.
+        watch_seconds: between two looks at it.
+        leave_seconds: for one that stands still to end by itself.
+        speaks_to: descriptors of its standard output and error; None: those of this process.
         note: shows a line to people.
     """
 
@@ -104,10 +136,20 @@ class Supervisor:
         *,
         max_restarts: int,
         leads: bool = True,
+        stall_seconds: float | None = None,
+        process: int = 0,
+        watch_seconds: float = WATCH_SECONDS,
+        leave_seconds: float = LEAVE_SECONDS,
+        speaks_to: tuple[int | None, int | None] = (None, None),
         note: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         self._command, self._workdir = command, workdir.absolute()
         self._max_restarts, self._leads, self._note = max_restarts, leads, note
+        self._stall_seconds, self._watch_seconds = stall_seconds, watch_seconds
+        self._leave_seconds = leave_seconds
+        self._stacks = stacks_path(self._workdir, process)
+        self._patience = Patience()
+        self._speaks_to = speaks_to
         self._starts = 0
         self._asked = 0  # the last signal that was passed on
         self._trainer: subprocess.Popen[bytes] | None = None
@@ -148,10 +190,59 @@ class Supervisor:
         In a group of its own: an interrupt in the terminal reaches it once, through us.
         """
         self._starts += 1
-        self._trainer = subprocess.Popen(self._command, process_group=0)
-        if self._asked:  # before there was anyone to pass it on to
-            self._trainer.send_signal(self._asked)
-        return exits.of_process(self._trainer.wait())
+        out, err = self._speaks_to
+        memory = pulse.shared_memory()
+        try:
+            self._trainer = subprocess.Popen(
+                self._command,
+                process_group=0,
+                stdout=out,
+                stderr=err,
+                pass_fds=[memory],
+                env={**os.environ, pulse.VARIABLE: str(memory)},
+            )
+            if self._asked:  # before there was anyone to pass it on to
+                self._trainer.send_signal(self._asked)
+            return self._watched(self._trainer, memory)
+        finally:
+            os.close(memory)
+
+    def _watched(self, trainer: "subprocess.Popen[bytes]", memory: int) -> int:
+        """The exit code of a trainer, which is ended where it stands still."""
+        patience, looked = self._patience.of_next_start(), time.monotonic()
+        while (code := _code(trainer, self._watch_seconds)) is None:
+            now = time.monotonic()
+            patience = after_look(
+                patience,
+                pulse.read_sign(memory),
+                now - looked,
+                stopped=processes.is_stopped(trainer.pid),
+            )
+            looked, bound = now, bound_seconds(patience, self._stall_seconds)
+            if bound is not None and patience.still >= bound and not self._asked:
+                code = self._end_standing(trainer, patience)
+                break
+        self._patience = patience
+        return code
+
+    def _end_standing(self, trainer: "subprocess.Popen[bytes]", patience: Patience) -> int:
+        """End a trainer that stands still; returns its exit code, that of a killed one."""
+        self._note(
+            f"the trainer shows no progress for {patience.still:.0f} s "
+            f"({patience.phase or 'starting'}): it is ended; where its threads are is in "
+            f"{self._stacks}"
+        )
+        trainer.send_signal(SIGNAL)
+        trainer.send_signal(signal.SIGCONT)  # one that was stopped could neither say nor end
+        code = _code(trainer, DUMP_SECONDS)
+        if code is None:
+            trainer.terminate()
+            code = _code(trainer, self._leave_seconds)
+        if code is None:
+            trainer.kill()
+            code = exits.of_process(trainer.wait())
+        over = code in (exits.COMPLETE, exits.MISTAKE)  # at the last moment
+        return code if over else exits.by_signal(signal.SIGKILL)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self._asked = number
@@ -197,3 +288,11 @@ class Supervisor:
             self._leads and record is not None and not is_held(self._workdir)
         ):  # else another trainer has come
             ManagerProcess(self._workdir, record.run_id).dismiss()
+
+
+def _code(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
+    """Its exit code; None if it still runs after so long."""
+    try:
+        return exits.of_process(process.wait(seconds))
+    except subprocess.TimeoutExpired:
+        return None

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from rlboost_jax.durable import PART
+from rlboost_jax.durable import PART, make_folder
 from rlboost_jax.own_places import open_private, own_folder
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.load import (
@@ -59,6 +59,7 @@ class Workdir:
 
     def __enter__(self) -> "Workdir":
         try:
+            make_folder(self.path)
             own_folder(self.path, "--workdir")
             self._check_config()
             self._lock = open_private(self.path / "lock", "a+")

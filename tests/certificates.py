@@ -10,7 +10,7 @@ from rlboost_jax.credentials import CLIENT_CERTIFICATE, CLIENT_KEY, SERVER
 from rlboost_jax.manager.service import authority
 from rlboost_jax.weights.seal import prepare_seal
 
-LONG_AGO = datetime.timedelta(days=740)  # when what has expired by now was made
+LONG_AGO = authority.LIFE + datetime.timedelta(days=10)  # when what has expired by now was made
 
 
 def now() -> datetime.datetime:

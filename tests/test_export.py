@@ -12,7 +12,8 @@ import pytest
 
 from configs import base
 from rlboost_jax import export, logits
-from rlboost_jax.learner.checkpoints import CheckpointNotFound, Checkpoints
+from rlboost_jax.learner.checkpoint_reading import CheckpointNotFound
+from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint

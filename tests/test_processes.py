@@ -104,3 +104,20 @@ def test_ps_says_the_same_in_all_places(process, monkeypatch):
     began = processes._seconds(started)
     for away in (-3, 3):
         assert not processes.runs(child.pid, by_ps(began + away), NOWHERE)
+
+
+def test_after_the_next_start_of_the_system_it_is_another(tmp_path):
+    """With the same id, begun as long after it, from the same command."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "sys/kernel/random").mkdir(parents=True)
+    (tmp_path / "42").mkdir()
+    (tmp_path / "42/stat").write_text("42 (python) S " + " ".join(map(str, range(4, 30))))
+    (tmp_path / "42/cmdline").write_bytes(b"python\0-m\0rlboost_jax.manager\0")
+    boot = tmp_path / "sys/kernel/random/boot_id"
+    boot.write_text("7e0c-before\n")
+    started = processes.start_time(42, tmp_path)
+    assert processes.runs(42, started, tmp_path)
+    assert processes.runs(42, "22", tmp_path)  # as an earlier release wrote it
+    assert not processes.runs(42, "23", tmp_path)
+    boot.write_text("19ab-after\n")
+    assert not processes.runs(42, started, tmp_path)

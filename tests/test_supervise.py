@@ -76,7 +76,24 @@ def test_progress_is_read_from_the_folder(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"ste')
     for name in ("0", "2", "3.orbax-checkpoint-tmp"):  # the last is in the making
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert progress_of(tmp_path) == Progress(step=1, checkpoint=2)
+    assert progress_of(tmp_path) == Progress(step=1, checkpoint=2, complete=(0, 2))
+    (tmp_path / "checkpoints" / "4.broken").mkdir()
+    assert progress_of(tmp_path).broken == {4}
+
+
+def test_a_run_that_went_back_is_measured_from_there():
+    """Checkpoint 4 broke, and a start went back to 3: rows from 3 on are new, those before not."""
+
+    def back(step, *complete):
+        return Progress(
+            step=step, checkpoint=max(complete), complete=complete, broken=frozenset({4})
+        )
+
+    stuck = (KILLED, back(2, 2, 3))
+    assert decisions(stuck, stuck, stuck, stuck) == [0.5, 1.0, 2.0, None]
+    assert decisions(stuck, (KILLED, back(3, 3, 4)), stuck) == [0.5, 0.5, 0.5]
+    again = (KILLED, back(3, 3, 4))  # 4 is written, breaks, and is written again
+    assert decisions(again, again, again, again) == [0.5, 0.5, 1.0, 2.0]
 
 
 TRAINER = """
@@ -218,3 +235,52 @@ def test_a_manager_that_was_killed_comes_back_before_the_trainer(trainer):
     assert not after.lives
     events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
     assert not [event for event in events if event["kind"] == "journal"]
+
+
+STANDING = """
+    import json, os, signal, sys, threading, time
+    from pathlib import Path
+    from rlboost_jax import stacks
+    from rlboost_jax.pulse import PULSE, show_pulse
+
+    folder, *ends = Path(sys.argv[1]), *sys.argv[2:]
+    with (folder / "starts").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    number = len((folder / "starts").read_text().splitlines()) - 1
+    stacks.dump_when_asked()
+    show_pulse(os.environ)
+    with stacks.StacksFile(stacks.stacks_path(folder)), PULSE.phase("micro-batch"):
+        if ends[number] == "slow":
+            for _ in range(60):
+                PULSE.beat()
+                time.sleep(0.05)
+            sys.exit(0)
+        if ends[number] == "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if ends[number] == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        def stands_here():
+            threading.Event().wait()
+        stands_here()
+"""
+
+
+@pytest.mark.parametrize("how", ["waiting", "deaf", "stopped"])
+def test_one_that_stands_still_says_where_and_is_started_again(tmp_path, how):
+    """And one that is slow and gets on is left alone."""
+    program, workdir, notes = tmp_path / "trainer.py", tmp_path / "run", []
+    program.write_text(textwrap.dedent(STANDING))
+    workdir.mkdir()
+    code = Supervisor(
+        [sys.executable, str(program), str(workdir), how, *["slow"] * 30],
+        workdir,
+        max_restarts=30,  # a machine may be too busy for the bound below
+        stall_seconds=2.0,
+        watch_seconds=0.05,
+        leave_seconds=0.5,
+        note=notes.append,
+    ).run()
+    assert code == 0 and len((workdir / "starts").read_text().split()) >= 2
+    assert notes[0].startswith("the trainer shows no progress for 2 s (")
+    assert "(1 of 30)" in notes[1], "it was a failure without progress"
+    assert "stands_here" in (workdir / "logs" / "stacks.txt").read_text() or how == "stopped"

@@ -109,7 +109,7 @@ class _Step(torch.nn.Module):
 
 def _write_graph(folder: Path, graph: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa"
+        folder, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
     ).eval()
     config, width = model.config, model.config.head_dim
     shape = (2, config.num_key_value_heads, 3, width)

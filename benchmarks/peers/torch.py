@@ -18,7 +18,10 @@ class Peer:
     def __init__(self, folder: Path, *, dtype: str, threads: int, batch: int, tokens: int) -> None:
         torch.set_num_threads(threads)
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation="sdpa",
+            trust_remote_code=False,
         ).eval()
 
     def generate(self, prompts: NDArray[np.int32], num_tokens: int) -> NDArray[np.int64]:

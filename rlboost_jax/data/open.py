@@ -1,10 +1,10 @@
 """The exercises of a run, and what is written down about data that was read."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlboost_jax import at_rest
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.rows import DataChanged
@@ -36,22 +36,23 @@ def stop_ids_of(run: RunConfig) -> tuple[int, ...]:
 def keep_record(workdir: Path, record: Mapping[str, Any]) -> None:
     """Write `data.json`, or compare with the one that is there: prompts follow from the data.
 
-    Raises DataChanged.
+    Raises DataChanged, Damaged.
     """
     path = workdir / FILE
-    if path.exists():
-        before = json.loads(path.read_text())
-        if before["digest"] != record["digest"]:
+    before = at_rest.read_sealed(
+        path, "delete it if the data is what the run began with, and it is made anew"
+    )
+    if before is not None:
+        if before.get("digest") != record["digest"]:
+            train, heldout = before.get("train"), before.get("heldout")
             raise DataChanged(
                 f"{record['source']}: {record['train']} rows to train on and {record['heldout']} "
-                f"held out are not the {before['train']} and {before['heldout']} that the run in "
+                f"held out are not the {train} and {heldout} that the run in "
                 f"{workdir} began with; bring the data and its tokenizer back, or choose another "
                 "--workdir"
             )
         return
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=2) + "\n")
-    part.replace(path)
+    at_rest.write_sealed(path, record)
 
 
 def record_lines(record: Mapping[str, Any]) -> Iterator[str]:

@@ -132,7 +132,10 @@ class HuggingFaceTokenizer:
             ) from None
         folder = _folder(data.tokenizer)
         try:
-            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+            # No program of a repository's is run here, and nobody is asked whether it may be.
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=False
+            )
         except Exception as error:  # OSError, ValueError or whatever a broken file leads to
             line = str(error).partition("\n")[0]
             raise ConfigError(

@@ -14,7 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rlboost_jax.learner.checkpoints import CheckpointNotFound, Checkpoints, read_params
+from rlboost_jax.learner.checkpoint_reading import (
+    CheckpointBroken,
+    CheckpointNotFound,
+    read_params,
+)
+from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.models.adapters import base_model, joined, trained_part
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import param_shardings
@@ -25,7 +30,7 @@ FOLDER: Final = "base"
 
 
 class OtherBase(Mistake, RuntimeError):
-    """The base in the workdir is missing, or is not that of the adapters beside it."""
+    """The base in the workdir is missing or damaged, or is not that of the adapters beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +53,7 @@ def kept_base(
         resumed: whether there are adapters that were trained on it.
 
     Raises:
-        OtherBase: there are, and it is gone.
+        OtherBase: there are, and it is gone; or it is damaged.
     """
     shardings = param_shardings(base_model(model), mesh)
     with Checkpoints(workdir / FOLDER, keep=1) as kept:
@@ -60,7 +65,13 @@ def kept_base(
                 _abstract(model),
                 shardings,
             )
-            restored: Params = kept.restore(0, {"params": place})[0]["params"]
+            try:
+                restored: Params = kept.restore(0, {"params": place})[0]["params"]
+            except CheckpointBroken as error:
+                raise OtherBase(
+                    f"{workdir / FOLDER} is damaged: {error.reason}; bring it back from a copy, or "
+                    "begin in a new --workdir"
+                ) from None
             return restored
         if resumed:
             raise OtherBase(

@@ -4,12 +4,12 @@
 survives when the first one is deleted, and costs no space before.
 """
 
-import json
 import os
 import shutil
 from pathlib import Path
 from typing import Final
 
+from rlboost_jax import at_rest, durable
 from rlboost_jax.learner.checkpoints import Checkpoints
 
 FOLDER: Final = "best"
@@ -20,43 +20,53 @@ class BestCheckpoint:
     """Of the checkpoints in `<workdir>/checkpoints`.
 
     Args:
-        checkpoints: whose saves are waited for.
+        checkpoints: whose thread keeps what is offered, after what was saved before.
     """
 
     def __init__(self, workdir: Path, checkpoints: Checkpoints) -> None:
-        self._source, self._folder = workdir / "checkpoints", workdir / FOLDER
+        self._workdir, self._folder = workdir, workdir / FOLDER
         self._checkpoints = checkpoints
+        self._known = best_step(workdir)
 
     def offer(self, step: int, accuracy: float) -> bool:
         """Keep the checkpoint of a step if it exists and none before was as good.
 
-        A crash in the middle leaves the one before.
+        It is kept soon, or the next call of `checkpoints` raises what went wrong. A crash in the
+        middle leaves the one before.
 
         Returns:
             whether it is the best now.
         """
-        self._checkpoints.wait()
-        source = self._source / str(step)
-        known = best_step(self._folder.parent)
-        if not source.is_dir() or (known is not None and accuracy <= known[1]):
+        if not self._checkpoints.has(step):
             return False
-        self._folder.mkdir(exist_ok=True)
+        if self._known is not None and accuracy <= self._known[1]:
+            return False
+        self._known = step, accuracy
+        self._checkpoints.after(lambda: self._keep(step, accuracy))
+        return True
+
+    def _keep(self, step: int, accuracy: float) -> None:
         place = self._folder / str(step)
-        shutil.rmtree(place, ignore_errors=True)  # of a run that went on from before it
-        shutil.copytree(source, place, copy_function=os.link)
-        part = self._folder / f"{FILE}.part"
-        part.write_text(json.dumps({"step": step, "accuracy": accuracy}) + "\n")
-        part.replace(self._folder / FILE)
+        try:
+            durable.make_folder(self._folder)
+            shutil.rmtree(place, ignore_errors=True)  # of a run that went on from before it
+            shutil.copytree(self._checkpoints.place(step), place, copy_function=os.link)
+            durable.sync_tree(place)
+            at_rest.write_sealed(self._folder / FILE, {"step": step, "accuracy": accuracy})
+        except BaseException:
+            self._known = best_step(self._workdir)
+            raise
         for other in self._folder.iterdir():
             if other.is_dir() and other != place:
                 shutil.rmtree(other)
-        return True
 
 
 def best_step(workdir: Path) -> tuple[int, float] | None:
-    """Step and accuracy of the best checkpoint; None where none was kept."""
-    try:
-        values = json.loads((workdir / FOLDER / FILE).read_text())
-    except FileNotFoundError:
-        return None
-    return int(values["step"]), float(values["accuracy"])
+    """Step and accuracy of the best checkpoint; None where none was kept.
+
+    Raises:
+        Damaged: what says so.
+    """
+    path = workdir / FOLDER / FILE
+    values = at_rest.read_sealed(path, f"delete {path.parent}, and the next best is kept")
+    return None if values is None else (int(values["step"]), float(values["accuracy"]))

@@ -9,29 +9,24 @@ has. What the manager refuses is not said again: it ends the run with the manage
 """
 
 import asyncio
-import contextlib
 import queue
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
 
 from rlboost_jax import messages
 from rlboost_jax.credentials import Endpoint, explain
+from rlboost_jax.learner.event_loop import EventLoopThread
 from rlboost_jax.learner.stream.step_stream import Doubt
 from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.settings.errors import Mistake
 
-T = TypeVar("T")
-
 DIAL_SECONDS = 0.2  # between two attempts to reach the manager
 ANSWER_SECONDS = 30.0  # for a reply that the manager can give at once
-CLOSE_SECONDS = 5.0  # for what runs in the background to end
 # A signal that comes just before a wait begins, or to another thread, is heard of when it ends.
 LOOK_SECONDS = 1.0
 END_SECONDS = 5.0  # for the manager to hang up after the end of the run
@@ -49,37 +44,6 @@ class StepTooLarge(Mistake, ValueError):
     """The prompts of a batch do not fit in a message to the manager."""
 
 
-class EventLoopThread:
-    """An asyncio loop in a daemon thread, for a program that is otherwise synchronous."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="asyncio", daemon=True)
-        self._thread.start()
-
-    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run to the end and return the result; raises TimeoutError after `timeout` seconds."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
-
-    def close(self) -> None:
-        """Cancel what still runs, and end."""
-        with contextlib.suppress(TimeoutError):
-            self.run(_cancel_others(), CLOSE_SECONDS)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(CLOSE_SECONDS)
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    if others:
-        await asyncio.wait(others)
-
-
 class ManagerLink:
     """What the training loop knows of the manager."""
 
@@ -91,6 +55,7 @@ class ManagerLink:
         answer_seconds: float = ANSWER_SECONDS,
         most_bytes: int = messages.MAX_FRAME_BYTES,
         versions: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ):
         """Nothing is dialled before `connect`.
 
@@ -100,9 +65,11 @@ class ManagerLink:
             answer_seconds: for a reply that the manager can give at once.
             most_bytes: of a message.
             versions: how many of the newest are said again.
+            clock: seconds.
         """
         self._thread, self._locate = thread, locate
         self._answer_seconds, self._most_bytes = answer_seconds, most_bytes
+        self._clock = clock
         # Python 3.11 never ends a SimpleQueue's `get` whose time is over before it has looked.
         self._inbox: queue.Queue[messages.ToTrainer | Exception | None] = queue.Queue()
         self._outbox: asyncio.Queue[messages.TrainerMessage] = asyncio.Queue()
@@ -113,7 +80,7 @@ class ManagerLink:
         self._trained: messages.BatchTrained | None = None  # not yet answered
         self.status: messages.FleetStatus | None = None  # the newest
         self.welcome: messages.TrainerWelcome | None = None
-        self._closing = False
+        self._closing, self._locating = False, True
         self._trouble = "it was not reached"  # what stands between us and an answer
         self._task: Future[bool] | None = None
 
@@ -212,12 +179,18 @@ class ManagerLink:
         return message
 
     def _next(self, seconds: float) -> messages.ToTrainer | None:
-        """As `receive`, whoever calls `wake` meanwhile."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            message = self.receive(timeout=left)
+        """As `receive`, whoever calls `wake` meanwhile.
+
+        A manager is given that time once it is found: `locate` has a patience of its own, with one
+        that reads a long journal, too.
+        """
+        end = self._clock() + seconds
+        while (left := end - self._clock()) > 0:
+            message = self.receive(timeout=min(left, LOOK_SECONDS))
             if message is not None:
                 return message
+            if self._locating:
+                end = self._clock() + seconds
         return None
 
     def wake(self) -> None:
@@ -263,7 +236,9 @@ class ManagerLink:
         """One stream after the other; whether the manager ended the last as it was asked to."""
         try:
             while True:
+                self._locating = True
                 manager = await asyncio.to_thread(self._locate)
+                self._locating = False
                 try:
                     await self._talk(manager, hello)
                 except (aiohttp.ClientError, OSError) as error:  # the next says everything again

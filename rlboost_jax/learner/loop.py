@@ -32,6 +32,7 @@ from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.stream.driver import drive
 from rlboost_jax.learner.stream.lag import lag_of
 from rlboost_jax.learner.stream.step_stream import StreamTimes
+from rlboost_jax.learner.stream.waiting import FleetPulse
 from rlboost_jax.learner.trajectory import trajectories_digest
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.models.adapters import joined
@@ -59,6 +60,7 @@ class TrainingLoop:
             max_tokens=run.sampling.max_response_tokens,
             stop_ids=tuple(exercises.stop_ids),
         )
+        self._waited = FleetPulse(lambda: session.link.status)
         self._lag = lag_of(run)
         self._used = session.prompts_used
         self._window: messages.WindowState | None = None  # after the last step
@@ -185,7 +187,8 @@ class TrainingLoop:
         for extension in measurement.extensions()[1:]:  # what groups leave over of each prompt
             link.extend_batch(extension)
         while not measurement.complete:
-            match link.receive():
+            self._waited(message := link.receive())
+            match message:
                 case messages.FinishedRollout() as rollout:
                     measurement.take(rollout)
                 case messages.Parked() as parked:
@@ -227,6 +230,7 @@ class TrainingLoop:
                 check=self._spans.timed("check", LANE, check),
                 extend=batch.extend,
                 ahead=[each.intake for each in self._open.values()],
+                waited=self._waited,
                 clock=session.clock,
             )
         for line in batch.collector.fault_lines():

@@ -16,10 +16,17 @@ import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from rlboost_jax.credentials import CredentialsUnusable, Endpoint, explain, read_credentials
+from rlboost_jax.credentials import (
+    RECOVERS,
+    CredentialsUnusable,
+    Endpoint,
+    explain,
+    read_credentials,
+)
 from rlboost_jax.manager.service.run_files import (
     ALREADY_MANAGED,
     ManagerRecord,
@@ -32,6 +39,7 @@ ANSWER_SECONDS = 30.0  # for a manager to answer, one that starts or stands stil
 ASK_SECONDS = 2.0  # for one answer
 LEAVE_SECONDS = 10.0
 POLL_SECONDS = 0.02
+PROGRESS_BYTES = 200  # of what a manager says of its start
 
 
 class ManagerNotStarted(RuntimeError):
@@ -48,19 +56,23 @@ class ManagerProcess:
         *,
         answer_seconds: float = ANSWER_SECONDS,
         ask_seconds: float = ASK_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ):
         """Nothing is started before `locate`.
 
         Args:
             answer_seconds: for a manager to answer, one that starts or stands still included.
             ask_seconds: for one answer.
+            clock: seconds.
         """
+        self._clock = clock
         self._answer_seconds, self._ask_seconds = answer_seconds, ask_seconds
         self._workdir, self._run_id = workdir, run_id
         self._log = workdir / "logs" / "manager.log"
         self._child: subprocess.Popen[bytes] | None = None  # the last that was started here
         self._locating = threading.Lock()
         self._trouble = ""  # why it was not reached, if that is a matter of credentials
+        self._progress = ""  # of a manager that still reads its journal, in its own words
 
     def locate(self) -> Endpoint:
         """The manager, with the trainer's own credentials; starts one where none lives.
@@ -72,11 +84,15 @@ class ManagerProcess:
             ManagerNotStarted: with the end of its log.
         """
         with self._locating:
-            deadline = time.monotonic() + self._answer_seconds
+            deadline = self._clock() + self._answer_seconds
             child, code = None, None  # what was started here and now, and how it ended
+            self._progress = progress = ""
             while (found := self._answering()) is None:
+                if self._progress != progress:  # it reads its journal, however long that takes
+                    progress = self._progress
+                    deadline = self._clock() + self._answer_seconds
                 code = child.poll() if child is not None else None
-                if code not in (None, ALREADY_MANAGED) or time.monotonic() > deadline:
+                if code not in (None, ALREADY_MANAGED) or self._clock() > deadline:
                     if child is not None and code is None:
                         child.kill()  # it has not come to where others could find it
                     raise ManagerNotStarted(self._complaint(code))
@@ -146,6 +162,12 @@ class ManagerProcess:
             seconds, tls = self._ask_seconds, credentials.tls
             with urllib.request.urlopen(request, timeout=seconds, context=tls):
                 return manager
+        except HTTPError as error:
+            with error:
+                if error.code == RECOVERS:
+                    self._progress = error.read(PROGRESS_BYTES).decode(errors="replace").strip()
+                self._trouble = self._progress or explain(error)
+            return None
         except (OSError, HTTPException) as error:  # it is not there, slow, or another program
             self._trouble = explain(error)
             return None

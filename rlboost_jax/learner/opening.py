@@ -4,15 +4,15 @@ The order counts: the folder is taken before anything is written, the fleet star
 warms up and compiles, and everything is taken down in the opposite order.
 """
 
-import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
 
+from rlboost_jax import durable
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.open import keep_record, open_exercises, record_lines
 from rlboost_jax.learner import fit, kernels
@@ -21,7 +21,9 @@ from rlboost_jax.learner.base import Base, check_same
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoint_extra import window_of
 from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.link import EventLoopThread, ManagerLink
+from rlboost_jax.learner.event_loop import EventLoopThread
+from rlboost_jax.learner.fleet_life import sending_home, showing_fleet
+from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.origin import keep_origin
 from rlboost_jax.learner.preparation import Prepared, prepared, programs, restore
@@ -35,6 +37,7 @@ from rlboost_jax.learner.versions import AtHand, Versions, restored_versions
 from rlboost_jax.messages import TrainerHello
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.observe import events
 from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.profile import StepProfile
@@ -45,11 +48,10 @@ from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.settings.memory import learner_bytes_per_device
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.stacks import StacksFile, stacks_path
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
 from rlboost_jax.workdir import Workdir
-
-LOOK_SECONDS = 0.25  # between two looks at the fleet, for the live view
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,7 @@ class Opening:
         self._stack, self._makers = stack, makers
         self._workdir = stack.enter_context(Workdir(path, plan.published))
         self._path = self._workdir.path
+        stack.enter_context(StacksFile(stacks_path(self._path)))
         self._console = stack.enter_context(
             makers.console(
                 num_steps=plan.run.num_steps,
@@ -144,15 +147,16 @@ class Opening:
             Checkpoints(
                 self._path / "checkpoints",
                 keep=run.checkpoint.keep,
-                on_durable=lambda step: link.committed(Batch(step - 1)) if step else None,
+                on_durable=lambda step: self._committed(step, link),
+                before=lambda: self._rows.written(),  # of steps that are not done again
             )
         )
-        restored = restore(run, policy, critic, checkpoints)
+        restored = restore(run, policy, critic, checkpoints, self._world, console.note)
         extra = restored[1] if restored else {}
         first = checkpoints.latest() or 0
         trackers = self._trackers(first)
-        stack.enter_context(_sending_home(link, manager))
-        stack.enter_context(_showing_fleet(self._thread, link, console))
+        stack.enter_context(sending_home(link, manager))
+        stack.enter_context(showing_fleet(self._thread, link, console))
         # The fleet starts now, while the learner warms up and compiles.
         with console.phase("starting the manager and its fleet"):
             window = window_of(extra) if restored else None
@@ -241,9 +245,19 @@ class Opening:
         chosen = self._makers.trackers(
             self._run, self._path, self._workdir.run_id, step=first, note=self._console.note
         )
-        trackers = Trackers([FilesTracker(self._path, step=first), self._console, *chosen])
+        self._rows = FilesTracker(self._path, step=first)
+        trackers = Trackers([self._rows, self._console, *chosen])
         self._stack.callback(trackers.close)
         return trackers
+
+    def _committed(self, step: int, link: ManagerLink) -> None:
+        """A checkpoint lasts. So shall what is told of the steps before it, before the manager
+        hears of that and forgets their tokens. In the thread that waits for checkpoints."""
+        self._rows.sync()
+        durable.sync(self._path / events.FILE)
+        durable.sync_folder(self._path)
+        if step:
+            link.committed(Batch(step - 1))
 
     def _reserved(
         self,
@@ -291,41 +305,6 @@ class Opening:
         )
         self._stack.callback(publisher.close)
         return publisher
-
-
-@contextlib.contextmanager
-def _sending_home(link: ManagerLink, manager: ManagerProcess) -> Iterator[None]:
-    """However the run ends, manager and servers do not stay behind.
-
-    Of one that is not complete they leave the tokens so far in the manager's journal.
-    """
-    reason, over = "the trainer stopped", False
-    try:
-        yield
-        reason, over = "the run is over", True
-    except BaseException as error:
-        reason = f"the trainer stopped: {type(error).__name__}"
-        raise
-    finally:
-        if not link.end(reason, over=over):
-            manager.dismiss()
-
-
-@contextlib.contextmanager
-def _showing_fleet(thread: EventLoopThread, link: ManagerLink, console: Console) -> Iterator[None]:
-    """Show the fleet as the manager last described it, whatever the trainer waits for."""
-
-    async def show() -> None:
-        while True:
-            if link.status is not None:
-                console.fleet(link.status)
-            await asyncio.sleep(LOOK_SECONDS)
-
-    showing = thread.start(show())
-    try:
-        yield
-    finally:
-        showing.cancel()
 
 
 def _published_base(params: Params, followers: Followers, store: SnapshotStore) -> Base:

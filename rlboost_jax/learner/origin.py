@@ -3,10 +3,10 @@
 Where it lies is a place, and may be another when the run goes on; what it holds may not.
 """
 
-import json
 from pathlib import Path
 from typing import Final
 
+from rlboost_jax import at_rest
 from rlboost_jax.models.checkpoint_reader import weights_digest
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.sources import WEIGHTS, source_folder
@@ -27,18 +27,20 @@ def keep_origin(workdir: Path, source: str) -> None:
         source: `model.source`.
 
     Raises:
-        OriginChanged, CheckpointUnusable, ConfigError.
+        OriginChanged, CheckpointUnusable, ConfigError, Damaged.
     """
     path = workdir / FILE
-    before = json.loads(path.read_text()) if path.exists() else None
-    if before is not None and before["source"] == source:
+    before = at_rest.read_sealed(
+        path,
+        "delete it if model.source names the weights that the run began with, and it is made anew",
+    )
+    if before is not None and before.get("source") == source:
         return
     digest = weights_digest(source_folder(source, WEIGHTS)) if source else ""
-    if before is not None and before["weights"] != digest:
+    if before is not None and before.get("weights") != digest:
         raise OriginChanged(
-            f"model.source is {source!r}, whose weights are not those of {before['source']!r} that "
-            f"the run in {workdir} began with; name a copy of these, or choose another --workdir"
+            f"model.source is {source!r}, whose weights are not those of {before.get('source')!r} "
+            f"that the run in {workdir} began with; name a copy of these, or choose another "
+            "--workdir"
         )
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"source": source, "weights": digest}, indent=2) + "\n")
-    part.replace(path)
+    at_rest.write_sealed(path, {"source": source, "weights": digest})

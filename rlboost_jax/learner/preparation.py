@@ -1,6 +1,7 @@
 """What every process of a trainer does before the first step: programs, state, reference model."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,8 +13,11 @@ from jax.sharding import Mesh
 from rlboost_jax.data.tasks import get_task
 from rlboost_jax.learner.base import kept_base
 from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
+from rlboost_jax.learner.checkpoint_reading import CheckpointBroken
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.fallback import newest_sound
 from rlboost_jax.learner.packing import batch_shapes
+from rlboost_jax.learner.processes.world import World
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import TrainState, abstract_state, init_state
@@ -22,8 +26,14 @@ from rlboost_jax.models.adapters import base_model, is_adapter
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.models.sharding import param_shardings
+from rlboost_jax.pulse import PULSE
+from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.sources import WEIGHTS, source_folder
+
+
+class ReferenceGone(Mistake, RuntimeError):
+    """The starting parameters of a run that has gone on from them."""
 
 
 @runtime_checkable
@@ -109,16 +119,27 @@ def prepared(
 
 
 def restore(
-    run: RunConfig, policy: PolicyPrograms, critic: CriticPrograms | None, checkpoints: Checkpoints
+    run: RunConfig,
+    policy: PolicyPrograms,
+    critic: CriticPrograms | None,
+    checkpoints: Checkpoints,
+    world: World,
+    note: Callable[[str], None],
 ) -> tuple[TrainState, dict[str, Any]] | None:
-    """The newest checkpoint; None at the first start."""
-    newest = checkpoints.latest()
-    if newest is None:
-        return None
+    """The newest sound checkpoint; None at the first start.
+
+    Every process of a trainer does this at the same point.
+
+    Args:
+        note: is told of those that are not sound.
+
+    Raises:
+        CheckpointBroken: none is.
+    """
     abstract = _abstract(run, policy)
     if critic is not None:
         abstract = replace(abstract, critic=critic.abstract())
-    return checkpoints.restore(newest, abstract)
+    return newest_sound(checkpoints, abstract, world, note)
 
 
 def _abstract(run: RunConfig, policy: PolicyPrograms) -> TrainState:
@@ -157,10 +178,13 @@ def _first_params(run: RunConfig, mesh: Mesh, console: Shows) -> Params:
     if run.warmup.max_updates:
         task = get_task(run.task)  # the configuration was checked for there being one
         reports: list[tuple[int, float]] = []
+
+        def report(updates: int, loss: float) -> None:
+            reports.append((updates, loss))
+            PULSE.beat()
+
         with console.phase(f"warming the model up on the {task.name} task"):
-            params = warm_up(
-                run, task, params, mesh=mesh, report=lambda *report: reports.append(report)
-            )
+            params = warm_up(run, task, params, mesh=mesh, report=report)
         for updates, loss in reports[-1:]:
             console.note(f"  {updates} supervised updates, loss {loss:.3f} nats per token")
     return params
@@ -189,6 +213,17 @@ def _reference(
         return None
     with Checkpoints(path / "reference", keep=1) as kept:
         if kept.latest() is None:
+            if int(state.step):  # which is no start to be taken for one
+                raise ReferenceGone(
+                    f"{path / 'reference'} is gone, which the run's KL term is taken to; bring "
+                    "it back, or begin in a new --workdir"
+                )
             kept.save(0, state.params, {})
             kept.wait()
-        return kept.restore(0, _abstract(run, policy).params)[0]
+        try:
+            return kept.restore(0, _abstract(run, policy).params)[0]
+        except CheckpointBroken as error:
+            raise ReferenceGone(
+                f"{path / 'reference'} is damaged, which the run's KL term is taken to: "
+                f"{error.reason}; bring it back from a copy, or begin in a new --workdir"
+            ) from None

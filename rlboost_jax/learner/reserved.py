@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from rlboost_jax.credentials import Endpoint
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.learner.link import EventLoopThread
+from rlboost_jax.learner.event_loop import EventLoopThread
 from rlboost_jax.models.params import Params
 from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.observe.spans import ENGINE_LANE, Recorder

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlboost_jax import compile_cache
+from rlboost_jax.learner.compiling import show_compiles
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.opening import Makers, Opening, plan_of
@@ -15,6 +16,7 @@ from rlboost_jax.observe.cost import Forecast
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
+from rlboost_jax.pulse import PULSE
 from rlboost_jax.settings.run import RunConfig
 
 
@@ -44,6 +46,7 @@ def run_training(
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
     """
     compile_cache.enable(run.compile_cache_dir)
+    show_compiles()
     path, makers = Path(path), makers or Makers()
     plan = plan_of(run, path, world, makers)  # before the first device is touched
     with contextlib.ExitStack() as stack:
@@ -54,8 +57,12 @@ def run_training(
             opened.profile.at(step)
             row = steps.step(step)
             opened.trackers.step({**row, "cost_forecast_dollars": forecast.after(row)})
-            steps.save(step + 1)
-        summary = _summary(plan.run, opened.workdir.path, steps.final_score())
+            with PULSE.phase("checkpoint"):
+                steps.save(step + 1)
+            PULSE.step()
+        score = steps.final_score()
+        opened.session.checkpoints.wait()  # only then is nothing left to go on with
+        summary = _summary(plan.run, opened.workdir.path, score)
         opened.trackers.finish(summary)
     write_report(path)
     return summary

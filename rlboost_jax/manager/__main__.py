@@ -4,7 +4,7 @@ Reads `<W>/config.json`, makes tokens and certificates if there are none, listen
 `<W>/manager.json` for trainers and people to find it; appends to `<W>/events.jsonl`. Goes on from
 `<W>/journal/` where an earlier manager of the run was killed.
 Ends with code 0 when the run is over, 3 when no trainer came back, 4 when another manager
-works there, 2 on a mistake in what it was given.
+works there, 2 on a mistake in what it was given, 1 where the host has run out of something.
 """
 
 import argparse
@@ -18,14 +18,16 @@ import signal
 import socket
 import ssl
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 
 from rlboost_jax import processes
+from rlboost_jax.exhaustion import exhausted
 from rlboost_jax.manager.events import (
     MachineAdded,
     MachineRemoved,
@@ -37,6 +39,7 @@ from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service import authority
 from rlboost_jax.manager.service.addresses import for_other_hosts, for_this_host, names
 from rlboost_jax.manager.service.app import make_app
+from rlboost_jax.manager.service.dates import Dates
 from rlboost_jax.manager.service.disk_writer import DiskWriter
 from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.service.file_server.orders import Setup
@@ -44,6 +47,7 @@ from rlboost_jax.manager.service.file_server.process import FileServer, listenin
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
 from rlboost_jax.manager.service.heap import keep_small
 from rlboost_jax.manager.service.journal_files import Journal
+from rlboost_jax.manager.service.replay import parts_of
 from rlboost_jax.manager.service.run_files import (
     ALREADY_MANAGED,
     AlreadyManaged,
@@ -64,14 +68,17 @@ from rlboost_jax.own_places import own_folder
 from rlboost_jax.providers.base import Rendezvous
 from rlboost_jax.providers.choice import open_provider
 from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_events
+from rlboost_jax.relay.start import speak_through_relay
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.fleet import FleetConfig
-from rlboost_jax.settings.load import read_run_config, read_run_id
+from rlboost_jax.settings.for_servers import for_servers
+from rlboost_jax.settings.load import read_run_config, read_run_id, to_dict
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.seal import prepare_seal
 
-MISTAKE = 2  # exit code
+BROKEN, MISTAKE = 1, 2  # exit codes
 SHUTDOWN_SECONDS = 1.0  # for handlers to end
+END_SECONDS = 1.0  # for what was logged to be written
 
 log = logging.getLogger("rlboost_jax.manager")
 
@@ -81,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workdir", type=Path, required=True, help="of the run; has config.json")
     workdir = parser.parse_args(arguments).workdir.absolute()
     keep_small()
+    speak_through_relay(END_SECONDS)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     try:
         own_folder(workdir, "--workdir")
@@ -88,6 +96,9 @@ def main(arguments: list[str] | None = None) -> int:
         with only_manager(workdir):
             return asyncio.run(serve(workdir, run, run_id))
     except (Mistake, AlreadyManaged, OSError) as error:
+        if line := exhausted(error):
+            print(line, file=sys.stderr)
+            return BROKEN
         print(error, file=sys.stderr)
         return ALREADY_MANAGED if isinstance(error, AlreadyManaged) else MISTAKE
 
@@ -98,7 +109,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
     Raises:
         OSError: the address cannot be listened on.
     """
-    loop = asyncio.get_running_loop()
+    loop, dates = asyncio.get_running_loop(), Dates()
     with contextlib.ExitStack() as stack:
         events = stack.enter_context(EventsWriter(workdir))
 
@@ -111,9 +122,11 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
                 detail=line.detail,
             )
 
-        journal = Journal(workdir / "journal", run_id)
+        aside = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="journal"))
+        journal = Journal(workdir / "journal", run_id, later=aside.submit)
         stack.callback(journal.close)
-        entries, damages = journal.read()
+        journal.check()
+        to_read = journal.size()
         writer = stack.enter_context(
             DiskWriter(journal.append, write, lambda error: driver.fail(error))
         )
@@ -127,12 +140,13 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             watch = StepTracer(workdir, run.observe.profile_step)
             stack.callback(watch.close)
         route_bytes = settings.routing.route_bytes if settings.routing else 0
-        files = _file_server(listener, workdir, tokens, writer, lambda e: driver.fail(e))
-        driver = Driver(manager, writer.record, writer.append, watch, route_bytes, files.serve)
-        for damage in damages:
-            log.error("the journal is damaged: %s; what is missing is generated again", damage)
-            writer.record(time.time(), Record("journal", -1, "", {"reason": damage}))
-        driver.recover(entries)
+        files = _file_server(listener, workdir, tokens, writer, lambda e: driver.fail(e), dates.now)
+        driver = Driver(
+            manager,
+            *(writer.record, writer.append, watch, route_bytes, files.serve),
+            recovers=True,
+            date=dates.now,
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, driver.apply, Shutdown(number.name))
         gate = Gate(max_connections=max_connections())
@@ -147,8 +161,9 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             ),
             route_bytes=route_bytes,
             admit=gate.admit,
-            config=(workdir / "config.json").read_bytes(),
+            config=msgspec.json.encode(to_dict(for_servers(run))),
             snapshots=workdir / "snapshots",
+            progress=lambda: f" ({journal.read_bytes:,} of {to_read:,} bytes)",
         )
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **RUNNER_OPTIONS)
         await runner.setup()
@@ -160,7 +175,13 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             with contextlib.closing(await _listening(listen, run.manager.port, port)) as server:
                 host, port = server.sockets[0].getsockname()[:2]
                 record = _record(workdir, run_id, host, port, files.port)
-                return await _manage(driver, workdir, run, record, former)
+                with recorded(workdir, record):
+                    log.info("listening on %s, for weights on port %d", record.address, files.port)
+                    await driver.recover(parts_of(journal))
+                    for damage in journal.damages:
+                        log.error("damaged journal: %s; what is missing is made again", damage)
+                        writer.record(dates.now(), Record("journal", -1, "", {"reason": damage}))
+                    return await _manage(driver, workdir, run, record, former)
         finally:
             await files.close()
             await runner.cleanup()
@@ -187,6 +208,7 @@ def _file_server(
     tokens: Tokens,
     writer: DiskWriter,
     fail: Callable[[BaseException], None],
+    date: Callable[[], float],
 ) -> FileServer:
     setup = Setup(
         server_token=tokens.server,
@@ -195,7 +217,7 @@ def _file_server(
     )
 
     def report(reason: str) -> None:
-        writer.record(time.time(), Record("file_server", -1, "", {"reason": reason}))
+        writer.record(date(), Record("file_server", -1, "", {"reason": reason}))
 
     return FileServer(listener, setup, report, fail)
 
@@ -237,27 +259,25 @@ async def _manage(
     record: ManagerRecord,
     former: ManagerRecord | None,
 ) -> int:
-    """From the first moment of listening to the end of the run.
+    """From the moment when all is known that an earlier manager knew to the end of the run.
 
     Args:
         record: of this manager.
         former: of the one whose servers may be left.
     """
-    with recorded(workdir, record):
-        log.info("listening on %s, for weights on port %d", record.address, record.weights_port)
-        rendezvous = Rendezvous(
-            run_id=record.run_id,
-            workdir=workdir,
-            address=record.address,
-            local_address=record.local_address,
-            join=join_folder(workdir),
-        )
-        provider = open_provider(run.fleet, rendezvous)
-        await driver.employ(provider, found_us=former is not None and record.port == former.port)
-        events = market_events(run.fleet, seed=run.seed)
-        driver.follow(_market(events, run.fleet, driver.begun))
-        code = (await driver.finished).code
-        await driver.close()
+    rendezvous = Rendezvous(
+        run_id=record.run_id,
+        workdir=workdir,
+        address=record.address,
+        local_address=record.local_address,
+        join=join_folder(workdir),
+    )
+    provider = open_provider(run.fleet, rendezvous)
+    await driver.employ(provider, found_us=former is not None and record.port == former.port)
+    events = market_events(run.fleet, seed=run.seed)
+    driver.follow(_market(events, run.fleet, driver.begun))
+    code = (await driver.finished).code
+    await driver.close()
     return code
 
 

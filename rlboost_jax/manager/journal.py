@@ -8,9 +8,10 @@ A frame is its payload's length and CRC-32 (of length and payload), each 4 bytes
 then the payload. A segment is a run of frames; it is read up to its first bad frame.
 """
 
+import io
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -185,6 +186,52 @@ def frames(entries: Iterable[Entry]) -> bytes:
     return b"".join(parts)
 
 
+class SegmentReader:
+    """The entries of a segment in order, one in memory at a time, up to its first bad byte.
+
+    Args:
+        read: gives that many of the next bytes, fewer only at the end of the file.
+        size: of the file, in bytes.
+
+    Attributes:
+        good_bytes: of the entries so far.
+        damage: why it went no further; "" where every byte is accounted for.
+    """
+
+    def __init__(self, read: Callable[[int], bytes], size: int) -> None:
+        self._read, self._size = read, size
+        self.good_bytes, self.damage = 0, ""
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.good_bytes < self._size:
+            entry, frame_bytes, damage = self._frame(self._size - self.good_bytes)
+            if damage:
+                self.damage = f"{damage} at byte {self.good_bytes} of {self._size}"
+                return
+            self.good_bytes += frame_bytes
+            yield entry
+
+    def _frame(self, left: int) -> tuple[Any, int, str]:
+        """(entry, bytes of its frame, ""), or (None, 0, what is wrong)."""
+        header = self._read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            return None, 0, "a torn tail"
+        length, checksum = _HEADER.unpack(header)
+        if not 0 < length <= MAX_FRAME_BYTES:
+            return None, 0, "a frame of impossible length"
+        if _HEADER.size + length > left:
+            return None, 0, "a torn tail"
+        payload = self._read(length)
+        if len(payload) < length:  # it became shorter meanwhile
+            return None, 0, "a torn tail"
+        if zlib.crc32(payload, zlib.crc32(header[:4])) != checksum:
+            return None, 0, "a wrong checksum"
+        try:
+            return _decode(payload), _HEADER.size + length, ""
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return None, 0, f"an entry that is none ({error})"
+
+
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """A segment as it was found."""
 
@@ -194,33 +241,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_segment(data: bytes) -> Segment:
-    """The entries before the first byte that is not as it was written."""
-    entries: list[Any] = []
-    at, damage = 0, ""
-    while at < len(data):
-        entry, end, damage = _read_frame(data, at)
-        if damage:
-            damage = f"{damage} at byte {at} of {len(data)}"
-            break
-        entries.append(entry)
-        at = end
-    return Segment(entries=entries, good_bytes=at, damage=damage)
-
-
-def _read_frame(data: bytes, at: int) -> tuple[Any, int, str]:
-    """(entry, end of its frame, ""), or (None, `at`, what is wrong)."""
-    start = at + _HEADER.size
-    if start > len(data):
-        return None, at, "a torn tail"
-    length, checksum = _HEADER.unpack_from(data, at)
-    if not 0 < length <= MAX_FRAME_BYTES:
-        return None, at, "a frame of impossible length"
-    end = start + length
-    if end > len(data):
-        return None, at, "a torn tail"
-    if zlib.crc32(data[start:end], zlib.crc32(data[at : at + 4])) != checksum:
-        return None, at, "a wrong checksum"
-    try:
-        return _decode(data[start:end]), end, ""
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return None, at, f"an entry that is none ({error})"
+    """The same of bytes that are here, at once."""
+    reader = SegmentReader(io.BytesIO(data).read, len(data))
+    entries = list(reader)
+    return Segment(entries=entries, good_bytes=reader.good_bytes, damage=reader.damage)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Self, TextIO
 
 from rich.console import Console as RichConsole
-from rich.console import Group, RenderableType
+from rich.console import ConsoleDimensions, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -22,11 +22,27 @@ from rlboost_jax.messages import FleetStatus
 from rlboost_jax.observe.cost import reserved_only_dollars, total
 from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.summary import Summary
+from rlboost_jax.pulse import PULSE
+from rlboost_jax.relay.start import Relayed
 
 STATE_STYLES = {"ready": "green", "pulling": "cyan", "joining": "yellow", "leaving": "red"}
 BARS = "▁▂▃▄▅▆▇█"
 HISTORY = 48  # steps in the sparkline
 SAMPLE_LETTERS = 70  # of a prompt and of a response
+
+
+class _Terminal(RichConsole):
+    """Knows its width through a relay, too."""
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        if isinstance(self.file, Relayed) and self.file.isatty():
+            return ConsoleDimensions(*self.file.terminal_size())
+        return super().size
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self._width, self._height = new_size
 
 
 class Console(Closing):
@@ -46,7 +62,7 @@ class Console(Closing):
         file: TextIO | None = None,
     ) -> None:
         self._num_steps, self._price = num_steps, reserved_price_per_hour
-        self._console = RichConsole(file=file or sys.stdout, highlight=False, soft_wrap=True)
+        self._console = _Terminal(file=file or sys.stdout, highlight=False, soft_wrap=True)
         self._rows: list[Mapping[str, Any]] = []
         self._accuracy: float | None = None
         self._status: FleetStatus | None = None
@@ -79,7 +95,8 @@ class Console(Closing):
         if not self._live:
             self.note(f"{text} …")
         try:
-            yield
+            with PULSE.phase(text):
+                yield
         finally:
             self._phases.remove((text, began))
         self.note(f"{text}: {time.monotonic() - began:.1f} s")

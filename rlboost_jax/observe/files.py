@@ -1,8 +1,11 @@
 """The run's own record of its steps: `metrics.jsonl` and `samples.jsonl`, as a tracker."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlboost_jax.closing import Closing
 from rlboost_jax.observe import metrics, samples
@@ -10,27 +13,91 @@ from rlboost_jax.observe.lines import StepLines
 from rlboost_jax.observe.samples import SampleRow, sample_values
 from rlboost_jax.observe.summary import Summary
 
+MOST_WAITING: Final = 1_000  # calls; then the next one waits for the disk
+
 
 class FilesTracker(Closing):
-    """Each row is on disk when the call returns; an error of the disk ends the run.
+    """Rows are written in a thread, in order and without a gap: a disk that is slow or does not
+    answer for a while holds up no step. An error of it ends the run, at one of the next calls.
+
+    What has to be there before a checkpoint counts waits for `written`; other threads may call
+    that and `sync`.
 
     Args:
         step: the first step to come; what a run that died has left from there on is taken out.
+        most_waiting: calls that may wait for the disk.
+        lines: makes what a file is written with.
     """
 
-    def __init__(self, workdir: str | Path, *, step: int = 0) -> None:
-        self._metrics = StepLines(Path(workdir) / metrics.FILE, step=step)
-        self._samples = StepLines(Path(workdir) / samples.FILE, step=step)
+    def __init__(
+        self,
+        workdir: str | Path,
+        *,
+        step: int = 0,
+        most_waiting: int = MOST_WAITING,
+        lines: Callable[..., StepLines] = StepLines,
+    ) -> None:
+        self._metrics = lines(Path(workdir) / metrics.FILE, step=step)
+        self._samples = lines(Path(workdir) / samples.FILE, step=step)
+        self._room = threading.BoundedSemaphore(most_waiting)
+        self._error: Exception | None = None  # after it nothing is written any more
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rows")
 
     def samples(self, rows: Sequence[SampleRow]) -> None:
-        self._samples.write(map(sample_values, rows))
+        self._put(self._samples, rows, sample_values)
 
     def step(self, row: Mapping[str, Any]) -> None:
-        self._metrics.write([row])
+        self._put(self._metrics, [row], dict)
 
     def finish(self, summary: Summary) -> None:
         """`summary.json` and the report are made by the trainer, also of a run that stopped."""
 
+    def written(self) -> None:
+        """Return once all rows so far are written.
+
+        Raises:
+            OSError: they cannot be.
+        """
+        with contextlib.suppress(RuntimeError):  # closed, and all is written
+            self._thread.submit(lambda: None).result()
+        self._check()
+
+    def sync(self) -> None:
+        """Have the rows so far last, before a checkpoint that they lie before is said to."""
+        self.written()
+        self._metrics.sync()
+        self._samples.sync()
+
     def close(self) -> None:
+        self._thread.shutdown()
         self._metrics.close()
         self._samples.close()
+        self._check()
+
+    def _put(
+        self,
+        lines: StepLines,
+        rows: Iterable[Any],
+        values: Callable[[Any], Mapping[str, Any]],
+    ) -> None:
+        self._check()
+        self._room.acquire()
+        self._thread.submit(self._write, lines, rows, values)
+
+    def _write(
+        self,
+        lines: StepLines,
+        rows: Iterable[Any],
+        values: Callable[[Any], Mapping[str, Any]],
+    ) -> None:
+        try:
+            if self._error is None:
+                lines.write(map(values, rows))
+        except Exception as error:  # raised in the thread of the run
+            self._error = error
+        finally:
+            self._room.release()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error

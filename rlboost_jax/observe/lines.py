@@ -6,13 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from rlboost_jax import durable
 from rlboost_jax.closing import Closing
 
 Scalar = str | int | float | bool | None
 
 
 class StepLines(Closing):
-    """Appends objects that carry their `step`; what is written is on disk when `write` returns.
+    """Appends objects that carry their `step`; a kill takes nothing of what is written, a power
+    cut nothing of what was written before `sync`.
 
     Args:
         step: the first step to come. Lines of this step and later ones, left by a run that
@@ -21,15 +23,18 @@ class StepLines(Closing):
 
     def __init__(self, path: Path, *, step: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [values for values in read_lines(path) if values["step"] < step]
-        part = path.with_suffix(".part")
-        part.write_text("".join(map(_line, kept)), encoding="utf-8")
-        part.replace(path)
+        kept = [values for values in read_lines(path) if _before(values, step)]
+        durable.write(path, "".join(map(_line, kept)).encode())
+        self._path = path
         self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115  (until `close`)
 
     def write(self, objects: Iterable[Mapping[str, Any]]) -> None:
         self._file.write("".join(map(_line, objects)))
         self._file.flush()
+
+    def sync(self) -> None:
+        """Have what was written so far last. May take long, and be called from any thread."""
+        durable.sync(self._path)
 
     def close(self) -> None:
         self._file.close()
@@ -57,6 +62,11 @@ def scalar(value: Any) -> Scalar:
         return None
     plain: Scalar = value
     return plain
+
+
+def _before(values: Mapping[str, Any], step: int) -> bool:
+    number = values.get("step")
+    return isinstance(number, int) and number < step
 
 
 def _line(values: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from rlboost_jax import durable
 from rlboost_jax.observe import figures
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.observe.figures import reward_parts
@@ -52,9 +53,8 @@ def write_report(workdir: str | Path) -> Path:
     page = report_page(
         config, summary, rows, read_events(workdir), read_samples(workdir), name=workdir.name
     )
-    part = workdir / (FILE + ".part")
-    part.write_text(page, encoding="utf-8")
-    return part.replace(workdir / FILE)
+    durable.write(workdir / FILE, page.encode())
+    return workdir / FILE
 
 
 def report_page(
@@ -84,11 +84,9 @@ def report_page(
 def _tiles(summary: Summary) -> Iterator[tuple[str, str, str]]:
     """(what, number, note)"""
     if summary.last_accuracy is not None:
-        yield (
-            "held-out accuracy",
-            f"{summary.last_accuracy:.3f}",
-            f"from {summary.first_accuracy:.3f}",
-        )
+        # The rows may be gone that knew the first.
+        first = "" if summary.first_accuracy is None else f"from {summary.first_accuracy:.3f}"
+        yield "held-out accuracy", f"{summary.last_accuracy:.3f}", first
     yield "updates", str(summary.steps), f"in {duration(summary.seconds)}"
     yield "servers lost", str(summary.instances_lost), f"{summary.instances_joined} joined"
     share = summary.tokens_lost / summary.tokens_generated if summary.tokens_generated else 0.0

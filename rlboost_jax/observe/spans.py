@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from rlboost_jax.messages import Span
+from rlboost_jax.pulse import PULSE
 
 ENGINE_LANE: Final = "engine"  # of dispatches, where a process has one engine
 MAX_KEPT: Final = 20_000  # spans of a process that nobody has taken yet: 100 bytes each
@@ -68,17 +69,19 @@ class Recorder:
     def span(
         self, name: str, lane: str, *, when: bool | None = None, **args: Argument
     ) -> Iterator[None]:
-        """Record what is done within, however it ends.
+        """Record what is done within, however it ends. It is a phase of this process, too.
 
         Args:
             when: whether to; None: if it is `on` as this begins.
         """
         if not (self.on if when is None else when):
-            yield
+            with PULSE.phase(name):
+                yield
             return
         start = time.monotonic()
         try:
-            yield
+            with PULSE.phase(name):
+                yield
         finally:
             self.add(name, lane, start, time.monotonic(), **args)
 

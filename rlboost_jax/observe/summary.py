@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlboost_jax import durable
 from rlboost_jax.observe.cost import reserved_only_dollars, total
 
 FILE: Final = "summary.json"
@@ -60,15 +61,15 @@ def summarize(rows: Sequence[Mapping[str, Any]], *, reserved_price_per_hour: flo
 
 
 def write_summary(workdir: str | Path, summary: Summary) -> None:
-    part = Path(workdir) / (FILE + ".part")
-    part.write_text(json.dumps(asdict(summary), indent=2) + "\n")
-    part.replace(Path(workdir) / FILE)
+    durable.write(Path(workdir) / FILE, (json.dumps(asdict(summary), indent=2) + "\n").encode())
 
 
 def read_summary(workdir: str | Path) -> Summary | None:
-    """What `write_summary` wrote; None where there is none."""
-    path = Path(workdir) / FILE
-    return Summary(**json.loads(path.read_text())) if path.exists() else None
+    """What `write_summary` wrote; None where there is none, or it is damaged: the rows say it."""
+    try:
+        return Summary(**json.loads((Path(workdir) / FILE).read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
 
 
 def headline(summary: Summary) -> str:

@@ -39,7 +39,7 @@ class WandbTracker:
         folder = workdir / "wandb"
         folder.mkdir(parents=True, exist_ok=True)  # else wandb takes another one
         self._last = folder / LAST_STEP
-        self._logged = int(self._last.read_text()) if self._last.exists() else -1
+        self._logged = _last_step(self._last)
         if settings.mode == "online" and not wandb.login(prompt=False):
             raise ValueError(
                 "no key for the service; run `wandb login`, or set observe.wandb.mode to 'offline'"
@@ -87,6 +87,15 @@ class WandbTracker:
     def close(self) -> None:
         """Raises where not everything could be uploaded in time."""
         self._run.finish(exit_code=0 if self._complete else 1)
+
+
+def _last_step(path: Path) -> int:
+    """-1 where nothing was logged, or a power cut has taken the file: it may lose what is newer
+    than what wandb has kept, never the other way round, so nothing here is synced."""
+    try:
+        return int(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return -1
 
 
 def _table(rows: Sequence[SampleRow]) -> wandb.Table:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rlboost_jax import durable
 from rlboost_jax.own_places import foreign
 from rlboost_jax.qualification.records import Verdict
 
@@ -58,7 +59,7 @@ def keep(path: Path, key: Mapping[str, Any], verdict: Verdict) -> str:
             opened.write(msgspec.json.format(msgspec.json.encode(file)))
             opened.flush()
             os.fsync(opened.fileno())
-        part.replace(path)
+        durable.replace(part, path)
     except OSError as error:
         return f"{path}: {error.strerror}"
     return ""

@@ -27,8 +27,15 @@ def after_hashes(text: str) -> str | None:
 
 def answer_tag(text: str) -> str | None:
     """The content of the last `<answer>…</answer>`."""
-    found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-    return str(found[-1]).strip() if found else None
+    opening, closing = "<answer>", "</answer>"
+    found, at = None, 0
+    while (begin := text.find(opening, at)) >= 0:  # no regular expression: this takes one pass
+        begin += len(opening)
+        end = text.find(closing, begin)
+        if end < 0:
+            break
+        found, at = text[begin:end].strip(), end + len(closing)
+    return found
 
 
 def whole(text: str) -> str | None:

@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rlboost_jax.rewards.sandbox import (
@@ -14,7 +14,8 @@ from rlboost_jax.rewards.sandbox import (
     run_contained,
 )
 
-_BLOCK = re.compile(r"^[ \t]*```[ \t]*(\S*)[^\n]*\n(.*?)```", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*```[ \t]*", re.MULTILINE)
+_LANGUAGE = re.compile(r"\S*")
 _PYTHON = ("python", "py", "python3")
 
 
@@ -49,12 +50,29 @@ def code(
 
 def program_in(completion: str) -> str:
     """Its last block of Python, or else of no language, or else all of it."""
-    blocks: list[tuple[str, str]] = _BLOCK.findall(completion)
+    blocks = list(_blocks(completion))
     for languages in (_PYTHON, ("",)):
         found = [text for language, text in blocks if language.lower() in languages]
         if found:
             return found[-1]
     return completion
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """(language, content) of each fenced block that is closed.
+
+    One pass, whatever the policy wrote: no character is looked at more than a few times.
+    """
+    at = 0
+    while (fence := _FENCE.search(text, at)) is not None:
+        line_end = text.find("\n", fence.end())
+        end = text.find("```", line_end + 1)
+        if line_end < 0 or end < 0:
+            return
+        language = _LANGUAGE.match(text, fence.end())
+        assert language is not None  # "" matches too
+        yield language[0], text[line_end + 1 : end]
+        at = end + 3
 
 
 def cases(tests: Any) -> list[str | tuple[str, str]]:

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from rlboost_jax.backoff import backoff_seconds
-from rlboost_jax.credentials import COPY_AGAIN, Endpoint, explain
+from rlboost_jax.credentials import COPY_AGAIN, RECOVERS, Endpoint, explain
 from rlboost_jax.messages import Goodbye, Hello, Hint, Notice, Ready, ServerMessage, Welcome
 from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.rollout import stream
@@ -173,12 +173,14 @@ class InstanceClient:
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while not self._leaving.done():
                 manager = await asyncio.to_thread(self._locate)
-                self._trouble = ""
+                self._trouble, recovers = "", False
                 try:
                     await self._serve_one(session, manager)
                 except aiohttp.WSServerHandshakeError as error:
                     if error.status in (401, 403):
                         raise Refused(f"wrong token; {COPY_AGAIN}") from None
+                    if error.status == RECOVERS:  # there is a manager: this one is no orphan
+                        self._lost_at, self._attempt, recovers = loop.time(), 0, True
                 except (aiohttp.ClientError, OSError, TimeoutError) as error:
                     # Not there: as if the stream had ended. What listens at its address may be
                     # another program for a while, so not even a wrong certificate ends the search.
@@ -187,7 +189,7 @@ class InstanceClient:
                     break
                 if self._sick:
                     return "sick"
-                if loop.time() - self._lost_at >= self._orphan_seconds:
+                if not recovers and loop.time() - self._lost_at >= self._orphan_seconds:
                     trouble = f": {self._trouble}" if self._trouble else ""
                     return f"no manager for {self._orphan_seconds:g} s{trouble}"
                 # A whole fleet comes back to one manager: not at one moment.

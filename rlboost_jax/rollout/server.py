@@ -34,6 +34,7 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
+from rlboost_jax.exhaustion import exhausted
 from rlboost_jax.messages import MAX_NOTICE_SECONDS, SICK_EXIT_CODE, decode_server, encode
 from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.providers.base import NONCE_VARIABLE
@@ -83,6 +84,12 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
         line = "; ".join(str(error).splitlines())
         print(f"rollout server at {args.manager}: {line}", file=sys.stderr, flush=True)
         return CANNOT_SERVE
+    except OSError as error:
+        line = exhausted(error)
+        if not line:
+            raise
+        print(f"rollout server at {args.manager}: sick: {line}", file=sys.stderr, flush=True)
+        return SICK_EXIT_CODE
     except (NonFiniteLogits, jax.errors.JaxRuntimeError, MemoryError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"rollout server at {args.manager}: sick: {line}", file=sys.stderr, flush=True)

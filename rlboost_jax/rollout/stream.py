@@ -33,11 +33,13 @@ from rlboost_jax.messages import (
     Welcome,
 )
 from rlboost_jax.observe.clocks import Clock
+from rlboost_jax.rollout.renewals import Renewals
 from rlboost_jax.rollout.weight_updates import WeightUpdates
 from rlboost_jax.rollout.worker import Worker
 
 ANSWER_SECONDS = 5.0  # from Hello to Welcome
-PING_SECONDS = 10.0  # a manager that does not answer a ping for half of it is lost
+SILENCE_SECONDS = 15.0  # of a manager that counts as lost then, where no lease is longer
+LOOK_SECONDS = 1.0  # between two looks at how long it has been silent
 LEAVE_SECONDS = 0.7  # for the last tokens and the goodbye
 CLOSE_SECONDS = 0.2  # for the other side to confirm the end of a stream
 
@@ -75,6 +77,9 @@ class Stream:
         self._leave, self._leaving = leave, leaving
         self._outbox: asyncio.Queue[ServerMessage] = asyncio.Queue()
         self._stamp = 0.0  # the newest of the manager's
+        self._renewals = Renewals()
+        self._patience = SILENCE_SECONDS
+        self._heard_at = 0.0
 
     def say(self, message: ServerMessage) -> None:
         """Send a message after those before it, once there is a manager; none is waited for."""
@@ -100,12 +105,12 @@ class Stream:
             headers=manager.headers,
             ssl=manager.tls,
             max_msg_size=MAX_FRAME_BYTES,
-            heartbeat=PING_SECONDS,
             timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
         ) as socket:
             loop = asyncio.get_running_loop()
             self._clock.restart()
             self._clock.asked(loop.time())
+            self._renewals.asked(loop.time())
             await socket.send_bytes(messages.encode(self._hello))
             answer = await _receive(socket, ANSWER_SECONDS)
             if isinstance(answer, Leave):
@@ -113,7 +118,8 @@ class Stream:
             if not isinstance(answer, Welcome):
                 return
             self._clock.answered(answer.stamp, loop.time())
-            self._stamp = answer.stamp
+            self._renewals.answered(loop.time())
+            self._stamp, self._heard_at = answer.stamp, loop.time()
             async with known(answer):
                 await self._talk(socket, answer.renew_seconds)
 
@@ -121,7 +127,8 @@ class Stream:
         """Until the stream ends, or this side has said goodbye on it."""
         sending = asyncio.ensure_future(self._send(socket))
         others: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(part) for part in (self._obey(socket), self._renew(renew_seconds))
+            asyncio.ensure_future(part)
+            for part in (self._obey(socket), self._renew(renew_seconds), self._watch())
         ]
         try:
             await asyncio.wait(
@@ -162,12 +169,28 @@ class Stream:
                 return
 
     async def _renew(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(seconds)
+            await self._renewals.next_one(seconds)
             await asyncio.sleep(0)  # after a stall: hear first what came meanwhile
-            renew = Renew(programs_compiled=self._compiled(), echo=self._stamp)
+            renew = Renew(
+                programs_compiled=self._compiled(),
+                echo=self._stamp,
+                round_trip=self._renewals.take_longest(),
+            )
+            self._renewals.asked(loop.time())
             self.say(renew)
             self._say_spans()
+
+    async def _watch(self) -> None:
+        """Returns when the manager has said nothing for longer than it hears a server out."""
+        loop = asyncio.get_running_loop()
+        looked = loop.time()
+        while looked < self._heard_at + self._patience:
+            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(0)  # after a stall: hear first what came meanwhile
+            stalled = max(0.0, loop.time() - looked - 2 * LOOK_SECONDS)  # of this process
+            self._heard_at, looked = self._heard_at + stalled, loop.time()
 
     def _say_spans(self) -> None:
         """What was recorded since the last time, on the manager's clock."""
@@ -185,15 +208,19 @@ class Stream:
 
     async def _obey(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Everything the manager asks, until it hangs up or says Leave."""
+        loop = asyncio.get_running_loop()
         while True:
-            match await _receive(socket):
+            message = await _receive(socket)
+            self._heard_at = loop.time()
+            match message:
                 case Generate(requests=requests, params_digest=params_digest):
                     if requests and not self._hello.reserved:  # a trainer knows its step
                         self._spans.at(requests[0].work.batch)
                     self._worker.submit(requests, params_digest)
-                case Renewed(stamp=stamp):
-                    self._stamp = stamp
-                    self._clock.answered(stamp, asyncio.get_running_loop().time())
+                case Renewed(stamp=stamp, lease_seconds=lease):
+                    self._stamp, self._patience = stamp, max(SILENCE_SECONDS, lease)
+                    self._clock.answered(stamp, loop.time())
+                    self._renewals.answered(loop.time())
                 case Release(request_ids=request_ids):
                     self._worker.release(messages.unpack_ids(request_ids).tolist())
                 case Announce(manifest=manifest) if self._updates is not None:

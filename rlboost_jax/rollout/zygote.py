@@ -23,8 +23,11 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
+from rlboost_jax.relay.start import finish, speak_through_relay
+
+END_SECONDS: Final = 1.0  # for what a server has printed to reach its log
 READ_BYTES = 65536
 
 
@@ -120,6 +123,7 @@ class Zygote:
             for descriptor in {*self._private, output, nothing} - {0, 1, 2}:
                 os.close(descriptor)
             os.environ.update(env)
+            speak_through_relay(END_SECONDS)
             code = self._run(args)
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1
@@ -129,6 +133,7 @@ class Zygote:
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
                 sys.stderr.flush()
+            finish()
             os._exit(code)
 
     def _signal(self, name: str, number: int) -> None:

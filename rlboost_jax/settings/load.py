@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from rlboost_jax import durable
+from rlboost_jax import at_rest, durable
 from rlboost_jax.settings.errors import ConfigError, suggestion
 from rlboost_jax.settings.presets import resolved
 from rlboost_jax.settings.renamed import successor, without_retired
@@ -54,6 +54,8 @@ def may_differ(config: RunConfig) -> tuple[str, ...]:
     """What a run in its workdir may change. The length too, unless the schedule depends on it."""
     return (*MAY_DIFFER, "num_steps") if config.learner.schedule == "constant" else MAY_DIFFER
 
+
+REMEDY: Final = "bring it back from a copy, or choose another --workdir"  # of a damaged record
 
 Record = TypeVar("Record")
 
@@ -156,8 +158,7 @@ def read_run_id(path: str | Path) -> str:
 
 def write_run_config(path: str | Path, config: RunConfig, run_id: str) -> None:
     """Write `config.json` durably, in one piece: a reader never sees half of it."""
-    values = {"run_id": run_id, **to_dict(config)}
-    durable.write(_file(path), (json.dumps(values, indent=2) + "\n").encode())
+    at_rest.write_sealed(_file(path), {"run_id": run_id, **to_dict(config)})
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
@@ -245,11 +246,17 @@ def _read(path: str | Path) -> dict[str, Any]:
     path = _file(path)
     try:
         values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ConfigError(f"cannot read {path}: {error}; give the workdir of a run") from error
+    except ValueError as error:  # not UTF-8, or not JSON
+        size = path.stat().st_size
+        raise ConfigError(f"{path} is damaged ({size} bytes: {error}); {REMEDY}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no configuration; give the workdir of a run")
-    return without_retired(values)
+    try:
+        return without_retired(at_rest.unsealed(values, path, REMEDY))
+    except durable.Damaged as error:
+        raise ConfigError(str(error)) from None
 
 
 def _file(path: str | Path) -> Path:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlboost_jax.settings.limits import MAX_LEASE_SECONDS
+from rlboost_jax.settings.limits import LONGEST_LEASE_SECONDS, MAX_LEASE_SECONDS
 from rlboost_jax.settings.setting import setting
 
 Window = Literal["paper", "model"]
@@ -26,12 +26,22 @@ class ManagerConfig:
     )
     lease_seconds: float = setting(
         1.5,
-        "a server that is silent for longer is lost",
+        "a server on a good line that is silent for longer is lost",
         note="A lost server is to be known as such within 2 s. A lease runs from the last renewal, "
         "so it ends 1.2 to 1.5 s after a fault, which leaves 0.5 s to a busy manager. An honest "
         "server may be late by 0.9 s: renewals echo the manager's answer to the one before.",
         above=0,
         at_most=MAX_LEASE_SECONDS,
+    )
+    longest_lease_seconds: float = setting(
+        60.0,
+        "the same on the worst line; at least lease_seconds",
+        note="Each server's lease follows the round trips that were measured on its line and their "
+        "losses: 1.5 s up to 0.1 s without any, 13 s at 0.3 s with 3 % lost, 60 s with 10 %. The "
+        "shorter, the more honest servers of bad lines are lost. As much as lease_seconds: that is "
+        "the lease of all, whatever their lines are like.",
+        above=0,
+        at_most=LONGEST_LEASE_SECONDS,
     )
     renew_seconds: float = setting(
         0.3, "between renewals of a lease; less than a third of it", above=0

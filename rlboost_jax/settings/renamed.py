@@ -19,6 +19,8 @@ _SUCCESSORS: Final = {
 _RETIRED: Final = {
     "fleet.tls": "TLS is spoken always, on loopback too; leave it out",
 }
+# What an earlier release allowed: a `config.json` with less is read as if it had this.
+_AT_LEAST: Final = {"checkpoint.keep": 2}
 
 
 def successor(name: str) -> str:
@@ -32,10 +34,15 @@ def successor(name: str) -> str:
 
 
 def without_retired(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested dictionaries of a `config.json`, less what is of no effect any more."""
+    """The nested dictionaries of a `config.json`, less what is of no effect any more, and with
+    what an earlier release allowed raised to what is the least now."""
     kept = dict(values)
     for name in _RETIRED:
         section, _, field = name.partition(".")
         if isinstance(kept.get(section), Mapping):
             kept[section] = {k: v for k, v in kept[section].items() if k != field}
+    for name, least in _AT_LEAST.items():
+        section, _, field = name.partition(".")
+        if isinstance(kept.get(section), Mapping) and isinstance(kept[section].get(field), int):
+            kept[section] = {**kept[section], field: max(least, kept[section][field])}
     return kept

@@ -143,6 +143,11 @@ def _manager(config: RunConfig) -> Iterator[str]:
             f"{manager.lease_seconds} s (manager.lease_seconds) must outlive three renewals, "
             f"choose less than {manager.lease_seconds / 3:g}"
         )
+    if manager.longest_lease_seconds < manager.lease_seconds:
+        yield (
+            f"manager.longest_lease_seconds is {manager.longest_lease_seconds}, less than "
+            f"manager.lease_seconds ({manager.lease_seconds}); choose at least as much"
+        )
     if manager.progress_seconds < manager.lease_seconds:
         yield (
             f"manager.progress_seconds is {manager.progress_seconds}, less than "

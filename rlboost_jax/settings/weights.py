@@ -25,4 +25,10 @@ class CheckpointConfig:
     """Checkpoints that a run resumes from."""
 
     every_steps: int = setting(1, "between checkpoints", at_least=1)
-    keep: int = setting(2, "newest checkpoints that are kept", at_least=1)
+    keep: int = setting(
+        2,
+        "newest checkpoints that are kept",
+        at_least=2,
+        note="One that does not hold what was written is put aside, and the run goes on from the "
+        "one before. None is deleted before a newer one was read back from the disk.",
+    )

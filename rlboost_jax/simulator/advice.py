@@ -1,14 +1,16 @@
 """What a run's or a simulation's manager predicted, for advice."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rlboost_jax.manager.policies.advice import Advice, advise
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.observe.events import read_events
+from rlboost_jax.observe.metrics import read_metrics
+from rlboost_jax.settings.load import read_run_config
+from rlboost_jax.simulator.hindsight import predictions
 from rlboost_jax.simulator.markets import markets, static
+from rlboost_jax.simulator.observed import observed
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.world import World
 
@@ -16,17 +18,20 @@ STEPS: Final = 6  # that are simulated
 SECONDS: Final = 1e6  # that they may take
 
 
-def of_run(workdir: str | Path) -> Advice:
-    """Raises ConfigError where the run says nothing."""
-    folder = Path(workdir)
-    events = [row for row in _rows(folder / "events.jsonl") if row.get("kind") == "foreseen"]
-    if not events:
-        raise ConfigError(
-            f"{folder}/events.jsonl has no event 'foreseen'; let the run's manager predict steps: "
-            "set manager.window = 'model' or fleet.sizing = 'marginal'"
-        )
-    seconds = {row["step"]: row["step_seconds"] for row in _rows(folder / "metrics.jsonl")}
-    return advise([{**row["detail"], "step": row["step"]} for row in events], seconds)
+def of_run(workdir: str | Path, *, settling: int) -> Advice:
+    """From what its manager predicted; where that had no use for it, from what it recorded.
+
+    Args:
+        settling: steps at the beginning that are left out of the latter.
+
+    Raises ConfigError where the run is too short.
+    """
+    run = read_run_config(workdir)
+    seconds = {row["step"]: row["step_seconds"] for row in read_metrics(workdir)}
+    told = [row for row in read_events(workdir) if row["kind"] == "foreseen"]
+    if told:
+        return advise([{**row["detail"], "step": row["step"]} for row in told], seconds)
+    return advise(predictions(run, observed(workdir, settling=settling)), seconds)
 
 
 def of_simulation(config: SimConfig) -> Advice:
@@ -36,10 +41,3 @@ def of_simulation(config: SimConfig) -> Advice:
     world = World(config, market.changes, seed=config.seed, seconds=min(market.seconds, SECONDS))
     rows = world.run()
     return advise(world.predictions, {row["step"]: row["step_seconds"] for row in rows})
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    with open(path, encoding="utf-8") as lines:
-        for line in lines:
-            if line.endswith("\n"):  # the last may be in the making
-                yield json.loads(line)

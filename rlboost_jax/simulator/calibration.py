@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rlboost_jax import durable
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.simulator.fits import non_negative, resampled, weighted
@@ -57,7 +58,7 @@ def calibrate(
         "settings": settings(run, seen, seen.steps, values),
         "check": check(run, seen, base),
     }
-    (Path(workdir) / FILE).write_text(json.dumps(found, allow_nan=False) + "\n")
+    durable.write(Path(workdir) / FILE, (json.dumps(found, allow_nan=False) + "\n").encode())
     return found
 
 

@@ -1,10 +1,15 @@
-"""What a real run's `events.jsonl` says of its steps, its engines and its fleet."""
+"""What a real run's `events.jsonl` says of its steps, its engines and its fleet.
+
+A step counts if it is whole: it followed at once on the one before, with one trainer from its
+beginning to its end. So one in which a run was stopped or killed tells of no speed, and of those
+that were done again the last one counts.
+"""
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlboost_jax.observe.events import FILE, read_events
 from rlboost_jax.settings.errors import ConfigError
@@ -29,6 +34,7 @@ class ObservedStep:
 
     step: int
     seconds: float
+    instances_mean: float  # preemptible ones
     beginning: float  # from the end of the step before to the first request
     publishing: float  # learner work that is neither training nor waiting
     train_seconds: float
@@ -48,7 +54,18 @@ class Observed:
     reserved_slots: int
     reserved_engines: int
     price_per_hour: float  # of a preemptible instance
+    pulled_bytes: float  # by one of them for a version, on average
+    losses: int  # of preemptible instances, until the last of these steps was over
+    instance_seconds: float  # that they were there, until then
     changes: tuple[Change, ...]  # of the fleet, from the beginning of the first step on
+
+
+class _Span(NamedTuple):
+    """The events that a whole step is between."""
+
+    before: dict[str, Any]  # the end of the step before
+    begin: dict[str, Any]
+    end: dict[str, Any]
 
 
 def observed(workdir: str | Path, *, settling: int) -> Observed:
@@ -59,68 +76,106 @@ def observed(workdir: str | Path, *, settling: int) -> Observed:
     Raises ConfigError where the file has no two steps after these.
     """
     events = read_events(workdir)
-    begun = {e["step"]: e for e in events if e["kind"] == "begun"}
-    # What measures the policy alone has no responses that are trained on.
-    ended = (e for e in events if e["kind"] == "trained" and e["detail"]["lengths"])
-    trained = {e["step"]: e for e in ended}
-    whole = [s for s in sorted(trained) if s in begun and s - 1 in trained and s >= settling]
+    whole = [span for step, span in sorted(_whole(events).items()) if step >= settling]
     if len(whole) < 2:
         raise ConfigError(
             f"{Path(workdir) / FILE}: {len(whole)} whole steps after the first {max(1, settling)}; "
             "2 are needed at least, run for longer or lower --settling"
         )
+    origin = min(e["time"] for e in events if e["kind"] == "begun")
+    changes = _changes(events, since=origin)
+    over = max(span.end["time"] for span in whole) - origin
     joined = [e for e in events if e["kind"] == "joined"]
     remote = [e["detail"] for e in joined if not e["detail"]["reserved"]]
     reserved = [e["detail"] for e in joined if e["detail"]["reserved"]]
     slots = max((d["slots"] for d in remote), default=0)
     return Observed(
-        steps=tuple(_step(events, begun, trained, step) for step in whole),
+        steps=tuple(_step(events, span) for span in whole),
         starts=_starts(events),
         slots=slots or max(d["slots"] for d in reserved),
         reserved_slots=max((d["slots"] for d in reserved), default=slots),
         reserved_engines=len({e["instance"] for e in joined if e["detail"]["reserved"]}),
         price_per_hour=statistics.fmean(d["price_per_hour"] for d in remote) if remote else 0.0,
-        changes=_changes(events, since=min(e["time"] for e in begun.values())),
+        pulled_bytes=_pulled_bytes(events),
+        losses=sum(not change.added for change in changes if change.seconds <= over),
+        instance_seconds=sum(
+            max(0.0, over - change.seconds) * (1 if change.added else -1) for change in changes
+        ),
+        changes=changes,
     )
 
 
-def _step(
-    events: Sequence[dict[str, Any]],
-    begun: dict[int, dict[str, Any]],
-    trained: dict[int, dict[str, Any]],
-    step: int,
-) -> ObservedStep:
-    begin, end, before = begun[step], trained[step], trained[step - 1]
-    detail = end["detail"]
+def _whole(events: Sequence[dict[str, Any]]) -> dict[int, _Span]:
+    """The last whole try of each step that has one."""
+    found: dict[int, _Span] = {}
+    before: dict[str, Any] | None = None  # the end of the last step
+    begin: dict[str, Any] | None = None
+    undisturbed = True  # since then
+    for event in events:
+        match event["kind"]:
+            case "begun":
+                undisturbed &= begin is None
+                begin = event
+            case "resumed":
+                undisturbed = False
+            case "joined" if event["detail"]["reserved"]:  # those of another trainer
+                undisturbed = False
+            case "trained":
+                step = event["step"]
+                follows = before is not None and before["step"] == step - 1
+                if begin is not None and begin["step"] == step and follows and undisturbed:
+                    assert before is not None
+                    found[step] = _Span(before, begin, event)
+                # What measures the policy alone has no responses that are trained on.
+                before = event if event["detail"]["lengths"] else None
+                if before is None:
+                    found.pop(step, None)
+                begin, undisturbed = None, True
+    return found
+
+
+def _step(events: Sequence[dict[str, Any]], span: _Span) -> ObservedStep:
+    before, begin, end = span
+    step, detail = end["step"], end["detail"]
+    since, until = before["time"], end["time"]
     groups = tuple(tuple(lengths) for lengths in detail["lengths"])
     known = ("train_seconds", "train_wait_seconds", "seeding_window_seconds")
     rest = end["time"] - begin["time"] - sum(detail[name] for name in known)
     prompt_tokens = begin["detail"]["prompt_tokens"] / begin["detail"]["prompts"]
     responses = sum(map(len, groups))
     published = [
-        e["time"] for e in events if e["kind"] == "published" and e["detail"]["version"] == step
+        e["time"]
+        for e in events
+        if e["kind"] == "published" and e["detail"]["version"] == step and e["time"] >= since
     ]
     return ObservedStep(
         step=step,
-        seconds=end["time"] - before["time"],
-        beginning=begin["time"] - before["time"],
+        seconds=until - since,
+        instances_mean=detail["instances_mean"],
+        beginning=begin["time"] - since,
         publishing=max(0.0, rest),
         train_seconds=detail["train_seconds"],
-        announcing=max(0.0, min(published, default=before["time"]) - before["time"]),
+        announcing=max(0.0, min(published, default=since) - since),
         tokens=sum(map(sum, groups)) + round(prompt_tokens * responses),
         prompt_tokens=prompt_tokens,
         groups=groups,
         work=tuple(
             EngineUsage(**e["detail"])
             for e in events
-            if e["kind"] == "worked" and e["step"] == step
+            if e["kind"] == "worked" and e["step"] == step and since <= e["time"] <= until
         ),
         pulls=tuple(
             e["detail"]["seconds"]
             for e in events
-            if e["kind"] == "pulled" and e["detail"]["version"] == step
+            if e["kind"] == "pulled" and e["detail"]["version"] == step and e["time"] >= since
         ),
     )
+
+
+def _pulled_bytes(events: Sequence[dict[str, Any]]) -> float:
+    """Nothing of what a server saw on the learner's disk."""
+    fetched = [e["detail"].get("fetched_bytes", 0) for e in events if e["kind"] == "pulled"]
+    return statistics.fmean(fetched) if fetched else 0.0
 
 
 def _starts(events: Sequence[dict[str, Any]]) -> tuple[float, ...]:

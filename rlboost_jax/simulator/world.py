@@ -238,6 +238,7 @@ def settings(config: SimConfig) -> Settings:
     manager = ManagerConfig(
         **_named_alike(ManagerConfig, policy),
         lease_seconds=PATIENT,
+        longest_lease_seconds=PATIENT,
         renew_seconds=PATIENT / 4,
         progress_seconds=PATIENT,
     )

@@ -8,7 +8,6 @@ The seal is an Ed25519 signature. Its key stays in `trainer/`; what servers hold
 that a server's host which falls into other hands cannot seal weights for the other servers.
 """
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from rlboost_jax import durable
 from rlboost_jax.credentials import SEAL_CHECK
 from rlboost_jax.messages import Manifest
 from rlboost_jax.weights.names import WeightsError
@@ -77,10 +77,5 @@ def _content(manifest: Manifest) -> bytes:
 
 
 def _replace(path: Path, content: str) -> None:
-    """In one piece, and readable by its owner only from its first byte on."""
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w", encoding="ascii") as file:
-        file.write(content)
-    part.replace(path)
+    """Durably, and readable by its owner only from its first byte on."""
+    durable.keep(path, content.encode("ascii"), mode=0o600)

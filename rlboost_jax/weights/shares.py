@@ -85,7 +85,10 @@ def write_shares(
     Raises:
         OSError: naming the leaf that could not be written.
     """
-    context, floats = ts.Context(), np.dtype(dtype)
+    # Not synced: what a power cut takes of a version is written anew by the next start. With a
+    # queue of its own, so as not to stand behind the syncs of a checkpoint.
+    context = ts.Context({"file_io_sync": False, "file_io_concurrency": {"limit": _WRITERS}})
+    floats = np.dtype(dtype)
 
     def write(item: tuple[str, Any]) -> list[FileEntry]:
         name, share = item[0], as_share(item[1])

@@ -5,6 +5,10 @@ exists only after that. A folder has plain Zarr arrays, one folder per leaf, whi
 reads, and Orbax too. Each process of a trainer writes its share (`shares.py`); one of them has the
 store, and of the others' shares only the names, sizes and digests of the files.
 
+Nothing here is synced, for no version is needed after a power cut: a trainer that comes back writes
+those that its batches are sampled from, and the base, anew from its checkpoint. A reader that finds
+one of before in the meantime takes nothing that differs from its sealed manifest, and tries again.
+
 Where only adapters are trained, all else, the *base*, is written once. A version's own files are
 then its adapters; its folder and its manifest have the base's files besides.
 """

@@ -1,5 +1,6 @@
 """Text to tokens, stop ids and chats; Hugging Face's side built here, offline."""
 
+import contextlib
 import json
 
 import pytest
@@ -118,6 +119,23 @@ def test_it_is_what_transformers_makes_of_the_messages(folder):
         theirs("two plus two")["input_ids"],
         theirs("four")["input_ids"],
     ]
+
+
+def test_no_program_of_a_repository_is_run(folder, tmp_path, monkeypatch):
+    """transformers would ask whoever sits at the terminal, and this one says yes to everything."""
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "own.py").write_text(
+        f"open({str(tmp_path / 'was_run')!r}, 'w')\n"
+        "from transformers import PreTrainedTokenizerFast as Own\n"
+    )
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with contextlib.suppress(ConfigError):  # some releases go on with a class of their own
+        open_tokenizer(data(tokenizer=str(tmp_path)))
+    assert not (tmp_path / "was_run").exists()
 
 
 def test_the_configuration_has_the_last_word(folder):

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from configs import tiny
 from rlboost_jax import messages as m
 from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.learner.manager_process import ManagerProcess
@@ -18,7 +17,6 @@ from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.server import CannotServe, fetch_config
 from rlboost_jax.rollout.worker import Worker
-from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.weights.download import Retries
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Puller
@@ -27,6 +25,7 @@ from tests.certificates import make_run
 from tests.hostile.nobody import NOBODY, Impostor, needs_root, reachable
 from tests.patience import PATIENCE_SECONDS
 from tests.rollout.conftest import FakeEngine
+from tests.workdirs import begun
 
 pytestmark = needs_root
 
@@ -51,10 +50,7 @@ def forged() -> Iterator[Path]:
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Path:
-    config = tiny.get_config()
-    config.fleet.provider = "none"
-    write_run_config(tmp_path / "config.json", run_config(config), "run")
-    return tmp_path
+    return begun(tmp_path)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.checkpoints import CheckpointBroken, CheckpointNotFound, Checkpoints
+from rlboost_jax.learner.checkpoint_reading import CheckpointBroken, CheckpointNotFound
+from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.models.params import init_params, params_digest

@@ -11,8 +11,8 @@ from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestServer
 
 from rlboost_jax import messages
+from rlboost_jax.learner.event_loop import EventLoopThread
 from rlboost_jax.learner.link import (
-    EventLoopThread,
     ManagerLink,
     ManagerLost,
     ManagerRefused,
@@ -82,14 +82,16 @@ def script() -> Script:
 
 
 @contextlib.contextmanager
-def linked(script, kind=ManagerLink, **options) -> Iterator[ManagerLink]:
+def linked(
+    script, kind=ManagerLink, locate=lambda found: found(), **options
+) -> Iterator[ManagerLink]:
     thread = EventLoopThread()
     app = web.Application()
     app.router.add_get("/trainer", script.serve)
     server = TestServer(app)
     thread.run(server.start_server(), PATIENCE_SECONDS)
     there = f"{server.host}:{server.port}"
-    link = kind(thread, locate=lambda: endpoint(there, "token"), **options)
+    link = kind(thread, locate=lambda: locate(lambda: endpoint(there, "token")), **options)
     try:
         yield link
     finally:
@@ -149,6 +151,30 @@ def test_a_reward_that_arrives_wakes_who_waits_for_rollouts_and_nobody_else(link
     link.wake()
     trained = messages.BatchTrained(batch=7, train_wait_seconds=0.0, train_seconds=0.0)
     assert link.trained(trained).batch == 7
+
+
+def test_a_manager_has_its_time_to_answer_once_it_is_found(script):
+    """Until then `locate` has a patience of its own: a long journal takes long to read."""
+    now, looks, enough = 0.0, 0, threading.Event()
+
+    class Looks(ManagerLink):
+        def receive(self, timeout=None):
+            nonlocal now, looks
+            if not enough.is_set():
+                now += 10.0
+                looks += 1
+                if looks > 9:
+                    enough.set()
+                return None
+            return super().receive(timeout)
+
+    def locate(found):
+        assert enough.wait(PATIENCE_SECONDS)
+        return found()
+
+    with linked(script, Looks, locate, answer_seconds=30.0, clock=lambda: now) as link:
+        assert link.connect(HELLO) == WELCOME
+    assert now >= 100.0
 
 
 def test_a_signal_that_another_thread_was_given_ends_the_wait(link):

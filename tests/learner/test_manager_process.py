@@ -10,23 +10,29 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from configs import tiny
 from rlboost_jax.credentials import read_credentials
+from rlboost_jax.learner.event_loop import EventLoopThread
 from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess
-from rlboost_jax.manager.service.run_files import ManagerRecord, only_manager, read_record
+from rlboost_jax.manager.service.authority import server_tls
+from rlboost_jax.manager.service.run_files import (
+    ManagerRecord,
+    only_manager,
+    read_record,
+    recorded,
+)
 from rlboost_jax.processes import start_time
-from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.weights.seal import public_of
+from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS
+from tests.workdirs import begun
 
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Path:
-    config = tiny.get_config()
-    config.fleet.provider = "none"
-    write_run_config(tmp_path / "config.json", run_config(config), "run")
-    return tmp_path
+    return begun(tmp_path)
 
 
 @pytest.fixture
@@ -175,3 +181,51 @@ def test_that_of_another_run_is_not_taken_for_ours(process: ManagerProcess, work
     other = ManagerProcess(workdir, "another run")
     other.dismiss()
     assert record(workdir).lives
+
+
+def test_one_that_reads_its_journal_is_waited_for(workdir: Path) -> None:
+    """As long as it goes on with that, whatever the patience for one that is silent."""
+    make_run(workdir)
+    stands_for_it = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()  # a manager of rlboost_jax"],
+        stdin=subprocess.PIPE,
+    )
+    answers = iter([*[(503, f"{percent} %") for percent in range(9)], (200, "")])
+    now = 0.0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal now
+        now += 20.0
+        status, text = next(answers)
+        return web.Response(status=status, text=text)
+
+    app = web.Application()
+    app.router.add_get("/status", answer)
+    server = TestServer(app)
+    thread = EventLoopThread()
+    tls = server_tls(workdir / "authority")
+    thread.run(server.start_server(ssl=tls), PATIENCE_SECONDS)
+    address = f"{server.host}:{server.port}"
+    there = ManagerRecord(
+        address=address,
+        local_address=address,
+        join="",
+        pid=stands_for_it.pid,
+        started=start_time(stands_for_it.pid),
+        run_id="run",
+    )
+    process = ManagerProcess(
+        workdir, "run", answer_seconds=30.0, ask_seconds=PATIENCE_SECONDS, clock=lambda: now
+    )
+    try:
+        with recorded(workdir, there):
+            assert process.locate().address == address
+            assert now == 200.0
+            answers = iter([(503, "30 %")] * 9)
+            with pytest.raises(ManagerNotStarted, match=r"not answered for 30 s.*\(30 %\)"):
+                process.locate()
+    finally:
+        stands_for_it.kill()
+        stands_for_it.communicate()
+        thread.run(server.close(), PATIENCE_SECONDS)
+        thread.close()

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import shutil
 import threading
 from functools import partial
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from rlboost_jax.learner import preparation, training
@@ -261,6 +263,29 @@ def test_a_row_is_on_disk_before_its_checkpoint_is_begun(run, tmp_path):
     assert seen == {step: list(range(step)) for step in (1, 2, 3)}
 
 
+def test_a_run_is_over_once_its_last_checkpoint_is_durable(run, tmp_path):
+    said = []
+
+    class Noting(Link):
+        def committed(self, batch):
+            said.append(f"committed {batch}")
+
+        def end(self, reason, *, over):
+            said.append(reason)
+            return super().end(reason, over=over)
+
+    class Saving(Loop):
+        def __init__(self, session):
+            super().__init__(session)
+            self.session = session
+
+        def save(self, step):
+            self.session.checkpoints.save(step, self.session.state, {})
+
+    train(run, tmp_path, Saving, link=Noting)
+    assert said == [*(f"committed {batch}" for batch in range(STEPS)), "the run is over"]
+
+
 class Interrupted(Loop):
     """At its second checkpoint."""
 
@@ -355,6 +380,10 @@ def test_the_reference_is_the_starting_parameters_and_nothing_else(config, learn
         assert shardings == learner.shardings.params
     layout = (tmp_path / "reference" / "0" / "state" / "_METADATA").read_text()
     assert "attention" in layout and "opt_state" not in layout
+    shutil.rmtree(tmp_path / "reference")
+    one_on = dataclasses.replace(state(0), step=jnp.int32(1))
+    with pytest.raises(preparation.ReferenceGone, match="reference is gone"):
+        preparation._reference(run, tmp_path, learner, one_on)  # that one is no start
     assert preparation._reference(config, tmp_path, learner, state(0)) is None
 
 

@@ -27,7 +27,8 @@ SNAPSHOTS = "/run/snapshots"
 def settings(**changes: Any) -> Settings:
     """Settings of a small run; `manager__…` and `fleet__…` reach into the sections."""
     manager = ManagerConfig(
-        host="127.0.0.1", port=0, weights_port=0, lease_seconds=2.0, renew_seconds=0.5,
+        host="127.0.0.1", port=0, weights_port=0, lease_seconds=2.0,
+        longest_lease_seconds=0.0, renew_seconds=0.5,
         progress_seconds=30.0, drain_seconds=120.0, max_pending=2, balance=True,
         migration=True, seeding=True, window="paper", window_initial_seconds=0.4, window_eta=3.0,
         window_memory=True, routing="pending", longest_first=False,

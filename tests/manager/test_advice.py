@@ -7,8 +7,10 @@ import pytest
 
 from rlboost_jax.manager.policies.advice import advise, report
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.load import write_run_config
 from rlboost_jax.simulator.advice import of_run, of_simulation
 from tests.simulator.conftest import make_config
+from tests.simulator.test_calibration import run_config, simulated_run
 
 
 def prediction(step: int, wanted: int, seconds: float) -> dict[str, object]:
@@ -46,12 +48,31 @@ def test_means_over_the_steps_and_how_many_agree() -> None:
 def test_nothing_predicted_is_no_advice(tmp_path) -> None:
     with pytest.raises(ValueError, match="nothing"):
         advise([], {})
-    (tmp_path / "events.jsonl").write_text(json.dumps({"kind": "joined"}) + "\n")
-    with pytest.raises(ConfigError, match=r"manager\.window"):
-        of_run(tmp_path)
+    write_run_config(tmp_path, run_config(), "a-run")
+    with pytest.raises(ConfigError, match="0 whole steps after the first 2"):
+        of_run(tmp_path, settling=2)
+
+
+def test_a_default_run_says_enough(tmp_path) -> None:
+    """Its manager predicted nothing, but wrote down what a forecast is made from."""
+    _, rows = simulated_run(tmp_path)
+    config = run_config(**{"fleet.reserved_price_per_hour": 20.0, "fleet.max_instances": 4})
+    write_run_config(tmp_path, config, "a-run")
+    lines = [json.dumps({"step": r["step"], "step_seconds": r["step_seconds"]}) for r in rows]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert '"foreseen"' not in (tmp_path / "events.jsonl").read_text()
+    found = of_run(tmp_path, settling=2)
+    assert found.here == 2 and len(found.offers) >= 3
+    assert found.error < 0.3
+    here = next(offer for offer in found.offers if offer.instances == 2)
+    measured = [row["step_seconds"] for row in rows[2:]]
+    assert here.step_seconds == pytest.approx(sum(measured) / len(measured), rel=0.15)
+    times = [offer.step_seconds for offer in found.offers]
+    assert times == sorted(times, reverse=True)
 
 
 def test_a_run_is_read(tmp_path) -> None:
+    write_run_config(tmp_path, run_config(), "a-run")
     rows = []
     for step in range(3):
         event = prediction(step, 2, 10.0)
@@ -60,7 +81,7 @@ def test_a_run_is_read(tmp_path) -> None:
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics = [{"step": step, "step_seconds": 10.0} for step in range(3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
-    found = of_run(tmp_path)
+    found = of_run(tmp_path, settling=2)
     assert found.error == 0.0 and found.sure == 1.0 and found.wanted == 2
 
 

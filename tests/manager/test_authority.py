@@ -86,7 +86,7 @@ def test_the_manager_is_one_for_a_year_and_a_client_never(folders: Folders) -> N
     ca, manager = folders.ca(), folders.authority / "manager.pem"
     for at in (NOW - DAY / 2, NOW, NOW + 366 * DAY):
         assert accepted_as_manager(manager, ca, at)
-    assert not accepted_as_manager(manager, ca, NOW + 800 * DAY)
+    assert not accepted_as_manager(manager, ca, NOW + 1900 * DAY)
     assert names(manager) == {MANAGER_NAME, "10.0.0.1", "node7", "fe80::1"}
     for folder, role in ((folders.servers, "server"), (folders.trainer, "trainer")):
         client = certificate(folder / "client.pem")
@@ -122,12 +122,12 @@ def test_other_addresses_change_the_managers_certificate_only(folders: Folders) 
     assert "10.0.0.2" in names(folders.authority / "manager.pem")
 
 
-def test_what_ends_within_a_year_is_renewed_by_the_same_authority(folders: Folders) -> None:
+def test_what_ends_within_three_years_is_renewed_by_the_same_authority(folders: Folders) -> None:
     before = folders.prepare().contents()
-    after = folders.prepare(now=NOW + 400 * DAY).contents()
+    after = folders.prepare(now=NOW + 800 * DAY).contents()
     kept = {path.name for path in after if before[path] == after[path]}
     assert kept == {"ca.pem", "ca.key"}
-    assert accepted_as_manager(folders.authority / "manager.pem", folders.ca(), NOW + 1000 * DAY)
+    assert accepted_as_manager(folders.authority / "manager.pem", folders.ca(), NOW + 2500 * DAY)
 
 
 @pytest.mark.parametrize("lost", ["ca.key", "ca.pem"])
@@ -154,3 +154,24 @@ def test_a_key_of_another_certificate_is_no_pair(folders: Folders, tmp_path: Pat
     assert (folders.servers / "client.key").read_bytes() != stray
     pair = authority._load(folders.servers / "client.pem", folders.servers / "client.key")
     assert pair is not None
+
+
+@pytest.mark.parametrize(
+    "off", [DAY / -12, -DAY, -400 * DAY, -20 * 365 * DAY, DAY / 12, 366 * DAY, 2 * 365 * DAY]
+)
+def test_hosts_with_other_clocks_take_part(folders: Folders, off: datetime.timedelta) -> None:
+    """For a year at least, whichever of the two clocks is wrong; some begin in 1970 plus some."""
+    folders.prepare()
+    files = (
+        certificate(folders.authority / "manager.pem"),
+        certificate(folders.servers / "client.pem"),
+    )
+    for at in (NOW + off, NOW + off + 365 * DAY * (off > -DAY)):
+        assert accepted_as_manager(folders.authority / "manager.pem", folders.ca(), at)
+        assert all(c.not_valid_before_utc < at < c.not_valid_after_utc for c in files)
+
+
+def test_a_clock_that_is_set_right_after_a_start_changes_nothing(folders: Folders) -> None:
+    before = folders.prepare(now=NOW + 365 * DAY).contents()
+    assert folders.prepare(now=NOW).contents() == before
+    assert accepted_as_manager(folders.authority / "manager.pem", folders.ca(), NOW)

@@ -150,6 +150,29 @@ def test_what_comes_while_the_disk_stands_still_is_written_at_once_after(run: Ru
     run(story())
 
 
+def test_lines_of_events_that_too_many_wait_before_are_dropped_and_counted(run: Run) -> None:
+    async def story() -> None:
+        disk, lines = Disk(stands=True), list[tuple[str, int, Any]]()
+
+        def record(_: float, line: Record) -> None:
+            lines.append((line.kind, line.step, line.detail))
+
+        with DiskWriter(disk.append, record, _fail, max_lines=3) as writer:
+            writer.append(closed(0), lambda problem: None)
+            await asyncio.to_thread(disk.began.acquire)
+            for number in range(8):
+                writer.record(0.0, line(number))
+            disk.go()
+        assert lines == [
+            ("x", 0, {}),
+            ("dropped", 0, {"lines": 5}),
+            ("x", 1, {}),
+            ("x", 2, {}),
+        ]
+
+    run(story())
+
+
 def test_a_line_of_events_that_cannot_be_written_ends_nothing(run: Run) -> None:
     async def story() -> None:
         lines: list[int] = []

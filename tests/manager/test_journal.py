@@ -211,6 +211,29 @@ def test_a_full_disk_ends_the_journal_until_a_step_opens(tmp_path: Path) -> None
     assert reread(tmp_path)[0][-1] == collected(1)
 
 
+def test_a_journal_that_could_not_begin_stands_in_for_none(tmp_path: Path) -> None:
+    """What outlives a step is said by one that has it all, or those before it stay."""
+    room = [True]
+
+    def write(file: int, data: memoryview) -> int:
+        if room[0]:
+            return os.write(file, data)
+        os.write(file, data[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    journal = Journal(tmp_path, RUN, write=write)
+    journal.read()
+    journal.append([opened(0), run_state(joined=5)])
+    room[0] = False
+    for step in (1, 2):
+        assert "No space" in journal.append([opened(step)])
+        journal.append([Forgotten(committed=step)])
+    journal.close()
+    entries, damages = reread(tmp_path)
+    assert [entry.joined for entry in entries if isinstance(entry, RunState)] == [5]
+    assert not damages
+
+
 def test_what_is_written_at_once_with_it_does_not_keep_a_step_from_opening(tmp_path: Path) -> None:
     """A disk that was full as tokens came, and is not as the next step opens."""
     writes = iter([errno.ENOSPC, 0, 0])

@@ -18,26 +18,27 @@ from typing import Any
 import aiohttp
 import pytest
 
-from configs import tiny
 from rlboost_jax import messages as m
+from rlboost_jax.at_rest import read_sealed, write_sealed
 from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.manager.service.run_files import ALREADY_MANAGED
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.processes import start_time
-from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.settings.for_servers import for_servers
+from rlboost_jax.settings.load import (
+    read_run_config,
+    run_config_from_dict,
+)
 from tests.manager.fakes import hello
 from tests.patience import PATIENCE_SECONDS
+from tests.workdirs import begun
 
 COMMAND = [sys.executable, "-m", "rlboost_jax.manager"]
 
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Path:
-    config = tiny.get_config()
-    config.fleet.provider = "none"
-    config.fleet.orphan_seconds = 60.0
-    write_run_config(tmp_path / "config.json", run_config(config), "run")
-    return tmp_path
+    return begun(tmp_path, orphan_seconds=60.0)
 
 
 @contextmanager
@@ -73,11 +74,12 @@ def read_endpoint(workdir: Path, folder: str = "join") -> Endpoint:
 
 def change(workdir: Path, **values: Any) -> None:
     """Set `section__field`s of the configuration."""
-    config = json.loads((workdir / "config.json").read_text())
+    config = read_sealed(workdir / "config.json", "")
+    assert config is not None
     for name, value in values.items():
         section, _, field = name.partition("__")
         config[section][field] = value
-    (workdir / "config.json").write_text(json.dumps(config))
+    write_sealed(workdir / "config.json", config)
 
 
 def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> None:
@@ -89,7 +91,8 @@ def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> 
         async with aiohttp.ClientSession() as session:
             asked = session.get(mine.url("/config"), headers=mine.headers, ssl=mine.tls)
             async with asked as answer:
-                assert await answer.json() == json.loads((workdir / "config.json").read_text())
+                told = run_config_from_dict(await answer.json())
+                assert told == for_servers(read_run_config(workdir))
             server = await session.ws_connect(
                 mine.url("/instance"), headers=mine.headers, ssl=mine.tls
             )

@@ -34,8 +34,11 @@ def file_server(manager: int, workdir: Path) -> int:
     url = f"https://127.0.0.1:{record_in(workdir)['weights_port']}/weights/0/a"
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(url, timeout=PATIENCE_SECONDS, context=there.credentials.tls)
-    (child,) = Path(f"/proc/{manager}/task/{manager}/children").read_text().split()
-    return int(child)
+    children = Path(f"/proc/{manager}/task/{manager}/children").read_text().split()
+    (child,) = [
+        int(c) for c in children if b"file_server" in Path(f"/proc/{c}/cmdline").read_bytes()
+    ]
+    return child
 
 
 def test_a_server_pulls_from_the_port_that_is_announced(workdir: Path, run: Run) -> None:

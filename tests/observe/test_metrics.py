@@ -33,9 +33,10 @@ def test_every_row_has_every_key_in_order(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == [dict.fromkeys(KEYS) | {"step": 0, "loss": 0.5}]
 
 
-def test_a_row_can_be_read_at_once(tmp_path: Path) -> None:
+def test_a_row_can_be_read_once_it_is_written(tmp_path: Path) -> None:
     with FilesTracker(tmp_path) as files:
         files.step(metrics_row({"step": 0}))
+        files.written()
         assert len(read_metrics(tmp_path)) == 1
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -6,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rlboost_jax.observe import figures
+from rlboost_jax.observe.events import EventsWriter, read_events
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import summarize, write_summary
+from rlboost_jax.observe.timeline import lives
 from rlboost_jax.settings.errors import ConfigError
 from tests.observe.conftest import sample
 from tests.patience import PATIENCE_SECONDS
@@ -69,6 +73,35 @@ def test_a_run_that_has_not_begun(workdir: Path) -> None:
     (workdir / "events.jsonl").unlink()
     page = write_report(workdir).read_text()
     assert "No step is finished yet." in page and "<section>" not in page
+
+
+def test_a_finished_run_whose_rows_were_deleted(workdir: Path) -> None:
+    """It is evaluated again at each start, with nothing to compare that with."""
+    (workdir / "metrics.jsonl").unlink()
+    summary = summarize([], reserved_price_per_hour=1.0)
+    write_summary(workdir, dataclasses.replace(summary, last_accuracy=0.25))
+    page = write_report(workdir).read_text()
+    assert ">0.250<" in page and "No step is finished yet." in page
+
+
+def test_what_a_server_says_is_no_link(workdir: Path) -> None:
+    """plotly makes elements of some tags in texts that are shown on hovering."""
+    link = "<a href='https://elsewhere.example'>why</a> <b>%{x}</b>"
+    with EventsWriter(workdir) as writer:
+        for kind in ("lost", "drained"):
+            writer.write(time=2e9, step=9, kind="joined", instance=kind, detail={})
+            writer.write(time=2e9, step=9, kind=kind, instance=kind, detail={"reason": link})
+    everyone = lives(read_events(workdir))
+    page = figures.fleet(everyone).to_json()
+    said = [
+        text
+        for trace in json.loads(page)["data"]
+        for entry in trace.get("customdata", ())
+        for text in entry
+        if isinstance(text, str)
+    ]
+    assert len([text for text in said if "elsewhere.example" in text]) == 2
+    assert not any("<" in text or ">" in text for text in said)
 
 
 def test_names_are_escaped(workdir: Path) -> None:

@@ -1,10 +1,18 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlboost_jax.observe.cost import reserved_only_dollars
 from rlboost_jax.observe.metrics import KEYS
-from rlboost_jax.observe.summary import Summary, duration, headline, summarize
+from rlboost_jax.observe.summary import (
+    Summary,
+    duration,
+    headline,
+    read_summary,
+    summarize,
+    write_summary,
+)
 
 
 def rows(*values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -99,3 +107,12 @@ def test_the_run_in_a_sentence(changes: dict[str, Any], sentence: str) -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("left", [b"", b'{"steps": 3, "sec', b"[]", b'{"steps": 3}', b"\xff"])
+def test_a_damaged_summary_is_none(tmp_path: Path, left: bytes) -> None:
+    (tmp_path / "summary.json").write_bytes(left)
+    assert read_summary(tmp_path) is None
+    summary = summarize(rows({"accuracy": 0.5, "reward_mean": 0.1}), reserved_price_per_hour=1.0)
+    write_summary(tmp_path, summary)
+    assert read_summary(tmp_path) == summary

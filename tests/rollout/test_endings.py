@@ -115,6 +115,21 @@ def test_leaves_when_no_manager_comes_back(fakes):
     asyncio.run(scenario())
 
 
+def test_a_manager_that_reads_its_journal_is_waited_for(fakes):
+    """However short the patience for one that does not answer at all."""
+
+    async def scenario():
+        async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, running):
+            manager.welcome = Welcome(instance="i", renew_seconds=1.0, orphan_seconds=1e-6)
+            stream, _ = await manager.accept()
+            manager.recovers = 4
+            await manager.drop(stream)
+            await manager.accept()
+            assert not manager.recovers and not running.done()
+
+    asyncio.run(scenario())
+
+
 def test_looks_for_its_first_manager_as_long_as_it_was_set(fakes):
     client = InstanceClient(
         lambda: endpoint("127.0.0.1:9"),

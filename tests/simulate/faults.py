@@ -21,6 +21,7 @@ from rlboost_jax.providers.base import Withdrawn
 from rlboost_jax.settings.fleet import Sizing
 from rlboost_jax.settings.manager import Routing, Window
 from tests.manager.fakes import ROUTING, settings
+from tests.simulate.disk import Disk, Platter
 from tests.simulate.invariants import check
 from tests.simulate.server import Server
 from tests.simulate.trainer import Trainer
@@ -34,6 +35,7 @@ MEAN_GAP = 0.3  # seconds between faults
 CPU_SECONDS = 20.0  # for a schedule, which takes 0.01 s
 NEIGHBOURS = 3  # dispatches of another version, of a schedule with a lag
 GIVEN_TOKENS = 4  # that a slot has room for, of a schedule with turns
+POWER_CUTS = 2  # of a schedule with any
 DISMISSALS = 4  # instances dismissed, of a schedule with policies other than the paper's
 
 
@@ -92,6 +94,11 @@ def schedule_of(seed: int) -> Schedule:
         for kind in ("refuse", "refuse", "withdraw", "withdraw"):
             moment, amount = round(apart.uniform(0.0, FAULTS_END), 3), round(apart.random(), 3)
             faults.append(Fault(moment, kind, apart.randrange(8), amount))
+    if seed % 3 == 1:
+        apart = random.Random(f"power {seed}")
+        for _ in range(POWER_CUTS):
+            moment, amount = round(apart.uniform(0.2, FAULTS_END), 3), round(apart.random(), 3)
+            faults.append(Fault(moment, "power", apart.randrange(8), amount))
     servers = 1 if not seeding else rng.randint(0, 1)
     extends = seed % 4 == 1
     machines = rng.randint(0, 2)
@@ -138,16 +145,22 @@ class Run:
 
     Args:
         calm_at: seconds after which nothing is broken any more; None: when `calm` is called.
+        disk: opens the manager's journal.
     """
 
-    def __init__(self, schedule: Schedule, calm_at: float | None = FAULTS_END) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        calm_at: float | None = FAULTS_END,
+        disk: Callable[[Platter, str], Disk] = Disk,
+    ) -> None:
         self.schedule = schedule
         self._next: dict[str, float] = {}  # what happens to the next frame of a server: amount
         others = {**policies(schedule.seed, schedule.num_batches), "lag": schedule.lag}
         if schedule.turns > 1:
             others["slot_tokens"] = settings_of(schedule.seeding).slot_tokens + GIVEN_TOKENS
         chosen = settings_of(schedule.seeding, **others)
-        self.world = world = World(chosen, schedule.seed, check)
+        self.world = world = World(chosen, schedule.seed, check, disk)
         world.tamper = self._tamper
         Trainer(
             world,
@@ -308,6 +321,22 @@ class Run:
         self.world.crash_manager(2.0 * fault.amount, **damage)  # type: ignore[arg-type]
         return True
 
+    def power(self, fault: Fault) -> bool:
+        """The host of trainer and manager loses its power: what was not synced goes in part, now
+        and then a sector is where it does not belong, and the clock begins anew."""
+        trainer = self.world.trainer
+        if self.world.manager is None or not trainer.alive or trainer.done:
+            return False
+        trainer.crash(same_bits=True)
+        self.world.crash_manager(
+            2.0 * fault.amount,
+            ahead=400.0 * fault.amount - 200.0,
+            power=True,
+            misdirected=fault.target == 7,
+        )
+        self.world.later(4.0 * fault.amount, lambda: None if trainer.alive else trainer.start())
+        return True
+
     def stall(self, fault: Fault) -> bool:
         self.world.stall_manager(5.0 * fault.amount)
         return True
@@ -448,6 +477,7 @@ KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "refuse": (Run.refuse, 0),
     "withdraw": (Run.withdraw, 0),
     "neighbour": (Run.neighbour, 0),
+    "power": (Run.power, 0),
 }
 
 

@@ -5,10 +5,8 @@ are under way when a stream is cut. What a frame says may be changed on the way 
 servers are not to be believed.
 """
 
-import errno
 import heapq
 import itertools
-import os
 import random
 import tempfile
 from collections.abc import Callable, Sequence
@@ -34,10 +32,11 @@ from rlboost_jax.manager.events import (
 )
 from rlboost_jax.manager.journal import BatchOpened, Entry
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.manager.service.journal_files import SUFFIX, Journal
+from rlboost_jax.manager.service.journal_files import SUFFIX
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.providers.base import Exited, Granted, Listed, Refused, Started
 from tests.manager.fakes import RUN
+from tests.simulate.disk import Disk, Platter
 from tests.simulate.server import Server
 
 BUSY = 2000  # events at one moment: more mean that a deadline is never met
@@ -45,25 +44,19 @@ RESOLUTION = 1e-9  # seconds: a timer of the loop is as much late
 MEMORY = Path("/dev/shm")  # journals are written there if it exists: thousands a minute
 
 
-class Disk(Journal):
-    """A journal that can run out of space in the middle of a frame."""
-
-    full = False
-
-    def _write(self, entries: Sequence[Entry]) -> None:  # type: ignore[override]
-        if self.full and self._file is not None:
-            os.write(self._file, b"\x40\x00\x00")
-            raise OSError(errno.ENOSPC, "No space left on device")
-        super()._write(entries)
-
-
 class World:
     """Time, the manager, and the wires to it.
 
-    `check` is called after every event with the manager in place.
+    `check` is called after every event with the manager in place, `disk` opens its journal.
     """
 
-    def __init__(self, chosen: Settings, seed: int, check: Callable[["World"], None]) -> None:
+    def __init__(
+        self,
+        chosen: Settings,
+        seed: int,
+        check: Callable[["World"], None],
+        disk: Callable[[Platter, str], Disk] = Disk,
+    ) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.settings = chosen
@@ -96,6 +89,7 @@ class World:
         self._gap = False  # nothing is written since the disk was full
         self._gapped: set[int] = set()  # steps of which something was not written
         self._folder = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
+        self._platter, self._disk = Platter(Path(self._folder.name)), disk
         self.start_manager()
 
     def close(self) -> None:
@@ -136,12 +130,15 @@ class World:
     def start_manager(self) -> None:
         """A new process: nothing but the journal is left of the one before."""
         self._lives += 1
-        self.journal = Disk(Path(self._folder.name), RUN)
+        self.journal = self._disk(self._platter, RUN)
         entries, _ = self.journal.read()
         self.manager = Manager(self.settings, self.clock(), life=str(self._lives))
         self._tick_at = float("inf")
         for action in self.manager.recover(entries, self.clock()):
             self._perform(action)
+        known = self.manager.owners.roster.numbers, self.manager.owners.fleet.numbers
+        given = self._platter.promised
+        assert known[0] >= given[0] and known[1] >= given[1], "names would be given twice"
         for server in self.servers:
             if server.granted and server.alive:
                 self.deliver(Listed(server.name, server.nonce))
@@ -150,7 +147,14 @@ class World:
         self._wake()
 
     def crash_manager(
-        self, seconds: float, *, torn: int = 0, flipped: int = 0, ahead: float = 0.0
+        self,
+        seconds: float,
+        *,
+        torn: int = 0,
+        flipped: int = 0,
+        ahead: float = 0.0,
+        power: bool = False,
+        misdirected: bool = False,
     ) -> None:
         """It dies, and is started again after a while.
 
@@ -158,15 +162,23 @@ class World:
             torn: bytes that the last file of the journal loses at its end.
             flipped: a byte of it is changed, so many before its end; 0: none.
             ahead: seconds by which the next one's clock is ahead of this one's.
+            power: its host loses it.
+            misdirected: a sector of a journal has been written to the wrong place.
         """
         if self.manager is None or self.exit is not None:
             return
-        damaged = bool(torn or flipped)
+        damaged = bool(torn or flipped or power or misdirected)
         self.forgetful |= damaged
         kept = {} if damaged or self._gap else tokens_of(self.manager)
         kept = {key: kept[key] for key in kept if key[0] not in self._gapped}
         self.journal.close()
         self._damage(torn, flipped)
+        if torn or flipped:
+            self._platter.promised = (0, 0)
+        if power:
+            self._platter.cut(self.random)
+        if misdirected:
+            self._platter.misdirect(self.random)
         self.manager = None
         for stream, owner in self._streams.items():
             if stream not in self._cut:

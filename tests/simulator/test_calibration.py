@@ -2,7 +2,11 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +14,9 @@ import pytest
 from configs import base as run_base
 from configs.sim import base as sim_base
 from rlboost_jax.manager.events import Record
-from rlboost_jax.observe.events import EventsWriter
+from rlboost_jax.observe.events import FILE, EventsWriter, read_events
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config_from_dict
+from rlboost_jax.settings.load import run_config_from_dict, write_run_config
 from rlboost_jax.simulator.calibration import calibrate
 from rlboost_jax.simulator.fits import non_negative, resampled
 from rlboost_jax.simulator.lengths import response_lengths
@@ -182,6 +186,52 @@ def test_the_fleet_is_the_runs(tmp_path):
         [0.0, 0.0, 16.5 - begun, 30.0 - begun]
     )
     assert seen.starts == pytest.approx((0.0, 0.0, 10.0))
+
+
+def test_only_whole_steps_count(fitted, tmp_path):
+    """A run that was killed twice: after step 2 was trained, and in the middle of step 5."""
+    whole = {step.step: step for step in observed(fitted[0], settling=1).steps}
+    events = read_events(fitted[0])
+    again = next(e for e in events if e["kind"] == "joined" and e["detail"]["reserved"])
+    resumed = {**events[0], "kind": "resumed", "step": 5, "detail": {}}
+    first = next(n for n, e in enumerate(events) if e["kind"] == "begun" and e["step"] == 2)
+    three = next(n for n, e in enumerate(events) if e["kind"] == "begun" and e["step"] == 3)
+    five = next(n for n, e in enumerate(events) if e["kind"] == "begun" and e["step"] == 5)
+    pause = [{**event, "time": event["time"] + 1000.0} for event in [again, *events[first:]]]
+    killed = [*events[:three], *pause[: five - first + 2], resumed, *pause[five - first + 2 :]]
+    (tmp_path / FILE).write_text("".join(json.dumps(event) + "\n" for event in killed))
+    seen = observed(tmp_path, settling=1)
+    assert [step.step for step in seen.steps] == [1, 2, 3, 4, 6, 7, 8, 9]
+    for step in seen.steps:
+        assert step.seconds == pytest.approx(whole[step.step].seconds)
+        assert sum(work.tokens for work in step.work) == sum(
+            work.tokens for work in whole[step.step].work
+        )
+
+
+def test_what_only_measures_is_no_step(fitted, tmp_path):
+    whole, events = observed(fitted[0], settling=1), read_events(fitted[0])
+    last = [event for event in events if event["step"] == 9]
+    final = [
+        {**event, "step": 10, "time": event["time"] + 10.0}
+        for event in last
+        if event["kind"] in ("begun", "trained")
+    ]
+    final[-1]["detail"] = {**final[-1]["detail"], "lengths": []}
+    lines = [json.dumps(event) + "\n" for event in [*events, *final]]
+    (tmp_path / FILE).write_text("".join(lines))
+    assert observed(tmp_path, settling=1).steps == whole.steps
+
+
+def test_the_command_finds_its_default_from_anywhere(tmp_path):
+    write_run_config(tmp_path, run_config(), "a-run")
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'kernels'}"}
+    command = [sys.executable, "-m", "rlboost_jax.calibrate", f"--workdir={tmp_path}"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.stderr.startswith(f"error: {tmp_path}/events.jsonl: 0 whole steps")
 
 
 def test_too_few_steps_are_reported(tmp_path):

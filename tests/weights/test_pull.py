@@ -127,6 +127,9 @@ def flip(path):
             id="short",
         ),
         pytest.param(
+            lambda path: path.write_bytes(b""), "0 bytes, its manifest says 1024", id="lost"
+        ),
+        pytest.param(
             lambda path: path.write_bytes(path.read_bytes() + b"x"),
             "more than the 1024 bytes of its manifest",
             id="long",

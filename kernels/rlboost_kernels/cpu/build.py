@@ -94,7 +94,10 @@ def build(libraries: Path = FOLDER) -> Path:
         _run([*compiler, "-shared", "-pthread", *objects, "-o", str(linked)])
         # Beside the old one first: a running process keeps the file it has mapped.
         beside = library.with_name(f".{library.name}.{os.getpid()}")
-        shutil.copyfile(linked, beside)
+        with open(linked, "rb") as made, open(beside, "wb") as file:
+            shutil.copyfileobj(made, file)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave an empty library
         os.replace(beside, library)
     return library
 

@@ -24,12 +24,12 @@ from types import TracebackType
 from typing import Any, Final
 
 from rlboost_jax.learner.processes.channel import Channel
+from rlboost_jax.manager.service.authority import VALID_FROM
 from rlboost_jax.manager.service.gate import HANDSHAKE_SECONDS, MAX_NEWCOMERS
 
 NAME: Final = "trainer.rlboost.internal"  # in the certificate
 FIRST_BYTES: Final = 256  # of the frame that says who comes, and what for
 _LIFE: Final = datetime.timedelta(days=3650)  # of a key that goes with its processes
-_SKEW: Final = datetime.timedelta(days=365)  # by which the clocks of hosts may differ
 _PAUSE_SECONDS: Final = 0.2  # where there is no descriptor for one more
 
 
@@ -55,7 +55,7 @@ def new_key() -> Key:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _SKEW)
+        .not_valid_before(VALID_FROM)
         .not_valid_after(now + _LIFE)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
         .sign(key, None)
@@ -122,6 +122,7 @@ class Door:
                 _hang_up(connection)
         _hang_up(self._listener)  # whoever waits in `accept` hears of it
         self._listener.close()
+        # Nobody arrives from now on: who does so looks at `_closed`, and has the lock until then.
         with contextlib.suppress(TimeoutError):
             while True:
                 self.arrived(0.0)[1].close()
@@ -153,6 +154,9 @@ class Door:
                 continue
             number += 1
             with self._lock:
+                if self._closed:
+                    connection.close()
+                    return
                 self._newcomers[number] = connection
                 if len(self._newcomers) > self._max_newcomers:
                     _hang_up(self._newcomers.popitem(last=False)[1])
@@ -172,11 +176,11 @@ class Door:
         finally:
             with self._lock:
                 self._newcomers.pop(number, None)
-                closed = self._closed
-        if closed:
-            channel.close()
-        else:
-            self._arrived.put((said, channel))
+        with self._lock:
+            if not self._closed:
+                self._arrived.put((said, channel))
+                return
+        channel.close()
 
 
 def knock(

@@ -17,6 +17,7 @@ from rlboost_jax import compile_cache, exits
 from rlboost_jax.data.open import stop_ids_of
 from rlboost_jax.learner import kernels
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.compiling import show_compiles
 from rlboost_jax.learner.preparation import prepared, programs, restore
 from rlboost_jax.learner.processes import orders
 from rlboost_jax.learner.processes.channel import Channel, PeerGone
@@ -39,8 +40,10 @@ from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.update.learner import Learner, learner_of
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.pulse import ORDERS, PULSE
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.stacks import StacksFile, stacks_path
 from rlboost_jax.weights.shares import shares_of, write_shares
 from rlboost_jax.weights.snapshots import BASE, FOLDER, beside
 
@@ -105,6 +108,7 @@ class Leader(Peers):
                     everything.sort(key=lambda t: (t.prompt, t.sample))
                     prompts = sorted({t.prompt for t in everything})
                     state, _ = updates.finish(everything, prompts=prompts, host_params=None)
+                    PULSE.step()
                 case [orders.WRITE, name]:
                     shares = shares_of(named(name), process=self._world.index)
                     dtype = learner.run.weights.rollout_dtype
@@ -130,7 +134,9 @@ class Leader(Peers):
     def _next(self) -> list[Any] | None:
         """The next order; None when the run is over."""
         try:
-            order: list[Any] = self._channel.receive()
+            with PULSE.phase(ORDERS):
+                order: list[Any] = self._channel.receive()
+            PULSE.now(order[0])
             return order
         except PeerGone as error:
             loss = self.watches[0].verdict()
@@ -186,6 +192,7 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
     """
     check_lag(run, world)
     compile_cache.enable(run.compile_cache_dir)
+    show_compiles()
     run = agreed(run, world)
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
@@ -194,9 +201,10 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
     path = Path(path)
     with (
         accept(world, path) as leader,
+        StacksFile(stacks_path(path, world.index)),
         Checkpoints(path / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
     ):
-        restored = restore(run, policy, critic, checkpoints)
+        restored = restore(run, policy, critic, checkpoints, world, lambda line: None)
         ready = prepared(run, path, policy, critic, checkpoints, restored, _Silence())
         learner = learner_of(
             run,

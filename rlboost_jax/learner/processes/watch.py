@@ -6,8 +6,6 @@ from the thread that watches.
 """
 
 import contextlib
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -82,8 +80,8 @@ class Watch:
         self.loss.set_result(loss)
         threading.main_thread().join(GRACE_SECONDS)  # which ends daemon threads such as this
         if not self._ending:
-            print(f"error: {loss}", file=sys.stderr, flush=True)
-            os._exit(loss.exit_code)  # the main thread waits for what will not come
+            # The main thread waits for what will not come.
+            exits.leave(f"error: {loss}", loss.exit_code, at_once=True)
 
 
 Me = TypeVar("Me", bound="Peers")

@@ -45,6 +45,7 @@ def drive(
     check: Callable[[tuple[Group, ...]], Sequence[Doubt]] = lambda groups: (),
     extend: Callable[[range], None] = lambda places: None,
     ahead: Sequence[Intake] = (),
+    waited: Callable[[messages.ToTrainer | None], None] = lambda message: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StreamTimes:
     """Receive rollouts and do what the stream says until the update can be made.
@@ -56,6 +57,7 @@ def drive(
         check: what is doubted of groups that are not trained on yet.
         extend: has more prompts generated, named by their places from the step's cursor.
         ahead: of the batches that are open besides, and trained on later.
+        waited: called with what each wait has brought.
 
     Raises:
         ManagerLost, ManagerNotStarted, WrongVersion: from the link and the collector.
@@ -86,7 +88,8 @@ def drive(
         since = clock()
         match stream.next():
             case Wait():
-                take(link.receive())  # or None, woken by an answer
+                waited(message := link.receive())  # or None, woken by an answer
+                take(message)
             case TakeDevices():
                 times.took_devices(since)
                 stream.took_devices()

@@ -68,7 +68,17 @@ class Manager:
 
     def recover(self, entries: Iterable[Entry], now: float) -> list[Action]:
         """Go on where the manager that wrote these left off; before any event."""
-        if self.parts.recovery.recover(entries, now):
+        for entry in entries:
+            self.restore(entry, now)
+        return self.restored(now)
+
+    def restore(self, entry: Entry, now: float) -> None:
+        """Take in the next of these; `restored` ends it."""
+        self.parts.recovery.restore(entry, now)
+
+    def restored(self, now: float) -> list[Action]:
+        """Go on from what was taken in so."""
+        if self.parts.recovery.restored():
             self.parts.trainer.recover(now)
             batches = self.owners.ledger.batches.values()
             self._outbox.record(

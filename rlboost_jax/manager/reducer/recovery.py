@@ -4,8 +4,6 @@ Who is connected is not part of it: servers and the trainer dial again. Tokens, 
 versions are noted where they change (`Outbox.keep`); here are the counts and totals.
 """
 
-from collections.abc import Iterable
-
 from rlboost_jax.manager.journal import (
     Answered,
     BatchClosed,
@@ -38,6 +36,8 @@ class Recovery:
         self._reports = reports
         self._counted: dict[Batch, tuple[int, ...]] = {}  # what was noted last, by batch
         self._marks: object = None
+        self._found = False  # anything in a journal
+        self._in_flight: Counted | None = None  # the last there
 
     def note(self, now: float) -> None:
         """Note what the event just handled has changed."""
@@ -71,19 +71,19 @@ class Recovery:
             )
         self._counted = counted
 
-    def recover(self, entries: Iterable[Entry], now: float) -> bool:
-        """Take in a journal. Nobody is connected yet. Whether there was anything in it."""
-        last: Counted | None = None
-        found = False
-        for entry in entries:
-            found = True
-            if isinstance(entry, Counted):
-                last = entry
-            self._restore(entry, now)
+    def restore(self, entry: Entry, now: float) -> None:
+        """Take in the next entry of a journal. Nobody is connected yet."""
+        self._found = True
+        if isinstance(entry, Counted):
+            self._in_flight = entry
+        self._restore(entry, now)
         self._outbox.take()  # what was noted again by that
-        if found:
-            self._ledger.restored(last)
-        return found
+
+    def restored(self) -> bool:
+        """That was all of it. Whether there was anything."""
+        if self._found:
+            self._ledger.restored(self._in_flight)
+        return self._found
 
     def _restore(self, entry: Entry, now: float) -> None:
         match entry:

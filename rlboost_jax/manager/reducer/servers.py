@@ -11,6 +11,7 @@ from rlboost_jax.manager.reducer.directions import Directions
 from rlboost_jax.manager.reducer.drains import Drains
 from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.placements import Placements
+from rlboost_jax.manager.reducer.renewals import Renewals
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.fleet import Server
@@ -27,7 +28,6 @@ from rlboost_jax.messages import (
     Ready,
     Released,
     Renew,
-    Renewed,
     ServerMessage,
     Spans,
     TokenBatch,
@@ -60,6 +60,7 @@ class Servers:
         self._intake = intake
         self._directions = directions
         self._drains = Drains(settings, owners, placements)
+        self._renewals = Renewals(owners)
         self._quarantined: set[str] = set()
         self._ended: dict[int, tuple[bool, int]] = {}  # stream → reserved, tokens charged
 
@@ -304,15 +305,9 @@ class Servers:
         return self._intake.take(instance, batch, rows, now, alone=alone)
 
     def _renew(self, instance: Instance, message: Renew, now: float) -> bool:
-        compiled = message.programs_compiled
-        if compiled > instance.activity.programs_compiled and instance.may_remark(now):
-            instance.activity.compiled(compiled)
-            self._outbox.record("compiled", instance.name, programs=compiled)
-        if reason := self._roster.deaf(instance, message.echo, now):
+        if reason := self._renewals.renew(instance, message, now):
             self.lose(instance, reason, now)
-            return True
-        self._outbox.send(instance.stream, Renewed(stamp=now))
-        return False
+        return bool(reason)
 
     def _ready(self, instance: Instance, message: Ready, now: float) -> None:
         """An engine loads only when it holds nothing, so what it held before is free."""

@@ -84,7 +84,7 @@ class View:
     def status(self, now: float) -> FleetStatus:
         batch, roster = self.batch, self._owners.roster
         return FleetStatus(
-            instances=tuple(instance.status(now) for instance in roster),
+            instances=tuple(i.status(roster.lease(i), now) for i in roster),
             finished=batch.num_finished if batch else 0,
             total=len(batch.rollouts) if batch else 0,
             window_open=self.window_open,

@@ -6,6 +6,7 @@ more than the trainer's.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 
 import msgspec
 from aiohttp import WSMessage, WSMsgType, web
+from aiohttp.typedefs import Handler
 
+from rlboost_jax.credentials import RECOVERS
 from rlboost_jax.manager.events import FromServer, FromTrainer, ServerGone, TrainerGone
 from rlboost_jax.manager.limits import ALLOWANCE, Allowance, Callers, Meter
 from rlboost_jax.manager.service.authorization import TOKENS, bears, guarded
@@ -35,6 +38,7 @@ from rlboost_jax.messages import (
 from rlboost_jax.weights.names import WeightsError, check_names
 
 FIRST_FRAME_SECONDS = 5.0  # from the handshake to Hello
+HOLD_SECONDS = 1.0  # less than anybody waits for an answer
 
 DRIVER: web.AppKey[Driver] = web.AppKey("driver", Driver)
 CONFIG: web.AppKey[bytes] = web.AppKey("config", bytes)
@@ -44,6 +48,8 @@ ROUTE_BYTES: web.AppKey[int] = web.AppKey("route_bytes", int)
 ALLOWED: web.AppKey[Allowance] = web.AppKey("allowance", Allowance)
 CALLERS: web.AppKey[Callers] = web.AppKey("callers", Callers)
 PATIENCE: web.AppKey[float] = web.AppKey("first_frame_seconds", float)
+HOLD: web.AppKey[float] = web.AppKey("hold_seconds", float)
+PROGRESS: web.AppKey[Callable[[], str]] = web.AppKey("progress", Callable)  # type: ignore[arg-type]
 
 
 class TooMuch(ValueError):
@@ -65,18 +71,23 @@ def make_app(
     admit: Callable[[Any], None] = lambda connection: None,
     allowance: Allowance = ALLOWANCE,
     first_frame_seconds: float = FIRST_FRAME_SECONDS,
+    hold_seconds: float = HOLD_SECONDS,
+    progress: Callable[[], str] = lambda: "",
 ) -> web.Application:
     """
     Args:
-        config: the resolved configuration as JSON, for servers.
+        config: what servers are told of the run's settings, as JSON.
         snapshots: the folder in which all that the trainer publishes lies.
         server_frame_bytes: the longest frame taken from a server.
         route_bytes: that come with each token of one.
         admit: called for each connection that has shown a token.
         allowance: of a server.
         first_frame_seconds: from the handshake to Hello.
+        hold_seconds: that a caller waits for a manager that reads its journal.
+        progress: how far it is with that.
     """
     app = guarded(tokens, admit)
+    app.middlewares.append(_await_recovery)
     app[DRIVER] = driver
     app[CONFIG] = config
     app[SNAPSHOTS] = snapshots.resolve()
@@ -84,11 +95,28 @@ def make_app(
     app[ROUTE_BYTES] = route_bytes
     app[ALLOWED], app[CALLERS] = allowance, Callers(allowance)
     app[PATIENCE] = first_frame_seconds
+    app[HOLD], app[PROGRESS] = hold_seconds, progress
     app.router.add_get("/instance", serve_instance)
     app.router.add_get("/trainer", serve_trainer)
     app.router.add_get("/config", get_config)
     app.router.add_get("/status", get_status)
     return app
+
+
+@web.middleware
+async def _await_recovery(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A manager that still reads its journal is there, and says so to whoever does not want to
+    wait: nobody is to take it for lost. Its configuration it knows already."""
+    recovered = request.app[DRIVER].recovered
+    if not recovered.is_set() and request.path != "/config":
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(request.app[HOLD]):
+                await recovered.wait()
+        if not recovered.is_set():
+            text = f"the manager reads its journal{request.app[PROGRESS]()}; try again\n"
+            assert web.HTTPServiceUnavailable.status_code == RECOVERS
+            raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "1"})
+    return await handler(request)
 
 
 async def serve_instance(request: web.Request) -> web.WebSocketResponse:

@@ -11,7 +11,6 @@ trainer/     the same for the trainer
 
 import datetime
 import ipaddress
-import os
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from rlboost_jax import durable
 from rlboost_jax.credentials import (
     CA_FILE,
     CLIENT_CERTIFICATE,
@@ -33,9 +33,11 @@ from rlboost_jax.credentials import (
 )
 
 CA_LIFE: Final = datetime.timedelta(days=3650)
-LIFE: Final = datetime.timedelta(days=730)  # of all others
-LEFT: Final = datetime.timedelta(days=365)  # with less than that, a start makes another
-SKEW: Final = datetime.timedelta(days=1)  # by which the clocks of hosts may differ
+LIFE: Final = datetime.timedelta(days=1825)  # of all others
+# With less than that, a start makes another: a host's clock may be two years ahead for a year.
+LEFT: Final = datetime.timedelta(days=1095)
+# Of all: a host may be up before its clock is set, and then a date of today is still to come.
+VALID_FROM: Final = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)
 
 _CA_KEY, _MANAGER_CERTIFICATE, _MANAGER_KEY = "ca.key", "manager.pem", "manager.key"
 
@@ -59,9 +61,9 @@ def prepare(
             do not depend on them (see `MANAGER_NAME`); other programs may.
     """
     for folder in (authority, servers, trainer):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        durable.make_folder(folder, mode=0o700)
     ca = _load(authority / CA_FILE, authority / _CA_KEY)
-    if ca is None or _ends_soon(ca.certificate, now):
+    if ca is None or _unfit(ca.certificate, now):
         ca = _authority(now)
         _write(authority / _CA_KEY, authority / CA_FILE, ca)
     wanted = {MANAGER_NAME, *names}
@@ -137,7 +139,7 @@ def _begin(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - SKEW)
+        .not_valid_before(VALID_FROM)
         .not_valid_after(now + life)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
@@ -175,8 +177,10 @@ def _names(certified: _Certified) -> set[str]:
     return {str(name.value) for name in extension.value}
 
 
-def _ends_soon(certificate: x509.Certificate, now: datetime.datetime) -> bool:
-    return certificate.not_valid_after_utc - now < LEFT
+def _unfit(certificate: x509.Certificate, now: datetime.datetime) -> bool:
+    """Whether it ends soon, or is one of before that begins on a date."""
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return ends - now < LEFT or begins > now
 
 
 def _serves(certified: _Certified, ca: _Certified, now: datetime.datetime) -> bool:
@@ -185,7 +189,7 @@ def _serves(certified: _Certified, ca: _Certified, now: datetime.datetime) -> bo
         certified.certificate.verify_directly_issued_by(ca.certificate)
     except Exception:  # of several kinds: whatever is wrong with it, another is made
         return False
-    return not _ends_soon(certified.certificate, now)
+    return not _unfit(certified.certificate, now)
 
 
 def _load(certificate: Path, key: Path) -> _Certified | None:
@@ -213,10 +217,5 @@ def _pem(certificate: x509.Certificate) -> bytes:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """In one piece, and readable by its owner only from its first byte on."""
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-    part.replace(path)
+    """Durably, and readable by its owner only from its first byte on."""
+    durable.keep(path, content, mode=0o600)

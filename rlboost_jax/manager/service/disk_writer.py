@@ -3,13 +3,15 @@
 Invariants: entries are written in the order in which they came, and so are lines of events;
 `done` is called in the event loop, in that order, once its entries are in the journal or could not
 be written. What waits for the disk together is written together, so a slow disk makes writes
-longer, not their queue.
+longer, not their queue. Lines of events only inform: beyond `MAX_LINES` that wait they are dropped,
+and a line says how many.
 """
 
 import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +23,7 @@ from rlboost_jax.manager.journal import Entry
 Done = Callable[[str], None]  # "" or why the entries could not be written
 
 SLOW_SECONDS: Final = 1.0  # for one write; longer ones are said
+MAX_LINES: Final = 10_000  # some MB: hours of a disk that does not answer
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class DiskWriter(Closing):
         append: writes entries to the journal; returns "" or why that failed.
         record: writes a line of events.jsonl.
         fail: called, in the event loop, with a mistake that ended the thread.
+        max_lines: that may wait.
     """
 
     def __init__(
@@ -51,9 +55,13 @@ class DiskWriter(Closing):
         append: Callable[[Sequence[Entry]], str],
         record: Callable[[float, Record], None],
         fail: Callable[[BaseException], None],
+        max_lines: int = MAX_LINES,
     ) -> None:
         self._append, self._record, self._fail = append, record, fail
         self._loop = asyncio.get_running_loop()
+        self._max_lines = max_lines
+        self._lines = threading.Lock()  # of the two below
+        self._num_lines = self._dropped = 0  # that wait; that were dropped since one was written
         self._jobs: queue.SimpleQueue[_Append | _Line | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="disk writer", daemon=True)
         self._thread.start()
@@ -62,13 +70,18 @@ class DiskWriter(Closing):
         """Write entries to the journal, then call `done` in the event loop."""
         self._jobs.put(_Append(entries, done))
 
-    def record(self, time: float, record: Record) -> None:
+    def record(self, moment: float, record: Record) -> None:
         """Write a line of events.jsonl; nobody waits for it, and the run goes on without it.
 
         Args:
-            time: seconds since the epoch.
+            moment: seconds since the epoch.
         """
-        self._jobs.put(_Line(time, record))
+        with self._lines:
+            if self._num_lines >= self._max_lines:
+                self._dropped += 1
+                return
+            self._num_lines += 1
+        self._jobs.put(_Line(moment, record))
 
     def close(self) -> None:
         """Wait until all is written."""
@@ -99,7 +112,16 @@ class DiskWriter(Closing):
                 self._loop.call_soon_threadsafe(append.done, problem)
                 problem = ""  # said once
         for line in (job for job in jobs if isinstance(job, _Line)):
-            try:
-                self._record(line.time, line.record)
-            except OSError as error:
-                log.error("a line of events.jsonl is lost: %s", error)
+            self._write(line)
+            with self._lines:
+                self._num_lines -= 1
+                dropped, self._dropped = self._dropped, 0
+            if dropped:
+                step, detail = line.record.step, {"lines": dropped}
+                self._write(_Line(time.time(), Record("dropped", step, "", detail)))
+
+    def _write(self, line: _Line) -> None:
+        try:
+            self._record(line.time, line.record)
+        except OSError as error:
+            log.error("a line of events.jsonl is lost: %s", error)

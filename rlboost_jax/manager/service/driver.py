@@ -41,6 +41,7 @@ from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.limits import trainer_queue_bytes
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.peer import Peer
+from rlboost_jax.manager.service.replay import replay
 from rlboost_jax.messages import BeginBatch, Manifest, Publish, Renewed, ToServer, ToTrainer, encode
 from rlboost_jax.providers.base import Provider
 
@@ -65,6 +66,11 @@ class Driver:
         route_bytes: that come with each token.
         serve: called with the versions whose files may be fetched, before a new one is announced.
         server_queue_bytes: of unsent frames that a server may leave unread.
+        recovers: `recover` comes before anything else.
+        date: of now, in seconds since the epoch.
+
+    Attributes:
+        recovered: set once streams may be opened.
     """
 
     def __init__(
@@ -76,6 +82,8 @@ class Driver:
         route_bytes: int = 0,
         serve: Callable[[Iterable[Manifest]], None] = lambda manifests: None,
         server_queue_bytes: int = SERVER_QUEUE_BYTES,
+        recovers: bool = False,
+        date: Callable[[], float] = time.time,
     ) -> None:
         self.manager = manager
         self._server_queue_bytes = server_queue_bytes
@@ -88,7 +96,7 @@ class Driver:
         self.finished: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()  # set by the first step
         self._provider: Provider | None = None
-        self._record = record
+        self._record, self._date = record, date
         self._loop = asyncio.get_running_loop()
         self._peers: dict[int, Peer] = {}
         self._streams = 0
@@ -98,7 +106,11 @@ class Driver:
         self._closing = False
         self._requests: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._arm()
+        self.recovered = asyncio.Event()
+        self._early: list[Event] = []  # that came before
+        if not recovers:
+            self.recovered.set()
+            self._arm()
 
     def now(self) -> float:
         """Seconds on the clock that events are stamped with."""
@@ -140,6 +152,9 @@ class Driver:
             self.begun.set()
         if self._closing:
             return
+        if not self.recovered.is_set():
+            self._early.append(event)
+            return
         now = self.now()
         stalled, self._ran_at = now - self._ran_at, now
         try:
@@ -158,12 +173,29 @@ class Driver:
         if not self.finished.done():
             self.finished.set_exception(error)
 
-    def recover(self, entries: Sequence[Entry]) -> None:
-        """Begin with what an earlier manager kept."""
-        actions = self.manager.recover(entries, self.now())
+    async def recover(self, parts: AsyncIterator[Sequence[Entry]]) -> None:
+        """Begin with what an earlier manager kept, while others have their turn.
+
+        Who is asked to end meanwhile reads no further: what was kept stays as it is.
+
+        Args:
+            parts: of its entries, in order.
+        """
+        now = self.now()
+        await replay(
+            parts,
+            lambda entry: self.manager.restore(entry, now),
+            ends=lambda: bool(self._early),
+            clock=self.now,
+        )
+        self._ran_at = self.now()
+        actions = self.manager.restored(self._ran_at)
         self._serve(self.manager.view.manifests.values())
         self._perform_all(actions)
+        self.recovered.set()
         self._arm()
+        for event in self._early:
+            self.apply(event)
 
     async def employ(self, provider: Provider, *, found_us: bool = True) -> None:
         """Ask this provider for instances, beginning with those that are there already.
@@ -242,7 +274,7 @@ class Driver:
         try:
             if problem:
                 log.error("the journal cannot be written: %s", problem)
-                self._record(time.time(), Record("journal", -1, "", {"reason": problem}))
+                self._record(self._date(), Record("journal", -1, "", {"reason": problem}))
             while self._waiting and self._waiting[0][0] <= self._kept:
                 self._waiting.popleft()[1]()
         except Exception as error:
@@ -265,7 +297,7 @@ class Driver:
                 if stream in self._peers:
                     self._peers[stream].close(reason)
             case Record():
-                self._record(time.time(), action)
+                self._record(self._date(), action)
             case Request(instance, nonce, pool):
                 assert self._provider is not None
                 task = self._spawn(self._provider.request(instance, nonce, pool))

@@ -2,18 +2,23 @@
 
 A write is complete in the kernel before the manager says anything that follows from it, so it
 survives the death of the process at any instruction. It is not forced to the device: what a host
-that loses power takes with it is generated again, to the same bits.
+that loses power takes with it is generated again, to the same bits. Only what goes is preceded by
+a sync: a segment is removed once the one that says anew what outlives a step (money, names, the
+window, versions) is on the device, and so is its name. That takes long and nobody waits for it.
 
-Outcomes of faults: a torn tail is cut off; behind a corrupt byte the rest of that file is left
-aside; a full disk ends the journal until the next step opens a file, and the run goes on.
+Outcomes of faults: an empty file is removed; a torn tail is cut off; behind a corrupt byte the rest
+of that file is left aside; a full disk ends the journal until the next step opens a file, and the
+run goes on.
 """
 
 import contextlib
+import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Final
 
+from rlboost_jax import durable
 from rlboost_jax.manager.journal import (
     FORMAT,
     BatchOpened,
@@ -23,13 +28,16 @@ from rlboost_jax.manager.journal import (
     RunOver,
     RunState,
     SegmentBegun,
+    SegmentReader,
     frames,
-    read_segment,
 )
 from rlboost_jax.messages import BeginBatch
 from rlboost_jax.settings.errors import Mistake
 
 SUFFIX = ".journal"
+_BUFFER_BYTES: Final = 2**20
+
+log = logging.getLogger(__name__)
 
 
 class OtherFormat(Mistake):
@@ -43,6 +51,12 @@ class Journal:
         folder: made where missing.
         run_id: a segment of another run is removed.
         write: as `os.write`.
+        sync: has what a file holds last.
+        later: calls a function some time, one after the other; left out: at once.
+
+    Attributes:
+        read_bytes: of the entries that were read so far.
+        damages: what was found on the way that could not be read.
     """
 
     def __init__(
@@ -51,8 +65,11 @@ class Journal:
         run_id: str,
         *,
         write: Callable[[int, memoryview], int] = os.write,
+        sync: Callable[[Path], None] = durable.sync,
+        later: Callable[[Callable[[], None]], object] = lambda job: job(),
     ) -> None:
         self._folder, self._run_id, self._to_disk = folder, run_id, write
+        self._sync, self._later = sync, later
         self._steps: dict[Path, int] = {}  # complete segments → the step that opened them
         self._path: Path | None = None  # of the segment being written
         self._file: int | None = None
@@ -62,45 +79,75 @@ class Journal:
         # What each segment says anew, so that those before it can go.
         self._run_state: RunState | None = None
         self._published: dict[int, Published] = {}  # by version, that published last at the end
+        self.read_bytes = 0
+        self.damages: list[str] = []
 
-    def read(self) -> tuple[list[Any], list[str]]:
-        """All entries in order, and what was damaged.
-
-        The segments stay until what they hold is committed; the next step opens a new one.
+    def check(self) -> None:
+        """Remove segments of other runs; before `entries`, which does so too.
 
         Raises:
             OtherFormat: this run has a segment that another release wrote.
         """
-        self._folder.mkdir(exist_ok=True)
-        entries: list[Any] = []
-        damages: list[str] = []
+        durable.make_folder(self._folder)
         for path in self._segments():
-            segment = read_segment(path.read_bytes())
-            first = segment.entries[0] if segment.entries else None
-            if isinstance(first, SegmentBegun):
-                if first.run_id != self._run_id:
-                    path.unlink()
-                    continue
-                if first.format != FORMAT:
-                    raise OtherFormat(
-                        f"{path}: journals of format {first.format} are of another release; this "
-                        f"one reads format {FORMAT}. Go on with that release, or remove "
-                        f"{self._folder}: its responses are then generated again, and costs are "
-                        "counted anew"
-                    )
-            if segment.damage:
-                damages.append(f"{path.name}: {segment.damage}")
-                os.truncate(path, segment.good_bytes)
+            with _opened(path) as reader:
+                first = next(iter(reader), None)
+            if not isinstance(first, SegmentBegun):
+                continue  # damaged: said when it is read
+            if first.run_id != self._run_id:
+                path.unlink()
+            elif first.format != FORMAT:
+                raise OtherFormat(
+                    f"{path}: journals of format {first.format} are of another release; this "
+                    f"one reads format {FORMAT}. Go on with that release, or remove "
+                    f"{self._folder}: its responses are then generated again, and costs are "
+                    "counted anew"
+                )
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries in order, to be gone through once and to the end, before `append`.
+
+        One is in memory at a time, however long the journal is: the bytes of a full step are as
+        many as all its tokens. `read_bytes` grows on the way, and `damages` says in the end what
+        was damaged.
+
+        The segments stay until what they hold is committed; the next step opens a new one.
+
+        Raises:
+            OtherFormat: as `check`.
+        """
+        self.check()
+        for path in self._segments():
+            step, before, empty = -1, self.read_bytes, True
+            with _opened(path) as reader:
+                for entry in reader:
+                    empty, self.read_bytes = False, before + reader.good_bytes
+                    if isinstance(entry, BatchOpened) and step < 0:
+                        step = entry.begin.batch
+                    self._note([entry])
+                    yield entry
+            if empty:  # a power cut took all of it, or it is another's
+                self.damages.append(f"{path.name}: {reader.damage or 'empty'}")
+                path.unlink()
+                continue
+            if reader.damage:
+                self.damages.append(f"{path.name}: {reader.damage}")
+                os.truncate(path, reader.good_bytes)
             self._number = int(path.name.split("-")[0])
-            self._steps[path] = _step_of(segment.entries)
-            self._note(segment.entries)
-            entries += segment.entries
+            self._steps[path] = step
         if self._steps:
             self._path = list(self._steps)[-1]
             self._steps.pop(self._path)
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             self._good = self._path.stat().st_size
-        return entries, damages
+
+    def read(self) -> tuple[list[Entry], list[str]]:
+        """All entries at once and what was damaged, of a journal that is known to be short."""
+        return list(self.entries()), self.damages
+
+    def size(self) -> int:
+        """Bytes that there are to read."""
+        return sum(path.stat().st_size for path in self._segments())
 
     def append(self, entries: Sequence[Entry]) -> str:
         """Write entries down; "" or why that failed. Never raises for the disk's sake."""
@@ -136,16 +183,21 @@ class Journal:
         """Begin a segment with all that those before it say and that still holds."""
         self.close()
         if self._path is not None:
-            self._steps[self._path] = self._step
+            self._steps[self._path], self._path = self._step, None
         self._number += 1
         self._step = begin.batch
-        self._path = self._folder / f"{self._number:08d}-step-{begin.batch}{SUFFIX}"
+        path = self._folder / f"{self._number:08d}-step-{begin.batch}{SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._file, self._good = os.open(self._path, flags, 0o600), 0
+        self._file, self._good = os.open(path, flags, 0o600), 0
         self._keep_published(begin)
         published = self._published.values()
         states = (SegmentBegun(run_id=self._run_id), self._run_state, *published)
-        self._write([entry for entry in states if entry is not None])
+        try:
+            self._write([entry for entry in states if entry is not None])
+        except OSError:  # what stands in for those before it has to be there as a whole
+            path.unlink(missing_ok=True)
+            raise
+        self._path = path
 
     def _keep_published(self, begin: BeginBatch) -> None:
         """The newest version, and those before it that batches beside this one are sampled from.
@@ -191,15 +243,33 @@ class Journal:
         for entry in entries:
             match entry:
                 case Forgotten(committed=committed):
-                    for path in [p for p, step in self._steps.items() if step <= committed]:
-                        self._steps.pop(path)
-                        path.unlink(missing_ok=True)
+                    self._remove([p for p, step in self._steps.items() if step <= committed])
                 case RunOver():
                     self.close()
                     for path in self._segments():
                         path.unlink(missing_ok=True)
                     self._steps.clear()
                     self._path = None
+
+    def _remove(self, paths: Sequence[Path]) -> None:
+        """Segments that are not needed once the newest, which says what still holds, lasts."""
+        newest = self._path or next(reversed(self._steps), None)
+        paths = [path for path in paths if path != newest]
+        if not paths or newest is None:
+            return
+        for path in paths:
+            self._steps.pop(path)
+
+        def remove() -> None:
+            try:
+                self._sync(newest)
+                durable.sync_folder(self._folder)
+                for path in paths:
+                    path.unlink(missing_ok=True)
+            except OSError as error:  # the next manager reads them, which does no harm
+                log.warning("%d old journals stay: %s", len(paths), error)
+
+        self._later(remove)
 
 
 def _by_segment(entries: Sequence[Entry]) -> list[list[Entry]]:
@@ -212,6 +282,7 @@ def _by_segment(entries: Sequence[Entry]) -> list[list[Entry]]:
     return parts
 
 
-def _step_of(entries: Iterable[Entry]) -> int:
-    """The step that opened a segment; -1 of one that lost even that."""
-    return next((e.begin.batch for e in entries if isinstance(e, BatchOpened)), -1)
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[SegmentReader]:
+    with open(path, "rb", buffering=_BUFFER_BYTES) as file:
+        yield SegmentReader(file.read, os.fstat(file.fileno()).st_size)

@@ -12,7 +12,6 @@ owner only.
 
 import contextlib
 import fcntl
-import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from rlboost_jax import processes
+from rlboost_jax import durable, processes
 from rlboost_jax.credentials import TOKEN_FILE
 from rlboost_jax.own_places import open_private
 from rlboost_jax.settings.errors import ConfigError
@@ -76,10 +75,10 @@ def authority_folder(workdir: Path) -> Path:
 
 
 def read_tokens(workdir: Path) -> Tokens:
-    """The tokens of a work directory, readable by its owner only; made where absent.
+    """The tokens of a work directory, readable by its owner only; made where absent or empty.
 
     Raises:
-        ConfigError: a file is empty, or both hold the same.
+        ConfigError: both hold the same.
     """
     server, trainer = (_token(folder(workdir)) for folder in (join_folder, trainer_folder))
     if server == trainer:
@@ -100,14 +99,14 @@ def read_record(workdir: Path) -> ManagerRecord | None:
 
 @contextlib.contextmanager
 def recorded(workdir: Path, record: ManagerRecord) -> Iterator[None]:
-    """`manager.json`, in one piece, until the manager leaves.
+    """`manager.json`, durably, until the manager leaves: servers on other hosts outlive a power
+    cut of this one, and look for their manager at this port.
 
     One that dies of an exception leaves it behind, as one that is killed does: the next
     learns from it at which port the servers look for their manager.
     """
-    path, part = workdir / "manager.json", workdir / "manager.json.part"
-    part.write_bytes(msgspec.json.encode(record) + b"\n")
-    part.replace(path)
+    path = workdir / "manager.json"
+    durable.write(path, msgspec.json.encode(record) + b"\n")
     yield
     path.unlink(missing_ok=True)
 
@@ -130,13 +129,13 @@ def only_manager(workdir: Path) -> Iterator[None]:
 
 
 def _token(folder: Path) -> str:
-    folder.mkdir(mode=0o700, exist_ok=True)
+    """Only one manager comes here, and an empty or torn file lets nobody in: another is made."""
+    durable.make_folder(folder, mode=0o700)
     path = folder / TOKEN_FILE
-    with contextlib.suppress(FileExistsError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(32))
-    token = path.read_text().strip()
-    if not token:
-        raise ConfigError(f"{path} is empty; delete it, and a new token is made")
+    with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+        token = path.read_text(encoding="ascii").strip()
+        if token and token.isprintable():
+            return token
+    token = secrets.token_urlsafe(32)
+    durable.write(path, token.encode(), mode=0o600)
     return token

@@ -215,8 +215,8 @@ class Instance:
         """Those that cost the least prefill elsewhere."""
         return self._holding.shortest(batch, count)
 
-    def status(self, now: float) -> InstanceStatus:
-        version, activity = self.parameters.version, self.activity
+    def status(self, lease_seconds: float, now: float) -> InstanceStatus:
+        version, activity, line = self.parameters.version, self.activity, self.lease.line
         return InstanceStatus(
             instance=self.name,
             reserved=self.reserved,
@@ -227,6 +227,10 @@ class Instance:
             tokens=activity.tokens,
             price_per_hour=self.hello.price_per_hour,
             seconds=now - self.joined_at,
+            round_trip=line.round_trip,
+            deviation=line.deviation,
+            losses=line.losses,
+            lease_seconds=lease_seconds,
         )
 
     def _held_changed(self) -> None:

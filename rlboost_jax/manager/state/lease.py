@@ -1,6 +1,10 @@
-"""When a server was last heard, and when it last heard us."""
+"""When a server was last heard, when it last heard us, and what is known of the line to it."""
 
 import math
+
+from rlboost_jax.manager.policies.lines import Line
+
+NEWS = 2.0  # times as long, or as short
 
 
 class Lease:
@@ -8,13 +12,17 @@ class Lease:
     Attributes:
         heard_at: when its last frame came in.
         hears_at: the newest of our stamps that it echoed; inf: none.
+        line: between it and us.
     """
 
-    __slots__ = ("heard_at", "hears_at")
+    __slots__ = ("_forgiven_at", "_said", "heard_at", "hears_at", "line")
 
     def __init__(self, now: float) -> None:
         self.heard_at = now
         self.hears_at = math.inf
+        self.line = Line()
+        self._said = 0.0
+        self._forgiven_at = -math.inf
 
     def heard(self, now: float) -> None:
         """A frame of it came in."""
@@ -26,8 +34,24 @@ class Lease:
             known = self.hears_at if self.hears_at < math.inf else stamp
             self.hears_at = max(known, stamp)
 
+    def measured(self, round_trip: float, now: float) -> None:
+        """It was answered after so many seconds by its own clock, it says; 0: it has no news. What
+        we stood still for is no fault of the line."""
+        if 0 < round_trip < now - self._forgiven_at:
+            self.line.took(round_trip)
+
+    def tell(self, lease: float, usual: float) -> bool:
+        """Whether a lease of so many seconds is news: twice what was said before, or half of it,
+        or, where nothing was, of what is usual. Then it is said."""
+        before = self._said or usual
+        if not self.line.known or before / NEWS < lease < before * NEWS:
+            return False
+        self._said = lease
+        return True
+
     def forgive(self, seconds: float, now: float) -> None:
         """Nobody could be heard for so long, by our own fault."""
         self.heard_at = min(now, self.heard_at + seconds)
         if self.hears_at < math.inf:
             self.hears_at = min(now, self.hears_at + seconds)
+        self._forgiven_at = now

@@ -14,7 +14,7 @@ from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.index import Index, Pool
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import BatchRecord
-from rlboost_jax.messages import Hello, TokenBatch
+from rlboost_jax.messages import Hello, Renew, TokenBatch
 from rlboost_jax.settings.fingerprints import difference
 
 MAX_PRICE = 100_000.0  # dollars per hour; more is a mistake, or meant to spoil the accounts
@@ -106,7 +106,7 @@ class Roster:
         instance = Instance(stream, self._name(hello), hello, now)
         self.streams[stream] = instance
         self.index.join(instance)
-        self.look_at(now + self._settings.manager.lease_seconds)
+        self.look_at(now + self.lease(instance))
         self.joined += not hello.reserved
         if hello.reserved:
             self.fingerprint = self.fingerprint or hello.fingerprint
@@ -183,21 +183,44 @@ class Roster:
         """When a server counts as lost if nothing changes, why, and whether it is stuck then.
 
         What was slow before may be ten times as slow under load; but a server cannot earn more
-        than ten times `progress_seconds` by pretending to be.
+        than ten times `progress_seconds` by pretending to be. Tokens and answers come over its
+        line, so what its lease has beyond the shortest is added.
         """
-        settings = self._settings.manager
-        lease, least = settings.lease_seconds, settings.progress_seconds
-        silent = instance.lease.heard_at + lease, f"silent for {lease:g} s", False
+        lease, least = self.lease(instance), self._settings.manager.progress_seconds
+        gone = self._unreachable(instance, lease)
         if not instance.held:
-            return silent
+            return gone
         activity = instance.activity
         patience = max(least, SLOWER * min(activity.slowest, least))
-        stuck = activity.progress_at + patience, f"no progress for {patience:g} s", True
-        owing = instance.asked_at + patience, f"gave nothing back for {patience:g} s", True
-        return min(silent, stuck, owing)
+        patience += lease - self._settings.manager.lease_seconds
+        stuck = activity.progress_at + patience, f"no progress for {patience:.3g} s", True
+        owing = instance.asked_at + patience, f"gave nothing back for {patience:.3g} s", True
+        return min(gone, stuck, owing)
+
+    def _unreachable(self, instance: Instance, lease: float) -> tuple[float, str, bool]:
+        """When it counts as lost for its line. Who hears nothing is known as it speaks, by `deaf`,
+        unless what it says is held up by then, for want of our acknowledgements."""
+        known, renew = instance.lease, self._settings.manager.renew_seconds
+        silent = known.heard_at + lease, f"silent for {lease:.3g} s", False
+        # As it speaks, what it echoes is as old as this; so who is merely silent is called silent.
+        age = renew + known.line.round_trip + 4 * known.line.deviation
+        deaf = known.hears_at + lease + age
+        return min(silent, (deaf, f"deaf for {lease:.3g} s: it hears nothing of us", False))
+
+    @property
+    def shortest_lease(self) -> float:
+        """Seconds, on a good line."""
+        return self._settings.manager.lease_seconds
+
+    def lease(self, instance: Instance) -> float:
+        """Seconds that a server may be silent for, on its line."""
+        manager = self._settings.manager
+        return instance.lease.line.lease(
+            manager.lease_seconds, manager.longest_lease_seconds, manager.renew_seconds
+        )
 
     def watch(self, instance: Instance) -> None:
-        """It holds work from now on: look at it in time."""
+        """It holds work from now on, or its lease is another: look at it in time."""
         self.look_at(self.deadline(instance)[0])
 
     def look_at(self, moment: float) -> None:
@@ -208,15 +231,16 @@ class Roster:
         """All were looked at; no server is due for anything before `again`."""
         self.check_at = again
 
-    def deaf(self, instance: Instance, echo: float, now: float) -> str:
-        """Take in what a renewal echoes. Returns why its server counts as lost, or "".
+    def deaf(self, instance: Instance, renewal: Renew, now: float) -> str:
+        """Take in what a renewal says of its line. Returns why its server counts as lost, or "".
 
         Whoever is merely silent is judged by its lease, so this one is judged as it speaks: by
         the next renewal it would be too late.
         """
-        settings = self._settings.manager
-        instance.lease.echoed(echo, now)
-        patience = settings.lease_seconds - settings.renew_seconds
+        instance.lease.echoed(renewal.echo, now)
+        instance.lease.measured(renewal.round_trip, now)
+        self.watch(instance)
+        patience = self.lease(instance) - self._settings.manager.renew_seconds
         silence = now - instance.lease.hears_at
         return f"deaf for {silence:.2g} s: it hears nothing of us" if silence >= patience else ""
 

@@ -77,6 +77,22 @@ def test_of_a_crowd_the_longest_there_go_first(key: Key) -> None:
         all_come_in(door, address, key)
 
 
+def test_who_arrives_as_it_closes_is_not_left_behind(key: Key) -> None:
+    """Nobody gets between the look at whether it is closed and the arrival."""
+    held: list[bool] = []
+    door = listening(key, handshake_seconds=PATIENCE_SECONDS)
+
+    class Arrivals(queue.Queue[tuple[object, Channel]]):
+        def put(self, item: tuple[object, Channel], *more: object, **options: object) -> None:
+            held.append(door._lock.locked())
+            super().put(item)
+
+    door._arrived = Arrivals()
+    with at(door) as address:
+        all_come_in(door, address, key)
+    assert held and all(held)
+
+
 def test_who_says_nothing_is_hung_up_on(key: Key) -> None:
     with at(listening(key, handshake_seconds=0.1)) as address:
         with socket.create_connection(address, PATIENCE_SECONDS) as silent:

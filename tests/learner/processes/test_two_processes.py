@@ -121,6 +121,13 @@ def test_what_they_saved_together_goes_on_on_one_device(ended, measured):
     assert gap(jax.device_get(trainer.state), jax.device_get(twice.state)) < 1e-5
 
 
+def test_both_go_back_where_one_reads_what_is_broken(measured):
+    step, complete, (note,) = measured["went back"]
+    assert (step, complete) == (1, [1])
+    assert note.startswith("checkpoint 2 is broken: process 1 of 2: ")
+    assert note.endswith("the run goes on from checkpoint 1")
+
+
 def test_a_follower_ends_when_process_0_dies(ended):
     _, (_, (code, printed)) = ended
     assert (code, printed.splitlines()[-1]) == (1, "LeaderLost process 0 is gone without a word")

@@ -7,6 +7,7 @@ Process 0 prints one JSON object and then dies without a word, with process 1 wa
 
 import json
 import os
+import shutil
 import sys
 import traceback
 from functools import partial
@@ -17,8 +18,10 @@ import jax
 import msgspec
 import numpy as np
 
+from rlboost_jax import at_rest
 from rlboost_jax.engine.parameters import EngineParameters
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.fallback import newest_sound
 from rlboost_jax.learner.processes.following import accept
 from rlboost_jax.learner.processes.leading import Followers, invite
 from rlboost_jax.learner.processes.watch import PeerEnded
@@ -76,11 +79,12 @@ def measure(world: World, folder: Path):
     yield "bytes of moments", bytes_per_device(state.opt_state)
     reader = Reader()
     connected = invite(world, folder) if world.leads else accept(world, folder)
-    with Checkpoints(folder / "checkpoints", keep=1) as kept:
+    with Checkpoints(folder / "checkpoints", keep=2) as kept:
         kept.save(1, state, {"window": None})
         kept.wait()
         state = trainer.update(batches)
         kept.save(2, state, {"window": None})
+    yield "went back", went_back(folder, trainer, world)
     learners = learner_of(
         trainer.run, policy=trainer.step, critic=None, reference=None, stop_ids=()
     )
@@ -99,6 +103,21 @@ def measure(world: World, folder: Path):
     alone = Trainer(ALONE)
     alone.update(batches)
     yield "gap", gap(read_back(folder, 2), alone.update(batches).params)
+
+
+def went_back(folder: Path, trainer: Trainer, world: World):
+    """What both go on from where process 1 alone reads what is broken of checkpoint 2."""
+    copy, notes = folder / "flipped", []
+    if world.leads:
+        shutil.copytree(folder / "checkpoints", copy, dirs_exist_ok=True)
+        files = at_rest.described(copy / "2")["files"]
+        of_process_1 = copy / "2" / sorted(files, key=lambda name: (-files[name][0], name))[1]
+        data = bytearray(of_process_1.read_bytes())
+        data[len(data) // 2] ^= 4
+        of_process_1.write_bytes(data)
+    with Checkpoints(copy, keep=2) as kept:
+        state, _ = newest_sound(kept, trainer.abstract(), world, notes.append)
+        return [int(state.step), kept.complete(), notes]
 
 
 def published(connected: Followers, params, folder: Path, run):

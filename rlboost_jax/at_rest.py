@@ -1,0 +1,191 @@
+"""Digests of what lies on disk: written with it, checked when it is read.
+
+A folder that is written once has a `digests.json`: size and SHA-256 of each of its files. A small
+JSON file has the digest of its other values among them. What a disk or a copy has changed since is
+then a fault that names the file, and never something to go on with.
+
+Nothing here needs JAX. Hashing takes a second for each gigabyte: call it off the critical path.
+"""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rlboost_jax import durable
+from rlboost_jax.durable import Damaged
+
+FILE: Final = "digests.json"  # of a folder
+SEAL: Final = "sha256"  # of a small file: the digest of all else in it
+_BLOCK_BYTES: Final = 2**20
+_SHOWN: Final = 3  # faults in a line
+_UNREADABLE: Final = (errno.EIO, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+
+Digests = dict[str, tuple[int, str]]  # size and SHA-256 by the name of a file below a folder
+
+
+class Fault(NamedTuple):
+    """What is wrong with a file."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+def one_line(faults: Collection[Fault]) -> str:
+    """The first few of them."""
+    shown = "; ".join(map(str, list(faults)[:_SHOWN]))
+    return shown + (f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else "")
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With the digest of the others as one more, last."""
+    return {**values, SEAL: _digest_of(values)}
+
+
+def unsealed(values: Mapping[str, Any], path: Path, remedy: str) -> dict[str, Any]:
+    """The values of `sealed`. A file of an earlier release has no digest, and is taken as it is.
+
+    Raises:
+        Damaged: they are not those that the digest was made of.
+    """
+    values = dict(values)
+    torn = any(_is_nearly_seal(name) for name in values)
+    said = values.pop(SEAL, None)
+    if torn or (said is not None and said != _digest_of(values)):
+        raise Damaged(f"{path} is damaged (its digest is of something else); {remedy}")
+    return values
+
+
+def write_sealed(path: Path, values: Mapping[str, Any]) -> None:
+    """Put a small JSON file in its place, durably, with its digest."""
+    durable.write(path, (json.dumps(sealed(values), indent=2) + "\n").encode())
+
+
+def read_sealed(path: Path, remedy: str) -> dict[str, Any] | None:
+    """The values of a small JSON file; None where there is none.
+
+    Args:
+        remedy: what to do about a damaged one, for the error.
+
+    Raises:
+        Damaged: it is empty, torn, something else, or not what was written.
+    """
+    values = durable.read_object(path, remedy)
+    return None if values is None else unsealed(values, path, remedy)
+
+
+def _is_nearly_seal(name: str) -> bool:
+    """The name of the digest with one letter changed, which is no file of an earlier release."""
+    pairs = zip(name, SEAL, strict=False)
+    return len(name) == len(SEAL) and sum(one != other for one, other in pairs) == 1
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a small JSON file has a digest; raises ValueError if it is no JSON."""
+    values = json.loads(path.read_bytes())
+    return isinstance(values, dict) and SEAL in values
+
+
+def _digest_of(values: Mapping[str, Any]) -> str:
+    # As it will be read: tuples are lists then, and keys text.
+    text = json.dumps(json.loads(json.dumps(values)), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def files_below(folder: Path) -> list[str]:
+    """Names of all files but `digests.json`, sorted, with slashes."""
+    found = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    names = (path.relative_to(folder).as_posix() for path in found)
+    return sorted(name for name in names if name != FILE)
+
+
+def digests_of(folder: Path, names: Iterable[str]) -> Digests:
+    """Of files below a folder, as they are now."""
+    return {name: _digest_of_file(folder / name) for name in names}
+
+
+def describe(folder: Path, others: Mapping[str, tuple[int, str]], **more: Any) -> bytes:
+    """What `digests.json` of a folder is to hold.
+
+    Args:
+        others: digests that are known already; all other files are read.
+        more: values that go with them.
+    """
+    own = digests_of(folder, [name for name in files_below(folder) if name not in others])
+    files = {name: list(each) for name, each in sorted({**others, **own}.items())}
+    return (json.dumps(sealed({"files": files, **more})) + "\n").encode()
+
+
+def described(folder: Path) -> dict[str, Any] | None:
+    """What `digests.json` says; None where there is none.
+
+    Raises:
+        Damaged: of itself.
+    """
+    path, remedy = folder / FILE, "no digest of that folder can be trusted"
+    try:
+        values = durable.read_object(path, remedy)
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}; {remedy}") from None
+    if values is not None and not {SEAL, "files"} <= values.keys():
+        raise Damaged(f"{path} is damaged (it lacks digests); {remedy}")
+    return None if values is None else unsealed(values, path, remedy)
+
+
+def faults(
+    folder: Path,
+    digests: Mapping[str, tuple[int, str] | list[Any]],
+    *,
+    share: tuple[int, int] = (0, 1),
+    from_disk: bool = False,
+) -> Iterator[Fault]:
+    """Of the files below a folder, one by one.
+
+    Args:
+        digests: that they should have, by name.
+        share: (i, n): this is one of n processes, and looks at every n-th file, the i-th first.
+        from_disk: not from the memory that the system keeps of files, where that can be had.
+    """
+    index, count = share
+    names = sorted(digests, key=lambda name: (-digests[name][0], name))
+    for name in names[index::count]:
+        fault = _fault(folder / name, digests[name][0], digests[name][1], from_disk)
+        if fault:
+            yield Fault(folder / name, fault)
+
+
+def strangers(folder: Path, digests: Collection[str]) -> Iterator[Fault]:
+    """Files below a folder that it was not written with."""
+    for name in files_below(folder):
+        if name not in digests:
+            yield Fault(folder / name, "it was not there when the folder was written")
+
+
+def _fault(path: Path, size: int, sha256: str, from_disk: bool) -> str:
+    """What is wrong with a file; nothing: ""."""
+    try:
+        if (found := path.stat().st_size) != size:
+            return f"it has {found:,} bytes of {size:,}"
+        same = _digest_of_file(path, from_disk=from_disk)[1] == sha256
+    except OSError as error:
+        if error.errno not in _UNREADABLE:
+            raise
+        return f"it cannot be read: {error.strerror}"
+    return "" if same else f"its {size:,} bytes are not those that were written"
+
+
+def _digest_of_file(path: Path, *, from_disk: bool = False) -> tuple[int, str]:
+    digest, size = hashlib.sha256(), 0
+    with open(path, "rb", buffering=0) as file:
+        if from_disk and hasattr(os, "posix_fadvise"):  # what is not written yet stays
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+    return size, digest.hexdigest()

@@ -1,0 +1,59 @@
+"""What a host has run out of, in a line: that may pass, and then the same command goes on."""
+
+import errno
+from collections.abc import Iterator
+from typing import Final
+
+_ADVICE: Final = {
+    errno.ENOSPC: "no space (or no inode) is left on the device; free some",
+    errno.EDQUOT: "the quota of the disk is used up; free some",
+    errno.EFBIG: "a file has reached the limit of this process; raise `ulimit -f`",
+    errno.EMFILE: "this process has no descriptor left; raise `ulimit -n`",
+    errno.ENFILE: "the host has no descriptor left",
+    errno.EAGAIN: "no process or thread can be started; raise `ulimit -u` or pids.max",
+    errno.ENOMEM: "no memory is left",
+}
+# Where a library says it in words only: another's OSError, or one of the dynamic linker's.
+_WORDS: Final = {
+    "No space left on device": errno.ENOSPC,
+    "Disk quota exceeded": errno.EDQUOT,
+    "File too large": errno.EFBIG,
+    "Too many open files in system": errno.ENFILE,
+    "Too many open files": errno.EMFILE,
+    "can't start new thread": errno.EAGAIN,
+    "cannot allocate memory": errno.ENOMEM,
+    "Cannot allocate memory": errno.ENOMEM,
+}
+
+
+def exhausted(error: BaseException) -> str:
+    """What is used up, and where that was seen; "" where an error is of something else.
+
+    Looks at what the error was raised for, too: libraries make an `ImportError` of a full disk.
+    """
+    for cause in _causes(error):
+        if isinstance(cause, BlockingIOError) and cause is not error:
+            continue  # of a lock or a socket, which had to be waited for
+        number = _number_of(cause)
+        if number is not None:
+            name = getattr(cause, "filename", None)
+            where = f" ({name})" if isinstance(name, str) else ""
+            return f"{_ADVICE[number]}{where}; then the same command goes on"
+    return ""
+
+
+def _number_of(error: BaseException) -> int | None:
+    if isinstance(error, OSError) and error.errno in _ADVICE:
+        return error.errno
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    said = str(error)
+    return next((number for words, number in _WORDS.items() if words in said), None)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,84 @@
+"""Trees of arrays in Orbax's format, in folders that are there already.
+
+Only Orbax's handler is used, neither its manager nor its checkpointers: where a checkpoint lies,
+when it counts and what becomes of older ones is said in `checkpoints.py`, and by no wall clock.
+What is written here Orbax's own readers take, too.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.sharding import SingleDeviceSharding
+
+from rlboost_jax.models.params import Params
+
+CHUNK_BYTES = 2**26  # of an array on disk: a process that needs a part reads little else
+
+
+def begin(folder: Path, tree: Any) -> Callable[[], None]:
+    """Begin to write a tree; what is returned waits until all of this process's is written.
+
+    Arrays of several processes are copied to the host before this returns, and may be donated;
+    host arrays are not copied, and nobody may change them until all is written.
+
+    Every process calls this where arrays are of several, and then one of them `finish`.
+    """
+    arguments = ocp.args.PyTreeSave(
+        tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
+    )
+    futures = asyncio.run(_handler().async_save(folder, args=arguments))
+
+    def wait() -> None:
+        for future in futures or ():
+            future.result()
+
+    return wait
+
+
+def finish(folder: Path) -> None:
+    """Make one tree of what the processes have written."""
+    _handler().finalize(folder)
+
+
+def own_folders(folder: Path, process: int) -> list[Path]:
+    """Where this process, and no other, has written of a tree of several processes."""
+    return [place for place in [folder / f"ocdbt.process_{process}"] if place.is_dir()]
+
+
+def read(folder: Path, abstract: Any) -> Any:
+    """The tree that lies in a folder.
+
+    Args:
+        abstract: shapes, dtypes and shardings to read onto; leaves without one stay on the host.
+    """
+    arguments = ocp.checkpoint_utils.construct_restore_args(abstract)
+    return _handler().restore(folder, args=ocp.args.PyTreeRestore(abstract, restore_args=arguments))
+
+
+def read_params(folder: Path, abstract: Params) -> Params:
+    """`params` of the tree in a folder alone, on the default device."""
+    place = SingleDeviceSharding(jax.devices()[0])
+    wanted = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        {"params": abstract},
+    )
+    arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
+    part = ocp.args.PyTreeRestore(wanted, restore_args=arguments, partial_restore=True)
+    params: Params = _handler().restore(folder, args=part)["params"]
+    return params
+
+
+def _handler() -> ocp.PyTreeCheckpointHandler:
+    """No compression: what trains hardly shrinks, and it would cost more than all else. No files
+    about arrays beside them: for these, processes wait for each other in ways of their own."""
+    kinds = ocp.type_handlers
+    registry = kinds.create_type_handler_registry(
+        (np.ndarray, kinds.NumpyHandler(deepcopy_host_arrays=False)),
+        (jax.Array, kinds.ArrayHandler(array_metadata_store=None)),
+    )
+    return ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry)

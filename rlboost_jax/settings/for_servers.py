@@ -1,0 +1,47 @@
+"""What a rollout server is told of a run: what its engine, its weights and its leaving depend on.
+
+A server's host may be anybody's by tomorrow. Where the data lies, what prompts are made of, how
+responses are judged (with the keys that a judge is asked with) and what anything costs is none of
+its business: those settings do not leave the manager.
+"""
+
+from dataclasses import replace
+
+from rlboost_jax.settings.data import DataConfig, TaskConfig
+from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
+from rlboost_jax.settings.manager import ManagerConfig
+from rlboost_jax.settings.observe import ObserveConfig, WandbConfig
+from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
+from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.sampling import EvaluationConfig
+from rlboost_jax.settings.warmup import WarmupConfig
+from rlboost_jax.settings.weights import CheckpointConfig
+
+
+def for_servers(run: RunConfig) -> RunConfig:
+    """The run with other values in place of all that is not for servers.
+
+    It is a configuration like any other and passes all checks: servers of other releases read it.
+    """
+    fleet = run.fleet
+    return replace(
+        run,
+        task=TaskConfig(name="dataset"),  # as if of a data set: the others check sizes against it
+        data=DataConfig(
+            source="none", tokenizer="bytes", max_prompt_tokens=run.engine.max_prompt_tokens
+        ),
+        rewards=RewardsConfig(functions=(RewardConfig(name="exact"),)),
+        warmup=WarmupConfig(max_updates=0),
+        evaluation=EvaluationConfig(every_steps=0),
+        checkpoint=CheckpointConfig(),
+        manager=ManagerConfig(),
+        observe=ObserveConfig(wandb=WandbConfig(), profile_step=run.observe.profile_step),
+        fleet=FleetConfig(
+            provider="none",
+            chaos=ChaosConfig(),
+            orphan_seconds=fleet.orphan_seconds,
+            notices=fleet.notices,
+            notice_signal=fleet.notice_signal,
+            notice_seconds=fleet.notice_seconds,
+        ),
+    )

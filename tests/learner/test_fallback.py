@@ -1,0 +1,152 @@
+"""Which checkpoint a run goes on from when bits of the newest have changed."""
+
+import random
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from rlboost_jax import at_rest
+from rlboost_jax.learner import leaf_digests
+from rlboost_jax.learner.checkpoint_reading import CheckpointBroken
+from rlboost_jax.learner.checkpoints import CheckpointNotWritten, Checkpoints
+from rlboost_jax.learner.fallback import newest_sound
+from rlboost_jax.learner.processes.world import ALONE
+
+SHAPES = {"params": {"w": (40, 3)}, "moments": [(40, 3), ()]}
+SHAPES_ARE = {"is_leaf": lambda node: isinstance(node, tuple)}
+
+
+def state_of(step: int):
+    rng = np.random.default_rng(step)
+    return jax.tree.map(lambda shape: rng.standard_normal(shape).astype("f4"), SHAPES, **SHAPES_ARE)
+
+
+ABSTRACT = jax.tree.map(lambda shape: np.zeros(shape, np.float32), SHAPES, **SHAPES_ARE)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, state_of(step), {"step": step})
+    return tmp_path
+
+
+def flipped(path: Path, seed: int) -> None:
+    draw, data = random.Random(seed), bytearray(path.read_bytes())
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+
+
+def resumed(folder: Path):
+    """Step that was gone on from, its state, and what was said."""
+    notes: list[str] = []
+    with Checkpoints(folder, keep=3) as checkpoints:
+        found = newest_sound(checkpoints, ABSTRACT, ALONE, notes.append)
+        assert found is not None
+        step = found[1]["step"]
+        assert checkpoints.latest() == step
+        checkpoints.save(step + 1, state_of(step + 1), {"step": step + 1})
+    return step, found[0], notes
+
+
+def is_state_of(tree, step: int) -> bool:
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(state_of(step)), strict=True)
+    return all(np.asarray(a).tobytes() == b.tobytes() for a, b in pairs)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_flipped_bit_takes_the_run_back_one_checkpoint(folder, seed):
+    files = sorted(path for path in (folder / "3").rglob("*") if path.is_file())
+    path = files[seed % len(files)]
+    flipped(path, seed)
+    step, state, notes = resumed(folder)
+    assert step == 2 and is_state_of(state, 2)
+    (note,) = notes
+    assert note.startswith("checkpoint 3 is broken: ") and path.name in note
+    assert note.endswith("it is kept as 3.broken, and the run goes on from checkpoint 2")
+    assert (folder / "3.broken" / path.relative_to(folder / "3")).exists()
+    assert is_state_of(resumed(folder)[1], 3), "written again by the run that went back"
+
+
+def test_two_broken_ones_are_passed_over(folder):
+    shutil.rmtree(folder / "3" / "state")
+    (folder / "2" / at_rest.FILE).unlink()
+    step, state, notes = resumed(folder)
+    assert step == 1 and is_state_of(state, 1) and len(notes) == 2
+    assert f"{at_rest.FILE} is missing" in notes[1]
+
+
+def test_without_a_sound_one_nothing_is_moved(folder):
+    for step in (1, 2, 3):
+        flipped(folder / str(step) / "extra" / "metadata", step)
+    with (
+        Checkpoints(folder, keep=3) as checkpoints,
+        pytest.raises(CheckpointBroken, match=r"no checkpoint in .* is sound \(3: .*; 2: .*; 1: "),
+    ):
+        newest_sound(checkpoints, ABSTRACT, ALONE, print)
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2", "3"]
+
+
+def test_another_model_is_no_damage(folder):
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wider = {
+        **ABSTRACT,
+        "params": {"w": jax.ShapeDtypeStruct((40, 4), np.float32, sharding=place)},
+    }
+    with Checkpoints(folder, keep=3) as checkpoints, pytest.raises(CheckpointBroken):
+        newest_sound(checkpoints, wider, ALONE, print)
+    assert (folder / "3").exists()
+
+
+def test_what_was_otherwise_in_memory_is_named_by_its_leaf(folder):
+    """Files that are as they were written, of which one leaf is not what was saved."""
+    place = folder / "3"
+    said = at_rest.described(place)
+    said["leaves"]["state"]["moments.0"][0][1] = "0" * 64
+    (place / at_rest.FILE).unlink()
+    (place / at_rest.FILE).write_bytes(at_rest.describe(place, {}, leaves=said["leaves"]))
+    with (
+        Checkpoints(folder, keep=3) as checkpoints,
+        pytest.raises(CheckpointBroken, match=r"state\.moments.0 is not what was in memory"),
+    ):
+        checkpoints.restore(3, ABSTRACT)
+
+
+def test_a_leaf_s_digest_is_of_its_dtype_shape_and_bytes():
+    tree = state_of(0)
+    digests = leaf_digests.parts_of(tree)()
+    assert leaf_digests.differing(tree, digests) == []
+    tree["params"]["w"] = tree["params"]["w"].reshape(3, 40)
+    assert leaf_digests.differing({"params": tree["params"]}, digests) == ["params.w"]
+    changed = state_of(0)
+    changed["moments"][1] = np.nextafter(changed["moments"][1], np.float32(9))
+    assert leaf_digests.differing(changed, digests) == ["moments.1"]
+
+
+class Forgetful(Checkpoints):
+    """A disk that takes a checkpoint and gives another back."""
+
+    def _finish(self, step: int) -> None:
+        if step == 3:
+            flipped(self.place(step).with_name(f"{step}.part") / "state" / "_METADATA", 0)
+        super()._finish(step)
+
+
+def test_none_goes_before_a_newer_one_was_read_back(tmp_path):
+    durable: list[int] = []
+    checkpoints = Forgetful(tmp_path, keep=1, on_durable=durable.append)
+    for step in (1, 2):
+        checkpoints.save(step, state_of(step), {})
+    checkpoints.wait()
+    assert checkpoints.complete() == [2] and durable == [1, 2]
+    checkpoints.save(3, state_of(3), {})
+    with pytest.raises(
+        CheckpointNotWritten, match=r"3 was written and does not read back: .*_META"
+    ):
+        checkpoints.wait()
+    assert checkpoints.complete() == [2, 3] and durable == [1, 2]
+    checkpoints.close()

@@ -1,0 +1,96 @@
+"""Rows of a run whose disk does not answer, or fails."""
+
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlboost_jax.observe.files import FilesTracker
+from rlboost_jax.observe.lines import StepLines
+from rlboost_jax.observe.metrics import read_metrics
+from tests.observe.conftest import sample
+from tests.patience import PATIENCE_SECONDS
+
+
+class Disk:
+    """Whose writes wait until it answers, and may fail then."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.answers, self.asked, self.error = threading.Event(), threading.Event(), error
+
+    def lines(self, path: Path, *, step: int) -> StepLines:
+        disk = self
+
+        class OnDisk(StepLines):
+            def write(self, objects: Iterable[Mapping[str, Any]]) -> None:
+                disk.asked.set()
+                assert disk.answers.wait(PATIENCE_SECONDS)
+                if disk.error is not None:
+                    raise disk.error
+                super().write(objects)
+
+        return OnDisk(path, step=step)
+
+
+def test_steps_go_on_while_the_disk_does_not_answer_and_no_row_is_lost(tmp_path: Path) -> None:
+    disk = Disk()
+    with FilesTracker(tmp_path, lines=disk.lines) as files:
+        for step in range(20):
+            files.samples([sample(step=step)])
+            files.step({"step": step})
+        assert disk.asked.wait(PATIENCE_SECONDS) and not read_metrics(tmp_path)
+        disk.answers.set()
+    assert [row["step"] for row in read_metrics(tmp_path)] == list(range(20))
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 20
+
+
+def test_a_checkpoint_waits_for_the_rows_before_it(tmp_path: Path) -> None:
+    disk, counted = Disk(), []
+    with FilesTracker(tmp_path, lines=disk.lines) as files:
+        files.step({"step": 0})
+
+        def count() -> None:
+            files.written()
+            counted.append(len(read_metrics(tmp_path)))
+
+        checkpoint = threading.Thread(target=count)
+        checkpoint.start()
+        assert disk.asked.wait(PATIENCE_SECONDS) and not counted
+        disk.answers.set()
+        checkpoint.join(PATIENCE_SECONDS)
+    assert counted == [1]
+    files.written()  # by a checkpoint that is later than the end
+
+
+def test_too_many_rows_wait_for_the_disk(tmp_path: Path) -> None:
+    disk, done = Disk(), []
+    with FilesTracker(tmp_path, lines=disk.lines, most_waiting=2) as files:
+
+        def steps() -> None:
+            for step in range(3):
+                files.step({"step": step})
+                done.append(step)
+
+        run = threading.Thread(target=steps)
+        run.start()
+        run.join(0.05)
+        assert run.is_alive() and len(done) <= 2
+        disk.answers.set()
+        run.join(PATIENCE_SECONDS)
+    assert done == [0, 1, 2]
+
+
+def test_after_a_row_that_cannot_be_written_there_is_none(tmp_path: Path) -> None:
+    """A gap would look like a step that was never done."""
+    disk = Disk(OSError("no room"))
+    files = FilesTracker(tmp_path, lines=disk.lines)
+    files.step({"step": 0})
+    files.step({"step": 1})
+    disk.answers.set()
+    for call in (files.written, files.sync, lambda: files.step({"step": 2}), files.close):
+        with pytest.raises(OSError, match="no room"):
+            call()
+        disk.error = None
+    assert not read_metrics(tmp_path)

@@ -1,0 +1,192 @@
+"""Processes whose words nobody reads, and what comes out where somebody does after all."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlboost_jax.relay.passing import Stream
+from tests.patience import PATIENCE_SECONDS
+
+LINES = 14_000  # of 100 bytes: more than a pipe and the relay keep
+NUMBERS = 500  # lines of 1,000 bytes: more than two pipes and a small stream keep
+DROPPED = re.compile(r"\[([\d,]+) lines were dropped here")
+SPEAK = """
+import os, signal, sys, time
+from rlboost_jax.relay.start import finish, speak_through_relay
+speak_through_relay(0.05)
+"""
+SHOUT = f"""
+for number in range({LINES}):
+    print(f"{{number:08d}} {{'x' * 90}}")
+"""
+
+
+def speaking(source: str, **options: object) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", SPEAK + source], **options)  # type: ignore[call-overload]
+
+
+def all_of(descriptor: int) -> bytes:
+    """What can be read until the end."""
+    parts = []
+    try:
+        while select.select([descriptor], [], [], PATIENCE_SECONDS)[0]:
+            if not (data := os.read(descriptor, 2**16)):
+                break
+            parts.append(data)
+    except OSError:  # of a terminal that everybody has left
+        pass
+    return b"".join(parts)
+
+
+def test_one_whose_words_nobody_reads_ends_as_it_would():
+    process = speaking(SHOUT + "sys.exit(3)", stdout=subprocess.PIPE)
+    assert process.wait(PATIENCE_SECONDS) == 3
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_nor_does_a_library_wait_that_writes_to_the_descriptor(number):
+    source = f"for _ in range({LINES}): os.write({number}, b'x' * 99 + b'\\n')"
+    with speaking(source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_what_was_dropped_is_counted_where_it_is_missing():
+    reads, writes = os.pipe()
+    source = SHOUT + "sys.stdout.flush(); os.close(int(sys.argv[1])); input(); print('later')"
+    mark_reads, mark_writes = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SPEAK + source, str(mark_writes)],
+        stdin=subprocess.PIPE,
+        stdout=writes,
+        pass_fds=[mark_writes],
+    )
+    os.close(writes)
+    os.close(mark_writes)
+    all_of(mark_reads)  # it has printed everything
+    os.close(mark_reads)
+    assert process.stdin is not None
+    early = os.read(reads, 2**16)  # somebody reads again
+    process.stdin.close()
+    text = (early + all_of(reads)).decode()
+    os.close(reads)
+    process.wait(PATIENCE_SECONDS)
+    said = sum(int(m[1].replace(",", "")) for m in map(DROPPED.match, text.split("\n")) if m)
+    kept = re.findall(r"^(\d{8}) x{90}$", text, re.MULTILINE)
+    cut = len(re.findall(r"^\d{8} x{0,89}$|^\d{0,7}$", text, re.MULTILINE))
+    assert kept == sorted(kept) and kept[-1] == f"{LINES - 1:08d}", "the newest are kept, in order"
+    assert said > 0 and len(kept) + said + cut in (LINES, LINES + 1, LINES + 2)
+
+
+def test_standard_output_and_error_keep_their_order_in_one_place():
+    source = "\n".join(f"print({n}, file=sys.std{'err' if n % 2 else 'out'})" for n in range(40))
+    process = speaking(source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert output.split() == [str(n).encode() for n in range(40)]
+
+
+def test_the_last_words_of_one_that_crashes_are_passed_on():
+    source = "print('before'); os.write(2, b'last words\\n'); os.kill(os.getpid(), signal.SIGKILL)"
+    process = speaking(source, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (output, errors) == (b"before\n", b"last words\n")
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_one_whose_reader_has_gone_goes_on():
+    reads, writes = os.pipe()
+    os.close(reads)
+    process = speaking(SHOUT, stdout=writes, stderr=writes)
+    os.close(writes)
+    assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_relay_that_is_killed_ends_nobody():
+    source = "os.kill(relay._process.pid, signal.SIGKILL); relay._process.wait()" + SHOUT
+    source = "from rlboost_jax.relay import start; relay = start._running[0]\n" + source
+    process = speaking(source, stdout=subprocess.PIPE)
+    process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+
+
+def test_a_disk_that_is_full_takes_what_fits(tmp_path):
+    with open("/dev/full", "wb") as full:
+        process = speaking(SHOUT, stdout=full)
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def on_terminal(source: str) -> "tuple[subprocess.Popen[bytes], int]":
+    """The process, whose terminal it is, and our end."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 123, 0, 0))
+    process = speaking(
+        source,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    return process, ours
+
+
+def test_a_terminal_is_still_one():
+    process, ours = on_terminal(
+        "from rlboost_jax.observe.console import Console\n"
+        "with Console(num_steps=2, reserved_price_per_hour=1.0) as console:\n"
+        "    print(console._live is not None, console._console.size)\n"
+    )
+    text = all_of(ours).decode()
+    assert "True ConsoleDimensions(width=123, height=40)" in text, text
+    assert process.wait(PATIENCE_SECONDS) == 0
+    os.close(ours)
+
+
+def test_an_interrupt_reaches_one_whose_terminal_stands_still(tmp_path: Path):
+    """Under Ctrl-S, with more printed than anybody takes."""
+    waits = f"open({str(tmp_path / 'said')!r}, 'w').close(); signal.pause()"
+    process, ours = on_terminal("input()\n" + SHOUT + waits)
+    os.write(ours, b"\x13")
+    os.write(ours, b"\n")
+    said = threading.Event()
+    while not (tmp_path / "said").exists():
+        assert process.poll() is None
+        said.wait(0.01)
+    os.write(ours, b"\x03")
+    assert process.wait(PATIENCE_SECONDS) == -signal.SIGINT
+    os.close(ours)
+
+
+def test_reading_never_waits_for_writing_and_keeps_the_newest():
+    """By threads of this process: a pipe that is full, whose reader comes later."""
+    (source, speaks), (hears, target) = os.pipe(), os.pipe()
+    stream = Stream(source, target, most=2**17)
+    os.set_blocking(target, True)
+    for number in range(NUMBERS):
+        os.write(speaks, f"{number:0999d}\n".encode())
+    os.close(speaks)
+    stream.reader.join(PATIENCE_SECONDS)
+    assert stream.ended and not stream.idle
+    heard = b""
+    while not stream.idle or select.select([hears], [], [], 0)[0]:
+        if select.select([hears], [], [], 0.01)[0]:
+            heard += os.read(hears, 2**16)
+    lines = heard.decode().split("\n")
+    numbers = [int(line) for line in lines if re.fullmatch(r"\d{999}", line)]
+    dropped = sum(int(m[1].replace(",", "")) for m in map(DROPPED.match, lines) if m)
+    assert numbers == sorted(numbers) and numbers[-1] == NUMBERS - 1
+    assert dropped and len(numbers) + dropped == NUMBERS
+    for each in (source, hears, target):
+        os.close(each)

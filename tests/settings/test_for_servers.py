@@ -1,0 +1,63 @@
+"""What servers are told: enough for the same engine, and nothing of data, rewards and money."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from ml_collections import ConfigDict
+
+from configs import (
+    llama32_1b_lora,
+    quickstart,
+    qwen3_8b_openr1,
+    qwen3_30b_a3b_moe,
+    qwen25_05b_gsm8k,
+    tiny,
+)
+from rlboost_jax.settings.for_servers import for_servers
+from rlboost_jax.settings.load import differences, run_config_from_dict, to_dict
+from rlboost_jax.settings.validate import check
+
+SECRET = "sk-judge-0123"
+FILES = (
+    *(llama32_1b_lora, quickstart, qwen25_05b_gsm8k, qwen3_8b_openr1, qwen3_30b_a3b_moe, tiny),
+)
+
+
+def every_way(get_config: Callable[[], ConfigDict]) -> ConfigDict:
+    """That configuration, with what must not leave the manager's host."""
+    config = get_config()
+    config.model.source = ""  # nothing is fetched here
+    config.engine.tensor_parallel = 1
+    if config.task.name == "dataset":
+        config.data.source = f"/home/{SECRET}.jsonl"
+        config.data.tokenizer = "bytes"
+        config.data.system_prompt = SECRET
+        config.rewards.functions = (
+            {"name": "http", "options": {"url": "http://judge", "api_key": SECRET}},
+        )
+    config.observe.wandb.entity = SECRET
+    config.fleet.price_per_hour = 777.25
+    config.fleet.orphan_seconds = 41.5
+    config.fleet.notice_seconds = 12.5
+    return config
+
+
+@pytest.mark.parametrize("module", FILES, ids=lambda module: module.__name__)
+def test_nothing_but_what_an_engine_needs(module: object) -> None:
+    run = run_config_from_dict(every_way(module.get_config).to_dict())  # type: ignore[attr-defined]
+    told = run_config_from_dict(json.loads(json.dumps(to_dict(for_servers(run)))))
+    check(told)
+    text = json.dumps(to_dict(told))
+    assert SECRET not in text and "777.25" not in text
+    kept = {
+        *("seed", "deterministic", "num_steps", "compile_cache_dir"),
+        *("model", "algorithm", "sampling", "learner", "engine", "weights"),
+        *("observe.profile_step", "fleet.orphan_seconds"),
+        *("fleet.notices", "fleet.notice_signal", "fleet.notice_seconds"),
+    }
+    sections = {name.partition(".")[0] for name in kept if "." in name}
+    for difference in differences(run, told):
+        section, name = difference.name.partition(".")[0], difference.name
+        assert name not in kept and (section not in kept or section in sections), name
+    assert told.slot_tokens == run.slot_tokens

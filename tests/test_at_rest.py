@@ -1,0 +1,106 @@
+"""Digests of files at rest: every flipped bit is seen, and the file is named."""
+
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from rlboost_jax import at_rest
+from rlboost_jax.durable import Damaged
+
+VALUES = {"run_id": "a", "size": [1, 2.5, None], "nested": {"b": True, "a": "ü"}}
+
+
+def folder_of(tmp_path: Path) -> Path:
+    folder = tmp_path / "7"
+    (folder / "state" / "d").mkdir(parents=True)
+    for index, size in enumerate((0, 1, 5_000)):
+        (folder / "state" / "d" / str(index)).write_bytes(random.Random(index).randbytes(size))
+    (folder / "extra").write_text("{}")
+    (folder / at_rest.FILE).write_bytes(at_rest.describe(folder, {}))
+    return folder
+
+
+def found(folder: Path, **options) -> list[at_rest.Fault]:
+    files = at_rest.described(folder)["files"]
+    return [*at_rest.faults(folder, files, **options), *at_rest.strangers(folder, files)]
+
+
+def flipped(path: Path, draw: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+
+
+def test_digests_are_sha_256_of_the_files(tmp_path):
+    folder = folder_of(tmp_path)
+    files = at_rest.described(folder)["files"]
+    assert sorted(files) == ["extra", "state/d/0", "state/d/1", "state/d/2"]
+    for name, (size, digest) in files.items():
+        data = (folder / name).read_bytes()
+        assert (size, digest) == (len(data), hashlib.sha256(data).hexdigest())
+    assert found(folder) == [] == found(folder, from_disk=True)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_flipped_bit_of_a_folder_is_named(tmp_path, seed):
+    folder, draw = folder_of(tmp_path), random.Random(seed)
+    path = draw.choice([path for path in folder.rglob("*") if path.is_file()])
+    if not path.stat().st_size:
+        return
+    flipped(path, draw)
+    if path.name == at_rest.FILE:
+        with pytest.raises(Damaged, match=at_rest.FILE):
+            at_rest.described(folder)
+        return
+    assert [fault.path for fault in found(folder)] == [path]
+
+
+def test_a_file_that_is_cut_missing_or_foreign_is_named(tmp_path):
+    folder = folder_of(tmp_path)
+    cut, gone = folder / "state/d/2", folder / "extra"
+    cut.write_bytes(cut.read_bytes()[:100])
+    gone.unlink()
+    foreign = folder / "state" / "more"
+    foreign.touch()
+    assert {path: reason for path, reason in found(folder)} == {
+        cut: "it has 100 bytes of 5,000",
+        gone: "it cannot be read: No such file or directory",
+        foreign: "it was not there when the folder was written",
+    }
+    assert str(found(folder)[0]) == f"{cut}: it has 100 bytes of 5,000"
+    assert at_rest.one_line(found(folder) * 2).endswith("; and 3 more")
+
+
+def test_processes_look_at_each_file_once(tmp_path):
+    folder = folder_of(tmp_path)
+    for name in ("state/d/1", "state/d/2", "extra"):
+        flipped(folder / name, random.Random(0))
+    files = at_rest.described(folder)["files"]
+    by_process = [list(at_rest.faults(folder, files, share=(i, 2))) for i in range(2)]
+    assert all(by_process)
+    together = [fault for each in by_process for fault in each]
+    assert sorted(together) == sorted(at_rest.faults(folder, files))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_small_file_is_read_as_it_was_written_or_not_at_all(tmp_path, seed):
+    path, draw = tmp_path / "origin.json", random.Random(seed)
+    at_rest.write_sealed(path, VALUES)
+    assert at_rest.read_sealed(path, "mend it") == VALUES
+    flipped(path, draw)
+    try:
+        values = at_rest.read_sealed(path, "mend it")
+    except Damaged as error:
+        assert str(path) in str(error) and str(error).endswith("; mend it")
+    else:
+        assert values == VALUES, "such as one kind of white space for another"
+
+
+def test_a_small_file_of_before_has_no_digest(tmp_path):
+    path = tmp_path / "origin.json"
+    assert at_rest.read_sealed(path, "") is None
+    path.write_text(json.dumps(VALUES))
+    assert at_rest.read_sealed(path, "") == VALUES and not at_rest.is_sealed(path)

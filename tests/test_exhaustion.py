@@ -1,0 +1,92 @@
+"""What a host has run out of is said in a line, by whichever way the word of it comes."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlboost_jax.exhaustion import exhausted
+from tests.workdirs import begun
+
+COMMANDS = {
+    "trainer": ("rlboost_jax.main", "--config=configs/tiny.py", "--workdir={}"),
+    "manager": ("rlboost_jax.manager", "--workdir={}"),
+}
+
+
+def of(number: int, name: str | None = None) -> OSError:
+    return OSError(number, os.strerror(number), name)
+
+
+def wrapped(inner: Exception) -> Exception:
+    try:
+        try:
+            raise inner
+        except Exception as error:
+            raise ImportError("cannot import name 'x'") from error
+    except ImportError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (of(errno.ENOSPC, "/run/metrics.jsonl"), "no space (or no inode) is left on the device; "),
+        (of(errno.ENOSPC, "/run/metrics.jsonl"), "(/run/metrics.jsonl)"),
+        (of(errno.EDQUOT), "quota"),
+        (of(errno.EMFILE), "ulimit -n"),
+        (of(errno.EAGAIN), "ulimit -u"),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (wrapped(of(errno.ENOSPC)), "no space"),
+        (ImportError("libx.so: cannot open shared object file: Too many open files"), "ulimit -n"),
+        (RuntimeError("Error while serializing: No space left on device (os error 28)"), "space"),
+        (MemoryError(), "no memory"),
+    ],
+)
+def test_what_is_used_up_is_named(error: Exception, said: str) -> None:
+    line = exhausted(error)
+    assert said in line and "\n" not in line and line.endswith("the same command goes on")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        of(errno.ENOENT, "x"),
+        of(errno.EACCES, "x"),
+        ValueError("no"),
+        wrapped(of(errno.EAGAIN)),
+    ],
+)
+def test_other_errors_are_no_matter_of_resources(error: Exception) -> None:
+    assert exhausted(error) == ""
+
+
+@pytest.mark.parametrize("component", [pytest.param("trainer", marks=pytest.mark.soak), "manager"])
+def test_a_component_that_can_write_no_file_says_so_in_a_line(
+    tmp_path: Path, component: str
+) -> None:
+    """Its exit code is that of what may pass."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))  # bytes: no certificate fits
+
+    begun(tmp_path)
+    if component == "trainer":
+        (tmp_path / "config.json").unlink()
+    command = [part.format(tmp_path) for part in COMMANDS[component]]
+    ended = subprocess.run(
+        [sys.executable, "-B", "-m", *command],
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"},
+    )
+    assert ended.returncode == 1, ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if "the same command goes on" in line]
+    assert len(lines) == 1 and "ulimit -f" in lines[0]
+    assert "Traceback" not in ended.stderr, ended.stderr
