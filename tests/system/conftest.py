@@ -9,7 +9,7 @@ from tests.system.harness import SHORT, Run, complete
 
 
 @pytest.fixture(scope="session")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def short_and_calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of the settings `SHORT`, with a fleet.
 
     Its programs are those of nearly all other runs: who asks for it compiles none of them again.
@@ -18,4 +18,4 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def make(folder: Path) -> None:
         complete(folder / "run", *SHORT)
 
-    return Run(made_once(tmp_path_factory, "calm", make) / "run", *SHORT)
+    return Run(made_once(tmp_path_factory, "short_and_calm", make) / "run", *SHORT)

@@ -54,12 +54,12 @@ def attacked(workdir, *settings, **choices) -> Run:
 
 
 @pytest.mark.soak
-def test_a_short_run_under_attack_ends_with_the_same_bits(calm, tmp_path):
+def test_a_short_run_under_attack_ends_with_the_same_bits(short_and_calm, tmp_path):
     run = attacked(
         tmp_path / "run", *SHORT, seed=1, manager_at=(2,), trainer_at=(2,), num_outposts=1
     )
     assert [row["step"] for row in run.metrics()] == list(range(6))
-    assert run.digests() == calm.digests()
+    assert run.digests() == short_and_calm.digests()
     run.assert_accounts_hold()
     assert run.events("recovered"), "the manager that came knows what the other had known"
 

@@ -23,7 +23,7 @@ SETTINGS = (*SHORT, *PATIENT, "num_steps=100000")
 
 
 @pytest.fixture(scope="module")
-def shared(calm, tmp_path_factory):
+def shared(short_and_calm, tmp_path_factory):
     with running(tmp_path_factory.mktemp("by_hand") / "run", *SETTINGS) as run:
         yield run
 
@@ -263,7 +263,7 @@ def test_a_manager_that_is_sent_away_is_replaced(run):
 
 
 def test_orphans_leave_by_themselves_and_an_interrupted_run_goes_on_with_the_same_bits(
-    calm, tmp_path
+    short_and_calm, tmp_path
 ):
     soon = (*SHORT, "evaluation.every_steps=2", *PATIENT, "fleet.orphan_seconds=5")
     with running(tmp_path / "run", *soon) as run:
@@ -289,4 +289,4 @@ def test_orphans_leave_by_themselves_and_an_interrupted_run_goes_on_with_the_sam
         assert [row["step"] for row in run.metrics()] == list(range(6))
         assert not run.processes()
         run.assert_accounts_hold()
-    assert run.digests() == calm.digests()
+    assert run.digests() == short_and_calm.digests()

@@ -59,11 +59,11 @@ def started_until_done(run: Run, faults: list[Fault]) -> int:
 @pytest.mark.parametrize(
     "texts", [COMMON, pytest.param(RARE, marks=pytest.mark.soak)], ids=["common", "rare"]
 )
-def test_killed_at_any_moment_it_ends_with_the_same_bits(calm, tmp_path, texts):
+def test_killed_at_any_moment_it_ends_with_the_same_bits(short_and_calm, tmp_path, texts):
     faults = [Fault.read(text) for text in texts]
     with prepared(tmp_path / "run", *SHORT, *PATIENT) as run:
         started_until_done(run, faults)
-        assert run.digests() == calm.digests()
+        assert run.digests() == short_and_calm.digests()
         run.assert_accounts_hold()
         assert not run.processes()
         assert_tokens_were_used(run, faults)

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.system
 STEP = 7
 
 
-def test_a_step_of_all_processes_on_one_time_axis(calm, tmp_path):
+def test_a_step_of_all_processes_on_one_time_axis(short_and_calm, tmp_path):
     profiled = (f"observe.profile_step={STEP}", f"num_steps={STEP + 2}")
     with running(tmp_path / "run", *SHORT, *PATIENT, *profiled) as run:
         # Servers work in this step, and have the next version when they are seen in its step.
@@ -20,8 +20,8 @@ def test_a_step_of_all_processes_on_one_time_axis(calm, tmp_path):
         ):
             pass
         run.finish()
-    alone = calm.digests()
-    assert run.digests()[: len(alone)] == alone, "to be watched changes no bit"
+    calm = short_and_calm.digests()
+    assert run.digests()[: len(calm)] == calm, "to be watched changes no bit"
 
     trace = Trace(load(run.workdir / "profile" / f"step_{STEP}.trace.json.gz"))
     assert set(trace.other["dropped_spans"].values()) == {0}
