@@ -50,7 +50,7 @@ def config_of(model: str, *, small: bool = False, **changes: Any) -> SimConfig:
         changes: `section__field` = value.
     """
     config = base.get_config(model)
-    config.num_steps, config.settling_steps = (4, 1) if small else (14, 6)
+    config.num_steps, config.settling_steps = (2, 1) if small else (14, 6)
     changed = {name.replace("__", "."): value for name, value in changes.items()}
     config.update_from_flattened_dict({**(TINY if small else {}), **changed})
     return sim_config(config)

@@ -119,6 +119,7 @@ def test_no_kernel_for_gpus_is_asked_for(platform: str, grouped: str) -> None:
         assert logits.plain_forms(num_tokens, platform) == expected
 
 
+@pytest.mark.optimized(False)
 def test_weights_that_are_no_numbers(refused, model: Path, tmp_path: Path) -> None:
     path = model / "model.safetensors"
     data = bytearray(path.read_bytes())

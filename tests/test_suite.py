@@ -118,11 +118,12 @@ def test_a_part_beside_another_is_reported_after_it_and_spares_its_processes(
     (checkout / "test_some.py").write_text(SLEEPER)
     beside = replace(of_pytest(checkout / "test_some.py", "types"), beside=True)
     child = """
-import pathlib, subprocess, sys
+import pathlib, subprocess, sys, time
 with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
     print("not yet over", flush=True)
     while not pathlib.Path("cleared").exists():
         assert child.poll() is None, "ended by another part"
+        time.sleep(0.02)  # the other part is to have this core
 """
     clear_away = suite.clear_away
 
@@ -149,8 +150,8 @@ time.sleep({PATIENCE_SECONDS})
 open("slept", "w").close()
 """
     strike = """
-import os, pathlib, signal
-while not pathlib.Path("here").exists(): pass
+import os, pathlib, signal, time
+while not pathlib.Path("here").exists(): time.sleep(0.02)
 os.kill(os.getppid(), signal.SIGINT)
 input()
 """

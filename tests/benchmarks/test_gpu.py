@@ -114,6 +114,7 @@ def test_the_steps_that_are_measured_have_all_slots_busy():
     assert (sampled[mixed] >= 0).sum() == min(slots, -(-rows // prompt))
 
 
+@pytest.mark.optimized(False)
 def test_attention_that_is_measured_reads_all_pages():
     job = gpu_table.jobs(dry_run=True)[2]
     run = gpu_table._run(job, dry_run=True)

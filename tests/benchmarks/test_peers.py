@@ -96,6 +96,7 @@ def measured(dtype, folder):
     return peers.measure("tiny", 2, dtype, ["stranger"], 1, folder, 16, **options)
 
 
+@pytest.mark.optimized(False)
 def test_another_model_is_not_compared_with(tmp_path):
     with pytest.raises(RuntimeError, match="agree"):
         measured("float32", tmp_path / "checkpoint")

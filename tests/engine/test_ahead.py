@@ -19,6 +19,8 @@ Requests = Callable[..., GenerateRequest]
 Rollouts = dict[int, tuple[list[int], list[int]]]
 Drain = Callable[[Engine], Rollouts]
 
+pytestmark = pytest.mark.optimized(False)  # what is sampled is compared with itself
+
 
 @pytest.fixture
 def requests(request_of: Requests) -> list[GenerateRequest]:

@@ -21,18 +21,18 @@ from rlboost_jax.settings.model import ModelConfig
 Build = Callable[..., Engine]
 Requests = Callable[..., GenerateRequest]
 Drain = Callable[[Engine], dict[int, tuple[list[int], list[int]]]]
+
+pytestmark = pytest.mark.optimized(False)  # but for one case against float64
+
 PROMPTS = ([7], [1, 2, 3], [30, 4, 4, 9, 8, 2, 2], list(range(6, 24)))
 
 
 @pytest.mark.parametrize(
     ("truncated", "sampling"),
     [
-        (False, {"temperature": 0.8}),
+        pytest.param(False, {"temperature": 0.8}, marks=pytest.mark.optimized),
         (False, {"temperature": 0.0}),
-        pytest.param(
-            *(True, {"temperature": 1.3, "top_k": 9, "top_p": 0.85}),
-            marks=pytest.mark.optimized(False),
-        ),
+        (True, {"temperature": 1.3, "top_k": 9, "top_p": 0.85}),
     ],
 )
 def test_tokens_and_logprobs_are_those_of_dense_float64(
@@ -67,7 +67,6 @@ def test_tokens_and_logprobs_are_those_of_dense_float64(
     assert len(lengths) > 1 or sampling["temperature"] == 0, "stop ids were never met"
 
 
-@pytest.mark.optimized(False)
 def test_mixed_requests_keep_their_own_settings(
     build_engine: Build, request_of: Requests, drain: Drain, oracle: Any
 ) -> None:

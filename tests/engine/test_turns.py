@@ -21,6 +21,8 @@ from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.load import run_config
 from tests.engine.conftest import MODEL, Oracle
 
+pytestmark = pytest.mark.optimized(False)  # what is sampled is compared with itself
+
 Build = Callable[..., Engine]
 Rollouts = dict[int, tuple[list[int], list[int]]]
 STOPS = (5, 17, 29, 3, 8, 11)  # one in six: turns are short

@@ -21,8 +21,6 @@ from rlboost_jax.settings.sources import source_fields
 from tests import small
 from tests.models.checkpoints import CASES, PLAIN_WEIGHTS, SIZES, checkpoint, logits_of
 
-pytestmark = pytest.mark.optimized  # for the bits of companions
-
 TOLERANCE = 1e-4  # of the logits' spread
 B, T, PROMPT = 3, 40, 11
 ENGINE = replace(small.ENGINE, slots=8, max_prompt_tokens=T, steps_per_dispatch=8)
@@ -32,7 +30,16 @@ def test_every_family_has_a_case():
     assert {config.model_type for config in CASES.values()} == set(FAMILIES)
 
 
-@pytest.fixture(scope="module", params=CASES)
+# For the bits of companions: in these is all that the others are made of.
+WHOLE = ("qwen2, 7 query", "qwen3, heads of 96", "qwen3_moe", "gemma2")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.optimized(name.startswith(WHOLE))) for name in CASES
+    ],
+)
 def family(request, tmp_path_factory):
     """(configuration, parameters, transformers' model) of one case."""
     folder = tmp_path_factory.mktemp("checkpoint")

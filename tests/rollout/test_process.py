@@ -95,7 +95,12 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
                 local_address=manager.address,
                 join=tmp_path / "join",
             )
-            provider = LocalProvider(rendezvous, price_per_hour=2.0)
+            provider = LocalProvider(
+                rendezvous,
+                price_per_hour=2.0,
+                start_seconds=PATIENCE_SECONDS,
+                leave_seconds=PATIENCE_SECONDS,
+            )
             heard = provider.events()
 
             async def join(name: str):

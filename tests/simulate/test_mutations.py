@@ -21,7 +21,7 @@ from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.manager.state.token_rows import TokenRows
 from tests.simulate.faults import fails, schedule_of
 
-WITHIN = 10_000  # schedules
+WITHIN = 5_000  # schedules
 Plant = Callable[[pytest.MonkeyPatch], Any]
 
 

@@ -11,9 +11,9 @@ import pytest
 from tests.simulate.__main__ import carry_out, explain
 from tests.simulate.faults import KINDS, Fault, Schedule, fails, run, schedule_of, shrink
 
-SCHEDULES = 10_000
+SCHEDULES = 5_000
 SOAKED = 1_000_000
-PARTS = 40
+PARTS = 20
 
 
 @pytest.mark.parametrize("part", range(PARTS))

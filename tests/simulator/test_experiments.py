@@ -21,9 +21,12 @@ NAMES = sorted(path.parent.name for path in plots.FOLDER.glob("*/notebook.ipynb"
 def test_a_small_variant(name, monkeypatch, tmp_path):
     """It writes the same shape of results as lies beside it, and a figure with named axes."""
     experiment = importlib.import_module(f"experiments.{name}.experiment")
-    small = functools.partial(experiment.measure, small=True)
-    if "seeds" in inspect.signature(experiment.measure).parameters:
-        small = functools.partial(small, seeds=(0,))
+    parameters = inspect.signature(experiment.measure).parameters
+    few: dict[str, Any] = {"seeds": (0,)} if "seeds" in parameters else {}
+    for swept in ("instances", "lifetimes"):
+        if swept in parameters:
+            few[swept] = parameters[swept].default[:2]
+    small = functools.partial(experiment.measure, small=True, **few)
     monkeypatch.setattr(experiment, "measure", small)
     monkeypatch.setattr(plots, "save", functools.partial(plots.save, folder=tmp_path))
     namespace: dict[str, Any] = {}
@@ -46,10 +49,19 @@ def test_the_figure_is_that_of_the_results(name, tmp_path):
 
 
 def shape(value: Any) -> Any:
-    """Names, and of lists that they are lists."""
+    """Names, of lists that they are lists, and one for all numbers that name something: what is
+    measured here is of a few."""
     if isinstance(value, dict):
-        return {name: shape(below) for name, below in value.items()}
+        return {"0" if _is_number(name) else name: shape(below) for name, below in value.items()}
     return list if isinstance(value, list) else None
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def test_windows_against_the_best_fixed_ones():

@@ -15,8 +15,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlboost_jax.credentials import Endpoint, read_credentials
@@ -28,13 +29,14 @@ REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "configs" / "tiny.py"
 MARK = "RLBOOST_TEST_WORKDIR"  # in the environment of every process of a run
 PACED = Path(__file__).parent / "paced"  # its sitecustomize.py makes runs go at our pace
-SEED = "seed=11"
 PATIENT = (
     "manager.progress_seconds=3600",  # engines that wait for a tester are not stuck
     "fleet.orphan_seconds=3600",  # and a manager or trainer that restarts has all the time it needs
 )
-SHORT = (  # six steps of half a second
-    SEED,
+# Six steps of half a second. Runs of other sizes compile programs of their own, for as long as all
+# six steps take.
+SHORT = (
+    "seed=11",
     "num_steps=6",
     "warmup.max_updates=6",
     "warmup.habit_updates=2",
@@ -42,6 +44,7 @@ SHORT = (  # six steps of half a second
     "learner.micro_batch_prompts=4",
     "algorithm.overlong_penalty=1.0",  # rewards that differ, though no answer is right yet: else
     "algorithm.overlong_band=0.9",  # hardly a gradient could go wrong
+    "engine.max_prompt_tokens=16",  # of 5; the rest is for what tools say
     "evaluation.every_steps=0",
     "fleet.max_instances=2",
 )
@@ -143,6 +146,7 @@ class Run:
     Args:
         overrides: `section.field=value`.
         options: other flags, as on the command line.
+        environment: of its processes, besides ours.
     """
 
     def __init__(
@@ -151,8 +155,10 @@ class Run:
         *overrides: str,
         config: Path = TINY,
         options: tuple[str, ...] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
     ):
         self.workdir = workdir
+        self._environment = environment
         self._logs = workdir.with_name(f"{workdir.name}.logs")
         self._pace = workdir.with_name(f"{workdir.name}.pace")
         faster = FAST if SPEED > 1 and config == TINY else ()
@@ -176,6 +182,7 @@ class Run:
     def _child(self, command: list[str], nonce: str = "") -> Child:
         path = os.pathsep.join(filter(None, [str(PACED), os.environ.get("PYTHONPATH")]))
         environment = {
+            **self._environment,
             MARK: str(self.workdir),
             "RLBOOST_TEST_PACE": str(self._pace),
             "PYTHONPATH": path,

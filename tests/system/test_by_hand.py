@@ -15,22 +15,16 @@ from itertools import accumulate
 import pytest
 
 from rlboost_jax import exits, processes
-from tests.system.harness import PATIENT, SEED, Run, running, wait_until
+from tests.system.harness import PATIENT, SHORT, Run, running, wait_until
 
 pytestmark = pytest.mark.system
 
-SETTINGS = (
-    SEED,
-    "warmup.max_updates=12",
-    "warmup.habit_updates=2",
-    "evaluation.every_steps=0",
-    *PATIENT,
-)
+SETTINGS = (*SHORT, *PATIENT, "num_steps=100000")
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("by_hand") / "run", *SETTINGS, "num_steps=100000") as run:
+def shared(short_and_calm, tmp_path_factory):
+    with running(tmp_path_factory.mktemp("by_hand") / "run", *SETTINGS) as run:
         yield run
 
 
@@ -269,10 +263,10 @@ def test_a_manager_that_is_sent_away_is_replaced(run):
 
 
 def test_orphans_leave_by_themselves_and_an_interrupted_run_goes_on_with_the_same_bits(
-    calm, tmp_path
+    short_and_calm, tmp_path
 ):
-    soon = (*PATIENT, "fleet.orphan_seconds=5")
-    with running(tmp_path / "run", SEED, *soon) as run:
+    soon = (*SHORT, "evaluation.every_steps=2", *PATIENT, "fleet.orphan_seconds=5")
+    with running(tmp_path / "run", *soon) as run:
         with run.at_a_standstill(version=1):
             run.kill()
             wait_until(lambda: not run.processes(), "end of the orphans")
@@ -292,7 +286,7 @@ def test_orphans_leave_by_themselves_and_an_interrupted_run_goes_on_with_the_sam
         run.start().finish()
         (recovered,) = events(run, "recovered", since)
         assert recovered["detail"]["tokens"] > 0, "the step under way was not begun anew"
-        assert [row["step"] for row in run.metrics()] == list(range(4))
+        assert [row["step"] for row in run.metrics()] == list(range(6))
         assert not run.processes()
         run.assert_accounts_hold()
-    assert run.digests() == calm.digests()
+    assert run.digests() == short_and_calm.digests()

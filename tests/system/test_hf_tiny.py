@@ -1,13 +1,19 @@
 """A checkpoint and questions in Hugging Face's formats, all the way: through a trainer and servers
-that are killed, out again, and read by transformers."""
+that are killed, out again, and read by transformers.
+
+No other run has these sizes, so all of its programs are compiled anew, most optimizations left out:
+that a run's own bits stay the same is shown elsewhere.
+"""
 
 import json
+import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from tests import unoptimized
 from tests.oracles import torch_oracle
 from tests.patience import PATIENCE_SECONDS
 from tests.system.harness import PATIENT, REPOSITORY, complete, running
@@ -18,6 +24,11 @@ torch, transformers = torch_oracle(), torch_oracle("transformers")
 pytest.importorskip("math_verify")
 
 CONFIG = REPOSITORY / "configs" / "hf_tiny.py"
+
+
+@pytest.fixture(scope="module")
+def environment():
+    return unoptimized.environment(os.environ.get("XLA_FLAGS", ""))
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +56,16 @@ def overrides(start):
 
 
 @pytest.fixture(scope="module")
-def calm(overrides, tmp_path_factory):
+def calm(overrides, environment, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("calm") / "run"
-    return complete(workdir, *overrides, "fleet.max_instances=0", config=CONFIG)
+    alone = (*overrides, "fleet.max_instances=0")
+    return complete(workdir, *alone, config=CONFIG, environment=environment)
 
 
-def test_kills_of_servers_and_trainer_change_no_bit(calm, overrides, tmp_path):
-    kills = (*PATIENT, "fleet.chaos.kills_per_minute=60.0", "rewards.workers=3")
-    with running(tmp_path / "run", *overrides, *kills, config=CONFIG) as attacked:
+def test_kills_of_servers_and_trainer_change_no_bit(calm, overrides, environment, tmp_path):
+    kills = (*overrides, *PATIENT, "fleet.chaos.kills_per_minute=60.0", "rewards.workers=3")
+    chosen = {"config": CONFIG, "environment": environment}
+    with running(tmp_path / "run", *kills, **chosen) as attacked:
         # Responses are over after one or two dispatches.
         with attacked.at_a_standstill(dispatches=1, version=1, servers=False):
             attacked.wait_until(lambda: attacked.events("lost"), "a loss")

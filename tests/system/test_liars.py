@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import PATIENT, SEED, Run, running
+from tests.system.harness import PATIENT, SHORT, Run, running
 
 pytestmark = pytest.mark.system
 
@@ -14,9 +14,9 @@ pytestmark = pytest.mark.system
     ["shift", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("invent", "stale"))],
 )
 def test_a_lying_server_is_quarantined_and_its_work_done_again(
-    calm: Run, tmp_path: Path, kind: str
+    short_and_calm: Run, tmp_path: Path, kind: str
 ) -> None:
-    settings = (SEED, "evaluation.every_steps=0", "fleet.max_instances=1", *PATIENT)
+    settings = (*SHORT, "fleet.max_instances=1", *PATIENT)
     with running(tmp_path / "run", *settings) as run:
         with run.at_a_standstill(version=1):
             liar = run.serve("--name=liar", program=f"tests.system.liar {kind}")
@@ -31,7 +31,7 @@ def test_a_lying_server_is_quarantined_and_its_work_done_again(
         assert caught["step"] == min(working), "within the step"
     outcome = "quarantined" if not run.events("rejected") else "sent away before"
     assert outcome in liar.output + liar.errors
-    assert run.digests() == calm.digests()
+    assert run.digests() == short_and_calm.digests()
     run.assert_accounts_hold()
     assert all(row["max_logprob_gap"] <= 1e-5 for row in run.metrics())
 

@@ -8,15 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.system.harness import PATIENT, Run, running
+from tests.system.harness import PATIENT, SHORT, Run, running
 
 pytestmark = pytest.mark.system
 
 SETTINGS = (
-    "seed=5",
-    "warmup.max_updates=12",
-    "warmup.habit_updates=2",
-    "evaluation.every_steps=0",
+    *SHORT,
     "num_steps=100000",
     "fleet.max_instances=0",  # the servers here are started by hand
     *PATIENT,

@@ -2,44 +2,45 @@
 
 import pytest
 
-from tests.system.harness import PATIENT, SEED, SHORT, complete, running
+from tests.system.harness import PATIENT, SHORT, complete, running
 
 pytestmark = pytest.mark.system
 
 
-def test_a_calm_run_is_complete(calm):
-    rows = calm.metrics()
+def test_a_calm_run_is_complete(short_and_calm):
+    rows = short_and_calm.metrics()
     assert [row["step"] for row in rows] == list(range(len(rows)))
     assert [row["version"] for row in rows] == list(range(len(rows)))
-    calm.assert_accounts_hold()
+    short_and_calm.assert_accounts_hold()
     for name in ("config.json", "events.jsonl", "report.html", "summary.json"):
-        assert (calm.workdir / name).stat().st_size > 0
-    assert not (calm.workdir / "manager.json").exists()
-    assert not calm.servers()
+        assert (short_and_calm.workdir / name).stat().st_size > 0
+    assert not (short_and_calm.workdir / "manager.json").exists()
+    assert not short_and_calm.servers()
 
 
-def test_engine_and_learner_agree_to_rounding(calm):
+def test_engine_and_learner_agree_to_rounding(short_and_calm):
     # The learner recomputes what the engine sampled from with the same layers, the same float32
     # weights and the engine's own attention (same blocks, same order of sums). Two things
     # are left: a matrix product of another number of rows may add up in another order, and
     # the sum under the logarithm does. Each moves a logit or its log-sum by a few units in
     # the last place, which for logits of this size is some 1e-6 nats. Anything larger, such
     # as stale weights, a wrong position or another temperature, shows as 1e-3 and more.
-    assert all(row["max_logprob_gap"] <= 1e-5 for row in calm.metrics())
+    assert all(row["max_logprob_gap"] <= 1e-5 for row in short_and_calm.metrics())
 
 
 @pytest.mark.soak
 def test_they_agree_on_truncated_sampling_too(tmp_path):
     truncated = ("sampling.top_p=0.9", "sampling.top_k=20", "num_steps=2")
-    run = complete(tmp_path / "run", SEED, *truncated, "fleet.max_instances=1")
+    run = complete(tmp_path / "run", *SHORT, *truncated, "fleet.max_instances=1")
     assert all(row["max_logprob_gap"] <= 1e-5 for row in run.metrics())
 
 
-def test_killed_and_joining_servers_change_no_bit(calm, tmp_path):
-    with running(tmp_path / "run", SEED, *PATIENT) as run:
+def test_killed_and_joining_servers_change_no_bit(short_and_calm, tmp_path):
+    """Held-out prompts ride on every second step besides."""
+    with running(tmp_path / "run", *SHORT, "evaluation.every_steps=2", *PATIENT) as run:
         run.kill_servers_at_work(1, 2)  # the second time those that came in their place
         run.finish()
-    assert run.digests() == calm.digests()
+    assert run.digests() == short_and_calm.digests()
     run.assert_accounts_hold()
     assert not run.events("compiled"), "whatever arrives, a warm engine compiles nothing"
 
@@ -62,7 +63,7 @@ def test_dynamic_sampling_fills_the_same_batches_whoever_is_killed(tmp_path):
 
 
 @pytest.mark.soak
-def test_a_replayed_trace_changes_no_bit(calm, tmp_path):
+def test_a_replayed_trace_changes_no_bit(short_and_calm, tmp_path):
     # Two machines at first; then every second one of them is taken, and back 1.5 s later.
     lines = ["0,add,east", "0,add,west"]
     for second in range(1, 2000):
@@ -71,27 +72,27 @@ def test_a_replayed_trace_changes_no_bit(calm, tmp_path):
     lines.sort(key=lambda line: int(line.partition(",")[0]))
     trace = tmp_path / "trace.csv"
     trace.write_text("\n".join(lines) + "\n")
-    market = (f"fleet.trace={trace}", "fleet.trace_speed=1.0", "fleet.max_instances=2")
-    with running(tmp_path / "run", SEED, *PATIENT, *market) as replayed:
+    market = (f"fleet.trace={trace}", "fleet.trace_speed=1.0")
+    with running(tmp_path / "run", *SHORT, *PATIENT, *market) as replayed:
         with replayed.at_a_standstill(version=1, servers=False):
             replayed.wait_until(lambda: replayed.events("lost"), "a loss")
         replayed.finish()
-    assert replayed.digests() == calm.digests()
+    assert replayed.digests() == short_and_calm.digests()
     replayed.assert_accounts_hold()
     assert not replayed.events("compiled"), "whatever arrives, a warm engine compiles nothing"
 
 
 @pytest.mark.soak
-def test_no_server_at_all_changes_no_bit(calm, tmp_path):
-    alone = complete(tmp_path / "run", SEED, "fleet.max_instances=0")
+def test_no_server_at_all_changes_no_bit(short_and_calm, tmp_path):
+    alone = complete(tmp_path / "run", *SHORT, "fleet.max_instances=0")
     assert not [e for e in alone.events("joined") if "reserved" not in e["instance"]]
-    assert alone.digests() == calm.digests()
+    assert alone.digests() == short_and_calm.digests()
     assert all(row["tokens_preemptible"] == 0 for row in alone.metrics())
 
 
 @pytest.mark.soak
-def test_another_seed_gives_other_bits(calm, tmp_path):
-    other = complete(tmp_path / "run", "seed=12", "num_steps=1", "fleet.max_instances=0")
+def test_another_seed_gives_other_bits(short_and_calm, tmp_path):
+    other = complete(tmp_path / "run", *SHORT, "seed=12", "num_steps=1", "fleet.max_instances=0")
     step, trajectories, params = other.digests()[0]
-    assert (step, trajectories) != calm.digests()[0][:2]
-    assert params != calm.digests()[0][2]
+    assert (step, trajectories) != short_and_calm.digests()[0][:2]
+    assert params != short_and_calm.digests()[0][2]

@@ -20,7 +20,6 @@ SETTINGS = (
     "num_steps=3",
     "evaluation.every_steps=2",  # held-out prompts have the tool as well
     "evaluation.num_prompts=8",
-    "engine.max_prompt_tokens=16",  # of 5; the rest is for what the tool says
 )
 
 
