@@ -58,6 +58,7 @@ class Fleet(ManagerLink):
         self.choose = ORDERS[order]
         self.versions = {}  # published: (parameters, digest)
         self.begun, self.log = {}, []
+        self.status = None  # nobody describes the fleet
         self.pending = {}  # batch → responses
         self.lies = {}  # (batch, sample) → what is added to the second log-probability
         self.dull = set()  # (batch, prompt) to which all responses are alike

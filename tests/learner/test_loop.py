@@ -58,6 +58,7 @@ class Link(ManagerLink):
         self.dull = {}  # step → prompts to which all responses are alike
         self.prompts = {}  # step → tokens of the prompts asked for
         self.begin = None
+        self.status = None  # nobody describes the fleet
 
     def begin_batch(self, begin):
         self.world.log.append(f"begin {begin.batch}")
