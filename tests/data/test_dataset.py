@@ -2,13 +2,13 @@
 
 import collections
 import dataclasses
-import json
 import random
 
 import numpy as np
 import pytest
 
 from configs import base
+from rlboost_jax.at_rest import read_sealed
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.open import (
     DataChanged,
@@ -339,7 +339,7 @@ def test_a_chat_needs_a_template(dataset, write_lines):
 def test_what_was_read_must_be_the_same_when_the_run_goes_on(dataset, write_lines, tmp_path):
     record = dataset(write_lines(GSM8K), **PLAIN).record
     keep_record(tmp_path, record)
-    assert json.loads((tmp_path / "data.json").read_text()) == record
+    assert read_sealed(tmp_path / "data.json", "") == record
     keep_record(tmp_path, dataset(write_lines(GSM8K), **PLAIN).record)
     first = GSM8K[0]
     for other in (

@@ -423,9 +423,11 @@ def test_failed_rewards_are_counted_and_reported(build):
     notes = []
     loop = build(task=Failing, around={"note": notes.append})
     assert loop.step(0)["reward_failures"] == 2
-    assert notes == [
-        "step 1: reward 'clock' failed for 2 responses: returned nan (first: prompt 0, sample 1)"
-    ]
+    first, counted = notes
+    assert first.startswith("step 0: reward 'clock' fails: returned nan (sample ")
+    assert counted == (
+        "step 0: reward 'clock' failed for 2 responses: returned nan (first: prompt 0, sample 1)"
+    )
 
 
 def test_more_than_are_tolerated_end_the_run(build, world):

@@ -252,15 +252,27 @@ def test_what_is_chosen_for_a_learner_is_what_it_runs(run, tmp_path, determinist
     assert kept == ("chunked" if deterministic else "auto")
 
 
-def test_a_row_is_on_disk_before_its_checkpoint_is_begun(run, tmp_path):
+class Saving(Loop):
+    """Checkpoints of a state that stays as it is."""
+
+    def __init__(self, session):
+        super().__init__(session)
+        self.session = session
+
+    def save(self, step):
+        self.session.checkpoints.save(step, self.session.state, {})
+
+
+def test_rows_are_on_disk_before_the_checkpoint_after_them_is_said_to_be(run, tmp_path):
     seen = {}
 
-    class Looking(Loop):
-        def save(self, step):
-            seen[step] = steps(tmp_path)
+    class Looking(Link):
+        def committed(self, batch):
+            seen[batch] = steps(tmp_path)
 
-    train(run, tmp_path, Looking)
-    assert seen == {step: list(range(step)) for step in (1, 2, 3)}
+    train(run, tmp_path, Saving, link=Looking)
+    assert seen.keys() == set(range(STEPS))
+    assert all(rows[: batch + 1] == list(range(batch + 1)) for batch, rows in seen.items())
 
 
 def test_a_run_is_over_once_its_last_checkpoint_is_durable(run, tmp_path):
@@ -273,14 +285,6 @@ def test_a_run_is_over_once_its_last_checkpoint_is_durable(run, tmp_path):
         def end(self, reason, *, over):
             said.append(reason)
             return super().end(reason, over=over)
-
-    class Saving(Loop):
-        def __init__(self, session):
-            super().__init__(session)
-            self.session = session
-
-        def save(self, step):
-            self.session.checkpoints.save(step, self.session.state, {})
 
     train(run, tmp_path, Saving, link=Noting)
     assert said == [*(f"committed {batch}" for batch in range(STEPS)), "the run is over"]

@@ -15,6 +15,7 @@ def test_rows_come_back(tmp_path: Path) -> None:
     rows = [sample(rewards={"format": 0.5}), sample(sample=1, response_text="\u2028 … \x1b[2J")]
     with FilesTracker(tmp_path) as files:
         files.samples(rows)
+        files.written()
         assert read_samples(tmp_path) == [{**asdict(row), "turns": []} for row in rows]
     assert len((tmp_path / "samples.jsonl").read_text().split("\n")) == 3, "a line each"
 

@@ -145,7 +145,7 @@ def on_terminal(source: str) -> "tuple[subprocess.Popen[bytes], int]":
 def test_a_terminal_is_still_one():
     process, ours = on_terminal(
         "from rlboost_jax.observe.console import Console\n"
-        "with Console(num_steps=2, reserved_price_per_hour=1.0) as console:\n"
+        "with Console(num_steps=2) as console:\n"
         "    print(console._live is not None, console._console.size)\n"
     )
     text = all_of(ours).decode()

@@ -12,7 +12,7 @@ from rlboost_jax.messages import (
     Leave,
     Welcome,
 )
-from rlboost_jax.rollout.client import InstanceClient
+from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
 from rlboost_jax.rollout.stream import Refused
 from rlboost_jax.rollout.worker import Worker
 from tests.endpoints import endpoint
@@ -116,13 +116,13 @@ def test_leaves_when_no_manager_comes_back(fakes):
 
 
 def test_a_manager_that_reads_its_journal_is_waited_for(fakes):
-    """However short the patience for one that does not answer at all."""
+    """Longer than one that does not answer at all."""
 
     async def scenario():
         async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, running):
-            manager.welcome = Welcome(instance="i", renew_seconds=1.0, orphan_seconds=1e-6)
+            manager.welcome = Welcome(instance="i", renew_seconds=1.0, orphan_seconds=0.5)
             stream, _ = await manager.accept()
-            manager.recovers = 4
+            manager.recovers = 1 + round(0.5 / (FIRST_BACKOFF_SECONDS / 2))  # so it takes longer
             await manager.drop(stream)
             await manager.accept()
             assert not manager.recovers and not running.done()

@@ -7,7 +7,7 @@ may be back. A misdirected write puts a sector where another was; that may hit a
 import errno
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlboost_jax.manager.journal import Entry, RunState, read_segment
@@ -37,9 +37,10 @@ class Platter:
         self._synced[path.name] = path.stat().st_size
         self._named, self._removed = set(os.listdir(self.folder)), {}
 
-    def removing(self, paths: Sequence[Path]) -> None:
-        for path in paths:
-            self._removed[path.name] = data = path.read_bytes()
+    def removed(self, files: Mapping[Path, bytes]) -> None:
+        """These are gone, but for their names until the folder is synced the next time."""
+        for path, data in files.items():
+            self._removed[path.name] = data
             said = [e for e in read_segment(data).entries if isinstance(e, RunState)][-1:]
             for state in said:
                 by_hand, of_fleet = self.promised
@@ -92,7 +93,12 @@ class Disk(Journal):
         super()._write(entries)
 
     def _remove(self, paths: Sequence[Path]) -> None:
-        self._platter.removing(paths)
+        before = {path: path.read_bytes() for path in paths}
+        self._take_away(paths)
+        gone = {path: data for path, data in before.items() if not path.exists()}
+        self._platter.removed(gone)
+
+    def _take_away(self, paths: Sequence[Path]) -> None:
         super()._remove(paths)
 
 

@@ -14,8 +14,7 @@ WITHIN = 1000  # schedules
 class Careless(Disk):
     """Removes what is committed at once, whether or not the next journal is on the device."""
 
-    def _remove(self, paths: Sequence[Path]) -> None:
-        self._platter.removing(paths)
+    def _take_away(self, paths: Sequence[Path]) -> None:
         for path in paths:
             self._steps.pop(path)
             path.unlink()

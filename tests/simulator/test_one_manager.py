@@ -114,8 +114,11 @@ def test_a_runs_settings_reach_the_simulated_manager():
         policy__window_eta=manager.window_eta,
         policy__window_memory=manager.window_memory,
     )
-    timers = {"host", "port", "lease_seconds", "renew_seconds", "progress_seconds"}
-    timers |= {"drain_seconds"}  # nothing simulated is silent, and drains take as long as they say
+    timers = {"host", "port", "lease_seconds", "longest_lease_seconds", "renew_seconds"}
+    timers |= {
+        "progress_seconds",
+        "drain_seconds",
+    }  # nothing simulated is silent, and drains take as long as they say
     own = simulation.settings(config).manager
     for field in dataclasses.fields(manager):
         if field.name not in timers:

@@ -70,12 +70,14 @@ class Journal:
     ) -> None:
         self._folder, self._run_id, self._to_disk = folder, run_id, write
         self._sync, self._later = sync, later
-        self._steps: dict[Path, int] = {}  # complete segments → the step that opened them
+        # Complete segments → the newest step begun by then: they may have tokens of any up to it,
+        # and not of those that opened them alone where a trainer went back, or lost the others.
+        self._steps: dict[Path, int] = {}
         self._path: Path | None = None  # of the segment being written
         self._file: int | None = None
         self._good = 0  # bytes of it that are whole frames
         self._number = 0
-        self._step = -1  # that opened it
+        self._step = -1  # the newest begun
         # What each segment says anew, so that those before it can go.
         self._run_state: RunState | None = None
         self._published: dict[int, Published] = {}  # by version, that published last at the end
@@ -118,12 +120,10 @@ class Journal:
         """
         self.check()
         for path in self._segments():
-            step, before, empty = -1, self.read_bytes, True
+            before, empty = self.read_bytes, True
             with _opened(path) as reader:
                 for entry in reader:
                     empty, self.read_bytes = False, before + reader.good_bytes
-                    if isinstance(entry, BatchOpened) and step < 0:
-                        step = entry.begin.batch
                     self._note([entry])
                     yield entry
             if empty:  # a power cut took all of it, or it is another's
@@ -134,7 +134,7 @@ class Journal:
                 self.damages.append(f"{path.name}: {reader.damage}")
                 os.truncate(path, reader.good_bytes)
             self._number = int(path.name.split("-")[0])
-            self._steps[path] = step
+            self._steps[path] = self._step
         if self._steps:
             self._path = list(self._steps)[-1]
             self._steps.pop(self._path)
@@ -185,7 +185,7 @@ class Journal:
         if self._path is not None:
             self._steps[self._path], self._path = self._step, None
         self._number += 1
-        self._step = begin.batch
+        self._step = max(self._step, begin.batch)
         path = self._folder / f"{self._number:08d}-step-{begin.batch}{SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._file, self._good = os.open(path, flags, 0o600), 0
@@ -237,7 +237,7 @@ class Journal:
                     self._published.pop(entry.manifest.version, None)
                     self._published[entry.manifest.version] = entry
                 case BatchOpened():
-                    self._step = entry.begin.batch
+                    self._step = max(self._step, entry.begin.batch)
 
     def _clean_up(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
