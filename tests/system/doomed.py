@@ -7,6 +7,7 @@ that phase of that step. It strikes once, from within, so that chance has no par
 """
 
 import functools
+import json
 import os
 import signal
 import sys
@@ -54,6 +55,8 @@ class Fate:
 
     def __init__(self, faults: list[Fault], workdir: Path) -> None:
         self._faults, self._workdir, self._run = faults, workdir, Run(workdir)
+        self._pace = Path(os.environ["RLBOOST_TEST_PACE"]) / "pace.json"
+        self._free = self._pace.read_text()
         self.step = -1  # that the loop is in
         self.tokens_before = 0  # that the manager had of the trainer's own engine as it began
         self.sends_tokens = False  # that engine, now
@@ -66,9 +69,16 @@ class Fate:
         instances = self._run.status().get("instances", [])
         return sum(each["tokens"] for each in instances if each["reserved"])
 
+    def hold(self, version: int) -> None:
+        """Have every engine wait after a few dispatches of a version, until it strikes."""
+        values = {"hold": {"version": version, "dispatches": 3}}
+        self._pace.write_text(json.dumps(values))
+
     def reach(self, phase: str, step: int) -> None:
         for fault in [f for f in self._faults if (f.phase, f.step) == (phase, step)]:
             self._faults.remove(fault)
+            if phase == "seeding":
+                self._pace.write_text(self._free)
             if fault.victim in ("manager", "both"):
                 record = read_record(self._workdir)
                 assert record is not None
@@ -102,7 +112,9 @@ def arrange(fate: Fate) -> None:
 
     def begun(loop: TrainingLoop, step: int) -> None:
         fate.step = step
-        fate.tokens_before = fate.tokens() if fate.due("seeding", step) else 0
+        if fate.due("seeding", step):  # servers that are quick would leave nothing to do
+            fate.tokens_before = fate.tokens()
+            fate.hold(step)
 
     def sending(worker: Worker) -> None:
         fate.sends_tokens = worker._unsent is not None

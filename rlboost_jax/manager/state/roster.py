@@ -202,8 +202,9 @@ class Roster:
         unless what it says is held up by then, for want of our acknowledgements."""
         known, renew = instance.lease, self._settings.manager.renew_seconds
         silent = known.heard_at + lease, f"silent for {lease:.3g} s", False
-        # As it speaks, what it echoes is as old as this; so who is merely silent is called silent.
-        age = renew + known.line.round_trip + 4 * known.line.deviation
+        # Its last word may come a renewal after the last echo, which was as old as one and a round
+        # trip; so who is merely silent is called silent.
+        age = 2 * renew + known.line.round_trip + 4 * known.line.deviation
         deaf = known.hears_at + lease + age
         return min(silent, (deaf, f"deaf for {lease:.3g} s: it hears nothing of us", False))
 
