@@ -12,14 +12,16 @@ class Lease:
     Attributes:
         heard_at: when its last frame came in.
         hears_at: the newest of our stamps that it echoed; inf: none.
+        echo_age: seconds since that one as it last told.
         line: between it and us.
     """
 
-    __slots__ = ("_forgiven_at", "_said", "heard_at", "hears_at", "line")
+    __slots__ = ("_forgiven_at", "_said", "echo_age", "heard_at", "hears_at", "line")
 
     def __init__(self, now: float) -> None:
         self.heard_at = now
         self.hears_at = math.inf
+        self.echo_age = 0.0
         self.line = Line()
         self._said = 0.0
         self._forgiven_at = -math.inf
@@ -33,6 +35,7 @@ class Lease:
         if 0 < stamp <= now:
             known = self.hears_at if self.hears_at < math.inf else stamp
             self.hears_at = max(known, stamp)
+            self.echo_age = now - self.hears_at
 
     def measured(self, round_trip: float, now: float) -> None:
         """It was answered after so many seconds by its own clock, it says; 0: it has no news. What

@@ -199,13 +199,14 @@ class Roster:
 
     def _unreachable(self, instance: Instance, lease: float) -> tuple[float, str, bool]:
         """When it counts as lost for its line. Who hears nothing is known as it speaks, by `deaf`,
-        unless what it says is held up by then, for want of our acknowledgements."""
+        unless what it says is held up by then, for want of our acknowledgements: so it is known
+        by what it said last, if no line is as slow. Who is merely silent has its whole lease."""
         known, renew = instance.lease, self._settings.manager.renew_seconds
         silent = known.heard_at + lease, f"silent for {lease:.3g} s", False
-        # Its last word may come a renewal after the last echo, which was as old as one and a round
-        # trip; so who is merely silent is called silent.
-        age = 2 * renew + known.line.round_trip + 4 * known.line.deviation
-        deaf = known.hears_at + lease + age
+        usual = renew + known.line.round_trip + 4 * known.line.deviation
+        if known.echo_age <= usual:
+            return silent
+        deaf = known.hears_at + lease + usual
         return min(silent, (deaf, f"deaf for {lease:.3g} s: it hears nothing of us", False))
 
     @property
