@@ -17,10 +17,10 @@ from tests.system.harness import REPOSITORY
 pytestmark = pytest.mark.system
 
 COUNT = 6
-# Who neither speaks nor hears may be known for either. It is also what a machine that stood still for longer than
-# a lease does to servers that are well. How often that is, is a figure of the benchmark's ("false"),
-# and that nobody else is lost to it is tested in virtual time (tests/manager/test_stalls.py,
-# tests/simulate/invariants.py).
+# Who neither speaks nor hears may be known for either. It is also what a machine that stood still
+# for longer than a lease does to servers that are well. How often that is, is a figure of the
+# benchmark's ("false"), and that nobody else is lost to it is tested in virtual time
+# (tests/manager/test_stalls.py, tests/simulate/invariants.py).
 STALL = r"silent for [\d.]+ s|deaf for [\d.]+ s: it hears nothing of us"
 REASONS = {
     "killed": r"stream closed",
