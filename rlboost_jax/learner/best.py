@@ -53,7 +53,7 @@ class BestCheckpoint:
             shutil.copytree(self._checkpoints.place(step), place, copy_function=os.link)
             durable.sync_tree(place)
             at_rest.write_sealed(self._folder / FILE, {"step": step, "accuracy": accuracy})
-        except BaseException:
+        except BaseException:  # whatever it was, the folder says which one is there
             self._known = best_step(self._workdir)
             raise
         for other in self._folder.iterdir():

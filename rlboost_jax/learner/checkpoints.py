@@ -226,13 +226,13 @@ class Checkpoints(Closing):
         return wait
 
     def _save(self, item: _Save) -> None:
-        """In the thread. What comes after a failure, which is raised soon, is left alone: with it
-        the last sound one would become old."""
+        """In the thread. A failure is raised soon. What comes after it is left alone: with it the
+        last sound one would become old."""
         if self._failed:
             return
         try:
             self._write(item)
-        except BaseException:
+        except BaseException:  # whatever it was, what it left is no checkpoint
             self._failed = True
             raise
 

@@ -44,10 +44,10 @@ class Relay(Closing):
             _close(*pairs[2])
             pairs[2] = pairs[1]
         ends = {pairs[number]: target for number, target in ((2, self.err), (1, self.out))}
-        told = [f"{reads}:{target}" for (reads, _), target in ends.items()]
+        routes = [f"{reads}:{target}" for (reads, _), target in ends.items()]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(PROGRAM), str(end_seconds), *told],
+                [sys.executable, "-I", "-S", str(PROGRAM), str(end_seconds), *routes],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -19,7 +19,7 @@ from rlboost_jax.manager.policies.forecast import (
     forecast,
 )
 from rlboost_jax.manager.policies.speeds import Rates
-from tests.simulate.faults import limited
+from tests.computing import limited
 
 STEADY = Rates(step=0.01, row=0.0, context=0.0, prefill=0.0)  # 100 steps per second
 

@@ -2,14 +2,13 @@
 
 import random
 import re
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
 from rlboost_jax.rewards.answers import after_hashes, answer_tag, boxed
 from rlboost_jax.rewards.sandbox import NotContained
+from tests.computing import limited
 
 try:
     from rlboost_jax.rewards.code import program_in
@@ -35,22 +34,6 @@ def slow_program(text: str) -> str:
 def slow_answer(text: str) -> str | None:
     found = ANSWER.findall(text)
     return found[-1].strip() if found else None
-
-
-@contextmanager
-def within(cpu_seconds: float) -> Iterator[None]:
-    """Fails once this process has computed for so long, even in the middle of a search."""
-
-    def fail(number: int, frame: object) -> None:
-        raise AssertionError(f"still busy after {cpu_seconds:g} s of computing")
-
-    before = signal.signal(signal.SIGVTALRM, fail)
-    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +81,6 @@ def test_texts_mean_what_they_meant(
     ids=lambda text: repr(text[:12]),
 )
 def test_any_length_is_read_in_one_pass(text: str) -> None:
-    with within(CPU_SECONDS):
+    with limited(CPU_SECONDS):
         for read in (program_in, answer_tag, boxed, after_hashes):
             read(text)

@@ -6,9 +6,7 @@ from the schedule's seed as well.
 
 import functools
 import random
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -20,6 +18,7 @@ from rlboost_jax.manager.settings import Settings
 from rlboost_jax.providers.base import Withdrawn
 from rlboost_jax.settings.fleet import Sizing
 from rlboost_jax.settings.manager import Routing, Window
+from tests.computing import limited
 from tests.manager.fakes import ROUTING, settings
 from tests.simulate.disk import Disk, Platter
 from tests.simulate.invariants import check
@@ -487,22 +486,6 @@ def run(schedule: Schedule) -> Run:
         done = Run(schedule)
         done.finish()
     return done
-
-
-@contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raises AssertionError in the middle of what takes longer, in this process's own time."""
-
-    def raise_error(*_: object) -> None:
-        raise AssertionError(f"no end in {seconds:g} s of computation")
-
-    before = signal.signal(signal.SIGVTALRM, raise_error)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 def shrink(schedule: Schedule) -> Schedule:

@@ -17,20 +17,21 @@ from tests.system.harness import REPOSITORY
 pytestmark = pytest.mark.system
 
 COUNT = 6
-# Who neither speaks nor hears may be known for either. It is also what a machine that stood still
-# for longer than a lease does to servers that are well. How often that is, is a figure of the
-# benchmark's ("false"), and that nobody else is lost to it is tested in virtual time
-# (tests/manager/test_stalls.py, tests/simulate/invariants.py).
-STALL = r"silent for [\d.]+ s|deaf for [\d.]+ s: it hears nothing of us"
 REASONS = {
     "killed": r"stream closed",
-    "stopped": STALL,
-    "cut both ways": STALL,
+    "stopped": r"silent for [\d.]+ s",
+    "cut both ways": r"silent for [\d.]+ s",
     "cut to manager": r"silent for [\d.]+ s",
     "cut from manager": r"deaf for [\d.]+ s: it hears nothing of us",
-    "half open": STALL,
+    "half open": r"silent for [\d.]+ s",
     "stuck": r"no progress for 3 s",
 }
+
+
+# What a machine that stood still for longer than a lease does to servers that are well. How often
+# that is, is a figure of the benchmark's ("false"), and that nobody else is lost to it is tested
+# in virtual time (tests/manager/test_stalls.py, tests/simulate/invariants.py).
+STALL = r"silent for [\d.]+ s|deaf for [\d.]+ s: it hears nothing of us"
 
 
 @pytest.mark.parametrize("fault", REASONS)
@@ -60,5 +61,4 @@ def test_a_pulled_cable_is_known_for_what_it_is():
     )
     assert ran.returncode == 0, ran.stderr
     line = ran.stdout.splitlines()[-1]
-    # Which of both depends on whether its last words were on their way as the cable was pulled.
-    assert line.startswith("cable") and re.search("silent for|deaf for", line), ran.stdout
+    assert line.startswith("cable") and "silent for … s" in line, ran.stdout

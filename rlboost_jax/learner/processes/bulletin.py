@@ -1,7 +1,7 @@
 """What the processes of a trainer tell each other from threads beside the steps.
 
 No devices take part, as they do in collectives, which all threads of all processes would have to
-begin in one order. The coordinator of `jax.distributed` keeps what is told until the next time.
+begin in one order. The coordinator of `jax.distributed` keeps what each says until the next time.
 """
 
 import json
@@ -44,12 +44,12 @@ class Bulletin:
         if self.count == 1:
             return [part()]
         failure: Exception | None = None
-        told: dict[str, Any] = {}
+        mine: dict[str, Any] = {}
         try:
-            told = {"value": part()}
+            mine = {"value": part()}
         except Exception as error:  # the others have to hear of it, whatever it is
-            failure, told = error, {"fault": str(error) or type(error).__name__}
-        said = self._exchanged(name, told)
+            failure, mine = error, {"fault": str(error) or type(error).__name__}
+        said = self._exchanged(name, mine)
         if failure is not None:
             raise failure
         for index, each in enumerate(said):

@@ -22,6 +22,9 @@ MAX_BANISHED = 100  # the oldest may try again, and would be caught again
 REMEMBERED_INSTANCES = 65536  # that joined last: a liar among them is known when it comes again
 NEWEST_START = 0.3  # weight of the last start-up
 SLOWER = 10  # times its slowest dispatch so far: what a server may take, overloaded
+ANSWER_MISSED = (
+    1.5  # times as long between renewals: what one echoes is older where an answer is lost
+)
 
 
 class Roster:
@@ -198,15 +201,19 @@ class Roster:
         return min(gone, stuck, owing)
 
     def _unreachable(self, instance: Instance, lease: float) -> tuple[float, str, bool]:
-        """When it counts as lost for its line. Who hears nothing is known as it speaks, by `deaf`,
-        unless what it says is held up by then, for want of our acknowledgements: so it is known
-        by what it said last, if no line is as slow. Who is merely silent has its whole lease."""
+        """When it counts as lost for its line.
+
+        A server that hears nothing is known by `deaf` as it speaks, unless its words are held up
+        by then for want of our acknowledgements. Then the last of them tells: it echoes an answer
+        that is older than any it would have heard since. A server that is merely silent has its
+        whole lease.
+        """
         known, renew = instance.lease, self._settings.manager.renew_seconds
         silent = known.heard_at + lease, f"silent for {lease:.3g} s", False
-        usual = renew + known.line.round_trip + 4 * known.line.deviation
-        if known.echo_age <= usual:
+        way = known.line.round_trip + 4 * known.line.deviation
+        if known.echo_age <= ANSWER_MISSED * renew + way:
             return silent
-        deaf = known.hears_at + lease + usual
+        deaf = known.hears_at + lease + renew + way
         return min(silent, (deaf, f"deaf for {lease:.3g} s: it hears nothing of us", False))
 
     @property
