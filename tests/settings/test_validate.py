@@ -270,14 +270,23 @@ def impossible_numbers() -> Iterator[tuple[str, float]]:
             yield from ((name, math.nan), (name, math.inf))
 
 
-@pytest.mark.parametrize(("name", "value"), list(impossible_numbers()))
-def test_no_number_may_be_negative_or_endless(name: str, value: float) -> None:
+def test_no_number_may_be_negative_or_endless() -> None:
+    given = list(impossible_numbers())
+    assert len(given) > 200
+    assert not [each for each in given if not is_named(*each)]
+
+
+def is_named(name: str, value: object) -> bool:
+    """Whether a run of that value is refused in a line that begins with its name."""
     config = to_dict(run_config(base.get_config()))
     *sections, field = name.split(".")
     section = functools.reduce(dict.__getitem__, sections, config)
     section[field] = type(section[field])(value)
-    lines = mistakes_of(config)
-    assert any(line.startswith(f"{name} ") for line in lines), lines
+    try:
+        run_config_from_dict(config)
+    except ConfigError as error:
+        return any(line.startswith(f"{name} ") for line in str(error).splitlines())
+    return False
 
 
 POSITIVE_NUMBERS = [
@@ -347,38 +356,32 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("seed", 2**31),
-        ("algorithm.group_size", 0),
-        ("algorithm.discount", 1.01),
-        ("algorithm.gae_lambda", 1.01),
-        ("algorithm.dynamic_sampling_factor", 0.5),
-        ("algorithm.mini_batches", 0),
-        ("algorithm.epochs", 0),
-        ("algorithm.clip_low", 1.5),
-        ("sampling.top_p", 1.01),
-        ("learner.beta1", 1.0),
-        ("learner.beta2", 1.0),
-        ("warmup.worked_fraction", 1.01),
-        ("warmup.habit_worked_fraction", 1.01),
-        ("manager.port", 65536),
-        ("manager.lease_seconds", 2.01),
-        ("manager.drain_seconds", -1),
-        ("fleet.notice_seconds", -1),
-        ("fleet.notice_seconds", 86_401),
-        *((name, 0) for name in POSITIVE_NUMBERS),
-        *((name, "no such thing") for name in NAMES),
-    ],
-)
-def test_a_value_just_beyond_its_range(name: str, value: object) -> None:
-    config = to_dict(run_config(base.get_config()))
-    *sections, field = name.split(".")
-    section = functools.reduce(dict.__getitem__, sections, config)
-    section[field] = type(section[field])(value)
-    lines = mistakes_of(config)
-    assert any(line.startswith(f"{name} ") for line in lines), lines
+BEYOND: list[tuple[str, object]] = [
+    ("seed", 2**31),
+    ("algorithm.group_size", 0),
+    ("algorithm.discount", 1.01),
+    ("algorithm.gae_lambda", 1.01),
+    ("algorithm.dynamic_sampling_factor", 0.5),
+    ("algorithm.mini_batches", 0),
+    ("algorithm.epochs", 0),
+    ("algorithm.clip_low", 1.5),
+    ("sampling.top_p", 1.01),
+    ("learner.beta1", 1.0),
+    ("learner.beta2", 1.0),
+    ("warmup.worked_fraction", 1.01),
+    ("warmup.habit_worked_fraction", 1.01),
+    ("manager.port", 65536),
+    ("manager.lease_seconds", 2.01),
+    ("manager.drain_seconds", -1),
+    ("fleet.notice_seconds", -1),
+    ("fleet.notice_seconds", 86_401),
+    *((name, 0) for name in POSITIVE_NUMBERS),
+    *((name, "no such thing") for name in NAMES),
+]
+
+
+def test_a_value_just_beyond_its_range() -> None:
+    assert not [each for each in BEYOND if not is_named(*each)]
 
 
 def test_the_kernels_that_can_be_named_are_those_there_are() -> None:
