@@ -29,7 +29,7 @@ install_import_hook([f"rlboost_jax.{name}" for name in CHECKED], "beartype.beart
 
 import jax  # noqa: E402  (after the hook)
 
-from tests import unoptimized  # noqa: E402
+from tests import thrift, unoptimized  # noqa: E402
 from tests.patience import PATIENCE_SECONDS  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +49,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # elsewhere: of a tolerance, of counts, or of memory, which is laid out before LLVM optimizes.
 UNOPTIMIZED = {"algorithms", "learner", "models", "qualification"}
 unoptimized.add_options()
+thrift.save()
 
 
 def pytest_collection_finish() -> None:
