@@ -51,8 +51,8 @@ class Part:
 
     Attributes:
         tests: the last command is pytest.
-        beside: it takes the time that the next part leaves to it, and says what it has to say
-            when both are over: types want one core, system tests wait for each other.
+        beside: it begins with the next part and takes the time that this and later ones leave to
+            it. What it has to say comes after one of them, or at the end.
     """
 
     name: str
@@ -93,8 +93,8 @@ def parts(jobs: int, order: int | None) -> list[Part]:
     return [
         Part("lint", ((ruff, "check", "."), (ruff, "format", "--check", "."))),
         Part("types", ((str(BIN / "mypy"),),), beside=True),
-        Part("unit", (unit,), tests=True),
         Part("h100", (guards,), tests=True, beside=True),
+        Part("unit", (unit,), tests=True),
         Part("system", (whole,), tests=True),
     ]
 
@@ -129,17 +129,21 @@ def carry_out(part: Part, root: Path, environment: dict[str, str], folder: Path)
 def carry_out_all(
     parts: Sequence[Part], root: Path, environment: dict[str, str], folder: Path
 ) -> Iterator[Result]:
-    """Run parts, each result as it comes: those beside others after what they ran beside."""
+    """Run parts, each result as it comes: those beside others between them, or at the end."""
     beside: list[Future[Result]] = []
     with ThreadPoolExecutor() as threads:
         try:
             for index, part in enumerate(parts):
-                if part.beside and index + 1 < len(parts):
+                if part.beside and not all(later.beside for later in parts[index:]):
                     beside.append(threads.submit(carry_out, part, root, environment, folder))
                     continue
                 yield carry_out(replace(part, beside=False), root, environment, folder)
-                while beside:
-                    result = beside.pop(0).result()
+                over = (
+                    beside if index + 1 == len(parts) else [each for each in beside if each.done()]
+                )
+                beside = [each for each in beside if each not in over]
+                for future in over:
+                    result = future.result()
                     print(f"\n{result.part.name}", flush=True)
                     print((folder / f"{result.part.name}.txt").read_text(), end="", flush=True)
                     yield result

@@ -140,6 +140,20 @@ with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) 
     assert "time.sleep(3600) (after types)" in said and "failed; each alone" not in said
 
 
+def test_a_part_beside_others_goes_on_while_the_next_one_runs(checkout: Path) -> None:
+    waits = f"""
+import pathlib, sys, time
+end = time.monotonic() + {PATIENCE_SECONDS}
+while not pathlib.Path("second").exists():
+    if time.monotonic() > end: sys.exit("the second part has not begun")
+    time.sleep(0.02)
+pathlib.Path("second").unlink()
+"""
+    beside = suite.Part("types", ((sys.executable, "-c", waits),), beside=True)
+    first, second = suite.Part("unit", (("true",),)), suite.Part("system", (("touch", "second"),))
+    assert run_of(checkout, beside, first, second) == 0
+
+
 def test_an_interrupt_ends_what_runs_beside(
     checkout: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,7 +191,7 @@ def test_a_green_run_leaves_no_folder(
 def test_a_part_that_does_not_exist_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         suite.main(["units"])
-    assert "no part 'units'; there are lint, types, unit, h100, system" in capsys.readouterr().err
+    assert "no part 'units'; there are lint, types, h100, unit, system" in capsys.readouterr().err
 
 
 def test_every_system_test_is_in_the_system_part() -> None:

@@ -15,8 +15,10 @@ FLOPs. Kernels are not tuned on a device here, and tiles are XLA's defaults.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +26,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +51,7 @@ def main() -> None:
     jobs = [job for job in all_jobs() if all(word in str(job) for word in args.only.split())]
     rows = _kept(args.json, jobs) if args.only and args.json else []
     with ThreadPoolExecutor(args.jobs) as pool:
-        for future in as_completed([pool.submit(rows_of, job, args.wheels) for job in jobs]):
+        for future in as_completed([pool.submit(_rows_alone, job, args.wheels) for job in jobs]):
             rows = sorted([*rows, *future.result()], key=_place)
             if args.json:
                 args.json.write_text(derived.text(derived.table(rows)))
@@ -67,22 +70,104 @@ def _kept(path: Path, anew: list[Job]) -> list[dict[str, Any]]:
     return [row for row in rows if row["job"] in kept]
 
 
-def rows_of(job: Job, wheels: Path) -> list[dict[str, Any]]:
+class Compiler:
+    """A process that has imported what compiles, and forks one for each job.
+
+    Args:
+        wheels: folder with the compiler.
+    """
+
+    def __init__(self, wheels: Path) -> None:
+        path = [str(ROOT), str(ROOT / "kernels"), str(wheels), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "JAX_PLATFORMS": "cpu",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        self._start = partial(
+            subprocess.Popen,
+            [sys.executable, "-m", "benchmarks.h100.worker"],
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # with its forks
+        )
+        self._process: subprocess.Popen[str] | None = None
+        self._last: list[str] = []  # that it has written to standard error
+
+    @property
+    def last_words(self) -> str:
+        return self._last[-1] if self._last else "it says nothing"
+
+    def messages(self, job: Job, skipped: list[str]) -> Iterator[dict[str, Any]]:
+        """What is said as a job is compiled, to its end, or to that of the process."""
+        if self._process is None:
+            self._process = self._start()
+            self._reader = threading.Thread(
+                target=_keep_last, args=(self._process.stderr, self._last)
+            )
+            self._reader.start()
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        self._last.clear()
+        timer = self._timer()
+        over = False
+        try:
+            process.stdin.write(json.dumps([asdict(job), skipped]) + "\n")
+            process.stdin.flush()
+            for line in process.stdout:
+                if line.startswith("{"):
+                    timer.cancel()
+                    message = json.loads(line)
+                    if over := "over" in message:
+                        return
+                    timer = self._timer()
+                    yield message
+        finally:
+            timer.cancel()
+            if not over:
+                self.close()
+
+    def _timer(self) -> threading.Timer:
+        assert self._process is not None
+        timer = threading.Timer(PROGRAM_SECONDS, _kill, (self._process,))
+        timer.start()
+        return timer
+
+    def close(self) -> None:
+        """End the process; the next job starts another."""
+        if self._process is not None:
+            _kill(self._process)
+            self._process.wait()
+            self._reader.join()
+            self._process = None
+
+
+def _kill(process: "subprocess.Popen[str]") -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def rows_of(job: Job, compiler: Compiler) -> list[dict[str, Any]]:
     """Of all programs of a job; one that takes the compiler down leaves the others alone."""
     rows: dict[str, dict[str, Any]] = {}
     print(f"compiling {job} …", file=sys.stderr, flush=True)
     while True:
-        current, done, errors = "", False, []
-        for message in _messages(job, wheels, sorted(rows), errors):
+        current, done = "", False
+        for message in compiler.messages(job, sorted(rows)):
             current = message.get("compiling", current)
             done |= message.get("done", False)
             if row := message.get("row"):
                 rows[row["program"]] = row
         if done:
             break
-        reason = f"the compiler's process ended: {errors[-1] if errors else 'it says nothing'}"[
-            :300
-        ]
+        compiler.close()  # all that it has said is read then
+        reason = f"the compiler's process ended: {compiler.last_words}"[:300]
         rows[current] = {"program": current or "start", "failed": reason}
         if not current:
             break
@@ -91,48 +176,9 @@ def rows_of(job: Job, wheels: Path) -> list[dict[str, Any]]:
     return [{**common, "mesh": mesh or str(r.get("devices", "")), **r} for r in rows.values()]
 
 
-def _messages(
-    job: Job, wheels: Path, skipped: list[str], errors: list[str]
-) -> Iterator[dict[str, Any]]:
-    """What a process says as it compiles.
-
-    Args:
-        errors: gets the last of what it writes to standard error.
-    """
-    path = [str(ROOT), str(ROOT / "kernels"), str(wheels), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        "JAX_PLATFORMS": "cpu",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    command = [sys.executable, "-m", "benchmarks.h100.worker", json.dumps(asdict(job)), *skipped]
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    assert process.stdout is not None and process.stderr is not None
-    reader = threading.Thread(target=_keep_last, args=(process.stderr, errors))
-    reader.start()
-    timer = threading.Timer(PROGRAM_SECONDS, process.kill)
-    timer.start()
-    try:
-        for line in process.stdout:
-            if line.startswith("{"):
-                timer.cancel()
-                timer = threading.Timer(PROGRAM_SECONDS, process.kill)
-                timer.start()
-                yield json.loads(line)
-    finally:
-        timer.cancel()
-        process.kill()
-        process.wait()
-        reader.join()
+def _rows_alone(job: Job, wheels: Path) -> list[dict[str, Any]]:
+    with contextlib.closing(Compiler(wheels)) as compiler:
+        return rows_of(job, compiler)
 
 
 def _keep_last(stream: Any, lines: list[str]) -> None:

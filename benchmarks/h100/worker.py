@@ -1,28 +1,61 @@
-"""A process that compiles one job: python -m benchmarks.h100.worker JOB, as JSON.
+"""A process that has imported what compiles, and forks one for each job that it reads.
 
-Prints a line of JSON before each program and one with its row after it, so that the reader
-knows what was being compiled if the compiler takes the process down.
+Jobs are lines of JSON: [job, names of programs that are not to be compiled]. Prints a line of JSON
+before each program, one with its row after it, so that the reader knows what was being compiled if
+the compiler takes the process down, and one as the job is over.
 """
 
 import contextlib
 import json
+import os
 import sys
 import tempfile
+import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from benchmarks.h100 import ptxas
 from benchmarks.h100.jobs import Job
 
 
-def main(text: str, skipped: set[str]) -> None:
+def main() -> None:
+    # Neither a backend, whose threads no fork has, nor Mosaic, which looks at the environment as
+    # it is imported: `ptxas.Reports` sets that.
+    import flax.nnx  # noqa: F401
+    import optax  # noqa: F401
+
+    assert "jax.experimental.mosaic.gpu" not in sys.modules
+    warnings.filterwarnings("ignore", "os.fork")  # jax's, for processes that have a backend
+    for line in sys.stdin:
+        job, skipped = json.loads(line)
+        child = os.fork()
+        if not child:
+            _compile_and_leave(Job(**job), set(skipped))
+        os.waitpid(child, 0)
+        _say({"over": True})
+
+
+def _compile_and_leave(job: Job, skipped: set[str]) -> NoReturn:
+    code = 1
+    try:
+        compile_all(job, skipped)
+        code = 0
+    except BaseException:  # the reader has the last line of it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def compile_all(job: Job, skipped: set[str]) -> None:
     """Compile a job's programs, and print a row of each.
 
     Args:
         skipped: names of programs that are not to be compiled.
     """
-    job = Job(**json.loads(text))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         reports = ptxas.Reports(folder) if job.part == "kernels" else None
@@ -80,4 +113,4 @@ def _say(message: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], set(sys.argv[2:]))
+    main()

@@ -8,14 +8,15 @@ Limits are what the programs come to today, with a little to spare. Where that i
 what it would be; a mend lowers the limit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import pytest
 from rlboost_kernels.packed_attention.triton import PRODUCTS
 
-from benchmarks.h100.__main__ import WHEELS, rows_of
+from benchmarks.h100.__main__ import WHEELS, Compiler, rows_of
 from benchmarks.h100.checkpoints import run_of
 from benchmarks.h100.jobs import Job
 from rlboost_jax.settings.memory import learner_bytes_per_device, weight_bytes
@@ -32,7 +33,7 @@ pytestmark = [
 
 Rows = Callable[[Job], dict[str, dict[str, Any]]]
 
-# What several tests look at: a process begins with four seconds of imports.
+# What several tests look at.
 KERNELS = {
     "qwen25_05b_gsm8k": Job("kernels", "qwen25_05b_gsm8k", only=("attention", "packed attention")),
     "qwen3_8b_openr1": Job(
@@ -46,13 +47,19 @@ EIGHT_DEVICES = Job("learner", "qwen25_05b_gsm8k", mesh=(1, 8, 1), only=("gradie
 EXPERTS = Job("learner", "qwen3_30b_a3b_moe", mesh=(1, 4, 4), only=("gradients 40", "gaps"))
 
 
+@pytest.fixture(scope="session")
+def compiler() -> Iterator[Compiler]:
+    with closing(Compiler(WHEELS)) as compiler:
+        yield compiler
+
+
 @pytest.fixture
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+def rows(compiler: Compiler, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """Of a job, by the names of programs; all of them compiled, once for all tests."""
 
     def of(job: Job) -> dict[str, dict[str, Any]]:
         name = str(job).replace(" ", "-")
-        measured = measured_once(tmp_path_factory, name, lambda: rows_of(job, WHEELS))
+        measured = measured_once(tmp_path_factory, name, lambda: rows_of(job, compiler))
         found = {row["program"]: row for row in measured}
         assert found
         assert not {name: row["failed"] for name, row in found.items() if "failed" in row}
