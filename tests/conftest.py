@@ -108,7 +108,7 @@ def run_with_devices() -> Callable[..., str]:
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
         }
         done = subprocess.run(
-            [sys.executable, "-c", source],
+            [sys.executable, "-c", f"from tests import thrift\nthrift.save()\n{source}"],
             env=environment,
             cwd=ROOT,
             capture_output=True,
