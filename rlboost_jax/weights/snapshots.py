@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from rlboost_jax import durable
 from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
 from rlboost_jax.models.params import Params
 from rlboost_jax.sequences.identities import Version
@@ -84,7 +85,7 @@ class SnapshotStore:
         for entry in self._base_files:
             own = beside(place) / entry.path
             own.parent.mkdir(parents=True, exist_ok=True)
-            own.hardlink_to(self._folder / BASE / entry.path)
+            durable.link(self._folder / BASE / entry.path, own)
         _put_in_place(place)
         self._written = [v for v in self._written if v != version] + [version]
         return Manifest(

@@ -129,13 +129,19 @@ def only_manager(workdir: Path) -> Iterator[None]:
 
 
 def _token(folder: Path) -> str:
-    """Only one manager comes here, and an empty or torn file lets nobody in: another is made."""
+    """Only one manager comes here, and an empty, torn or lost file lets nobody in: another is
+    made."""
     durable.make_folder(folder, mode=0o700)
     path = folder / TOKEN_FILE
-    with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+    try:
         token = path.read_text(encoding="ascii").strip()
         if token and token.isprintable():
             return token
+    except (FileNotFoundError, UnicodeDecodeError):
+        pass
+    except OSError as error:
+        if not durable.is_lost(error):
+            raise
     token = secrets.token_urlsafe(32)
     durable.write(path, token.encode(), mode=0o600)
     return token
