@@ -24,7 +24,9 @@ PART = ".part"  # ends the name of what is not in place yet
 # What reading a file may end with where its bytes are lost: the device has none, or the file system
 # finds them damaged. All else may pass, and says nothing about the file.
 LOST: Final = frozenset(
-    getattr(errno, name) for name in ("EIO", "EBADMSG", "EUCLEAN", "ENODATA") if hasattr(errno, name)
+    getattr(errno, name)
+    for name in ("EIO", "EBADMSG", "EUCLEAN", "ENODATA")
+    if hasattr(errno, name)
 )
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 

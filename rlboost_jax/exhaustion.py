@@ -1,4 +1,5 @@
-"""What a host has run out of, or denies, in a line: that may pass, and then the same command goes on."""
+"""What a host has run out of, or denies, in a line: that may pass, and then the same command goes
+on."""
 
 import errno
 from collections.abc import Iterator
@@ -10,12 +11,14 @@ _ADVICE: Final = {
     errno.EFBIG: "a file has reached the limit of this process; raise `ulimit -f`",
     errno.EMFILE: "this process has no descriptor left; raise `ulimit -n`",
     errno.ENFILE: "the host has no descriptor left",
-    errno.EAGAIN: "no process or thread can be started; raise `ulimit -u` or pids.max",
+    errno.EAGAIN: "no process or thread can be started; raise `ulimit -u` or pids.max, or free "
+    "memory",
     errno.ENOMEM: "no memory is left",
     errno.EROFS: "the file system can only be read (a disk that failed may be mounted so); check "
     "and mount it again",
     errno.EIO: "the disk, or what leads to it, failed to read or write; look at `dmesg`",
-    errno.ESTALE: "the server of a network file system has lost a file that was open; mount it again",
+    errno.ESTALE: "the server of a network file system has lost a file that was open; mount it "
+    "again",
 }
 # Where a library says it in words only: another's OSError, or one of the dynamic linker's.
 _WORDS: Final = {

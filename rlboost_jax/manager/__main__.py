@@ -67,6 +67,7 @@ from rlboost_jax.manager.service.run_files import (
     recorded,
     trainer_folder,
 )
+from rlboost_jax.manager.service.shortage import say_shortages
 from rlboost_jax.manager.service.tracing import StepTracer
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.observe.events import EventsWriter
@@ -118,6 +119,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         OSError: the address cannot be listened on.
     """
     loop, dates = asyncio.get_running_loop(), Dates()
+    say_shortages(loop)
     with contextlib.ExitStack() as stack:
         events = stack.enter_context(EventsWriter(workdir))
 

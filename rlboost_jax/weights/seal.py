@@ -59,9 +59,9 @@ def prepare_seal(trainer: Path, others: Iterable[Path]) -> None:
     try:
         key = read_seal_key(trainer)
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            if not durable.is_lost(error):
-                raise  # it may be sound
+        gone = isinstance(error, FileNotFoundError) or durable.is_lost(error)
+        if isinstance(error, OSError) and not gone:
+            raise  # it may be sound
         key = Ed25519PrivateKey.generate()
         _replace(trainer / SEAL_KEY, key.private_bytes_raw().hex())
     for folder in (trainer, *others):

@@ -3,8 +3,9 @@
    FAULTS_ROOT   the folder, absolute
    FAULTS_RULES  a file of lines "OPERATION ERRNO TIMES PATTERN": an operation on a path below the
                  folder that the pattern (fnmatch, of what comes after the folder) fits fails with
-                 that number. TIMES: how often in all processes; -1: always. Read anew whenever it
-                 has changed.
+                 that number. TIMES: how often in all processes; -1: always. Read anew each
+                 time. A pattern "#N" is of the file with inode N, whatever it is called: what is
+                 written in its place is another.
 
    Operations: open, read, write, sync, rename (across folders only), link, lock, list, stat, remove.
    Maps of files are not seen: whoever maps what is to fail has to be recorded otherwise. */
@@ -51,8 +52,15 @@ static int taken(int line, long times) {
   return is;
 }
 
+static int fits(const char *pattern, const char *name, int descriptor) {
+  struct stat found;
+  if (pattern[0] != '#') return fnmatch(pattern, name, 0) == 0;
+  return descriptor >= 0 && fstat(descriptor, &found) == 0 &&
+         found.st_ino == strtoull(pattern + 1, NULL, 10);
+}
+
 /* The error of an operation on an absolute path, or 0. */
-static int fault(const char *operation, const char *path) {
+static int fault(const char *operation, const char *path, int descriptor) {
   if (root_length == 0 || strncmp(path, root, root_length) != 0 || path[root_length] != '/') return 0;
   int kept = errno, found = 0;
   char text[8192], *at = text, *rest = NULL;
@@ -67,7 +75,7 @@ static int fault(const char *operation, const char *path) {
       int error;
       long times;
       if (sscanf(line, "%15s %d %ld %1023s", name, &error, &times, pattern) == 4 &&
-          strcmp(name, operation) == 0 && fnmatch(pattern, path + root_length + 1, 0) == 0 &&
+          strcmp(name, operation) == 0 && fits(pattern, path + root_length + 1, descriptor) &&
           taken(number, times))
         found = error;
       number++;
@@ -104,7 +112,7 @@ static int fault_at(const char *operation, int folder, const char *path) {
   strncat(found, path, PATH_MAX - 1);
   clean(found);
   errno = kept;
-  return fault(operation, found);
+  return fault(operation, found, -1);
 }
 
 static int fault_of(const char *operation, int descriptor) {
@@ -116,7 +124,7 @@ static int fault_of(const char *operation, int descriptor) {
   errno = kept;
   if (length <= 0) return 0;
   found[length] = 0;
-  return fault(operation, found);
+  return fault(operation, found, descriptor);
 }
 
 #define REFUSE(error) \

@@ -19,7 +19,7 @@ class Sectors(io.RawIOBase):
     """A file whose bytes from `lost` on cannot be read."""
 
     def __init__(self, path: Path, lost: int, number: int) -> None:
-        self._file, self._lost, self._number = open(path, "rb", buffering=0), lost, number
+        self._file, self._lost, self._number = io.FileIO(path), lost, number
 
     def readable(self) -> bool:
         return True

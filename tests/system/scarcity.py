@@ -3,8 +3,6 @@
 import contextlib
 import os
 import resource
-import shutil
-import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +11,6 @@ from typing import Literal, assert_never, get_args
 PIDS = Path("/sys/fs/cgroup/pids")  # of version 1, which one may make folders in
 Scarce = Literal["descriptors", "processes", "memory"]
 SCARCE: tuple[Scarce, ...] = get_args(Scarce)
-
-
-def can_mount() -> bool:
-    return os.geteuid() == 0 and shutil.which("mount") is not None
 
 
 def can_count_processes() -> bool:
@@ -68,25 +62,3 @@ def _counted(pid: int) -> Iterator[None]:
             with contextlib.suppress(OSError):  # it has ended
                 (PIDS / "cgroup.procs").write_text(each)
         group.rmdir()
-
-
-@contextlib.contextmanager
-def small_disk(place: Path, **limits: str) -> Iterator[Path]:
-    """A file system in memory, of so many bytes (`size`) and files (`nr_inodes`)."""
-    place.mkdir()
-    options = ",".join(f"{name}={value}" for name, value in limits.items())
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
-
-
-def fill(place: Path, size: int) -> Path:
-    """Take all the room there is, in files of that size."""
-    ballast = place / "ballast"
-    ballast.mkdir()
-    with contextlib.suppress(OSError):
-        for number in range(10**6):
-            (ballast / str(number)).write_bytes(bytes(size))
-    return ballast

@@ -148,8 +148,8 @@ class Journal:
                 os.truncate(path, reader.good_bytes)
             self._steps[path] = self._step
         newest = next(reversed(self._steps), None)
-        # Nothing is appended to a segment that comes before one of which a part is lost: it would be
-        # read before that, as if it were older.
+        # Nothing is appended to a segment before one of which a part is lost: it would be read
+        # before that, as if it were older.
         if newest is not None and not any(path > newest for path in self._lost):
             self._path = newest
             self._steps.pop(self._path)
@@ -319,5 +319,3 @@ def _by_segment(entries: Sequence[Entry]) -> list[list[Entry]]:
             parts.append([])
         parts[-1].append(entry)
     return parts
-
-
