@@ -2,6 +2,8 @@
 
     python -m tests.skew --before=COMMIT [CASE …] [--variant=tiny]
 
+(COMMIT may be a folder of its sources with compiled kernels, as an earlier call has left one.)
+
 One short run is trained calmly at COMMIT for its digests. Then, with processes of COMMIT ("old")
 and of this checkout ("new"):
 
@@ -128,8 +130,8 @@ class Skewed:
     def said(self) -> str:
         return Path(f"{self.workdir}.log").read_text(errors="replace").strip()
 
-    def tokens_of(self, name: str) -> int:
-        """That a server has brought, as far as events tell."""
+    def tokens(self) -> int:
+        """That servers have brought."""
         found = 0
         with contextlib.suppress(OSError):
             for line in (self.workdir / "metrics.jsonl").read_text().splitlines():
@@ -246,7 +248,7 @@ def outcome(case: Case, before: Tree, here: Tree, expected: Digests, run: Skewed
         why = f"code {code}"
     end_all(run.workdir)
     servers = "".join(f"; {name}: {run.server_line(name)}" for name in run.names)
-    tokens = f" {run.tokens_of('')} tokens of servers" if code == 0 else ""
+    tokens = f" {run.tokens()} tokens of servers" if code == 0 else ""
     found = digests(run.workdir)
     if code == 0:
         return f"{'equal' if found == expected else 'DIFFERENT'}:{tokens}{servers}"
@@ -265,13 +267,17 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help="left out: all")
-    parser.add_argument("--before", required=True, help="commit of the release before")
+    parser.add_argument("--before", required=True, help="commit, or its sources, kernels built")
     parser.add_argument("--variant", default="tiny", help="see tests.golden")
     chosen = parser.parse_args(arguments)
     if unknown := {*chosen.cases} - {*CASES}:
         parser.error(f"no {min(unknown)!r}; there are {', '.join(CASES)}")
     folder = Path(tempfile.mkdtemp(prefix="rlboost-skew-"))
-    before, here = tree_of(chosen.before, folder / "tree"), Tree(ROOT, folder / "compiled")
+    compiled = folder / "compiled"  # programs that are the same are
+    source = Path(chosen.before)
+    if not source.is_dir():
+        source = tree_of(chosen.before, folder / "tree").folder
+    before, here = Tree(source, compiled), Tree(ROOT, compiled)
     if code := before.run(chosen.variant, folder / "calm", "fleet.max_instances=0"):
         raise SystemExit(f"{chosen.variant} at {chosen.before} ended with {code}: see {folder}")
     expected, wrong = digests(folder / "calm"), False

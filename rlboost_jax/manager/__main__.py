@@ -78,8 +78,8 @@ from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_e
 from rlboost_jax.relay.start import speak_through_relay
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.fleet import FleetConfig
-from rlboost_jax.settings.for_servers import for_servers
-from rlboost_jax.settings.load import read_run_config, read_run_id, to_dict
+from rlboost_jax.settings.for_servers import sent_to_servers
+from rlboost_jax.settings.load import read_run_config, read_run_id
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.seal import prepare_seal
 
@@ -172,7 +172,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             ),
             route_bytes=route_bytes,
             admit=gate.admit,
-            config=msgspec.json.encode(to_dict(for_servers(run))),
+            config=msgspec.json.encode(sent_to_servers(run)),
             snapshots=workdir / "snapshots",
             progress=lambda: f" ({journal.read_bytes:,} of {to_read:,} bytes)",
         )

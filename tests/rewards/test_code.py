@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def ran(program, *, seconds=SECONDS, memory_mb=400, required=True, **options):
 def test_it_computes_reads_and_prints():
     done = ran("import math, sys\nprint(math.comb(5, 2), input(), sys.stdin.read())", stdin="a\nb")
     assert (done.completed, done.output) == (True, "10 a b\n")
+
+
+def test_a_full_disk_is_no_fault_of_the_program(monkeypatch):
+    """Temporary files would be on a disk where nothing can be written."""
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "w+b", buffering=0))
+    assert ran("print(input())", stdin="x" * 5000).output == "x" * 5000 + "\n"
 
 
 def test_threads_are_no_processes():
