@@ -21,7 +21,7 @@ import msgspec
 
 from rlboost_jax import durable, processes
 from rlboost_jax.credentials import TOKEN_FILE
-from rlboost_jax.own_places import open_private
+from rlboost_jax.own_places import NO_LOCKS, open_private
 from rlboost_jax.settings.errors import ConfigError
 
 ALREADY_MANAGED = 4  # exit code of a manager that finds another at work
@@ -124,6 +124,10 @@ def only_manager(workdir: Path) -> Iterator[None]:
         except BlockingIOError:
             raise AlreadyManaged(
                 f"a manager works in {workdir} already; {workdir / 'manager.json'} says where"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"{workdir / 'manager.lock'} cannot be locked: {error.strerror}; {NO_LOCKS}"
             ) from None
         yield
 
