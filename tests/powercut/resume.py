@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import jax
 from jax._src import distributed  # the coordinator's client has no public name
 
 from rlboost_jax.engine.engine import Engine
+from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.opening import Makers
 from rlboost_jax.learner.preparation import programs
 from rlboost_jax.learner.processes.bulletin import WAIT_MILLISECONDS
@@ -26,6 +28,7 @@ from rlboost_jax.learner.processes.world import ALONE, World, join
 from rlboost_jax.learner.training import run_training
 from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.settings.load import read_run_config
+from tests.patience import PATIENCE_SECONDS
 
 SAID = "rlboost/"  # what processes of a run have said to each other
 
@@ -36,7 +39,11 @@ class Kept:
     def __init__(self) -> None:
         self._programs: Any = None
         self._engines: dict[tuple[jax.Device, ...], Engine] = {}
-        self.makers = Makers(programs=self.programs, engine=self.engine)
+        self.makers = Makers(
+            programs=self.programs,
+            engine=self.engine,
+            manager=partial(ManagerProcess, answer_seconds=PATIENCE_SECONDS),
+        )
 
     def programs(self, *args: Any) -> Any:
         if self._programs is None:
