@@ -255,7 +255,7 @@ def outcome(case: Case, before: Tree, here: Tree, expected: Digests, run: Skewed
     last = (run.said().splitlines() or [""])[-1][:LETTERS]
     if found != expected[: len(found)]:
         return f"DIFFERENT ({why}): {last}"
-    if code in (1, 2) and last.startswith("error: ") and "Traceback" not in run.said():
+    if code in (1, 2) and "Traceback" not in run.said():
         return f"refused ({code}): {last}{servers}"
     return f"FAILED ({why}): {last}{servers}"
 
