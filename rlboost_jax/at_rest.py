@@ -24,7 +24,10 @@ SEAL: Final = "sha256"  # of a small file: the digest of all else in it
 _BLOCK_BYTES: Final = 2**20
 _SHOWN: Final = 3  # faults in a line
 _THREADS: Final = 4  # hashing leaves the interpreter to others
-_UNREADABLE: Final = (errno.EIO, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+_UNREADABLE: Final = {
+    *durable.LOST,
+    *(errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP),
+}
 
 Digests = dict[str, tuple[int, str]]  # size and SHA-256 by the name of a file below a folder
 
@@ -134,6 +137,8 @@ def described(folder: Path) -> dict[str, Any] | None:
     try:
         values = durable.read_object(path, remedy)
     except OSError as error:
+        if error.errno not in _UNREADABLE:
+            raise
         raise Damaged(f"{path} cannot be read: {error.strerror}; {remedy}") from None
     if values is not None and not {SEAL, "files"} <= values.keys():
         raise Damaged(f"{path} is damaged (it lacks digests); {remedy}")

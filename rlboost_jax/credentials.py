@@ -161,7 +161,10 @@ def _token(folder: Path, environment: Mapping[str, str]) -> str:
 def _client_tls(folder: Path) -> ssl.SSLContext:
     names = (CA_FILE, CLIENT_CERTIFICATE, CLIENT_KEY, SEAL_CHECK)
     if missing := [name for name in names if not (folder / name).exists()]:
-        raise CredentialsUnusable(f"{folder} lacks {', '.join(missing)}; {COPY_AGAIN}")
+        raise CredentialsUnusable(
+            f"{folder} lacks {', '.join(missing)}; {COPY_AGAIN} (managers of releases before there "
+            "were certificates make none: install theirs here)"
+        )
     context = _ManagerContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:

@@ -13,12 +13,22 @@ import contextlib
 import errno
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlboost_jax.settings.errors import Mistake
 
 PART = ".part"  # ends the name of what is not in place yet
+# What reading a file may end with where its bytes are lost: the device has none, or the file system
+# finds them damaged. All else may pass, and says nothing about the file.
+LOST: Final = frozenset(
+    getattr(errno, name)
+    for name in ("EIO", "EBADMSG", "EUCLEAN", "ENODATA")
+    if hasattr(errno, name)
+)
+_NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 class Damaged(Mistake, RuntimeError):
@@ -66,12 +76,18 @@ def read_object(path: Path, remedy: str) -> dict[str, Any] | None:
         remedy: what to do about a damaged one, for the error.
 
     Raises:
-        Damaged: it is empty, torn or something else.
+        Damaged: it is empty, torn or something else, or the device has lost it.
+        OSError: it cannot be read now.
     """
     try:
-        values = json.loads(path.read_bytes())
+        with named(path):
+            values = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if is_lost(error):
+            raise Damaged(f"{path} cannot be read: {error.strerror}; {remedy}") from None
+        raise
     except ValueError:  # not UTF-8, or not JSON
         values = None
     if not isinstance(values, dict):
@@ -79,6 +95,32 @@ def read_object(path: Path, remedy: str) -> dict[str, Any] | None:
         what = f"damaged ({size} bytes, no JSON object)" if size else "empty"
         raise Damaged(f"{path} is {what}; {remedy}")
     return values
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether that is said of a file whose bytes are gone for good."""
+    return isinstance(error, OSError) and error.errno in LOST
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Have errors of reading name the file; the system says it only of opening."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def link(source: Path, target: Path) -> None:
+    """A second name for a file, or a copy of it on a file system without such."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)
 
 
 def replace(part: Path, path: Path) -> None:

@@ -1,4 +1,5 @@
-"""What a host has run out of, in a line: that may pass, and then the same command goes on."""
+"""What a host has run out of, or denies, in a line: that may pass, and then the same command goes
+on."""
 
 import errno
 from collections.abc import Iterator
@@ -10,8 +11,14 @@ _ADVICE: Final = {
     errno.EFBIG: "a file has reached the limit of this process; raise `ulimit -f`",
     errno.EMFILE: "this process has no descriptor left; raise `ulimit -n`",
     errno.ENFILE: "the host has no descriptor left",
-    errno.EAGAIN: "no process or thread can be started; raise `ulimit -u` or pids.max",
+    errno.EAGAIN: "no process or thread can be started; raise `ulimit -u` or pids.max, or free "
+    "memory",
     errno.ENOMEM: "no memory is left",
+    errno.EROFS: "the file system can only be read (a disk that failed may be mounted so); check "
+    "and mount it again",
+    errno.EIO: "the disk, or what leads to it, failed to read or write; look at `dmesg`",
+    errno.ESTALE: "the server of a network file system has lost a file that was open; mount it "
+    "again",
 }
 # Where a library says it in words only: another's OSError, or one of the dynamic linker's.
 _WORDS: Final = {
@@ -23,6 +30,9 @@ _WORDS: Final = {
     "can't start new thread": errno.EAGAIN,
     "cannot allocate memory": errno.ENOMEM,
     "Cannot allocate memory": errno.ENOMEM,
+    "Read-only file system": errno.EROFS,
+    "Input/output error": errno.EIO,
+    "Stale file handle": errno.ESTALE,
 }
 
 
@@ -31,15 +41,27 @@ def exhausted(error: BaseException) -> str:
 
     Looks at what the error was raised for, too: libraries make an `ImportError` of a full disk.
     """
+    number, cause = _found(error)
+    if number is None:
+        return ""
+    name = getattr(cause, "filename", None)
+    where = f" ({name})" if isinstance(name, str) else ""
+    return f"{_ADVICE[number]}{where}; then the same command goes on"
+
+
+def number_of(error: BaseException) -> int | None:
+    """The system's number for it; None where an error is of something else."""
+    return _found(error)[0]
+
+
+def _found(error: BaseException) -> tuple[int | None, BaseException]:
+    """What is used up, and which of the causes of an error says so."""
     for cause in _causes(error):
         if isinstance(cause, BlockingIOError) and cause is not error:
             continue  # of a lock or a socket, which had to be waited for
-        number = _number_of(cause)
-        if number is not None:
-            name = getattr(cause, "filename", None)
-            where = f" ({name})" if isinstance(name, str) else ""
-            return f"{_ADVICE[number]}{where}; then the same command goes on"
-    return ""
+        if (number := _number_of(cause)) is not None:
+            return number, cause
+    return None, error
 
 
 def _number_of(error: BaseException) -> int | None:

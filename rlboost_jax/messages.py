@@ -478,8 +478,9 @@ class BatchReport(Message, frozen=True, kw_only=True):
     tokens_preemptible: int
     tokens_measured: int  # delivered of another sampling than the batch's; in none of the others
     cost_dollars: float  # since the report of the batch before: the pause between them included
-    cost_between_dollars: float  # of these, in that pause; before the first turn the run's start
     window: WindowState
+    # Of these, in that pause; before the first turn the run's start.
+    cost_between_dollars: float = 0.0
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):

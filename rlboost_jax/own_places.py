@@ -11,11 +11,15 @@ import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from rlboost_jax.settings.errors import ConfigError
 
 ROOT = 0  # may do everything anyway
+# Of a workdir: without locks two trainers, or two managers, could work in one folder.
+NO_LOCKS: Final = (
+    "choose a --workdir on a file system with locks (NFS 4, or NFS 3 with its lock service)"
+)
 
 
 class NotOurs(ConfigError):

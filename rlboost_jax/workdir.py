@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import IO
 
 from rlboost_jax.durable import PART, make_folder
-from rlboost_jax.own_places import open_private, own_folder
+from rlboost_jax.own_places import NO_LOCKS, open_private, own_folder
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.load import (
     differences,
@@ -76,6 +76,11 @@ class Workdir:
             self._lock.close()
             raise WorkdirUnusable(
                 f"{self.path} is in use by process {owner}; stop it or choose another --workdir"
+            ) from None
+        except OSError as error:
+            self._lock.close()
+            raise WorkdirUnusable(
+                f"{self.path / 'lock'} cannot be locked: {error.strerror}; {NO_LOCKS}"
             ) from None
         self._lock.truncate(0)
         self._lock.write(str(os.getpid()))

@@ -1,6 +1,6 @@
 """Flip single bits in the files of a run that was killed, and see what becomes of it.
 
-    python -m tests.bitrot [--flips=1000] [--resumes=50] [--seed=1] [--jobs=2]
+    python -m tests.bitrot [--flips=1000] [--resumes=50] [--lost=25] [--seed=1] [--jobs=2]
 
 Two small runs (a whole model with a KL term; adapters whose best checkpoint is kept) are trained
 calmly for their digests, and killed in the middle for their files. Then, one at a time:
@@ -9,6 +9,9 @@ flips      a random bit of a random file that a start reads: its reader gives th
            or an error that names the file
 resumes    a random bit of a random file of the workdir, or of the compiled programs: the same
            command then gives the digests of the calm run, or ends with a line that names the file
+lost       the same of a file that cannot be read any more: its sectors are lost (EIO)
+
+A server works in every fourth of these starts.
 
 Exit status: 0 where all outcomes are such, 1 where any is not.
 """
@@ -33,6 +36,7 @@ from rlboost_jax.manager.journal import read_segment
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import read_run_config, read_run_id
 from rlboost_jax.verify import FOLDERS, SMALL
+from tests.diskfaults.rules import Rules, built
 from tests.golden import ROOT, Digests, Tree, digests, end_all
 
 RUNS: Final = {
@@ -43,7 +47,8 @@ RUNS: Final = {
     ),
 }
 KILLED_AT: Final = 2  # rows
-SHOWN: Final = 160  # letters of a line
+WITH_SERVERS: Final = 4  # every such start has some
+SHOWN: Final = 240  # letters of a line
 
 
 def flip(path: Path, draw: random.Random) -> str:
@@ -124,22 +129,39 @@ def flips(runs: Sequence[Readers], count: int, draw: random.Random) -> Counter[s
 
 
 class Resumes:
-    """Starts of copies of the killed runs."""
+    """Starts of copies of the killed runs.
 
-    def __init__(self, folder: Path, compiled: Path, expected: dict[str, Digests]) -> None:
+    Args:
+        lost: a file is unreadable; else a bit of it is flipped.
+    """
+
+    def __init__(
+        self, folder: Path, compiled: Path, expected: dict[str, Digests], *, lost: bool
+    ) -> None:
         self._folder, self._compiled, self._expected = folder, compiled, expected
+        self._lost = lost
+        self._library = built(folder) if lost else None
 
     def outcome(self, number: int, seed: int) -> str:
-        """Of one flip; its first word is "equal", "refused" or a fault."""
-        draw = random.Random(f"{seed}-{number}")
+        """Of one fault; its first word is "equal", "refused" or a fault of ours."""
+        draw = random.Random(f"{seed}-{number}-{self._lost}")
         name = draw.choice(list(RUNS))
-        workdir = self._folder / f"resume-{number}"
-        compiled = self._folder / f"compiled-{number}"
+        kind = "lost" if self._lost else "resume"
+        workdir = self._folder / f"{kind}-{number}"
+        compiled = self._folder / f"compiled-{kind}-{number}"
         shutil.copytree(self._folder / name, workdir, symlinks=True)
         shutil.copytree(self._compiled, compiled)
         path = self._drawn(workdir, compiled, draw)
-        words = f"{path.relative_to(self._folder)}, {flip(path, draw)}"
-        code = Tree(ROOT, compiled).run(name, workdir, *RUNS[name])
+        words, environment = str(path.relative_to(self._folder)), dict[str, str]()
+        if self._library is not None:
+            place = self._folder / f"rules-{number}"
+            rules = Rules(self._folder, place, self._library)
+            rules.lose(path, place.with_name(f"{place.name}-held"))
+            environment = dict(rules.environment)
+        else:
+            words += f", {flip(path, draw)}"
+        servers = () if number % WITH_SERVERS == 0 else ("fleet.max_instances=0",)
+        code = Tree(ROOT, compiled).run(name, workdir, *RUNS[name], *servers, **environment)
         end_all(workdir)
         found = [row for row in digests(workdir) if row[0] >= KILLED_AT]
         said = Path(f"{workdir}.log").read_text(errors="replace").strip().splitlines()
@@ -150,6 +172,8 @@ class Resumes:
             notes = [line for line in said if "broken" in line or "damaged" in line]
             return f"{'equal' if same else 'SILENT'}: {words} {' '.join(notes)[:SHOWN]}"
         last = next((line for line in reversed(said) if line.startswith("error")), said[-1])
+        if "Traceback" in "".join(said):
+            return f"TRACEBACK ({code}): {words}: {last[:SHOWN]}"
         named = any(part in last for part in (path.name, str(path.parent.name)))
         return f"{'refused' if named else 'NOT NAMED'} ({code}): {words}: {last[:SHOWN]}"
 
@@ -174,6 +198,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--flips", type=int, default=1000)
     parser.add_argument("--resumes", type=int, default=50)
+    parser.add_argument("--lost", type=int, default=25)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="resumes at the same time")
     chosen = parser.parse_args(arguments)
@@ -190,15 +215,23 @@ def main(arguments: Sequence[str]) -> int:
     readers = [Readers(folder / name, compiled) for name in RUNS]
     counts = flips(readers, chosen.flips, random.Random(chosen.seed))
     print(f"{chosen.flips} flips before a reader:", dict(counts), flush=True)
-    resumes, outcomes = Resumes(folder, compiled, expected), Counter[str]()
-    with ThreadPoolExecutor(chosen.jobs) as threads:
-        numbers = range(chosen.resumes)
-        for line in threads.map(lambda number: resumes.outcome(number, chosen.seed), numbers):
-            print(line, flush=True)
-            outcomes[line.split()[0].rstrip(":")] += 1
-    print(f"{chosen.resumes} whole resumes:", dict(outcomes))
+    seen = set(counts)
+    for count, lost in ((chosen.resumes, False), (chosen.lost, True)):
+        resumes = Resumes(folder, compiled, expected, lost=lost)
+        outcomes = _outcomes(resumes, count, chosen.seed, chosen.jobs)
+        print(f"{count} whole resumes, files {'lost' if lost else 'flipped'}:", dict(outcomes))
+        seen |= outcomes.keys()
     print(f"folders of what was not equal: {folder}")
-    return 0 if not (counts.keys() | outcomes.keys()) - {"equal", "named", "refused"} else 1
+    return 0 if not seen - {"equal", "named", "refused"} else 1
+
+
+def _outcomes(resumes: Resumes, count: int, seed: int, jobs: int) -> Counter[str]:
+    found = Counter[str]()
+    with ThreadPoolExecutor(jobs) as threads:
+        for line in threads.map(lambda number: resumes.outcome(number, seed), range(count)):
+            print(line, flush=True)
+            found[line.split()[0].rstrip(":")] += 1
+    return found
 
 
 if __name__ == "__main__":

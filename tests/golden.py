@@ -77,7 +77,10 @@ class Tree:
     folder: Path
     compiled: Path
 
-    def start(self, variant: str, workdir: Path, *overrides: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, variant: str, workdir: Path, *overrides: str, **more: str
+    ) -> subprocess.Popen[bytes]:
+        """Args: more: of the environment."""
         config = "hf_tiny" if variant == "hf_tiny" else "tiny"
         flags = [*_start(variant, workdir), *VARIANTS[variant], *overrides]
         command = [
@@ -87,14 +90,14 @@ class Tree:
             *(f"--config.{flag}" for flag in flags),
         ]
         path = os.pathsep.join([str(self.folder), str(self.folder / "kernels")])
-        environment = {**os.environ, "PYTHONPATH": path, MARK: str(workdir)}
+        environment = {**os.environ, "PYTHONPATH": path, MARK: str(workdir), **more}
         with open(f"{workdir}.log", "ab") as log:
             return subprocess.Popen(
                 command, cwd=self.folder, env=environment, stdout=log, stderr=log
             )
 
-    def run(self, variant: str, workdir: Path, *overrides: str) -> int:
-        return self.start(variant, workdir, *overrides).wait()
+    def run(self, variant: str, workdir: Path, *overrides: str, **more: str) -> int:
+        return self.start(variant, workdir, *overrides, **more).wait()
 
     def run_half(self, variant: str, workdir: Path, *overrides: str) -> None:
         """Kill the trainer after its second update."""

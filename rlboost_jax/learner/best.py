@@ -1,10 +1,10 @@
 """The checkpoint whose policy did best on held-out prompts, kept beside the newest ones.
 
 `<workdir>/best/<step>` is a second name (hard links) for the files of that checkpoint, which
-survives when the first one is deleted, and costs no space before.
+survives when the first one is deleted, and costs no space before. Where a file system has no such
+links it is a copy.
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Final
@@ -50,7 +50,7 @@ class BestCheckpoint:
         try:
             durable.make_folder(self._folder)
             shutil.rmtree(place, ignore_errors=True)  # of a run that went on from before it
-            shutil.copytree(self._checkpoints.place(step), place, copy_function=os.link)
+            shutil.copytree(self._checkpoints.place(step), place, copy_function=_link)
             durable.sync_tree(place)
             at_rest.write_sealed(self._folder / FILE, {"step": step, "accuracy": accuracy})
         except BaseException:  # whatever it was, the folder says which one is there
@@ -59,6 +59,10 @@ class BestCheckpoint:
         for other in self._folder.iterdir():
             if other.is_dir() and other != place:
                 shutil.rmtree(other)
+
+
+def _link(source: str, target: str) -> None:
+    durable.link(Path(source), Path(target))
 
 
 def best_step(workdir: Path) -> tuple[int, float] | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax import at_rest
+from rlboost_jax import at_rest, durable, exhaustion
 from rlboost_jax.durable import Damaged
 from rlboost_jax.learner import checkpoint_folders as folders
 from rlboost_jax.learner import leaf_digests, orbax_files
@@ -127,6 +127,8 @@ def _read(folder: Path, step: int, name: str, read: Callable[[Path], Any]) -> An
     try:
         tree = read(place / name)
     except Exception as error:  # Orbax's and tensorstore's, of many kinds
+        if exhaustion.number_of(error) not in (None, *durable.LOST):
+            raise  # this host cannot read anything now
         reason = " ".join(str(error).split())[:REASON_LETTERS]
         raise _broken(folder, step, reason) from error
     expected = (at_rest.described(place) or {}).get("leaves", {}).get(name, {})

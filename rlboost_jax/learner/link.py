@@ -37,6 +37,10 @@ class ManagerLost(RuntimeError):
     """The manager does not answer any more."""
 
 
+class OtherRelease(RuntimeError):
+    """The manager speaks otherwise than this trainer. It leaves as this trainer ends."""
+
+
 class ManagerRefused(Mistake, RuntimeError):
     """The manager holds what it was asked for to be impossible, and says why."""
 
@@ -264,7 +268,7 @@ class ManagerLink:
             sender = asyncio.create_task(self._drain(stream))
             try:
                 while (frame := await stream.receive()).type is aiohttp.WSMsgType.BINARY:
-                    self._take(messages.decode_to_trainer(frame.data))
+                    self._take(_decoded(frame.data))
                 self._trouble = f"it hung up: {frame.extra or frame.data or frame.type.name}"
             finally:
                 sender.cancel()
@@ -322,3 +326,14 @@ class ManagerLink:
                 f"of the {self._most_bytes:,} in a message; lower learner.prompts_per_step or "
                 "engine.max_prompt_tokens"
             )
+
+
+def _decoded(frame: bytes) -> messages.ToTrainer:
+    """Raises OtherRelease."""
+    try:
+        return messages.decode_to_trainer(frame)
+    except msgspec.ValidationError as error:
+        raise OtherRelease(
+            f"the manager is of another release ({error}); it is asked to leave, and the same "
+            "command goes on from its journal with one of this release"
+        ) from None

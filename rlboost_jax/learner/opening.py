@@ -148,7 +148,7 @@ class Opening:
                 self._path / "checkpoints",
                 keep=run.checkpoint.keep,
                 on_durable=lambda step: self._committed(step, link),
-                before=lambda: self._rows.written(),  # of steps that are not done again
+                before=lambda: self._rows.sync(),  # of steps that are not done again
             )
         )
         restored = restore(run, policy, critic, checkpoints, self._world, console.note)
@@ -250,9 +250,9 @@ class Opening:
         return trackers
 
     def _committed(self, step: int, link: ManagerLink) -> None:
-        """A checkpoint lasts. So shall what is told of the steps before it, before the manager
-        hears of that and forgets their tokens. In the thread that waits for checkpoints."""
-        self._rows.sync()
+        """A checkpoint lasts, and so do the rows of the steps before it. So shall their events,
+        before the manager hears of that and forgets their tokens. In the thread that waits for
+        checkpoints."""
         durable.sync(self._path / events.FILE)
         durable.sync_folder(self._path)
         if step:

@@ -67,6 +67,7 @@ from rlboost_jax.manager.service.run_files import (
     recorded,
     trainer_folder,
 )
+from rlboost_jax.manager.service.shortage import say_shortages
 from rlboost_jax.manager.service.tracing import StepTracer
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.observe.events import EventsWriter
@@ -77,8 +78,8 @@ from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_e
 from rlboost_jax.relay.start import speak_through_relay
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.fleet import FleetConfig
-from rlboost_jax.settings.for_servers import for_servers
-from rlboost_jax.settings.load import read_run_config, read_run_id, to_dict
+from rlboost_jax.settings.for_servers import sent_to_servers
+from rlboost_jax.settings.load import read_run_config, read_run_id
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.seal import prepare_seal
 
@@ -118,6 +119,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         OSError: the address cannot be listened on.
     """
     loop, dates = asyncio.get_running_loop(), Dates()
+    say_shortages(loop)
     with contextlib.ExitStack() as stack:
         events = stack.enter_context(EventsWriter(workdir))
 
@@ -170,7 +172,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             ),
             route_bytes=route_bytes,
             admit=gate.admit,
-            config=msgspec.json.encode(to_dict(for_servers(run))),
+            config=msgspec.json.encode(sent_to_servers(run)),
             snapshots=workdir / "snapshots",
             progress=lambda: f" ({journal.read_bytes:,} of {to_read:,} bytes)",
         )

@@ -5,7 +5,8 @@ here before it is sent to anybody. Entries say what became true, never what to d
 twice or only the first half of them does no harm: what is missing is generated again.
 
 A frame is its payload's length and CRC-32 (of length and payload), each 4 bytes little-endian,
-then the payload. A segment is a run of frames; it is read up to its first bad frame.
+then the payload. A segment is a run of frames; it is read up to its first bad frame. A device that
+has lost a part of it is one more way for a frame to be bad: all of it can be generated again.
 """
 
 import io
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rlboost_jax import durable
 from rlboost_jax.manager.accounts import Books
 from rlboost_jax.messages import BeginBatch, ExtendBatch, Manifest, WindowState
 from rlboost_jax.sequences.identities import Batch
@@ -196,11 +198,12 @@ class SegmentReader:
     Attributes:
         good_bytes: of the entries so far.
         damage: why it went no further; "" where every byte is accounted for.
+        is_lost: because the device has lost the rest.
     """
 
     def __init__(self, read: Callable[[int], bytes], size: int) -> None:
         self._read, self._size = read, size
-        self.good_bytes, self.damage = 0, ""
+        self.good_bytes, self.damage, self.is_lost = 0, "", False
 
     def __iter__(self) -> Iterator[Any]:
         while self.good_bytes < self._size:
@@ -213,6 +216,15 @@ class SegmentReader:
 
     def _frame(self, left: int) -> tuple[Any, int, str]:
         """(entry, bytes of its frame, ""), or (None, 0, what is wrong)."""
+        try:
+            return self._read_frame(left)
+        except OSError as error:
+            if not durable.is_lost(error):
+                raise
+            self.is_lost = True
+            return None, 0, f"it cannot be read ({error.strerror})"
+
+    def _read_frame(self, left: int) -> tuple[Any, int, str]:
         header = self._read(_HEADER.size)
         if len(header) < _HEADER.size:
             return None, 0, "a torn tail"

@@ -1,10 +1,12 @@
 """`events.jsonl`: one object per fleet event, appended as it happens."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
+from rlboost_jax import durable
 from rlboost_jax.closing import Closing
 from rlboost_jax.observe.lines import read_lines
 
@@ -17,7 +19,7 @@ class EventsWriter(Closing):
     def __init__(self, workdir: str | Path) -> None:
         path = Path(workdir) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        cut_off = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        cut_off = path.exists() and _is_cut_off(path)
         self._file: IO[str] = open(path, "a", buffering=1)  # noqa: SIM115  (open until `close`)
         if cut_off:  # a kill struck in the middle of a line; end it, so that ours is whole
             self._file.write("\n")
@@ -42,6 +44,19 @@ class EventsWriter(Closing):
 
     def close(self) -> None:
         self._file.close()
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether the last line has no end, or may have none."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            return file.read(1) not in (b"", b"\n")
+    except OSError as error:
+        if durable.is_lost(error):
+            return True
+        raise
 
 
 def read_events(workdir: str | Path) -> list[dict[str, Any]]:

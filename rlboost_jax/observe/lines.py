@@ -45,7 +45,9 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     passed over."""
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+    with durable.named(path):
+        text = path.read_text(encoding="utf-8", errors="replace")
+    for line in text.split("\n"):
         try:
             value = json.loads(line)
         except json.JSONDecodeError:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from rlboost_jax.rewards import contained
 
@@ -83,11 +83,11 @@ def run_contained(
         }
     ).encode()
     with (
-        tempfile.TemporaryFile() as head,
-        tempfile.TemporaryFile() as report,
-        tempfile.TemporaryFile() as source,
-        tempfile.TemporaryFile() as output,
-        tempfile.TemporaryFile() as trouble,
+        _file() as head,
+        _file() as report,
+        _file() as source,
+        _file() as output,
+        _file() as trouble,
     ):
         head.write(header)
         head.seek(0)
@@ -131,6 +131,14 @@ def run_contained(
     ending = token + "\n"
     completed = code == 0 and text.endswith(ending)
     return Ran(completed=completed, output=text.removesuffix(ending) if completed else text)
+
+
+def _file() -> IO[bytes]:
+    """In memory where the system has that: a full disk must not be taken for a program that fails
+    to print."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("rlboost-program"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _check_memory(memory_mb: int, most: int) -> None:

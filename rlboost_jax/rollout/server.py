@@ -138,7 +138,14 @@ async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
                 raise CannotServe("/config is not JSON; is this a rlboost-jax manager?") from None
     if not isinstance(values, dict):
         raise CannotServe("/config is not a configuration; is this a rlboost-jax manager?")
-    return run_config_from_dict(values)
+    try:
+        return run_config_from_dict(values)
+    except ConfigError as error:  # it was checked where it was written
+        reason = "; ".join(str(error).splitlines()[:2])
+        raise CannotServe(
+            f"the run's configuration is of another release ({reason}); install the release of the "
+            "manager here"
+        ) from None
 
 
 def prepared_engine(

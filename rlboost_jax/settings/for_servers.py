@@ -5,17 +5,53 @@ responses are judged (with the keys that a judge is asked with) and what anythin
 its business: those settings do not leave the manager.
 """
 
-from dataclasses import replace
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from typing import Any, Final
 
 from rlboost_jax.settings.data import DataConfig, TaskConfig
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
+from rlboost_jax.settings.load import to_dict
 from rlboost_jax.settings.manager import ManagerConfig
 from rlboost_jax.settings.observe import ObserveConfig, WandbConfig
 from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.sampling import EvaluationConfig
+from rlboost_jax.settings.setting import is_required
 from rlboost_jax.settings.warmup import WarmupConfig
 from rlboost_jax.settings.weights import CheckpointConfig
+
+# Sections of which nearly all is blank for servers. What is blank is not sent: a setting that came
+# with this release would keep servers of the one before away, who know nothing of it.
+_BLANK: Final = (
+    *("data", "rewards", "warmup", "evaluation", "checkpoint", "manager", "observe", "fleet"),
+)
+
+
+def sent_to_servers(run: RunConfig) -> dict[str, Any]:
+    """What the manager answers with; whatever is missing has its default."""
+    told = for_servers(run)
+    values = to_dict(told)
+    for section in _BLANK:
+        values[section] = _without_defaults(getattr(told, section), values[section])
+    return values
+
+
+def _without_defaults(record: Any, values: dict[str, Any]) -> dict[str, Any]:
+    kept = [
+        field
+        for field in fields(record)
+        if is_required(field) or getattr(record, field.name) != _default(field)
+    ]
+    return {
+        field.name: _without_defaults(value, values[field.name])
+        if is_dataclass(value := getattr(record, field.name))
+        else values[field.name]
+        for field in kept
+    }
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def for_servers(run: RunConfig) -> RunConfig:

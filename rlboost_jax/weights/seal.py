@@ -58,7 +58,10 @@ def prepare_seal(trainer: Path, others: Iterable[Path]) -> None:
     """A key for the trainer, made where there is none, and in all folders what checks it."""
     try:
         key = read_seal_key(trainer)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        gone = isinstance(error, FileNotFoundError) or durable.is_lost(error)
+        if isinstance(error, OSError) and not gone:
+            raise  # it may be sound
         key = Ed25519PrivateKey.generate()
         _replace(trainer / SEAL_KEY, key.private_bytes_raw().hex())
     for folder in (trainer, *others):

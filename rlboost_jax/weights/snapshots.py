@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from rlboost_jax import durable
 from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
 from rlboost_jax.models.params import Params
 from rlboost_jax.sequences.identities import Version
@@ -58,7 +59,7 @@ class SnapshotStore:
         self._base_files: tuple[FileEntry, ...] = ()
         self._folder.mkdir(parents=True, exist_ok=True)
         for leftover in self._folder.glob(f"*{PARTIAL}*"):
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover, ignore_errors=True)
         # By time of writing, not by number: a resumed run may write smaller numbers again.
         found = [path for path in self._folder.iterdir() if _version(path) is not None]
         found.sort(key=lambda path: path.stat().st_mtime_ns)
@@ -84,7 +85,7 @@ class SnapshotStore:
         for entry in self._base_files:
             own = beside(place) / entry.path
             own.parent.mkdir(parents=True, exist_ok=True)
-            own.hardlink_to(self._folder / BASE / entry.path)
+            durable.link(self._folder / BASE / entry.path, own)
         _put_in_place(place)
         self._written = [v for v in self._written if v != version] + [version]
         return Manifest(
@@ -130,7 +131,13 @@ def beside(place: Path) -> Path:
 
 
 def _put_in_place(place: Path) -> None:
-    shutil.rmtree(place, ignore_errors=True)
+    """What is there goes another way first: on a network file system a folder of files that are
+    still open somewhere cannot be emptied."""
+    if place.exists():
+        old = place.with_name(f"{place.name}{PARTIAL}-old")
+        shutil.rmtree(old, ignore_errors=True)
+        place.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
     beside(place).rename(place)
 
 

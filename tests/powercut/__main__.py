@@ -54,6 +54,7 @@ VARIANTS = {
     "lora": ("model.lora.rank=4", "algorithm.kl_coefficient=0.1"),
     "two_processes": ("learner.mesh=(1, 2, 1)",),
 }
+PROCESSES = {"two_processes": 2}  # of a trainer
 MARK = "RLBOOST_TEST_POWERCUT"  # in the environment of every process
 WITH_SERVERS = 8  # every such start has one
 SECONDS = 600  # for one start
@@ -75,11 +76,9 @@ def command(variant: str, workdir: Path, cache: Path) -> list[str]:
 def start(variant: str, workdir: Path, cache: Path, environment: dict[str, str]) -> str:
     """Run to the end with all its processes; returns "" or how it ended otherwise."""
     commands = [command(variant, workdir, cache)]
-    if variant == "two_processes":
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            place = f"--coordinator=127.0.0.1:{free.getsockname()[1]}"
-        one = [*commands[0], place, "--num_processes=2"]
-        commands = [[*one, f"--process_index={index}"] for index in range(2)]
+    if count := PROCESSES.get(variant):
+        one = [*commands[0], f"--coordinator={_free_address()}", f"--num_processes={count}"]
+        commands = [[*one, f"--process_index={index}"] for index in range(count)]
         environment = {**environment, "JAX_PLATFORMS": "cpu"}
     with open(f"{workdir.parent}.log", "a+") as log:
         processes = [
@@ -108,35 +107,58 @@ def record(variant: str, folder: Path, cache: Path) -> Recording:
 
 
 class Resumer:
-    """A process that goes on with one run after the other."""
+    """Processes of a trainer that go on with one run after the other."""
 
-    def __init__(self, variant: str, cache: Path, config: Path) -> None:
-        self._variant, self._cache, self._config = variant, cache, config
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self, variant: str, config: Path) -> None:
+        self._count, self._config = PROCESSES.get(variant, 1), config
+        self._processes: list[subprocess.Popen[str]] = []
 
     def __call__(self, workdir: Path, max_instances: int) -> str:
-        if self._variant == "two_processes":
-            return start(self._variant, workdir, self._cache, {})
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.powercut.resume"],
+        if not self._processes:
+            self._processes = self._started()
+        job = [str(workdir), str(self._config), max_instances]
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+        for process in self._processes:
+            assert process.stdout is not None
+            answer = process.stdout.readline()
+            if wrong := json.loads(answer) if answer else "its process ended":
+                self.close()  # the others may wait for it
+                return str(wrong)
+        return ""
+
+    def _started(self) -> list[subprocess.Popen[str]]:
+        worlds: list[list[str]] = [[]]
+        environment = dict(os.environ)
+        if self._count > 1:
+            place = _free_address()
+            worlds = [[place, str(self._count), str(index)] for index in range(self._count)]
+            environment |= {"JAX_PLATFORMS": "cpu"}
+        return [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.powercut.resume", *world],
                 cwd=ROOT,
+                env=environment,
                 text=True,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
-        assert self._process.stdin and self._process.stdout
-        job = [str(workdir), str(self._config), max_instances]
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        return json.loads(answer) if answer else "its process ended"
+            for world in worlds
+        ]
 
     def close(self) -> None:
-        if self._process is not None:
-            assert self._process.stdin
-            self._process.stdin.close()
-            self._process.wait()
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+        self._processes = []
+
+
+def _free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def rows(workdir: Path) -> list[str]:
@@ -225,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         recording = record(chosen.variant, folder / "recorded", cache)
         workdir = recording.root / WORKDIR
         calm = rows(workdir)
-        resume = Resumer(chosen.variant, cache, workdir / "config.json")
+        resume = Resumer(chosen.variant, workdir / "config.json")
         stack.callback(resume.close)
         history = _history(recording)
         since, failed, ranks, like = time.monotonic(), set[int](), dict[str, int](), Counter[str]()

@@ -1,5 +1,6 @@
 """A recorded run as a sequence of states of its disk, and what it had promised at each moment."""
 
+import contextlib
 import hashlib
 import json
 import random
@@ -187,10 +188,27 @@ def broken(cut: Cut) -> list[str]:
     for number, before in promise.checkpoints.items():
         if _at(tree, f"checkpoints/{number}") != before:
             wrong.append(f"checkpoint {number}, said to last, is not as it was")
+    wrong += _rows_before_checkpoints(tree, files.get("metrics.jsonl", b""))
     rows = files.get("metrics.jsonl", b"").decode(errors="replace").splitlines(keepends=True)
     if rows[: len(promise.rows)] != promise.rows:
         wrong.append(f"of {len(promise.rows)} rows some are lost")
     return wrong
+
+
+def _rows_before_checkpoints(tree: Tree, lines: bytes) -> list[str]:
+    """A start goes on from the newest checkpoint, said to last or not: no row before it can be
+    made again."""
+    saved = tree.get("checkpoints")
+    names = saved if isinstance(saved, dict) else {}
+    newest = max((int(name) for name in names if name.isdigit()), default=0)
+    found = set()
+    for line in lines.decode(errors="replace").split("\n"):
+        with contextlib.suppress(ValueError):
+            found.add(json.loads(line)["step"])
+    missing = sorted(set(range(newest)) - found)
+    return (
+        [f"checkpoint {newest} is there, and rows {missing} before it are not"] if missing else []
+    )
 
 
 def digest(tree: Tree) -> str:

@@ -303,9 +303,18 @@ def test_a_cut_that_loses_what_was_promised_is_noticed() -> None:
     ever = {"join/token": {b"t"}}
     assert broken(Cut(1, "all", good, promise, ever)) == []
     assert len(broken(Cut(1, "all", None, promise, ever))) == 1
-    for worse in (
-        {**good, "checkpoints": {"2": {"state": {"d": b""}}}},
-        {**good, "metrics.jsonl": rows[:20]},
+    for worse, count in (
+        ({**good, "checkpoints": {"2": {"state": {"d": b""}}}}, 1),
+        ({**good, "metrics.jsonl": rows[:20]}, 2),
     ):
-        assert len(broken(Cut(1, "all", worse, promise, ever))) == 1
+        assert len(broken(Cut(1, "all", worse, promise, ever))) == count
     assert len(broken(Cut(1, "all", {**good, "join": {"token": b""}}, promise, ever))) == 2
+
+
+def test_a_checkpoint_without_the_rows_before_it_is_noticed() -> None:
+    """A start goes on from it, though nobody had said yet that it lasts."""
+    tree: Tree = {"checkpoints": {"1": {}}, "metrics.jsonl": bytes(20)}
+    (line,) = broken(Cut(1, "zeros", tree, Promise(), {}))
+    assert "checkpoint 1" in line and "[0]" in line
+    tree["metrics.jsonl"] = b'{"step": 0}\n'
+    assert broken(Cut(1, "zeros", tree, Promise(), {})) == []

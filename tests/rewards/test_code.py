@@ -1,10 +1,12 @@
 """Programs of the policy: what they can and cannot do, and how they are judged."""
 
+import io
 import json
 import os
 import platform
 import re
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,12 @@ def ran(program, *, seconds=SECONDS, memory_mb=400, required=True, **options):
 def test_it_computes_reads_and_prints():
     done = ran("import math, sys\nprint(math.comb(5, 2), input(), sys.stdin.read())", stdin="a\nb")
     assert (done.completed, done.output) == (True, "10 a b\n")
+
+
+def test_a_full_disk_is_no_fault_of_the_program(monkeypatch):
+    """Temporary files would be on a disk where nothing can be written."""
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: io.FileIO("/dev/full", "r+"))
+    assert ran("print(input())", stdin="x" * 5000).output == "x" * 5000 + "\n"
 
 
 def test_threads_are_no_processes():

@@ -63,7 +63,7 @@ def test_a_wrong_token(fakes, join, capsys):
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (unknown_key, "lerner does not exist; did you mean learner?"),
+        (unknown_key, "of another release (config.lerner does not exist; did you mean learner?"),
         (lambda: web.Response(text="<html>"), "/config is not JSON"),
         (lambda: web.json_response([1]), "/config is not a configuration"),
         (lambda: web.Response(status=404), "HTTP 404"),

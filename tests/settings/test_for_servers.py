@@ -14,7 +14,7 @@ from configs import (
     qwen25_05b_gsm8k,
     tiny,
 )
-from rlboost_jax.settings.for_servers import for_servers
+from rlboost_jax.settings.for_servers import for_servers, sent_to_servers
 from rlboost_jax.settings.load import differences, run_config_from_dict, to_dict
 from rlboost_jax.settings.validate import check
 
@@ -41,6 +41,18 @@ def every_way(get_config: Callable[[], ConfigDict]) -> ConfigDict:
     config.fleet.orphan_seconds = 41.5
     config.fleet.notice_seconds = 12.5
     return config
+
+
+@pytest.mark.parametrize("module", FILES, ids=lambda module: module.__name__)
+def test_what_is_sent_is_that_and_names_no_setting_that_is_blank(module: object) -> None:
+    """A setting that came with this release keeps no server of the one before away."""
+    run = run_config_from_dict(every_way(module.get_config).to_dict())  # type: ignore[attr-defined]
+    sent = json.loads(json.dumps(sent_to_servers(run)))
+    assert run_config_from_dict(sent) == for_servers(run)
+    assert sent["manager"] == {} and sent["checkpoint"] == {}
+    assert sent["fleet"].keys() <= {
+        *("provider", "chaos", "orphan_seconds", "notices", "notice_signal", "notice_seconds"),
+    }
 
 
 @pytest.mark.parametrize("module", FILES, ids=lambda module: module.__name__)

@@ -147,6 +147,7 @@ class Run:
         overrides: `section.field=value`.
         options: other flags, as on the command line.
         environment: of its processes, besides ours.
+        beside: `<beside>.logs` and `<beside>.pace` in place of those of the workdir.
     """
 
     def __init__(
@@ -156,11 +157,13 @@ class Run:
         config: Path = TINY,
         options: tuple[str, ...] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
+        beside: Path | None = None,
     ):
         self.workdir = workdir
         self._environment = environment
-        self._logs = workdir.with_name(f"{workdir.name}.logs")
-        self._pace = workdir.with_name(f"{workdir.name}.pace")
+        place = beside or workdir
+        self._logs = place.with_name(f"{place.name}.logs")
+        self._pace = place.with_name(f"{place.name}.pace")
         faster = FAST if SPEED > 1 and config == TINY else ()
         self.command = [
             *(sys.executable, "-m", "rlboost_jax.main"),

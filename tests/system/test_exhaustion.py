@@ -1,69 +1,143 @@
-"""A disk that fills up under a run, by bytes or by files: the same command goes on once there is
-room, to the same bits."""
+"""A host that runs out of something under a run: nothing is lost, whoever ends says in a line what
+to do, and the same command goes on once there is enough, to the same bits."""
 
 import contextlib
 import os
 import shutil
-import subprocess
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.harness import PATIENT, SHORT, Run, prepared
+from tests.system.disks import BrokenDisk, can_mount, fill, small_disk
+from tests.system.harness import PATIENT, SHORT, Run, Standstill, prepared
+from tests.system.scarcity import SCARCE, Scarce, can_count_processes, without
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.soak,
-    pytest.mark.skipif(
-        sys.platform != "linux" or os.geteuid() != 0 or shutil.which("mount") is None,
-        reason="mounts small file systems",
-    ),
+    pytest.mark.skipif(sys.platform != "linux", reason="limits of living processes"),
 ]
+mounts = pytest.mark.skipif(not can_mount(), reason="mounts small file systems")
 
 BALLAST = 2**16  # bytes of a file that takes room
+SAID = {  # by a trainer that ends of it
+    "descriptors": ("ulimit -n",),
+    "processes": ("ulimit -u",),
+    # The stack of a thread, an array, or a program of the system's.
+    "memory": ("no memory is left", "no process or thread can be started"),
+}
+
+
+def of_trainer(run: Run) -> str:
+    """Ends with code 1; returns what it says last, which is one line."""
+    run.end()
+    assert run.process is not None and run.process.returncode == 1, run.process.errors[-4000:]
+    assert "Traceback" not in run.process.errors, run.process.errors[-4000:]
+    return run.process.errors.strip().splitlines()[-1]
+
+
+def goes_on(run: Run, calm: Run) -> None:
+    run.start().finish()
+    assert run.digests() == calm.digests()
+    run.assert_accounts_hold()
+
+
+def pids(run: Run, program: str) -> list[int]:
+    return [pid for pid, command in run.processes().items() if program in command]
+
+
+def no_traceback(run: Run) -> None:
+    for path in (run.workdir / "logs").glob("*.log"):
+        text = path.read_text(errors="replace")
+        assert "Traceback" not in text, f"{path.name}:\n{text[-2000:]}"
 
 
 @contextlib.contextmanager
-def small_disk(place: Path, **limits: str) -> Iterator[Path]:
-    place.mkdir()
-    options = ",".join(f"{name}={value}" for name, value in limits.items())
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
+def all_without(what: Scarce, victims: list[int]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for pid in victims:
+            stack.enter_context(without(what, pid))
+        yield
 
 
-def fill(place: Path, size: int) -> Path:
-    """Take all the room there is, in files of that size."""
-    ballast = place / "ballast"
-    ballast.mkdir()
-    with contextlib.suppress(OSError):
-        for number in range(10**6):
-            (ballast / str(number)).write_bytes(bytes(size))
-    return ballast
+def forker(run: Run, still: Standstill) -> list[int]:
+    return [pid for pid in pids(run, "rollout.zygote") if pid not in still.at_work.values()]
 
 
+@pytest.mark.parametrize("what", SCARCE)
+@pytest.mark.parametrize("component", ["manager", "forker", "servers", "trainer"])
+def test_a_process_that_has_no_more_costs_time_only(
+    short_and_calm: Run, tmp_path: Path, what: Scarce, component: str
+) -> None:
+    """From the middle of a step on it has what it uses then, to its end. Of the two that servers
+    need for their start, one is killed."""
+    if what == "processes" and not can_count_processes():
+        pytest.skip("makes a group that counts processes")
+    with (
+        prepared(tmp_path / "run", *SHORT, *PATIENT) as run,
+        contextlib.ExitStack() as stack,
+    ):
+        run.start()
+        with run.at_a_standstill(version=2) as still:
+            victims = {
+                "trainer": lambda: [run.process.pid],
+                "manager": lambda: pids(run, "rlboost_jax.manager --workdir"),
+                "forker": lambda: forker(run, still),
+                "servers": lambda: list(still.at_work.values()),
+            }[component]()
+            assert victims
+            stack.enter_context(all_without(what, victims))
+            if component in ("manager", "forker"):
+                os.kill(still.one[1], signal.SIGKILL)  # another is wanted
+        if component == "trainer":
+            line = of_trainer(run)
+            assert line.startswith("error: "), line
+            assert any(words in line for words in SAID[what]), line
+            stack.close()
+            run.start()
+        run.finish()
+        assert run.digests() == short_and_calm.digests()
+        run.assert_accounts_hold()
+        no_traceback(run)
+
+
+@mounts
 @pytest.mark.parametrize("what", ["bytes", "inodes"])
 def test_a_full_disk_costs_time_only(short_and_calm: Run, tmp_path: Path, what: str) -> None:
     limits = {"size": "24m"} if what == "bytes" else {"size": "24m", "nr_inodes": "2000"}
     with (
         small_disk(tmp_path / "disk", **limits) as disk,
-        prepared(disk / "run", *SHORT, *PATIENT) as run,
+        prepared(disk / "run", *SHORT, *PATIENT, beside=tmp_path / "run") as run,
     ):
-        run._logs = tmp_path / "logs"  # what a test reads is elsewhere
-        run._pace = tmp_path / "pace"
         run.start()
         with run.at_a_standstill(version=2):
             ballast = fill(disk, BALLAST if what == "bytes" else 0)
-        said = run.end()
-        assert run.process is not None and run.process.returncode == 1, said[-4000:]
-        # Libraries have more to say before: of writes that nobody waits for any more.
-        last = run.process.errors.strip().splitlines()[-1]
-        assert last.startswith("error: ") and "no space (or no inode) is left" in last, said[-4000:]
+        line = of_trainer(run)
+        assert line.startswith("error: ") and "no space (or no inode) is left" in line, line
+        no_traceback(run)
         shutil.rmtree(ballast)
-        run.start().finish()
-        assert run.digests() == short_and_calm.digests()
-        run.assert_accounts_hold()
+        goes_on(run, short_and_calm)
+
+
+@mounts
+def test_a_file_system_that_becomes_read_only_costs_time_only(
+    short_and_calm: Run, tmp_path: Path
+) -> None:
+    """As ext4 does on an error of its disk, with all files open. The host is then repaired as one
+    does: everything is ended, and the file system checked."""
+    with (
+        BrokenDisk(tmp_path, megabytes=96) as disk,
+        prepared(disk.place / "run", *SHORT, *PATIENT, beside=tmp_path / "run") as run,
+    ):
+        run.start()
+        with run.at_a_standstill(version=2):
+            disk.fail()
+        line = of_trainer(run)
+        assert line.startswith("error: ") and "can only be read" in line, line
+        no_traceback(run)
+        run.close()
+        disk.repair()
+        goes_on(run, short_and_calm)

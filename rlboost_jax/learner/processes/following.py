@@ -9,6 +9,7 @@ when process 0 does.
 
 import contextlib
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -209,8 +210,17 @@ def accept(world: World, workdir: Path, tell: Tell = tell_all) -> Leader:
     return leader
 
 
-def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
+def follow_training(
+    run: RunConfig,
+    path: str | Path,
+    world: World,
+    *,
+    make_programs: Callable[..., Any] = programs,
+) -> None:
     """The part of a process other than 0 in `run_training`, until that is over.
+
+    Args:
+        make_programs: a test gives another.
 
     Raises:
         LeaderLost: process 0 ended before that.
@@ -222,7 +232,7 @@ def follow_training(run: RunConfig, path: str | Path, world: World) -> None:
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
     kernels.check(run, mesh)
-    policy, critic = programs(run, mesh)
+    policy, critic = make_programs(run, mesh)
     path = Path(path)
     with (
         accept(world, path) as leader,

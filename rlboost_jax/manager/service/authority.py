@@ -193,12 +193,20 @@ def _serves(certified: _Certified, ca: _Certified, now: datetime.datetime) -> bo
 
 
 def _load(certificate: Path, key: Path) -> _Certified | None:
-    """None where the files are missing, damaged, or not of one another."""
+    """None where the files are missing, damaged, lost, or not of one another.
+
+    Raises:
+        OSError: they cannot be read now, and may be sound.
+    """
     try:
         private = serialization.load_pem_private_key(key.read_bytes(), password=None)
         public = x509.load_pem_x509_certificate(certificate.read_bytes())
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
+    except OSError as error:
+        if durable.is_lost(error):
+            return None
+        raise
     if not isinstance(private, ec.EllipticCurvePrivateKey):
         return None
     return _Certified(private, public) if public.public_key() == private.public_key() else None

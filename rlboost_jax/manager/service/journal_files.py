@@ -7,8 +7,9 @@ a sync: a segment is removed once the one that says anew what outlives a step (m
 window, versions) is on the device, and so is its name. That takes long and nobody waits for it.
 
 Outcomes of faults: an empty file is removed; a torn tail is cut off; behind a corrupt byte the rest
-of that file is left aside; a full disk ends the journal until the next step opens a file, and the
-run goes on.
+of that file is left aside; so is what the device cannot read (a latent sector error), and nothing
+more is written to that file; a full disk ends the journal until the next step opens a file, and
+the run goes on.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from rlboost_jax import durable
 from rlboost_jax.manager.journal import (
@@ -44,6 +45,10 @@ class OtherFormat(Mistake):
     """A journal that this release cannot read."""
 
 
+def _open_to_read(path: Path) -> IO[bytes]:
+    return open(path, "rb", buffering=_BUFFER_BYTES)
+
+
 class Journal:
     """A run's journal: reads the segments that there are, and writes the newest.
 
@@ -51,6 +56,7 @@ class Journal:
         folder: made where missing.
         run_id: a segment of another run is removed.
         write: as `os.write`.
+        opened: opens a segment for reading.
         sync: has what a file holds last.
         later: calls a function some time, one after the other; left out: at once.
 
@@ -65,14 +71,16 @@ class Journal:
         run_id: str,
         *,
         write: Callable[[int, memoryview], int] = os.write,
+        opened: Callable[[Path], IO[bytes]] = _open_to_read,
         sync: Callable[[Path], None] = durable.sync,
         later: Callable[[Callable[[], None]], object] = lambda job: job(),
     ) -> None:
         self._folder, self._run_id, self._to_disk = folder, run_id, write
-        self._sync, self._later = sync, later
+        self._sync, self._later, self._opened = sync, later, opened
         # Complete segments → the newest step begun by then: they may have tokens of any up to it,
         # and not of those that opened them alone where a trainer went back, or lost the others.
         self._steps: dict[Path, int] = {}
+        self._lost: list[Path] = []  # segments that cannot be read to their end
         self._path: Path | None = None  # of the segment being written
         self._file: int | None = None
         self._good = 0  # bytes of it that are whole frames
@@ -92,7 +100,7 @@ class Journal:
         """
         durable.make_folder(self._folder)
         for path in self._segments():
-            with _opened(path) as reader:
+            with self._reader(path) as reader:
                 first = next(iter(reader), None)
             if not isinstance(first, SegmentBegun):
                 continue  # damaged: said when it is read
@@ -121,11 +129,16 @@ class Journal:
         self.check()
         for path in self._segments():
             before, empty = self.read_bytes, True
-            with _opened(path) as reader:
+            with self._reader(path) as reader:
                 for entry in reader:
                     empty, self.read_bytes = False, before + reader.good_bytes
                     self._note([entry])
                     yield entry
+            self._number = int(path.name.split("-")[0])
+            if reader.is_lost:
+                self.damages.append(f"{path.name}: {reader.damage}")
+                self._lost.append(path)
+                continue
             if empty:  # a power cut took all of it, or it is another's
                 self.damages.append(f"{path.name}: {reader.damage or 'empty'}")
                 path.unlink()
@@ -133,10 +146,12 @@ class Journal:
             if reader.damage:
                 self.damages.append(f"{path.name}: {reader.damage}")
                 os.truncate(path, reader.good_bytes)
-            self._number = int(path.name.split("-")[0])
             self._steps[path] = self._step
-        if self._steps:
-            self._path = list(self._steps)[-1]
+        newest = next(reversed(self._steps), None)
+        # Nothing is appended to a segment before one of which a part is lost: it would be read
+        # before that, as if it were older.
+        if newest is not None and not any(path > newest for path in self._lost):
+            self._path = newest
             self._steps.pop(self._path)
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             self._good = self._path.stat().st_size
@@ -173,6 +188,20 @@ class Journal:
             self._abandon()
             return f"{error.strerror or error}; tokens from here on are not kept until a step opens"
         return ""
+
+    @contextlib.contextmanager
+    def _reader(self, path: Path) -> Iterator[SegmentReader]:
+        """Raises OSError where the file cannot be read now."""
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(self._opened(path))
+            except OSError as error:
+                if not durable.is_lost(error):
+                    raise
+                yield SegmentReader(_raising(error), 1)
+            else:
+                with durable.named(path):
+                    yield SegmentReader(file.read, os.fstat(file.fileno()).st_size)
 
     def _segments(self) -> list[Path]:
         """In the order in which they were begun."""
@@ -243,7 +272,10 @@ class Journal:
         for entry in entries:
             match entry:
                 case Forgotten(committed=committed):
-                    self._remove([p for p, step in self._steps.items() if step <= committed])
+                    old = [p for p, step in self._steps.items() if step <= committed]
+                    if self._path is not None:
+                        old, self._lost = [*self._lost, *old], []
+                    self._remove(old)
                 case RunOver():
                     self.close()
                     for path in self._segments():
@@ -258,7 +290,7 @@ class Journal:
         if not paths or newest is None:
             return
         for path in paths:
-            self._steps.pop(path)
+            self._steps.pop(path, None)
 
         def remove() -> None:
             try:
@@ -272,6 +304,13 @@ class Journal:
         self._later(remove)
 
 
+def _raising(error: OSError) -> Callable[[int], bytes]:
+    def read(size: int) -> bytes:
+        raise error
+
+    return read
+
+
 def _by_segment(entries: Sequence[Entry]) -> list[list[Entry]]:
     """Entries in runs that go to one segment: a `BatchOpened` begins one."""
     parts: list[list[Entry]] = []
@@ -280,9 +319,3 @@ def _by_segment(entries: Sequence[Entry]) -> list[list[Entry]]:
             parts.append([])
         parts[-1].append(entry)
     return parts
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[SegmentReader]:
-    with open(path, "rb", buffering=_BUFFER_BYTES) as file:
-        yield SegmentReader(file.read, os.fstat(file.fileno()).st_size)

@@ -21,7 +21,7 @@ import msgspec
 
 from rlboost_jax import durable, processes
 from rlboost_jax.credentials import TOKEN_FILE
-from rlboost_jax.own_places import open_private
+from rlboost_jax.own_places import NO_LOCKS, open_private
 from rlboost_jax.settings.errors import ConfigError
 
 ALREADY_MANAGED = 4  # exit code of a manager that finds another at work
@@ -125,17 +125,27 @@ def only_manager(workdir: Path) -> Iterator[None]:
             raise AlreadyManaged(
                 f"a manager works in {workdir} already; {workdir / 'manager.json'} says where"
             ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"{workdir / 'manager.lock'} cannot be locked: {error.strerror}; {NO_LOCKS}"
+            ) from None
         yield
 
 
 def _token(folder: Path) -> str:
-    """Only one manager comes here, and an empty or torn file lets nobody in: another is made."""
+    """Only one manager comes here, and an empty, torn or lost file lets nobody in: another is
+    made."""
     durable.make_folder(folder, mode=0o700)
     path = folder / TOKEN_FILE
-    with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+    try:
         token = path.read_text(encoding="ascii").strip()
         if token and token.isprintable():
             return token
+    except (FileNotFoundError, UnicodeDecodeError):
+        pass
+    except OSError as error:
+        if not durable.is_lost(error):
+            raise
     token = secrets.token_urlsafe(32)
     durable.write(path, token.encode(), mode=0o600)
     return token
