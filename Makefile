@@ -1,13 +1,13 @@
 # Everything from a bare machine with make and Python 3.11 or later:
 #
-#   make quickstart            train a small model while its servers are killed; about 5 minutes
+#   make quickstart            train a small model while its servers are killed
 #   make hf-tiny               the same from a tiny Hugging Face checkpoint, made here (Python 3.11)
 #   make test                  lint, types and all tests; PYTHON=python3.12 for another lane,
 #                              TESTS="--order=7 unit" for what `python -m tests --help` says
 #   make soak                  the long fault tests
 #   make h100                  what an H100's compiler makes of every program; no device needed
 #   make docs                  the site of docs/, in build/site; no network needed to read it
-#   make docs-commands         run every command of README and docs/; PAGES="docs/…" for some
+#   make docs-commands         run every command of README and docs/; PAGES="docs/…" for some of them
 #   make experiments           all notebooks of experiments/ anew; EXPERIMENTS="names" for some
 #   make lint                  lint and types only
 #   make lock                  make requirements.lock anew from the newest versions

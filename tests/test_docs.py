@@ -63,7 +63,7 @@ def test_files_links_and_settings_exist(page: str) -> None:
     saved = {block.saved_as for block in blocks_of(page)} if page in pages() else set()
     for name in set(PATHS.findall(text)) - saved:  # a reader's own
         assert any(f"/{file}".endswith(f"/{name}") for file in FILES), name
-    for link in LINKS.findall(text):
+    for link in LINKS.findall(FENCED.sub("", text)):
         assert (ROOT / page).parent.joinpath(link).exists(), link
     for setting in SETTINGS.findall(text):
         assert any(_known(setting, record) for record in (RunConfig, SimConfig)), setting
