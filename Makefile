@@ -52,6 +52,9 @@ h100: $(VENV)/h100/.installed
 # In an environment of its own: what makes a site has nothing to do with what it says.
 docs: $(VENV)-docs/.installed
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --strict
+	@! grep -rE '<(script|link|img)[^>]+(src|href)="?https?:' build/site --include='*.html' || \
+	  { echo "pages load something from elsewhere"; exit 1; }
+	@echo "open build/site/index.html; to search, $(VENV)/bin/python -m http.server -d build/site"
 
 docs-commands: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m tests.docs_commands $(PAGES)
