@@ -29,7 +29,7 @@ from tests.docs_blocks import ROOT
 
 FILE = ROOT / "docs" / "figures.json"
 PICTURE = ROOT / "docs" / "images" / "report.png"
-LAG = ROOT / "experiments" / "lag" / "results.json"
+LAG = ROOT / "experiments" / "lag"
 PICTURE_SIZE = "1000,935"
 FIRST_RUN, README = "docs/tutorials/first-run.md", "README.md"
 
@@ -48,6 +48,11 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "Lag 1 makes {lag.1.2} times the tokens per second of lag 0 with two instances of two "
         "H100,\n{lag.1.4} times with four, {lag.1.8} times with eight, {lag.1.16} times with "
         "sixteen.",
+    ),
+    (
+        "docs/how-to/lag.md",
+        "Lag 1 makes {lag.trace.1} times the tokens per second of lag 0, lag 2 {lag.trace.2} "
+        "times.",
     ),
     *(
         ("docs/how-to/presets.md", f"| `{name}.py` | {what} | {{plans.{name}}} |")
@@ -118,11 +123,14 @@ def plan_of(name: str, checkpoint: Mapping[str, Any]) -> str:
 
 
 def lag_gains() -> dict[str, dict[str, str]]:
-    """Tokens per second over those without a lag, by lag and instances: `experiments/lag`."""
-    return {
-        lag: {n: f"{each['throughput_ratio']['mean']:.2f}" for n, each in by_instances.items()}
-        for lag, by_instances in json.loads(LAG.read_text()).items()
-    }
+    """Tokens per second over those without a lag: `experiments/lag`, by lag and instances."""
+    fixed, trace = (json.loads((LAG / f"{name}.json").read_text()) for name in ("results", "trace"))
+    gains = {lag: {n: _gain(each) for n, each in fleets.items()} for lag, fleets in fixed.items()}
+    return {**gains, "trace": {lag: _gain(each) for lag, each in trace["lags"].items()}}
+
+
+def _gain(result: Mapping[str, Any]) -> str:
+    return f"{result['throughput_ratio']['mean']:.2f}"
 
 
 def of_quickstart(workdir: Path) -> dict[str, Any]:
