@@ -1,11 +1,13 @@
 # Everything from a bare machine with make and Python 3.11 or later:
 #
-#   make quickstart            train a small model while its servers are killed; about 5 minutes
+#   make quickstart            train a small model while its servers are killed
 #   make hf-tiny               the same from a tiny Hugging Face checkpoint, made here (Python 3.11)
 #   make test                  lint, types and all tests; PYTHON=python3.12 for another lane,
 #                              TESTS="--order=7 unit" for what `python -m tests --help` says
 #   make soak                  the long fault tests
 #   make h100                  what an H100's compiler makes of every program; no device needed
+#   make docs                  the site of docs/, in build/site; no network needed to read it
+#   make docs-commands         run every command of README and docs/; PAGES="docs/…" for some of them
 #   make experiments           all notebooks of experiments/ anew; EXPERIMENTS="names" for some
 #   make lint                  lint and types only
 #   make lock                  make requirements.lock anew from the newest versions
@@ -23,7 +25,7 @@ COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compil
 METADATA := pyproject.toml kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
-.PHONY: quickstart hf-tiny test soak h100 experiments lint lock clean
+.PHONY: quickstart hf-tiny test soak h100 docs docs-commands experiments lint lock clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m rlboost_jax.main --config=configs/quickstart.py --workdir=$(WORKDIR)
@@ -47,6 +49,16 @@ h100: $(VENV)/h100/.installed
 	$(VENV)/bin/python -m benchmarks.h100 --json=benchmarks/results/h100.json
 	$(VENV)/bin/python -m benchmarks.h100.derived
 
+# In an environment of its own: what makes a site has nothing to do with what it says.
+docs: $(VENV)-docs/.installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --strict
+	@! grep -rE '<(script|link|img)[^>]+(src|href)="?https?:' build/site --include='*.html' || \
+	  { echo "pages load something from elsewhere"; exit 1; }
+	@echo "open build/site/index.html; to search, $(VENV)/bin/python -m http.server -d build/site"
+
+docs-commands: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m tests.docs_commands $(PAGES)
+
 experiments: $(VENV)/.installed-notebooks
 	$(VENV)/bin/python -m experiments --jobs=2 $(EXPERIMENTS)
 
@@ -69,6 +81,12 @@ $(VENV)/.installed-dev: $(METADATA) | $(VENV)/bin/python
 $(VENV)/h100/.installed: benchmarks/h100/requirements.txt requirements.lock | $(VENV)/.installed
 	@echo "installing the compiler for H100s into $(@D) …"
 	@$(PIP) --no-deps --upgrade --target $(@D) -r $<
+	@touch $@
+
+$(VENV)-docs/.installed: docs/requirements.txt
+	@echo "installing what makes the site into $(@D) …"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -r $<
 	@touch $@
 
 $(VENV)/.installed-notebooks: $(METADATA) | $(VENV)/bin/python

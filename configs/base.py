@@ -1,7 +1,7 @@
 """Every setting of a run with its default. Other files in this folder change what they need.
 
-The settings stand in `rlboost_jax/settings/`, and docs/settings.md lists them. Any value can be set
-from the command line: `--config.learner.prompts_per_step=128`.
+The settings stand in `rlboost_jax/settings/`, and docs/reference/settings.md lists them.
+Any value can be set from the command line: `--config.learner.prompts_per_step=128`.
 """
 
 import dataclasses

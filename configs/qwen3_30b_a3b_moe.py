@@ -8,7 +8,7 @@ Memory:  a reserved GPU: learner 28.4 GiB (a sixteenth of parameters 113.7, grad
 Routes:  384 bytes of each token (48 layers, 8 experts) on the wire, in the manager's memory and in
          its journal: 0.4 GB for a step of 1,024 responses with 1,000 tokens, prompts included, and
          2 MB/s from a server that samples 5,000 tokens a second; none of it with
-         --config.algorithm.routing_replay=False. docs/models.md says what it is for.
+         --config.algorithm.routing_replay=False. docs/how-to/models.md says what it is for.
 Not run: no such fleet at hand; the layer is tested with tiny checkpoints of the family.
 """
 

@@ -4,7 +4,7 @@
 
 The manager that decides is production's own, in virtual time. Writes `summary.json`,
 `steps.jsonl` and `config.json` into the workdir. Any field can be set with
-`--config.section.field=value`; docs/simulator.md tells of the models.
+`--config.section.field=value`; docs/how-to/simulator.md tells of the models.
 """
 
 import functools

@@ -79,11 +79,15 @@ def test_a_model_from_scratch_becomes_a_qwen3(
     assert params_digest(read_checkpoint(run.model, tmp_path / "out")) == params_digest(params[1])
 
 
-def test_a_step_and_a_type_can_be_named(
-    run: RunConfig, finished: tuple[Path, list[Params]], tmp_path: Path
+def test_a_step_and_a_type_can_be_named_and_the_run_by_its_place_from_here(
+    run: RunConfig,
+    finished: tuple[Path, list[Params]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     workdir, params = finished
-    export.export(workdir, tmp_path / "out", step=0)
+    monkeypatch.chdir(workdir.parent)
+    export.export(workdir.name, tmp_path / "out", step=0)
     rounded = jax.tree.map(lambda leaf: leaf.astype("bfloat16").astype("float32"), params[0])
     assert params_digest(read_checkpoint(run.model, tmp_path / "out")) == params_digest(rounded)
     assert json.loads((tmp_path / "out/config.json").read_text())["torch_dtype"] == "bfloat16"

@@ -123,7 +123,7 @@ def check(folder: Path, step: int) -> None:
 
 def _read(folder: Path, step: int, name: str, read: Callable[[Path], Any]) -> Any:
     """What one part of a checkpoint holds: as it was in memory, where that was digested."""
-    place = folder / str(step)
+    place = folder.absolute() / str(step)  # Orbax takes no other
     try:
         tree = read(place / name)
     except Exception as error:  # Orbax's and tensorstore's, of many kinds

@@ -2,7 +2,7 @@
 
 Numbers that only some runs have (the parts of a reward, say) follow these, named `group/name`.
 
-    python -m rlboost_jax.observe.metrics > docs/metrics.md
+    python -m rlboost_jax.observe.metrics > docs/reference/metrics.md
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from rlboost_jax.observe.lines import Scalar, read_lines, scalar
 
 FILE: Final = "metrics.jsonl"
 
-# What each number is, in the order of a row. `docs/metrics.md` is made of it.
+# What each number is, in the order of a row. `docs/reference/metrics.md` is made of it.
 MEANINGS: Final = MappingProxyType(
     {
         "step": "number of the step, from 0",
@@ -52,7 +52,7 @@ MEANINGS: Final = MappingProxyType(
         "tokens_reserved": "of the generated, on reserved devices",
         "tokens_preemptible": "of the generated, on preemptible instances",
         "tokens_measured": "of evaluation, in none of the others",
-        "cost_dollars": "since the end of the step before: see docs/observability.md",
+        "cost_dollars": "since the end of the step before: see docs/how-to/observability.md",
         "tokens_per_dollar": "trained on",
         "cost_forecast_dollars": "of the whole run, were the rest like the last steps",
         "max_logprob_gap": "largest difference of a server's and the learner's log-probability of "
@@ -104,11 +104,11 @@ def read_metrics(workdir: str | Path) -> list[dict[str, Any]]:
 
 
 def document() -> str:
-    """docs/metrics.md."""
+    """docs/reference/metrics.md."""
     lines = "\n".join(f"| `{key}` | {meaning} |" for key, meaning in MEANINGS.items())
     return (
         "# Metrics\n\n"
-        "<!-- Made by `python -m rlboost_jax.observe.metrics > docs/metrics.md`. -->\n\n"
+        "<!-- Made by `python -m rlboost_jax.observe.metrics > docs/reference/metrics.md`. -->\n\n"
         "Every row of `metrics.jsonl` has these keys in this order; a number that a run does not\n"
         "have, or that is not finite, is null. Trackers get the same numbers, and `report.html`\n"
         "plots most of them.\n\n"

@@ -10,7 +10,7 @@ unique for good, and the server's `Hello` echoes it: that is how the manager kno
 is who was asked for. It is no secret; the run's token is what lets a server in.
 
 The manager decides how many instances there are, asks again after a refusal (with a pause that
-doubles) and never waits for an answer. docs/providers.md says how to write a provider, and
+doubles) and never waits for an answer. docs/how-to/providers.md says how to write a provider, and
 tests/providers/test_contract.py what it has to pass.
 """
 

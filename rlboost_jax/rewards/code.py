@@ -90,7 +90,9 @@ def cases(tests: Any) -> list[str | tuple[str, str]]:
         pairs = zip(tests["inputs"], tests["outputs"], strict=True)
         tests = [{"input": i, "output": o} for i, o in pairs]
     if not isinstance(tests, list) or not tests:
-        raise ValueError(f"tests are {str(tests)[:40]!r}; see docs/rewards.md for their forms")
+        raise ValueError(
+            f"tests are {str(tests)[:40]!r}; see docs/how-to/rewards.md for their forms"
+        )
     return [_case(test) for test in tests]
 
 
@@ -99,7 +101,7 @@ def _case(test: Any) -> str | tuple[str, str]:
         return test
     if isinstance(test, dict) and {"input", "output"} <= test.keys():
         return str(test["input"]), str(test["output"])
-    raise ValueError(f"a test is {str(test)[:40]!r}; see docs/rewards.md for their forms")
+    raise ValueError(f"a test is {str(test)[:40]!r}; see docs/how-to/rewards.md for their forms")
 
 
 def judged(

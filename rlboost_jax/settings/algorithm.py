@@ -43,7 +43,7 @@ class AlgorithmConfig:
 
     A name stands for the choices of a paper (`presets.py`); a field that the configuration leaves
     at None takes that paper's. `config.json` in the workdir has the result. Formulas:
-    docs/algorithms.md.
+    docs/reference/algorithms.md.
     """
 
     name: AlgorithmName = setting(
@@ -115,7 +115,7 @@ class AlgorithmConfig:
         "updates between the version that samples a batch and the one that trains on it",
         unit="versions",
         note="Batch b is sampled from version max(0, b - lag), so that generation goes on while "
-        "the learner trains; docs/lag.md.",
+        "the learner trains; docs/how-to/lag.md.",
         at_least=0,
         at_most=8,
     )

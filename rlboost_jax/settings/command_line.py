@@ -79,7 +79,7 @@ def _objection(name: str, fields: tuple[str, ...]) -> str:
     if renamed := successor(name):
         return f"does not exist; {renamed}"
     near = difflib.get_close_matches(name, fields, n=1)
-    hint = f"did you mean config.{near[0]}?" if near else "docs/settings.md has all there are"
+    hint = f"did you mean config.{near[0]}?" if near else "docs/reference/settings.md has all"
     return f"does not exist; {hint}"
 
 

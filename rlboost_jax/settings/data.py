@@ -29,7 +29,7 @@ class TaskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FilterConfig:
-    """Keeps the rows of which all that is given here is true; see docs/data.md."""
+    """Keeps the rows of which all that is given here is true; see docs/how-to/data.md."""
 
     column: str
     pattern: str = ""  # regular expression found somewhere in the text of the value
@@ -41,7 +41,7 @@ class FilterConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where prompts come from, with `task.name = "dataset"`; see docs/data.md."""
+    """Where prompts come from, with `task.name = "dataset"`; see docs/how-to/data.md."""
 
     preset: DataPreset = setting(
         "", "a well-known data set, which fills the fields that are left empty (data_presets.py)"

@@ -45,7 +45,7 @@ class EngineConfig:
         "auto",
         "implementation of rlboost_kernels",
         note='"auto": on a GPU the fastest that passes its check at the start '
-        "(docs/qualification.md).",
+        "(docs/explanation/qualification.md).",
     )
     kv_dtype: KvDtype = setting(
         "float32",

@@ -1,6 +1,6 @@
-"""Settings in words: one of them (`--explain=NAME`), all of them (`docs/settings.md`).
+"""Settings in words: one of them (`--explain=NAME`), all of them (`docs/reference/settings.md`).
 
-python -m rlboost_jax.settings.explain > docs/settings.md
+python -m rlboost_jax.settings.explain > docs/reference/settings.md
 """
 
 import difflib
@@ -34,7 +34,7 @@ def explain(name: str) -> str:
     found = [s for n, s in known.items() if n == name or n.startswith(f"{name}.")]
     if not found:
         near = difflib.get_close_matches(name, known, n=1)
-        nearest = f"did you mean {near[0]}?" if near else "docs/settings.md lists all"
+        nearest = f"did you mean {near[0]}?" if near else "docs/reference/settings.md lists all"
         hint = successor(name) or nearest
         raise ConfigError(f"no setting {name!r}; {hint}")
     return "\n\n".join("\n".join(_lines(setting)) for setting in found)
@@ -66,7 +66,7 @@ def values_of(setting: Setting) -> str:
 
 
 def document() -> str:
-    """docs/settings.md."""
+    """docs/reference/settings.md."""
     return "\n".join([HEADER, *_sections()]) + "\n"
 
 

@@ -25,9 +25,14 @@ class ChaosConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
-    """The preemptible instances; see docs/failure-modes.md and docs/policies.md."""
+    """The preemptible instances.
 
-    provider: Provider = setting("local", "who starts servers", note="docs/providers.md has them.")
+    See docs/reference/failure-modes.md and docs/explanation/policies.md.
+    """
+
+    provider: Provider = setting(
+        "local", "who starts servers", note="docs/how-to/providers.md has them."
+    )
     max_instances: int = setting(2, "preemptible instances that the provider may start", at_least=0)
     sizing: Sizing = setting(
         "fixed",

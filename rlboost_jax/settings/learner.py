@@ -15,7 +15,7 @@ LearnerExperts = Literal["auto", "xla", "blocks", "mosaic_gpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
-    """How updates are made; see docs/learner.md."""
+    """How updates are made; see docs/explanation/learner.md."""
 
     prompts_per_step: int = setting(
         24, "of an update; a multiple of micro_batch_prompts", unit="prompts", at_least=1
@@ -97,7 +97,7 @@ class LearnerConfig:
         note='"paged": log-probabilities as the engine\'s. "dense": all scores of a row at once. '
         '"chunked": block by block, for rows of any length. "triton", "cudnn": fused kernels for '
         'GPUs. "auto" chooses by the size of batches and rows; on a GPU it is the fastest that '
-        "passes its check at the start (docs/qualification.md).",
+        "passes its check at the start (docs/explanation/qualification.md).",
     )
     experts: LearnerExperts = setting(
         "auto",

@@ -12,7 +12,7 @@ Routing = Literal["pending", "speed"]
 
 @dataclass(frozen=True, kw_only=True)
 class ManagerConfig:
-    """Who may be silent for how long, and who gets which work; see docs/policies.md."""
+    """Who may be silent for how long, and who gets which work; see docs/explanation/policies.md."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for servers of other hosts")
     port: int = setting(0, "to listen on; 0: a free one", at_least=0, at_most=65535)

@@ -17,7 +17,7 @@ LORA_TARGETS: Final = (*ATTENTION_TARGETS, "gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters: with a rank above 0 they are all that is trained; see docs/lora.md.
+    """Low-rank adapters: with a rank above 0 they are all that is trained; see docs/how-to/lora.md.
 
     The model itself stays as it begins, in `model.dtype`, and servers fetch it once.
     """

@@ -21,7 +21,7 @@ class WandbConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ObserveConfig:
-    """What a run shows and keeps; see docs/observability.md."""
+    """What a run shows and keeps; see docs/how-to/observability.md."""
 
     live: bool = setting(True, "redraw a live view when standard output is a terminal")
     trackers: tuple[str, ...] = setting(

@@ -1,7 +1,7 @@
 """The algorithms that people cite, each as the choices of its paper.
 
 Every preset is read from the one that it varies. What a paper leaves open is ours to choose
-and said here. `docs/algorithms.md` has the formulas, and the tests of each.
+and said here. `docs/reference/algorithms.md` has the formulas, and the tests of each.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ Sandbox = Literal["required", "best_effort"]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """One term of a response's reward; see docs/rewards.md."""
+    """One term of a response's reward; see docs/how-to/rewards.md."""
 
     name: str  # built in (rlboost_jax/rewards/builtin.py), or "package.module:function"
     label: str = ""  # what records call it, and no other of the run; "" is its name
@@ -25,7 +25,7 @@ class RewardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardsConfig:
-    """How responses are judged, with `task.name = "dataset"`; see docs/rewards.md."""
+    """How responses are judged, with `task.name = "dataset"`; see docs/how-to/rewards.md."""
 
     functions: tuple[RewardConfig, ...] = setting(
         (),

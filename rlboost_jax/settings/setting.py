@@ -2,7 +2,7 @@
 
 The field says name, type, default, range, unit and meaning; a choice is a `Literal` type, or a key
 of a table. Made from it: the configuration that a run begins with (`configs/base.py`), checks of
-ranges (`ranges.py`), `docs/settings.md` and `--explain` (`explain.py`).
+ranges (`ranges.py`), `docs/reference/settings.md` and `--explain` (`explain.py`).
 """
 
 import dataclasses

@@ -71,7 +71,7 @@ class SimTrainerConfig:
     apply_seconds: float  # the optimizer's update
     begin_seconds: float  # from the end of a step until its successor asks for tokens
     switch_seconds: float  # from generating to training
-    lag: int  # versions between the one that samples a batch and the batch; see docs/lag.md
+    lag: int  # versions between the one that samples a batch and the batch; see docs/how-to/lag.md
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ def test_the_keys_are_stable() -> None:
 
 
 def test_the_page_of_metrics_is_made_of_their_meanings() -> None:
-    page = Path(__file__).parents[2] / "docs" / "metrics.md"
-    command = "python -m rlboost_jax.observe.metrics > docs/metrics.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+    command = "python -m rlboost_jax.observe.metrics > docs/reference/metrics.md"
     assert page.read_text() == document(), command
     assert all(f"| `{key}` | {meaning} |" in document() for key, meaning in MEANINGS.items())
 

@@ -450,5 +450,5 @@ def test_a_program_that_could_have_started_and_did_not_is_a_fault(happening):
 
 @pytest.mark.parametrize("tests", [[], 7, [7], {"inputs": []}, [{"input": "1"}]])
 def test_tests_in_no_known_form_are_a_fault(tests):
-    with pytest.raises(ValueError, match=r"docs/rewards.md"):
+    with pytest.raises(ValueError, match=r"docs/how-to/rewards.md"):
         code_module.cases(tests)

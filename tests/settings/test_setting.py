@@ -99,8 +99,8 @@ def test_choices_are_what_there_is() -> None:
 
 
 def test_the_page_of_settings_is_made_from_them() -> None:
-    page = (ROOT / "docs" / "settings.md").read_text()
-    assert page == document(), "python -m rlboost_jax.settings.explain > docs/settings.md"
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
+    assert page == document(), "python -m rlboost_jax.settings.explain > docs/reference/settings.md"
     assert all(f"**`{name}`**" in page for name in ALL)
 
 
