@@ -14,11 +14,11 @@ from rlboost_jax.manager.events import FromServer, Stalled
 from rlboost_jax.manager.policies.lines import FIRST_LOSSES, LEAST_VARIANCE, MEMORY, ODDS, Line
 from rlboost_jax.rollout.renewals import Renewals
 from rlboost_jax.settings.limits import FIRST_RENEWALS
-from tests.manager.desk import Desk
+from tests.manager.desk import RESERVED, Desk, trained
 from tests.manager.fakes import hello
 from tests.manager.fakes import settings as manager_settings
 
-A = 10
+A, B, C, D = range(10, 14)
 LEASE, RENEW, LONGEST = 1.5, 0.3, 60.0
 LOOK_SECONDS = 0.05  # between two looks of the manager at its clock
 LINE_SETTINGS = {
@@ -271,6 +271,51 @@ def test_a_line_that_is_another_than_it_was_is_an_event_and_in_the_status() -> N
         pytest.approx(0.3, abs=0.01),
         pytest.approx(1 / 7 / 2, rel=0.1),
     )
+
+
+def test_a_report_has_the_median_and_the_worst_line_and_a_step_names_the_worst() -> None:
+    """The trainer's own engine is behind none, and one that has just come is not known."""
+    desk = Desk(manager_settings(**LINE_SETTINGS))
+    desk.open_run()
+    desk.publish(0)
+    desk.begin(0, prompts=1)
+    trips = {A: 0.01, B: 0.2, C: 0.4, RESERVED: 5.0}
+    for stream in (A, B, C, D):
+        desk.join(stream, version=0)
+    for number in range(2 * FIRST_RENEWALS):
+        desk.now = 0.1 + number / 100
+        for stream, seconds in trips.items():
+            late = 1.0 * (stream == C and number % 8 == 4)
+            desk.server(stream, m.Renew(echo=desk.now, round_trip=seconds + late))
+    desk.server(D, m.Renew(echo=desk.now, round_trip=9.0))
+    desk.trainer(trained(0))
+    (report,) = desk.sent(m.BatchReport)
+    lines = {s: desk.manager.view.instances[s].lease.line for s in (A, B, C)}
+    assert report.line_round_trip_median == pytest.approx(0.2)
+    assert report.line_round_trip_worst == pytest.approx(0.4, rel=0.01)
+    assert report.line_losses_median == lines[B].losses
+    assert report.line_losses_worst == lines[C].losses > 0.03
+    roster = desk.manager.view.roster
+    leases = {s: roster.lease(desk.manager.view.instances[s]) for s in (A, B, C)}
+    assert report.lease_seconds_median == leases[B] < report.lease_seconds_worst == leases[C]
+    (event,) = desk.records("lines")
+    assert event.detail["known"] == 3
+    assert [one["instance"] for one in event.detail["worst"]] == [
+        "server-12", "server-11", "server-10",
+    ]  # fmt: skip
+    assert event.detail["worst"][0]["lease_seconds"] == pytest.approx(leases[C], abs=1e-3)
+
+
+def test_where_no_line_is_known_a_report_has_none() -> None:
+    desk = Desk(manager_settings(**LINE_SETTINGS))
+    desk.open_run()
+    desk.publish(0)
+    desk.begin(0, prompts=1)
+    desk.now = 1.0
+    desk.trainer(trained(0))
+    (report,) = desk.sent(m.BatchReport)
+    assert report.line_round_trip_worst is report.lease_seconds_median is None
+    assert desk.records("lines") == []
 
 
 def test_work_over_a_bad_line_may_be_as_late_as_the_line() -> None:
