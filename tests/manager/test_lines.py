@@ -255,6 +255,16 @@ def test_a_stall_of_the_manager_is_no_fault_of_the_line() -> None:
     assert answer.lease_seconds > LEASE
 
 
+def test_what_lay_here_before_a_server_was_let_in_is_no_fault_of_its_line() -> None:
+    """Its hello and its first renewal came while we stood still for 4 s."""
+    desk = joined()
+    assert renewed(desk, 10.05, 4.0).lease_seconds > 30.0, "nothing is known yet"
+    for number in range(2, 2 + 2 * FIRST_RENEWALS):
+        answer = renewed(desk, 10.0 + number / 20, 0.01)
+    line = desk.manager.view.instances[A].lease.line
+    assert line.deviation < 0.001 and answer.lease_seconds < 1.7
+
+
 def test_a_line_that_is_another_than_it_was_is_an_event_and_in_the_status() -> None:
     desk = joined()
     told = []
@@ -283,7 +293,7 @@ def test_a_report_has_the_median_and_the_worst_line_and_a_step_names_the_worst()
     for stream in (A, B, C, D):
         desk.join(stream, version=0)
     for number in range(2 * FIRST_RENEWALS):
-        desk.now = 0.1 + number / 100
+        desk.now = 10.0 + number / 100
         for stream, seconds in trips.items():
             late = 1.0 * (stream == C and number % 8 == 4)
             desk.server(stream, m.Renew(echo=desk.now, round_trip=seconds + late))

@@ -16,7 +16,7 @@ class Lease:
         line: between it and us.
     """
 
-    __slots__ = ("_forgiven_at", "_said", "echo_age", "heard_at", "hears_at", "line")
+    __slots__ = ("_forgiven", "_forgiven_at", "_said", "echo_age", "heard_at", "hears_at", "line")
 
     def __init__(self, now: float) -> None:
         self.heard_at = now
@@ -24,15 +24,21 @@ class Lease:
         self.echo_age = 0.0
         self.line = Line()
         self._said = 0.0
-        self._forgiven_at = -math.inf
+        self._forgiven_at = now  # what was said before lay here unread
+        self._forgiven = 0.0  # seconds up to then
 
     def heard(self, now: float) -> None:
         """A frame of it came in."""
         self.heard_at = now
 
     def echoed(self, stamp: float, now: float) -> None:
-        """It has heard an answer that was given at `stamp`. What cannot be one is passed over."""
+        """It has heard an answer that was given at `stamp`. What cannot be one is passed over.
+
+        No answer was given while we stood still, so an older one is younger by that.
+        """
         if 0 < stamp <= now:
+            if stamp < self._forgiven_at:
+                stamp = min(now, stamp + self._forgiven)
             known = self.hears_at if self.hears_at < math.inf else stamp
             self.hears_at = max(known, stamp)
             self.echo_age = now - self.hears_at
@@ -57,4 +63,4 @@ class Lease:
         self.heard_at = min(now, self.heard_at + seconds)
         if self.hears_at < math.inf:
             self.hears_at = min(now, self.hears_at + seconds)
-        self._forgiven_at = now
+        self._forgiven_at, self._forgiven = now, seconds
