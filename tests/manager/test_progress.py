@@ -209,8 +209,9 @@ def test_a_stall_before_the_first_echo_makes_no_server_deaf() -> None:
     desk.now = 10.0
     desk.join(A)
     desk(Stalled(5.0), at=15.1)
-    assert renew(desk, 15.1, echo=10.0) == [15.1]
-    assert renew(desk, 15.6, echo=15.1) == [15.6]
+    desk(Stalled(0.1), at=15.2)
+    assert renew(desk, 15.2, echo=10.0) == [15.2]
+    assert renew(desk, 15.6, echo=15.2) == [15.6]
 
 
 # Sick servers

@@ -1,9 +1,11 @@
 """When a server was last heard, when it last heard us, and what is known of the line to it."""
 
 import math
+from collections import deque
 
 from rlboost_jax.manager.policies.lines import Line
 
+REMEMBERED_STALLS = 8
 NEWS = 2.0  # times as long, or as short
 
 
@@ -16,7 +18,7 @@ class Lease:
         line: between it and us.
     """
 
-    __slots__ = ("_forgiven", "_forgiven_at", "_said", "echo_age", "heard_at", "hears_at", "line")
+    __slots__ = ("_forgiven_at", "_said", "_stalls", "echo_age", "heard_at", "hears_at", "line")
 
     def __init__(self, now: float) -> None:
         self.heard_at = now
@@ -25,7 +27,8 @@ class Lease:
         self.line = Line()
         self._said = 0.0
         self._forgiven_at = now  # what was said before lay here unread
-        self._forgiven = 0.0  # seconds up to then
+        # When we had stood still, and how long: those since its last echo.
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_STALLS)
 
     def heard(self, now: float) -> None:
         """A frame of it came in."""
@@ -37,8 +40,9 @@ class Lease:
         No answer was given while we stood still, so an older one is younger by that.
         """
         if 0 < stamp <= now:
-            if stamp < self._forgiven_at:
-                stamp = min(now, stamp + self._forgiven)
+            while self._stalls and self._stalls[0][0] <= stamp:
+                self._stalls.popleft()
+            stamp = min(now, stamp + sum(seconds for _, seconds in self._stalls))
             known = self.hears_at if self.hears_at < math.inf else stamp
             self.hears_at = max(known, stamp)
             self.echo_age = now - self.hears_at
@@ -63,4 +67,5 @@ class Lease:
         self.heard_at = min(now, self.heard_at + seconds)
         if self.hears_at < math.inf:
             self.hears_at = min(now, self.hears_at + seconds)
-        self._forgiven_at, self._forgiven = now, seconds
+        self._forgiven_at = now
+        self._stalls.append((now, seconds))
