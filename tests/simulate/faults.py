@@ -21,7 +21,7 @@ from rlboost_jax.settings.manager import Routing, Window
 from tests.computing import limited
 from tests.manager.fakes import ROUTING, settings
 from tests.simulate.disk import Disk, Platter
-from tests.simulate.invariants import check
+from tests.simulate.invariants import check, check_leases
 from tests.simulate.lines import line_of
 from tests.simulate.server import Server
 from tests.simulate.trainer import Trainer
@@ -185,7 +185,7 @@ class Run:
         if schedule.lines:
             others |= {f"manager__{name}": value for name, value in LINE_SECONDS.items()}
         chosen = settings_of(schedule.seeding, **others)
-        self.world = world = World(chosen, schedule.seed, check, disk)
+        self.world = world = World(chosen, schedule.seed, check, check_leases, disk)
         world.tamper = self._tamper
         world.lines = {f.target: f.amount for f in schedule.faults if _from_the_start(f)}
         Trainer(

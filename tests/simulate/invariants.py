@@ -60,7 +60,7 @@ def check(world: World) -> None:
         assert step.books.generated - step.books.lost == kept
     _index(world)
     _servers(world)
-    _leases(world)
+    check_leases(world)
     _nothing_idle(world)
     _versions(world)
 
@@ -146,7 +146,7 @@ def _servers(world: World) -> None:
         assert fleet.missing(max(len(lent), 1)) == max(0, min(limit - len(standing), free))
 
 
-def _leases(world: World) -> None:
+def check_leases(world: World) -> None:
     """A server is in the roster for as long as its lease goes from its last frame, no longer. Who
     was harmed by nothing is not lost for its line or for want of progress."""
     manager = world.manager
