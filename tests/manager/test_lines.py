@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from benchmarks.lines.tcp import Flow, Pipe, VirtualClock, Way
 from rlboost_jax import messages as m
-from rlboost_jax.manager.events import FromServer, Stalled
+from rlboost_jax.manager.events import FromServer, ServerGone, Stalled
 from rlboost_jax.manager.policies.lines import FIRST_LOSSES, LEAST_VARIANCE, MEMORY, ODDS, Line
 from rlboost_jax.rollout.renewals import Renewals
 from rlboost_jax.settings.limits import FIRST_RENEWALS
 from tests.manager.desk import RESERVED, Desk, trained
-from tests.manager.fakes import hello
+from tests.manager.fakes import hello, ready
 from tests.manager.fakes import settings as manager_settings
 
 A, B, C, D = range(10, 14)
@@ -263,6 +263,24 @@ def test_what_lay_here_before_a_server_was_let_in_is_no_fault_of_its_line() -> N
         answer = renewed(desk, 10.0 + number / 20, 0.01)
     line = desk.manager.view.instances[A].lease.line
     assert line.deviation < 0.001 and answer.lease_seconds < 1.7
+
+
+def test_a_trainers_own_engine_is_not_lost_on_a_busy_host() -> None:
+    """Its stream says when it ends; a device of it that hangs is known as soon as any other's."""
+    desk = Desk(manager_settings(**LINE_SETTINGS, manager__progress_seconds=3.0))
+    desk.open_run()
+    desk.publish(0)
+    desk.server(RESERVED, ready(0))
+    desk.begin(0, prompts=1)
+    for number in range(2 * FIRST_RENEWALS):
+        desk.now = 1.0 + number / 100
+        desk.server(RESERVED, m.Renew(echo=desk.now, round_trip=0.001))
+        assert not desk.records("line")
+    roster, instance = desk.manager.view.roster, desk.manager.view.instances[RESERVED]
+    assert roster.lease(instance) == LONGEST
+    assert roster.deadline(instance)[0] <= desk.now + 3.0 and instance.held
+    desk(ServerGone(RESERVED, "killed"), at=2.0)
+    assert RESERVED not in desk.manager.view.instances
 
 
 def test_a_line_that_is_another_than_it_was_is_an_event_and_in_the_status() -> None:
