@@ -1,4 +1,4 @@
-"""How long a thread has run or waited for a processor: by the kernel's count of its processor time."""
+"""How long a thread has run or waited for a processor, by the kernel's count."""
 
 import threading
 import time
