@@ -186,6 +186,11 @@ def test_the_pause_is_that_of_as_many_losses_in_a_row_as_the_odds_allow() -> Non
     assert pause / 2.2 < line.pause <= pause  # in between, the number of losses is no whole one
 
 
+def test_a_lease_outlives_two_renewals_the_way_and_the_pause() -> None:
+    line = known(3000, 0.3)
+    assert line.lease(0.0, math.inf, RENEW) == pytest.approx(2 * RENEW + 0.3 + line.pause)
+
+
 def test_several_late_ones_in_a_row_are_one_loss() -> None:
     once, run = known(100, 0.01), known(100, 0.01)
     once.took(2.0)
