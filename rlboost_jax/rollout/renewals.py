@@ -17,6 +17,7 @@ from rlboost_jax.settings.limits import FIRST_RENEWALS
 QUICKEST: Final = 1e-5  # seconds; 0 is no answer
 RECENT: Final = 64  # answers: the quickest of them is what the way takes at least
 FEW: Final = 8  # answers of which all may have been late by the hosts
+LATE_SECONDS: Final = 0.2  # beyond the quickest: no packet that was sent again comes sooner
 
 
 class Renewals:
@@ -24,7 +25,8 @@ class Renewals:
 
     While this thread, or the manager's, had other things to do or waited for a processor, nobody
     looked at what had come: that is not the line's. Most of it passed while frames were on their
-    way, though, so no answer counts as quicker than the quickest one lately was by the clock.
+    way, though, so no answer counts as quicker than the quickest one lately was by the clock, and
+    one that a loss or the hosts may have held up says nothing.
 
     Args:
         busy: seconds that this thread has run or waited for a processor.
@@ -57,7 +59,11 @@ class Renewals:
         self._manager_busy = busy
         self._recent.append(now - asked)
         least = min(self._recent) if len(self._recent) >= FEW else QUICKEST
-        self._longest = max(self._longest, now - asked - hosts, least, QUICKEST)
+        taken = max(now - asked - hosts, least, QUICKEST)
+        late = now - asked - least >= LATE_SECONDS
+        excused = late and taken - least < LATE_SECONDS
+        if not excused or len(self._recent) < FEW:
+            self._longest = max(self._longest, taken)
         self._answers += 1
         self._answered.set()
 

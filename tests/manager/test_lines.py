@@ -352,10 +352,15 @@ def test_where_no_line_is_known_a_report_has_none() -> None:
 
 
 def test_work_over_a_bad_line_may_be_as_late_as_the_line() -> None:
-    desk = joined(manager__progress_seconds=3.0)
+    """Tokens come over it, too: three seconds, and what its lease has beyond the least."""
+    desk = joined(manager__progress_seconds=3.0, deterministic=False, manager__seeding=False)
+    desk.publish(0)
+    desk.server(A, ready(0))
     roster, instance = desk.manager.view.roster, desk.manager.view.instances[A]
     for number in range(64):
         renewed(desk, 10.1 + RENEW * number, 0.3 + (number % 8 == 4) * 1.5)
     slack = roster.lease(instance) - LEASE
     assert slack > 3.0
+    desk.begin(0, prompts=1)
+    assert instance.held, "it is at work"
     assert roster.deadline(instance)[0] == desk.now + LEASE + slack

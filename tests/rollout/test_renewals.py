@@ -50,6 +50,19 @@ def test_a_busy_host_makes_no_line_shorter_than_it_is() -> None:
     assert renewals.take_longest() == pytest.approx(2.0 - 0.15)
 
 
+def test_what_may_have_been_lost_is_not_taken_for_punctual() -> None:
+    """0.7 s late on a host that waited for a processor for 0.6 s of it: nobody can say why."""
+    ours = iter([0.0] * (2 * FEW + 1) + [0.6])
+    renewals = Renewals(lambda: next(ours))
+    for number in range(FEW):
+        renewals.asked(1.0 * number)
+        renewals.answered(1.0 * number + 0.3)
+    assert renewals.take_longest() == pytest.approx(0.3)
+    renewals.asked(50.0)
+    renewals.answered(51.0)
+    assert renewals.take_longest() == 0.0
+
+
 def test_an_answer_takes_some_time_whatever_the_clocks_say() -> None:
     ours = iter([0.0, 5.0])
     renewals = Renewals(lambda: next(ours))

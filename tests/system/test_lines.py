@@ -65,6 +65,8 @@ def test_servers_behind_bad_lines_change_no_bit(short_and_calm, tmp_path, up, do
             run.let_go()
             run.finish()
     assert run.digests() == short_and_calm.digests()
-    assert not run.events("lost"), "they are honest, and the trainer's own engine has no line"
+    reasons = [event["detail"]["reason"] for event in run.events("lost")]
+    reasons = [reason for reason in reasons if reason != "stream closed"]  # the trainer ends first
+    assert not reasons, "they are honest, and the trainer's own engine has no line"
     assert sum(row["tokens_preemptible"] for row in run.metrics()) > 0
     run.assert_accounts_hold()
