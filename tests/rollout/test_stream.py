@@ -107,9 +107,8 @@ def test_a_renewal_says_how_long_an_answer_took_without_what_the_manager_was_bus
             async def measured(busy):
                 await stream.next_renew()
                 await stream.send(Renewed(stamp=1.0, busy=busy))
-                while not (said := await stream.next_renew()).round_trip:
-                    pass
-                return said.round_trip
+                said = [(await stream.next_renew()).round_trip for _ in range(3)]
+                return max(said)
 
             assert await measured(3.0) > QUICKEST
             assert await measured(1e6) == QUICKEST
