@@ -156,7 +156,7 @@ def check_leases(world: World) -> None:
     for stream, instance in manager.view.instances.items():
         lease = shortest if not world.measured else roster.lease(instance)
         assert heard[stream] > world.now - lease - ROUNDING, "a lease is over"
-        if world.measured and instance.lease.line.known:
+        if world.measured and instance.lease.line.known and not instance.reserved:
             server = world.owner(stream)
             good = server.line is None or server.line.good
             assert lease <= GOOD_LEASE or server.harmed or not good, "a good line's lease is long"
