@@ -481,6 +481,14 @@ class BatchReport(Message, frozen=True, kw_only=True):
     window: WindowState
     # Of these, in that pause; before the first turn the run's start.
     cost_between_dollars: float = 0.0
+    # Of the lines to preemptible instances at the end of its turn, seconds or a share of packets;
+    # None: none is known. A manager of an earlier release says nothing of them.
+    line_round_trip_median: float | None = None
+    line_round_trip_worst: float | None = None
+    line_losses_median: float | None = None
+    line_losses_worst: float | None = None
+    lease_seconds_median: float | None = None
+    lease_seconds_worst: float | None = None
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,6 +71,13 @@ MEANINGS: Final = MappingProxyType(
         "comparison within groups nothing; null with one response a prompt",
         "cost_between_dollars": "of `cost_dollars`, before the step's first request: the pause "
         "after the step before, or start and warm-up",
+        "line_round_trip_median": "over preemptible instances at the end of the step: seconds from "
+        "a renewal of a lease to its answer; null without an instance whose line is known",
+        "line_round_trip_worst": "of the farthest of them, seconds",
+        "line_losses_median": "share of packets that a line loses, as far as its round trips tell",
+        "line_losses_worst": "of the line that loses most",
+        "lease_seconds_median": "that a server may be silent for before it is given up",
+        "lease_seconds_worst": "the longest: work of a server that dies there waits that long",
     }
 )
 KEYS: Final = tuple(MEANINGS)
@@ -80,6 +87,8 @@ KEYS: Final = tuple(MEANINGS)
 REPORTED: Final = tuple(
     key for key in KEYS if key != "step" and key in BatchReport.__struct_fields__
 )
+# Of those, what a simulation knows nothing of: its servers have no lines.
+LINES: Final = tuple(key for key in REPORTED if key.startswith(("line_", "lease_")))
 
 
 def metrics_row(row: Mapping[str, Any]) -> dict[str, Scalar]:

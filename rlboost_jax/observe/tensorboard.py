@@ -41,7 +41,7 @@ GROUPS = {
     "tokens_per_dollar": "cost",
     "cost_forecast_dollars": "cost",
 }
-PREFIXES = ("response", "instances", "tokens")
+PREFIXES = ("response", "instances", "tokens", "line", "lease")
 
 
 class TensorBoardTracker:

@@ -15,13 +15,18 @@ from rlboost_jax.busy import busy_seconds
 from rlboost_jax.settings.limits import FIRST_RENEWALS
 
 QUICKEST: Final = 1e-5  # seconds; 0 is no answer
+RECENT: Final = 64  # answers: the quickest of them is what the way takes at least
+FEW: Final = 8  # answers of which all may have been late by the hosts
+LATE_SECONDS: Final = 0.2  # beyond the quickest: no packet that was sent again comes sooner
 
 
 class Renewals:
     """Of one stream. Answers come in the order of the questions.
 
     While this thread, or the manager's, had other things to do or waited for a processor, nobody
-    looked at what had come: that is not the line's.
+    looked at what had come: that is not the line's. Most of it passed while frames were on their
+    way, though, so no answer counts as quicker than the quickest one lately was by the clock, and
+    one that a loss or the hosts may have held up says nothing.
 
     Args:
         busy: seconds that this thread has run or waited for a processor.
@@ -32,6 +37,7 @@ class Renewals:
         self._asked: deque[tuple[float, float]] = deque()  # when, and how busy we were
         self._manager_busy = math.inf  # seconds, as it said last
         self._longest = 0.0
+        self._recent: deque[float] = deque(maxlen=RECENT)  # seconds by the clock
         self._answers = 0
         self._begun = False
         self._answered = asyncio.Event()
@@ -51,7 +57,13 @@ class Renewals:
         asked, ours = self._asked.popleft()
         hosts = self._busy() - ours + max(0.0, busy - self._manager_busy)
         self._manager_busy = busy
-        self._longest = max(self._longest, now - asked - hosts, QUICKEST)
+        self._recent.append(now - asked)
+        least = min(self._recent) if len(self._recent) >= FEW else QUICKEST
+        taken = max(now - asked - hosts, least, QUICKEST)
+        late = now - asked - least >= LATE_SECONDS
+        excused = late and taken - least < LATE_SECONDS
+        if not excused or len(self._recent) < FEW:
+            self._longest = max(self._longest, taken)
         self._answers += 1
         self._answered.set()
 

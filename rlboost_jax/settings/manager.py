@@ -39,7 +39,8 @@ class ManagerConfig:
         note="Each server's lease follows the round trips that were measured on its line and their "
         "losses: 1.5 s up to 0.1 s without any, 13 s at 0.3 s with 3 % lost, 60 s with 10 %. The "
         "shorter, the more honest servers of bad lines are lost. As much as lease_seconds: that is "
-        "the lease of all, whatever their lines are like.",
+        "the lease of all, whatever their lines are like. The trainer's own engines always have "
+        "it.",
         above=0,
         at_most=LONGEST_LEASE_SECONDS,
     )

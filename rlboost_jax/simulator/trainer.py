@@ -22,7 +22,7 @@ from rlboost_jax.learner.stream.step_stream import (
 )
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.manager.events import FromTrainer
-from rlboost_jax.observe.metrics import REPORTED
+from rlboost_jax.observe.metrics import LINES, REPORTED
 from rlboost_jax.sequences.identities import Batch, Version
 from rlboost_jax.simulator.rates import train_seconds
 from rlboost_jax.simulator.records import SimConfig
@@ -30,7 +30,7 @@ from rlboost_jax.simulator.server import STOP
 from rlboost_jax.simulator.surroundings import LearnerSurroundings
 
 STREAM = 1
-UNKNOWN = {"tokens_measured"}  # nothing is evaluated here
+UNKNOWN = {"tokens_measured", *LINES}  # nothing is evaluated here, no line measured
 ENDLESS = 2**31  # batches
 
 

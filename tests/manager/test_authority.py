@@ -175,3 +175,9 @@ def test_a_clock_that_is_set_right_after_a_start_changes_nothing(folders: Folder
     before = folders.prepare(now=NOW + 365 * DAY).contents()
     assert folders.prepare(now=NOW).contents() == before
     assert accepted_as_manager(folders.authority / "manager.pem", folders.ca(), NOW)
+
+
+def test_what_is_not_good_yet_is_made_anew(folders: Folders) -> None:
+    before = folders.prepare().contents()
+    after = folders.prepare(now=authority.VALID_FROM - DAY).contents()
+    assert not any(before[path] == after[path] for path in after)

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from rlboost_jax import messages as m
+from rlboost_jax.busy import busy_seconds
 from rlboost_jax.manager.events import (
     Shutdown,
 )
@@ -188,6 +189,19 @@ def test_a_malformed_frame_ends_its_stream_only(loopback: Open, run: Run, frame:
             (lost,) = [r for r in loop.records if r.kind == "lost"]
             assert lost.instance == "bad" and lost.detail["reason"].startswith("malformed")
             await good.close()
+
+    run(story())
+
+
+def test_a_renewal_is_answered_with_how_busy_the_manager_is(loopback: Open, run: Run) -> None:
+    async def story() -> None:
+        async with loopback() as loop:
+            stream, before = await join(loop, instance="good"), busy_seconds()
+            await stream.send_bytes(m.encode(m.Renew()))
+            answer = await read(stream, m.Renewed, m.decode_to_server)
+            assert before <= answer.busy <= busy_seconds()  # this very thread is its own
+            assert answer.busy > 0 or not before
+            await stream.close()
 
     run(story())
 

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from benchmarks.lines.tcp import Flow, Pipe, VirtualClock, Way
 from rlboost_jax import messages as m
-from rlboost_jax.manager.events import FromServer, Stalled
+from rlboost_jax.manager.events import FromServer, ServerGone, Stalled
 from rlboost_jax.manager.policies.lines import FIRST_LOSSES, LEAST_VARIANCE, MEMORY, ODDS, Line
 from rlboost_jax.rollout.renewals import Renewals
 from rlboost_jax.settings.limits import FIRST_RENEWALS
-from tests.manager.desk import Desk
-from tests.manager.fakes import hello
+from tests.manager.desk import RESERVED, Desk, trained
+from tests.manager.fakes import hello, ready
 from tests.manager.fakes import settings as manager_settings
 
-A = 10
+A, B, C, D = range(10, 14)
 LEASE, RENEW, LONGEST = 1.5, 0.3, 60.0
 LOOK_SECONDS = 0.05  # between two looks of the manager at its clock
 LINE_SETTINGS = {
@@ -186,6 +186,11 @@ def test_the_pause_is_that_of_as_many_losses_in_a_row_as_the_odds_allow() -> Non
     assert pause / 2.2 < line.pause <= pause  # in between, the number of losses is no whole one
 
 
+def test_a_lease_outlives_two_renewals_the_way_and_the_pause() -> None:
+    line = known(3000, 0.3)
+    assert line.lease(0.0, math.inf, RENEW) == pytest.approx(2 * RENEW + 0.3 + line.pause)
+
+
 def test_several_late_ones_in_a_row_are_one_loss() -> None:
     once, run = known(100, 0.01), known(100, 0.01)
     once.took(2.0)
@@ -255,6 +260,34 @@ def test_a_stall_of_the_manager_is_no_fault_of_the_line() -> None:
     assert answer.lease_seconds > LEASE
 
 
+def test_what_lay_here_before_a_server_was_let_in_is_no_fault_of_its_line() -> None:
+    """Its hello and its first renewal came while we stood still for 4 s."""
+    desk = joined()
+    assert renewed(desk, 10.05, 4.0).lease_seconds > 30.0, "nothing is known yet"
+    for number in range(2, 2 + 2 * FIRST_RENEWALS):
+        answer = renewed(desk, 10.0 + number / 20, 0.01)
+    line = desk.manager.view.instances[A].lease.line
+    assert line.deviation < 0.001 and answer.lease_seconds < 1.7
+
+
+def test_a_trainers_own_engine_is_not_lost_on_a_busy_host() -> None:
+    """Its stream says when it ends; a device of it that hangs is known as soon as any other's."""
+    desk = Desk(manager_settings(**LINE_SETTINGS, manager__progress_seconds=3.0))
+    desk.open_run()
+    desk.publish(0)
+    desk.server(RESERVED, ready(0))
+    desk.begin(0, prompts=1)
+    for number in range(2 * FIRST_RENEWALS):
+        desk.now = 1.0 + number / 100
+        desk.server(RESERVED, m.Renew(echo=desk.now, round_trip=0.001))
+        assert not desk.records("line")
+    roster, instance = desk.manager.view.roster, desk.manager.view.instances[RESERVED]
+    assert roster.lease(instance) == LONGEST
+    assert roster.deadline(instance)[0] <= desk.now + 3.0 and instance.held
+    desk(ServerGone(RESERVED, "killed"), at=2.0)
+    assert RESERVED not in desk.manager.view.instances
+
+
 def test_a_line_that_is_another_than_it_was_is_an_event_and_in_the_status() -> None:
     desk = joined()
     told = []
@@ -273,11 +306,61 @@ def test_a_line_that_is_another_than_it_was_is_an_event_and_in_the_status() -> N
     )
 
 
+def test_a_report_has_the_median_and_the_worst_line_and_a_step_names_the_worst() -> None:
+    """The trainer's own engine is behind none, and one that has just come is not known."""
+    desk = Desk(manager_settings(**LINE_SETTINGS))
+    desk.open_run()
+    desk.publish(0)
+    desk.begin(0, prompts=1)
+    trips = {A: 0.01, B: 0.2, C: 0.4, RESERVED: 5.0}
+    for stream in (A, B, C, D):
+        desk.join(stream, version=0)
+    for number in range(2 * FIRST_RENEWALS):
+        desk.now = 10.0 + number / 100
+        for stream, seconds in trips.items():
+            late = 1.0 * (stream == C and number % 8 == 4)
+            desk.server(stream, m.Renew(echo=desk.now, round_trip=seconds + late))
+    desk.server(D, m.Renew(echo=desk.now, round_trip=9.0))
+    desk.trainer(trained(0))
+    (report,) = desk.sent(m.BatchReport)
+    lines = {s: desk.manager.view.instances[s].lease.line for s in (A, B, C)}
+    assert report.line_round_trip_median == pytest.approx(0.2)
+    assert report.line_round_trip_worst == pytest.approx(0.4, rel=0.01)
+    assert report.line_losses_median == lines[B].losses
+    assert report.line_losses_worst == lines[C].losses > 0.03
+    roster = desk.manager.view.roster
+    leases = {s: roster.lease(desk.manager.view.instances[s]) for s in (A, B, C)}
+    assert report.lease_seconds_median == leases[B] < report.lease_seconds_worst == leases[C]
+    (event,) = desk.records("lines")
+    assert event.detail["known"] == 3
+    assert [one["instance"] for one in event.detail["worst"]] == [
+        "server-12", "server-11", "server-10",
+    ]  # fmt: skip
+    assert event.detail["worst"][0]["lease_seconds"] == pytest.approx(leases[C], abs=1e-3)
+
+
+def test_where_no_line_is_known_a_report_has_none() -> None:
+    desk = Desk(manager_settings(**LINE_SETTINGS))
+    desk.open_run()
+    desk.publish(0)
+    desk.begin(0, prompts=1)
+    desk.now = 1.0
+    desk.trainer(trained(0))
+    (report,) = desk.sent(m.BatchReport)
+    assert report.line_round_trip_worst is report.lease_seconds_median is None
+    assert desk.records("lines") == []
+
+
 def test_work_over_a_bad_line_may_be_as_late_as_the_line() -> None:
-    desk = joined(manager__progress_seconds=3.0)
+    """Tokens come over it, too: three seconds, and what its lease has beyond the least."""
+    desk = joined(manager__progress_seconds=3.0, deterministic=False, manager__seeding=False)
+    desk.publish(0)
+    desk.server(A, ready(0))
     roster, instance = desk.manager.view.roster, desk.manager.view.instances[A]
     for number in range(64):
         renewed(desk, 10.1 + RENEW * number, 0.3 + (number % 8 == 4) * 1.5)
     slack = roster.lease(instance) - LEASE
     assert slack > 3.0
+    desk.begin(0, prompts=1)
+    assert instance.held, "it is at work"
     assert roster.deadline(instance)[0] == desk.now + LEASE + slack

@@ -203,6 +203,17 @@ def test_renewals_that_piled_up_during_a_stall_are_not_deaf() -> None:
     assert renew(desk, 16.0, echo=15.5) == [16.0]
 
 
+def test_a_stall_before_the_first_echo_makes_no_server_deaf() -> None:
+    """Its first echo is of the welcome, and older than a lease by then; it was all there was."""
+    desk = Desk()
+    desk.now = 10.0
+    desk.join(A)
+    desk(Stalled(5.0), at=15.1)
+    desk(Stalled(0.1), at=15.2)
+    assert renew(desk, 15.2, echo=10.0) == [15.2]
+    assert renew(desk, 15.6, echo=15.2) == [15.6]
+
+
 # Sick servers
 
 

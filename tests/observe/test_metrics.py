@@ -19,7 +19,9 @@ requests_migrated, tokens_generated, tokens_delivered, tokens_lost, tokens_filte
 tokens_prefilled_again, tokens_reserved, tokens_preemptible, tokens_measured, cost_dollars,
 tokens_per_dollar, cost_forecast_dollars, max_logprob_gap, trajectories_digest, params_digest,
 corrected_fraction, value_loss, lag, ratio_mean, behaviour_kl, gradient_norm, learning_rate,
-truncated_fraction, uniform_groups_fraction, cost_between_dollars"""
+truncated_fraction, uniform_groups_fraction, cost_between_dollars, line_round_trip_median,
+line_round_trip_worst, line_losses_median, line_losses_worst, lease_seconds_median,
+lease_seconds_worst"""
 
 
 def test_the_keys_are_stable() -> None:

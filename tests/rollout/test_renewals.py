@@ -1,8 +1,11 @@
 """When leases are renewed, and what of an answer's time is the line's."""
 
 import asyncio
+import itertools
 
-from rlboost_jax.rollout.renewals import QUICKEST, Renewals
+import pytest
+
+from rlboost_jax.rollout.renewals import FEW, QUICKEST, Renewals
 from rlboost_jax.settings.limits import FIRST_RENEWALS
 
 
@@ -29,6 +32,35 @@ def test_what_busy_hosts_take_is_not_the_lines() -> None:
     renewals.asked(1.0)
     renewals.answered(2.0, busy=70.5)
     assert abs(renewals.take_longest() - 0.2) < 1e-9
+
+
+def test_a_busy_host_makes_no_line_shorter_than_it_is() -> None:
+    """A way of 0.3 s on a host that waits for a processor half of the time: what it waited while
+    frames were on their way does not come off; what an answer lay here does."""
+    busy = itertools.count(step=0.15)
+    renewals = Renewals(lambda: next(busy))
+    for number in range(FEW + 1):
+        late = 0.1 * (number % 2)
+        renewals.asked(1.0 * number)
+        renewals.answered(1.0 * number + 0.3 + late)
+        measured = renewals.take_longest()
+    assert measured == pytest.approx(0.3)
+    renewals.asked(100.0)
+    renewals.answered(102.0)  # lost once
+    assert renewals.take_longest() == pytest.approx(2.0 - 0.15)
+
+
+def test_what_may_have_been_lost_is_not_taken_for_punctual() -> None:
+    """0.7 s late on a host that waited for a processor for 0.6 s of it: nobody can say why."""
+    ours = iter([0.0] * (2 * FEW + 1) + [0.6])
+    renewals = Renewals(lambda: next(ours))
+    for number in range(FEW):
+        renewals.asked(1.0 * number)
+        renewals.answered(1.0 * number + 0.3)
+    assert renewals.take_longest() == pytest.approx(0.3)
+    renewals.asked(50.0)
+    renewals.answered(51.0)
+    assert renewals.take_longest() == 0.0
 
 
 def test_an_answer_takes_some_time_whatever_the_clocks_say() -> None:

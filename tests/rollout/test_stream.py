@@ -16,9 +16,11 @@ from rlboost_jax.messages import (
     Ready,
     Release,
     Released,
+    Renewed,
     TokenBatch,
     WeightsRejected,
 )
+from rlboost_jax.rollout.renewals import QUICKEST
 
 
 def test_pulls_says_ready_and_streams_what_it_samples(fakes):
@@ -93,6 +95,23 @@ def test_a_renewal_says_how_many_programs_were_compiled(fakes):
             stream = await fakes.ready(manager)
             first, second = [(await stream.next_renew()).programs_compiled for _ in range(2)]
             assert second == first + 1
+
+    asyncio.run(scenario())
+
+
+def test_a_renewal_says_how_long_an_answer_took_without_what_the_manager_was_busy(fakes):
+    async def scenario():
+        async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, _):
+            stream = await fakes.ready(manager)
+
+            async def measured(busy):
+                await stream.next_renew()
+                await stream.send(Renewed(stamp=1.0, busy=busy))
+                said = [(await stream.next_renew()).round_trip for _ in range(3)]
+                return max(said)
+
+            assert await measured(3.0) > QUICKEST
+            assert await measured(1e6) == QUICKEST
 
     asyncio.run(scenario())
 

@@ -21,7 +21,8 @@ from rlboost_jax.settings.manager import Routing, Window
 from tests.computing import limited
 from tests.manager.fakes import ROUTING, settings
 from tests.simulate.disk import Disk, Platter
-from tests.simulate.invariants import check
+from tests.simulate.invariants import check, check_leases
+from tests.simulate.lines import line_of
 from tests.simulate.server import Server
 from tests.simulate.trainer import Trainer
 from tests.simulate.world import World
@@ -35,6 +36,8 @@ CPU_SECONDS = 20.0  # for a schedule, which takes 0.01 s
 NEIGHBOURS = 3  # dispatches of another version, of a schedule with a lag
 GIVEN_TOKENS = 4  # that a slot has room for, of a schedule with turns
 POWER_CUTS = 2  # of a schedule with any
+LINES_SHARE, LINES, WORSE = 0.1, 8, 2  # schedules with lines; lines of one; that become others
+LINE_SECONDS = {"lease_seconds": 1.5, "longest_lease_seconds": 8.0, "renew_seconds": 0.3}
 DISMISSALS = 4  # instances dismissed, of a schedule with policies other than the paper's
 
 
@@ -62,6 +65,7 @@ class Schedule:
     faults: tuple[Fault, ...]
     lag: int = 0
     turns: int = 1  # that a response may have; after each but the last it is parked
+    lines: bool = False  # leases follow lines, which faults at 0.0 s give to servers by number
 
     @property
     def num_batches(self) -> int:
@@ -109,7 +113,27 @@ def schedule_of(seed: int) -> Schedule:
             for _ in range(NEIGHBOURS)
         ]
     turns = random.Random(f"turns {seed}").choice((1, 1, 1, 3))
-    return Schedule(seed, seeding, extends, servers, machines, tuple(faults), lag, turns)
+    lines = _lines(seed)
+    faults += lines
+    return Schedule(
+        seed, seeding, extends, servers, machines, tuple(faults), lag, turns, bool(lines)
+    )
+
+
+def _lines(seed: int) -> list[Fault]:
+    """Of one schedule in ten: most servers have a line from the start, and some get another."""
+    apart = random.Random(f"lines {seed}")
+    if apart.random() >= LINES_SHARE:
+        return []
+    faults = [
+        Fault(0.0, "line", number, round(apart.random(), 3))
+        for number in range(LINES)
+        if apart.random() < 0.8
+    ]
+    for _ in range(WORSE):
+        moment, amount = round(apart.uniform(0.2, FAULTS_END), 3), round(apart.random(), 3)
+        faults.append(Fault(moment, "line", apart.randrange(8), amount))
+    return faults
 
 
 def policies(seed: int, num_batches: int) -> dict[str, Any]:
@@ -158,9 +182,12 @@ class Run:
         others = {**policies(schedule.seed, schedule.num_batches), "lag": schedule.lag}
         if schedule.turns > 1:
             others["slot_tokens"] = settings_of(schedule.seeding).slot_tokens + GIVEN_TOKENS
+        if schedule.lines:
+            others |= {f"manager__{name}": value for name, value in LINE_SECONDS.items()}
         chosen = settings_of(schedule.seeding, **others)
-        self.world = world = World(chosen, schedule.seed, check, disk)
+        self.world = world = World(chosen, schedule.seed, check, check_leases, disk)
         world.tamper = self._tamper
+        world.lines = {f.target: f.amount for f in schedule.faults if _from_the_start(f)}
         Trainer(
             world,
             schedule.num_batches,
@@ -176,7 +203,8 @@ class Run:
         for _ in range(schedule.servers):
             Server(world).connect()
         for fault in schedule.faults:
-            world.later(fault.at, self._doing(fault))
+            if not _from_the_start(fault):
+                world.later(fault.at, self._doing(fault))
         if calm_at is not None:
             world.later(calm_at, self.calm)
 
@@ -215,7 +243,11 @@ class Run:
 
     def _server(self, fault: Fault) -> Server | None:
         living = self._servers()
-        return living[fault.target % len(living)] if living else None
+        if not living:
+            return None
+        server = living[fault.target % len(living)]
+        server.harmed = True
+        return server
 
     # Faults: each returns whether it came about
 
@@ -281,6 +313,14 @@ class Run:
         until = self.world.now + 4.0 * fault.amount
         for up in ((True,), (False,), (True, False))[fault.target % 3]:
             self.world.hold_up(server.stream, until, up=up)
+        return True
+
+    def line(self, fault: Fault) -> bool:
+        """Its line becomes another: what was known of it no longer holds."""
+        server = self._server(fault) if self.world.measured else None
+        if server is None:
+            return False
+        server.line = line_of(fault.amount, self.schedule.seed, fault.target + LINES)
         return True
 
     def join(self, fault: Fault) -> bool:
@@ -430,6 +470,7 @@ class Run:
         if what == "break" and not isinstance(message, m.TokenBatch):
             return ((0.0, event),)
         amount = self._next.pop(what)
+        server.harmed = True
         match what, message:
             case "twice", m.Ready():  # the last word on versions counts, and streams keep order
                 return (0.0, event), (0.0, event)
@@ -477,7 +518,12 @@ KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "withdraw": (Run.withdraw, 0),
     "neighbour": (Run.neighbour, 0),
     "power": (Run.power, 0),
+    "line": (Run.line, 0),
 }
+
+
+def _from_the_start(fault: Fault) -> bool:
+    return fault.kind == "line" and fault.at == 0.0
 
 
 def run(schedule: Schedule) -> Run:

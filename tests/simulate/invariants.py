@@ -6,6 +6,7 @@ from rlboost_jax.manager.state.instances import Instance
 from tests.simulate.world import World
 
 ROUNDING = 1e-8
+GOOD_LEASE = 2.0  # seconds, of good lines: see `lines.GOOD_SECONDS`
 
 
 def check(world: World) -> None:
@@ -59,7 +60,7 @@ def check(world: World) -> None:
         assert step.books.generated - step.books.lost == kept
     _index(world)
     _servers(world)
-    _leases(world)
+    check_leases(world)
     _nothing_idle(world)
     _versions(world)
 
@@ -145,24 +146,36 @@ def _servers(world: World) -> None:
         assert fleet.missing(max(len(lent), 1)) == max(0, min(limit - len(standing), free))
 
 
-def _leases(world: World) -> None:
-    """A server is in the roster for as long as its lease goes from its last frame, no longer."""
+def check_leases(world: World) -> None:
+    """A server is in the roster for as long as its lease goes from its last frame, no longer. Who
+    was harmed by nothing is not lost for its line or for want of progress."""
     manager = world.manager
     assert manager is not None
-    lease = world.settings.manager.lease_seconds
-    heard, least = world.heard, world.now - lease - ROUNDING
-    for stream in manager.view.instances:
-        assert heard[stream] > least, "a lease is over"
+    heard, roster = world.heard, manager.view.roster
+    shortest = world.settings.manager.lease_seconds
+    for stream, instance in manager.view.instances.items():
+        lease = shortest if not world.measured else roster.lease(instance)
+        assert heard[stream] > world.now - lease - ROUNDING, "a lease is over"
+        if world.measured and instance.lease.line.known and not instance.reserved:
+            server = world.owner(stream)
+            good = server.line is None or server.line.good
+            assert lease <= GOOD_LEASE or server.harmed or not good, "a good line's lease is long"
     for record in world.records[world.checked :]:
         if record.kind == "quarantined":
             liars = [s for s in world.servers if s.ever_lied]
             named = world.named.get(record.instance)
             assert named is None or any(named in s.streams for s in liars), "it had never lied"
-        if record.detail.get("reason", "").startswith("silent for"):
-            silent = world.now - heard[world.named[record.instance]]
-            assert silent >= lease - ROUNDING, "lost within its lease"
+        reason = record.detail.get("reason", "")
+        if reason.startswith(("silent for", "deaf for", "no progress", "gave nothing back")):
+            stream = world.named[record.instance]
+            assert world.owner(stream).harmed, f"an honest server was lost: {reason}"
+            if reason.startswith("silent for"):
+                lease = world.leases.get(record.instance, shortest)
+                assert world.now - heard[stream] >= lease - ROUNDING, "lost within its lease"
     world.checked = len(world.records)
-    world.named = {instance.name: instance.stream for instance in manager.view.roster}
+    world.named = {instance.name: instance.stream for instance in roster}
+    if world.measured:
+        world.leases = {instance.name: roster.lease(instance) for instance in roster}
 
 
 def _nothing_idle(world: World) -> None:

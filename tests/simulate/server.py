@@ -11,7 +11,9 @@ from typing import Any
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromServer, ServerGone
 from rlboost_jax.providers.base import Exited
+from rlboost_jax.rollout.renewals import Renewals
 from rlboost_jax.sequences.sequence import runs_after_prompt
+from rlboost_jax.settings.limits import FIRST_RENEWALS
 from tests.manager.fakes import (
     MAX_TOKENS,
     VOCAB,
@@ -24,6 +26,7 @@ from tests.manager.fakes import (
     response,
     token,
 )
+from tests.simulate.lines import line_of
 
 REDIAL_SECONDS = 0.1
 
@@ -100,6 +103,10 @@ class Server:
         self.granted = False  # the provider has said so
         self.frozen = False
         self.wedged = False  # renews its lease and does nothing else
+        self.harmed = False  # by a fault of its own: it may be lost for silence or idleness
+        amount = world.lines.get(len(world.servers)) if not reserved else None
+        self.line = None if amount is None else line_of(amount, world.seed, len(world.servers))
+        self._turn = 0  # of its renewals
         self.stays = False  # even when asked to leave
         self.lying = self.ever_lied = False
         self.streams: list[int] = []  # all that it has had
@@ -132,6 +139,7 @@ class Server:
         self._sequence = 0
         self._pull = 0
         self._pulling: m.Manifest | None = None
+        self._renewals, self._answers = Renewals(lambda: 0.0), 0
         name, reserved = self.name, self.reserved
         slot_tokens = self.world.settings.slot_tokens
         self.say(
@@ -215,8 +223,12 @@ class Server:
                 self._fetch(self.stream, chosen, self._pull)
             case m.Prefetch(manifest=likely):
                 self._ahead = likely
-            case m.Welcome(stamp=stamp) | m.Renewed(stamp=stamp):
+            case m.Welcome(stamp=stamp):
                 self._echo = stamp
+            case m.Renewed(stamp=stamp):
+                self._echo = stamp
+                if self.world.measured:
+                    self._answered()
             case m.Leave() if not (self.reserved or self.stays):
                 self.say(m.Goodbye(reason="asked to"))
                 self.kill("asked to leave")
@@ -281,7 +293,9 @@ class Server:
             self._say_ready()
 
         near = self.reserved or chosen == self._ahead  # nothing comes over a line
-        self.world.later(0.02 if near else self.world.random.uniform(0.05, 0.3), done)
+        over_line = 0.0 if near or self.line is None else self.line.fetch_seconds()
+        seconds = 0.02 if near else self.world.random.uniform(0.05, 0.3)
+        self.world.later(seconds + over_line, done)
 
     def _load(self, version: int, digest: str) -> None:
         """Give back what is held and swap the weights; the engine is idle."""
@@ -294,11 +308,30 @@ class Server:
 
     # What it does
 
-    def _renew(self, stream: int) -> None:
+    def _renew(self, stream: int, turn: int = 0) -> None:
+        """
+        Args:
+            turn: of a renewal that is void once another has been said; 0: none.
+        """
         if not self.alive or self.frozen or stream != self.stream or self._gone:
             return
-        self.say(m.Renew(echo=self._echo))
-        self.world.later(self.world.settings.manager.renew_seconds, lambda: self._renew(stream))
+        if turn and turn != self._turn:
+            return
+        trip = 0.0
+        if self.world.measured:
+            trip = self._renewals.take_longest()
+            self._renewals.asked(self.world.now)
+            self._turn += 1
+        self.say(m.Renew(echo=self._echo, round_trip=trip))
+        seconds, turn = self.world.settings.manager.renew_seconds, self._turn
+        self.world.later(seconds, lambda: self._renew(stream, turn))
+
+    def _answered(self) -> None:
+        """As in `rlboost_jax.rollout.renewals`, the first follow each other at once."""
+        self._renewals.answered(self.world.now)
+        self._answers += 1
+        if self._answers < FIRST_RENEWALS:
+            self._renew(self.stream)
 
     def _running(self) -> list[tuple[int, Held]]:
         return list(itertools.islice(self.held.items(), self.slots))

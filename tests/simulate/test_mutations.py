@@ -9,12 +9,14 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.manager import journal, outbox
 from rlboost_jax.manager.journal import Answered, BatchOpened, BatchResumed, Collected
+from rlboost_jax.manager.policies.lines import Line
 from rlboost_jax.manager.reducer import directions
 from rlboost_jax.manager.reducer.directions import Directions
 from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.service import journal_files
 from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.lease import Lease
 from rlboost_jax.manager.state.ledger import Ledger
 from rlboost_jax.manager.state.parameters import Parameters
 from rlboost_jax.manager.state.roster import Roster
@@ -147,6 +149,27 @@ def answer_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "restore", restore)
 
 
+def one_lease_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However bad its line is, a server is given up as soon as on the best."""
+    monkeypatch.setattr(Line, "lease", lambda self, least, longest, renew: least)
+
+
+def pessimism(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line is taken for one that loses a tenth, whatever it shows."""
+    monkeypatch.setattr(Line, "losses", 0.1)
+
+
+def old_echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a server has heard last is too old because nobody was there to say anything newer."""
+    real = Lease.forgive
+
+    def forgive(self: Lease, seconds: float, now: float) -> None:
+        real(self, seconds, now)
+        self._stalls.clear()
+
+    monkeypatch.setattr(Lease, "forgive", forgive)
+
+
 PLANTED = {
     lost_ack: "lost what it had taken in",
     double_delivery: "",  # shows in more than one way
@@ -159,10 +182,13 @@ PLANTED = {
     nobody_goes_back: "nobody is left for the oldest batch",
     only_the_newest_recovered: "lost what it had taken in",
     answer_lost: "lost what it had taken in",
+    one_lease_for_all: "an honest server was lost: ",
+    pessimism: "a good line's lease is long",
+    old_echo: "an honest server was lost: deaf",
 }
 
-# One in 800 schedules shows it: the search begins shortly before one that does.
-FIRST = {double_delivery: 800}
+# One in hundreds of schedules shows it: the search begins shortly before one that does.
+FIRST = {double_delivery: 800, one_lease_for_all: 190, old_echo: 390}
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)

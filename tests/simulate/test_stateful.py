@@ -21,11 +21,19 @@ class Attack(RuleBasedStateMachine):
         servers=st.integers(1, 3),
         machines=st.integers(0, 2),
         lag=st.integers(0, 2),
+        lines=st.booleans(),
     )
     def begin(
-        self, seed: int, seeding: bool, extends: bool, servers: int, machines: int, lag: int
+        self,
+        seed: int,
+        seeding: bool,
+        extends: bool,
+        servers: int,
+        machines: int,
+        lag: int,
+        lines: bool,
     ) -> None:
-        schedule = Schedule(seed, seeding, extends, servers, machines, (), lag)
+        schedule = Schedule(seed, seeding, extends, servers, machines, (), lag, lines=lines)
         self.run = Run(schedule, calm_at=None)
 
     @precondition(lambda self: self.run is not None)

@@ -37,6 +37,7 @@ from rlboost_jax.manager.settings import Settings
 from rlboost_jax.providers.base import Exited, Granted, Listed, Refused, Started
 from tests.manager.fakes import RUN
 from tests.simulate.disk import Disk, Platter
+from tests.simulate.lines import Line
 from tests.simulate.server import Server
 
 BUSY = 2000  # events at one moment: more mean that a deadline is never met
@@ -47,7 +48,8 @@ MEMORY = Path("/dev/shm")  # journals are written there if it exists: thousands 
 class World:
     """Time, the manager, and the wires to it.
 
-    `check` is called after every event with the manager in place, `disk` opens its journal.
+    `check` is called after every event with the manager in place, or `check_leases` where the event
+    can have changed nothing else; `disk` opens its journal.
     """
 
     def __init__(
@@ -55,9 +57,10 @@ class World:
         chosen: Settings,
         seed: int,
         check: Callable[["World"], None],
+        check_leases: Callable[["World"], None],
         disk: Callable[[Platter, str], Disk] = Disk,
     ) -> None:
-        self.random = random.Random(seed)
+        self.seed, self.random = seed, random.Random(seed)
         self.now = 0.0
         self.settings = chosen
         self.manager: Manager | None = None
@@ -71,11 +74,14 @@ class World:
         self.heard: dict[int, float] = {}  # stream → when its last frame came in
         self.tamper: Callable[[Server, Event], Sequence[tuple[float, Event]]] | None = None
         self.machines: set[str] = set()  # that the market has lent
+        self.lines: dict[int, float] = {}  # number of a server → of its line: the amount of `ways`
+        self.measured = chosen.manager.longest_lease_seconds > 0  # leases follow lines
+        self.leases: dict[str, float] = {}  # instance → seconds, at the last check
         self.refusals = 0  # requests that the provider will refuse
         self.seen: set[str] = set()  # faults that came about
         self.checked = 0  # records that the invariants have seen
         self.named: dict[str, int] = {}  # instance → its stream, at the last check
-        self._check = check
+        self._check, self._check_leases = check, check_leases
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._streams: dict[int, Any] = {}
@@ -179,7 +185,7 @@ class World:
             self._platter.cut(self.random)
         if misdirected:
             self._platter.misdirect(self.random)
-        self.manager = None
+        self.manager, self._stalled_until = None, self.now
         for stream, owner in self._streams.items():
             if stream not in self._cut:
                 self._cut.add(stream)
@@ -196,10 +202,19 @@ class World:
     def stall_manager(self, seconds: float) -> None:
         """The process stands still: what comes meanwhile is read afterwards."""
         if self.manager is not None and self.now >= self._stalled_until:
-            self._stalled_until = self.now + seconds
-            self._at(self._stalled_until, lambda: self.deliver(Stalled(seconds)))
+            self._stalled_until, life = self.now + seconds, self._lives
+
+            def over() -> None:
+                if life == self._lives:
+                    self.deliver(Stalled(seconds))
+
+            self._at(self._stalled_until, over)
 
     # Wires
+
+    def owner(self, stream: int) -> Any:
+        """Who has opened a stream."""
+        return self._streams[stream]
 
     def open(self, owner: Any) -> int:
         stream = len(self._streams) + 1
@@ -231,14 +246,18 @@ class World:
 
     def up(self, stream: int, event: Event) -> None:
         """Put an event on the wire to the manager."""
-        self._on_wire(stream, True, lambda: self._arrive(stream, event))
+        said = event.message if isinstance(event, FromServer) else None
+        self._on_wire(stream, True, lambda: self._arrive(stream, event), said)
 
     def deliver(self, event: Event) -> None:
         """The manager, if there is one, takes in an event."""
         if self.manager is None or self.exit is not None:
             return
         if self.now < self._stalled_until:
-            self._at(self._stalled_until, lambda: self.deliver(event))
+            life = self._lives  # what waits for a process goes with it
+            self._at(
+                self._stalled_until, lambda: self.deliver(event) if life == self._lives else None
+            )
             return
         if isinstance(event, Stalled):
             extended = {s: min(self.now, at + event.seconds) for s, at in self.heard.items()}
@@ -247,9 +266,13 @@ class World:
             self.heard[event.stream] = self.now
             if isinstance(event.message, m.Ready):
                 self.ready[event.stream] = event.message.version, event.message.params_digest
-        for action in self.manager.handle(event, self.clock()):
+        actions = self.manager.handle(event, self.clock())
+        for action in actions:
             self._perform(action)
-        self._check(self)
+        if _changes_leases_only(event, actions):
+            self._check_leases(self)
+        else:
+            self._check(self)
         self._wake()
 
     def _arrive(self, stream: int, event: Event) -> None:
@@ -278,7 +301,7 @@ class World:
                 if isinstance(message, m.Generate):
                     named = {(r.version, message.params_digest) for r in message.requests}
                     assert named == {self.ready[stream]}, "work for weights that it does not hold"
-                self._down(stream, lambda: self._streams[stream].hear(stream, message))
+                self._down(stream, lambda: self._streams[stream].hear(stream, message), message)
             case Close(stream, _):
                 self._down(stream, lambda: self._streams[stream].hung_up(stream))
             case Record():
@@ -316,14 +339,20 @@ class World:
         if not server.alive:
             self.deliver(Exited(server.name, server.nonce, "killed"))
 
-    def _down(self, stream: int, what: Callable[[], None]) -> None:
-        self._on_wire(stream, False, lambda: None if stream in self._cut else what())
+    def _down(self, stream: int, what: Callable[[], None], said: Any = None) -> None:
+        self._on_wire(stream, False, lambda: None if stream in self._cut else what(), said)
 
-    def _on_wire(self, stream: int, up: bool, what: Callable[[], None]) -> None:
+    def _on_wire(self, stream: int, up: bool, what: Callable[[], None], said: Any = None) -> None:
         wire = stream, up
         arrival = max(self.now, self._held_up.get(wire, 0.0)) + self.random.uniform(0.001, 0.02)
+        if self.measured and (line := self._line(stream)) is not None:
+            arrival += line.late(up, len(m.encode(said)) if said is not None else 0, self.now)
         self._wires[wire] = arrival = max(arrival, self._wires.get(wire, 0.0))
         self._at(arrival, what)
+
+    def _line(self, stream: int) -> Line | None:
+        owner = self._streams.get(stream)
+        return owner.line if isinstance(owner, Server) else None
 
     def _at(self, moment: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._events, (moment, next(self._order), what))
@@ -346,6 +375,17 @@ def tokens_of(manager: Manager | None) -> dict[tuple[int, int], bytes]:
         for number, step in manager.view.batches.items()
         for rollout in step.rollouts
     }
+
+
+def _changes_leases_only(event: Event, actions: Sequence[Any]) -> bool:
+    """A deadline that nobody has missed, or a renewal: a quarter of all events. What else they
+    might have broken the check after the next event finds."""
+    match event:
+        case Tick():
+            return not actions
+        case FromServer(message=m.Renew()):
+            return len(actions) == 1 and isinstance(actions[0], Send)
+    return False
 
 
 def _hang_up(owner: Any, stream: int) -> Callable[[], None]:

@@ -1,14 +1,18 @@
 """What is reported of a batch once it is trained: its times, instances, tokens and dollars."""
 
-from typing import Any
+from statistics import median
+from typing import Any, Final
 
 from rlboost_jax.manager.journal import RunState
 from rlboost_jax.manager.reducer.placements import Placements
+from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.manager.state.transcript import GIVEN
 from rlboost_jax.messages import BatchReport, BatchTrained, WindowState
 from rlboost_jax.sequences.identities import Batch
+
+NAMED_LINES: Final = 8  # of the longest leases, in the event of a batch
 
 
 class BatchReports:
@@ -82,6 +86,7 @@ class BatchReports:
             cost_dollars=cost,
             cost_between_dollars=between,
             window=window,
+            **self._lines(),
         )
 
     def record(self, batch: BatchRecord, message: BatchTrained, report: BatchReport) -> None:
@@ -99,6 +104,36 @@ class BatchReports:
             seeding_window_seconds=report.seeding_window_seconds,
             instances_mean=report.instances_mean,
         )
+        if lines := self._known():
+            worst = sorted(lines, key=lambda i: self._roster.lease(i), reverse=True)[:NAMED_LINES]
+            self._outbox.record(
+                "lines",
+                known=len(lines),
+                worst=[
+                    {
+                        "instance": i.name,
+                        "round_trip": round(i.lease.line.round_trip, 4),
+                        "losses": round(i.lease.line.losses, 4),
+                        "lease_seconds": round(self._roster.lease(i), 3),
+                    }
+                    for i in worst
+                ],
+            )
+
+    def _known(self) -> list[Instance]:
+        """Preemptible instances whose line is known."""
+        return [i for i in self._roster if not i.reserved and i.lease.line.known]
+
+    def _lines(self) -> dict[str, float]:
+        """Median and worst of what is known of lines, by the names of `BatchReport`."""
+        known = self._known()
+        values = {
+            "line_round_trip": [i.lease.line.round_trip for i in known],
+            "line_losses": [i.lease.line.losses for i in known],
+            "lease_seconds": [self._roster.lease(i) for i in known],
+        }
+        medians = {f"{name}_median": median(found) for name, found in values.items() if found}
+        return medians | {f"{name}_worst": max(found) for name, found in values.items() if found}
 
     def _cost_since_last(self, batch: Batch, now: float) -> tuple[float, float]:
         """Dollars since the report of the batch before this one, and of these before its turn.

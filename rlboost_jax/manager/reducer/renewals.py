@@ -25,7 +25,7 @@ class Renewals:
 
     def _say(self, instance: Instance, lease: float, now: float) -> None:
         """An event for a line that is known and another than it was; good ones give none."""
-        if not instance.lease.tell(lease, self._roster.shortest_lease):
+        if instance.reserved or not instance.lease.tell(lease, self._roster.shortest_lease):
             return
         if instance.may_remark(now):
             line = instance.lease.line

@@ -1,9 +1,11 @@
 """When a server was last heard, when it last heard us, and what is known of the line to it."""
 
 import math
+from collections import deque
 
 from rlboost_jax.manager.policies.lines import Line
 
+REMEMBERED_STALLS = 8
 NEWS = 2.0  # times as long, or as short
 
 
@@ -16,7 +18,7 @@ class Lease:
         line: between it and us.
     """
 
-    __slots__ = ("_forgiven_at", "_said", "echo_age", "heard_at", "hears_at", "line")
+    __slots__ = ("_forgiven_at", "_said", "_stalls", "echo_age", "heard_at", "hears_at", "line")
 
     def __init__(self, now: float) -> None:
         self.heard_at = now
@@ -24,15 +26,23 @@ class Lease:
         self.echo_age = 0.0
         self.line = Line()
         self._said = 0.0
-        self._forgiven_at = -math.inf
+        self._forgiven_at = now  # what was said before lay here unread
+        # When we had stood still, and how long: those since its last echo.
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_STALLS)
 
     def heard(self, now: float) -> None:
         """A frame of it came in."""
         self.heard_at = now
 
     def echoed(self, stamp: float, now: float) -> None:
-        """It has heard an answer that was given at `stamp`. What cannot be one is passed over."""
+        """It has heard an answer that was given at `stamp`. What cannot be one is passed over.
+
+        No answer was given while we stood still, so an older one is younger by that.
+        """
         if 0 < stamp <= now:
+            while self._stalls and self._stalls[0][0] <= stamp:
+                self._stalls.popleft()
+            stamp = min(now, stamp + sum(seconds for _, seconds in self._stalls))
             known = self.hears_at if self.hears_at < math.inf else stamp
             self.hears_at = max(known, stamp)
             self.echo_age = now - self.hears_at
@@ -58,3 +68,4 @@ class Lease:
         if self.hears_at < math.inf:
             self.hears_at = min(now, self.hears_at + seconds)
         self._forgiven_at = now
+        self._stalls.append((now, seconds))

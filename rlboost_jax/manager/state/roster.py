@@ -209,7 +209,8 @@ class Roster:
             return gone
         activity = instance.activity
         patience = max(least, SLOWER * min(activity.slowest, least))
-        patience += lease - self._settings.manager.lease_seconds
+        if not instance.reserved:
+            patience += lease - self._settings.manager.lease_seconds
         stuck = activity.progress_at + patience, f"no progress for {patience:.3g} s", True
         owing = instance.asked_at + patience, f"gave nothing back for {patience:.3g} s", True
         return min(gone, stuck, owing)
@@ -236,8 +237,14 @@ class Roster:
         return self._settings.manager.lease_seconds
 
     def lease(self, instance: Instance) -> float:
-        """Seconds that a server may be silent for, on its line."""
+        """Seconds that a server may be silent for, on its line.
+
+        The trainer's own engines are behind none. When they end, so does their stream; one that is
+        silent is on a host that is busy.
+        """
         manager = self._settings.manager
+        if instance.reserved:
+            return max(manager.lease_seconds, manager.longest_lease_seconds)
         return instance.lease.line.lease(
             manager.lease_seconds, manager.longest_lease_seconds, manager.renew_seconds
         )
