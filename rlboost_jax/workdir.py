@@ -43,6 +43,7 @@ CONFIG_PART = "config.json" + PART
 CHECKPOINTS: Final = ("checkpoints", "best")
 # What a run that has committed no update may have made; all else in the folder is somebody's own.
 _BEGINNING: Final = ("checkpoints", "best", "reference", "base", "origin.json")  # a fork keeps it
+_HELD: Final = ("config.json", "lock", "logs", "join", "trainer", "authority", "servers")
 _MADE: Final = (
     *("snapshots", "journal", "manager.json", "data.json", "tensorboard", "profile"),
     *("metrics.jsonl", "samples.jsonl", "events.jsonl", "summary.json", "report.html"),
@@ -54,7 +55,8 @@ class WorkdirUnusable(Mistake, RuntimeError):
 
 
 class Workdir:
-    """Context manager that holds the folder for one trainer.
+    """Context manager that holds the folder for one trainer. A start that ends with a mistake of
+    use before there is a first checkpoint leaves nothing behind.
 
     Raises:
         WorkdirUnusable: on entry, before anything is written: another trainer is at work
@@ -73,11 +75,15 @@ class Workdir:
         self.changes: tuple[Change, ...] = ()  # since
         self.config_changed = False  # of a kind that may change between two starts
         self.replaced = ""  # the id of a run that has made no update and is to begin anew
+        self._missing: list[Path] = []  # folders that were not there, the innermost first
+        self._new = False  # this start has made the run
         self.before: RunConfig | None = None  # what `config.json` has; None: there is none
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> "Workdir":
         try:
+            folders = (self.path, *self.path.parents)
+            self._missing = [folder for folder in folders if not folder.exists()]
             make_folder(self.path)
             own_folder(self.path, "--workdir")
             self._check_config()
@@ -100,22 +106,14 @@ class Workdir:
         self._lock.write(str(os.getpid()))
         self._lock.flush()
         if self.before is None:
-            self.run_id = uuid.uuid4().hex
+            self.run_id, self._new = uuid.uuid4().hex, True
             self._write()
         return self
 
     def begin_anew(self) -> None:
         """Let nothing be left of the run that is `replaced`; its manager has gone."""
         # Checkpoints first: without them there is nothing to go on from.
-        for name in (*(() if self.fork else _BEGINNING), *_MADE):
-            path = self.path / name
-            if path.is_dir() and not path.is_symlink():
-                part = path.with_name(name + PART)
-                shutil.rmtree(part, ignore_errors=True)
-                path.rename(part)
-                shutil.rmtree(part, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+        self._remove(*(() if self.fork else _BEGINNING), *_MADE)
         self.run_id, self.changes, self.replaced = uuid.uuid4().hex, (), ""
         self.before = None
         self._write()
@@ -136,6 +134,17 @@ class Workdir:
             self.changes = recorded(self.changes, self.before, self._run, step=step)
             self._write()
 
+    def _remove(self, *names: str) -> None:
+        """Of what a run makes; each is gone at once."""
+        for path in (self.path / name for name in names):
+            part = path.with_name(path.name + PART)
+            shutil.rmtree(part, ignore_errors=True)
+            if path.is_dir() and not path.is_symlink():
+                path.rename(part)
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
     def _write(self) -> None:
         write_run_config(
             self.path / "config.json",
@@ -152,6 +161,11 @@ class Workdir:
         trace: TracebackType | None,
     ) -> None:
         assert self._lock is not None
+        if self._new and isinstance(error, Mistake) and not _entries(self.path / "checkpoints"):
+            self._remove(*_BEGINNING, *_MADE, "manager.lock", *_HELD)
+            with contextlib.suppress(OSError):  # not empty: then it is somebody's
+                for folder in self._missing:
+                    folder.rmdir()
         self._lock.close()
 
     def _check_config(self) -> None:

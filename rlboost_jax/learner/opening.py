@@ -34,6 +34,7 @@ from rlboost_jax.messages import TrainerHello
 from rlboost_jax.models.params import Params
 from rlboost_jax.observe import events
 from rlboost_jax.observe.files import FilesTracker
+from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.profile import StepProfile
 from rlboost_jax.observe.tracker import Trackers
 from rlboost_jax.rollout.weight_updates import PullerLike
@@ -221,6 +222,7 @@ class Opening:
             self._run, self._path, self._workdir.run_id, step=first, note=self._console.note
         )
         self._rows = FilesTracker(self._path, step=first)
+        self._console.earlier(read_metrics(self._path))
         trackers = Trackers([self._rows, self._console, *chosen])
         self._stack.callback(trackers.close)
         return trackers

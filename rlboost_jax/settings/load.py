@@ -106,7 +106,17 @@ def record_from_dict(
         return msgspec.convert(fill(values), kind)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$.")
-        raise ConfigError(f"config.{place.rstrip('`')}: {reason[:1].lower()}{reason[1:]}") from None
+        place = place.rstrip("`")
+        shown = f" is {_at(values, place)!r}" if _at(values, place) is not None else ""
+        raise ConfigError(f"config.{place}{shown}: {reason[:1].lower()}{reason[1:]}") from None
+
+
+def _at(values: Mapping[str, Any], place: str) -> Any:
+    """What stands there; None where nothing does, or the place is inside of a value."""
+    found: Any = values
+    for name in place.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def _with_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
