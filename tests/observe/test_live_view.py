@@ -95,9 +95,7 @@ def test_all_is_there_where_there_is_room() -> None:
 
 def test_narrow_terminals_lose_columns_and_not_digits() -> None:
     heads = [set(fleet_table([server(1)], width, most=9)[0].plain.split()) for width in WIDTHS]
-    assert heads[-1] == set(
-        ["server", "state", "policy", "runs", "waits", "tokens", "line", "age", "$/h"]
-    )
+    assert len(heads[-1]) == 9 and {"policy", "tokens", "line", "$/h"} <= heads[-1]
     assert all(narrow <= wide for narrow, wide in itertools.pairwise(heads))
     assert heads[0] == {"server"} and "line" not in heads[4]
     for width, head in zip(WIDTHS, heads, strict=True):
