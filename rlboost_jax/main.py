@@ -4,7 +4,8 @@
 
 Any field can be set with `--config.section.field=value`; `--dry_run` prints the plan and
 touches no device. The same command goes on with a run that was stopped or killed;
-`--supervise` gives it by itself as often as it takes. `rlboost_jax/exits.py` has the exit codes.
+`--supervise` gives it by itself as often as it takes. `--fork` begins with a checkpoint of another
+run (docs/changing.md). `rlboost_jax/exits.py` has the exit codes.
 Notebooks call `train(config, workdir)`.
 """
 
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made where missing.")
+_FORK = flags.DEFINE_string(
+    "fork", "", "RUN@STEP, RUN@best or RUN@newest: a checkpoint of another run to begin with."
+)
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the resolved plan and stop.")
 _EXPLAIN = flags.DEFINE_string("explain", None, "Say what a setting or a section is, and stop.")
 _COORDINATOR = flags.DEFINE_string(
@@ -72,11 +76,14 @@ class Interrupted(KeyboardInterrupt):
     """Somebody asked this process to end; the argument is the signal's number."""
 
 
-def train(config: ConfigDict, workdir: str, world: "World | None" = None) -> Summary:
+def train(
+    config: ConfigDict, workdir: str, world: "World | None" = None, *, fork: str = ""
+) -> Summary:
     """Run `config` to its end in `workdir`, or go on with the run that is there.
 
     Args:
         world: the processes of this trainer, of which this is number 0; None: it is alone.
+        fork: RUN@STEP, the checkpoint of another run to begin with; "": none.
 
     Raises:
         ConfigError, WorkdirUnusable, RuntimeError: one line that says what to change.
@@ -85,7 +92,7 @@ def train(config: ConfigDict, workdir: str, world: "World | None" = None) -> Sum
     from rlboost_jax.learner.processes.world import ALONE
     from rlboost_jax.learner.training import run_training
 
-    return run_training(run, workdir, world or ALONE)
+    return run_training(run, workdir, world or ALONE, fork=fork)
 
 
 def main(argv: list[str]) -> None:
@@ -119,7 +126,7 @@ def main(argv: list[str]) -> None:
 
             follow_training(run_config(_CONFIG.value), _WORKDIR.value, world)
             return
-        summary = train(_CONFIG.value, _WORKDIR.value, world)
+        summary = train(_CONFIG.value, _WORKDIR.value, world, fork=_FORK.value)
     except Exception as error:
         # Errors of ours and of the system explain themselves; others are mistakes in the code.
         ours = type(error).__module__.startswith("rlboost_")

@@ -1,6 +1,6 @@
 """The folder of a run: one configuration, one trainer at a time.
 
-config.json       the resolved configuration and the run's id
+config.json       the resolved configuration and the run's id; what was changed, where it began
 metrics.jsonl     a row per step           events.jsonl   a row per fleet event
 checkpoints/      to go on from            snapshots/     policy versions for servers
 data.json         where prompts are read: of which rows, and which were left out
@@ -16,19 +16,23 @@ report.html, summary.json, samples.jsonl
 tensorboard/, wandb/, profile/   where they were asked for
 """
 
+import contextlib
 import fcntl
 import os
+import shutil
 import uuid
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Final
 
 from rlboost_jax.durable import PART, make_folder
 from rlboost_jax.own_places import NO_LOCKS, open_private, own_folder
+from rlboost_jax.settings.changes import Change, differences, foreign, recorded
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.load import (
-    differences,
-    may_differ,
+    Origin,
+    read_changes,
+    read_origin,
     read_run_config,
     read_run_id,
     write_run_config,
@@ -36,6 +40,14 @@ from rlboost_jax.settings.load import (
 from rlboost_jax.settings.run import RunConfig
 
 CONFIG_PART = "config.json" + PART
+CHECKPOINTS: Final = ("checkpoints", "best")
+# What a run that has committed no update may have made; all else in the folder is somebody's own.
+_BEGINNING: Final = ("checkpoints", "best", "reference", "base", "origin.json")  # a fork keeps it
+_HELD: Final = ("config.json", "lock", "logs", "join", "trainer", "authority", "servers")
+_MADE: Final = (
+    *("snapshots", "journal", "manager.json", "data.json", "tensorboard", "profile"),
+    *("metrics.jsonl", "samples.jsonl", "events.jsonl", "summary.json", "report.html"),
+)
 
 
 class WorkdirUnusable(Mistake, RuntimeError):
@@ -43,7 +55,8 @@ class WorkdirUnusable(Mistake, RuntimeError):
 
 
 class Workdir:
-    """Context manager that holds the folder for one trainer.
+    """Context manager that holds the folder for one trainer. A start that ends with a mistake of
+    use before there is a first checkpoint leaves nothing behind.
 
     Raises:
         WorkdirUnusable: on entry, before anything is written: another trainer is at work
@@ -51,14 +64,26 @@ class Workdir:
         NotOurs: it is another user's, or open to all of them.
     """
 
-    def __init__(self, path: str | Path, run: RunConfig):
+    def __init__(self, path: str | Path, run: RunConfig, *, fork: Origin | None = None):
+        """
+        Args:
+            fork: where the run is to begin, if it has not begun.
+        """
         self.path, self._run = Path(path).absolute(), run
         self.run_id = ""
+        self.fork = fork  # where it began; None: at its own step 0
+        self.changes: tuple[Change, ...] = ()  # since
         self.config_changed = False  # of a kind that may change between two starts
+        self.replaced = ""  # the id of a run that has made no update and is to begin anew
+        self._missing: list[Path] = []  # folders that were not there, the innermost first
+        self._new = False  # this start has made the run
+        self.before: RunConfig | None = None  # what `config.json` has; None: there is none
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> "Workdir":
         try:
+            folders = (self.path, *self.path.parents)
+            self._missing = [folder for folder in folders if not folder.exists()]
             make_folder(self.path)
             own_folder(self.path, "--workdir")
             self._check_config()
@@ -85,9 +110,54 @@ class Workdir:
         self._lock.truncate(0)
         self._lock.write(str(os.getpid()))
         self._lock.flush()
-        self.run_id = self.run_id or uuid.uuid4().hex
-        write_run_config(self.path / "config.json", self._run, self.run_id)
+        if self.before is None:
+            self.run_id, self._new = uuid.uuid4().hex, True
+            self._write()
         return self
+
+    def begin_anew(self) -> None:
+        """Let nothing be left of the run that is `replaced`; its manager has gone."""
+        # Checkpoints first: without them there is nothing to go on from.
+        self._remove(*(() if self.fork else _BEGINNING), *_MADE)
+        self.run_id, self.changes, self.replaced = uuid.uuid4().hex, (), ""
+        self.before = None
+        self._write()
+
+    def go_on(self, step: int) -> None:
+        """The run goes on with a step, which settings that may change hold from.
+
+        Raises:
+            WorkdirUnusable: the run is to be shorter than it is.
+        """
+        if step > self._run.num_steps:
+            raise WorkdirUnusable(
+                f"num_steps is {self._run.num_steps}, and {step} steps are done in {self.path}; "
+                f"choose {step} or more, or begin a shorter run by "
+                f"--fork={self.path}@STEP in another --workdir"
+            )
+        if self.before is not None:
+            self.changes = recorded(self.changes, self.before, self._run, step=step)
+            self._write()
+
+    def _remove(self, *names: str) -> None:
+        """Of what a run makes; each is gone at once."""
+        for path in (self.path / name for name in names):
+            part = path.with_name(path.name + PART)
+            shutil.rmtree(part, ignore_errors=True)
+            if path.is_dir() and not path.is_symlink():
+                path.rename(part)
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        write_run_config(
+            self.path / "config.json",
+            self._run,
+            self.run_id,
+            changes=self.changes,
+            fork=self.fork,
+        )
 
     def __exit__(
         self,
@@ -96,6 +166,11 @@ class Workdir:
         trace: TracebackType | None,
     ) -> None:
         assert self._lock is not None
+        if self._new and isinstance(error, Mistake) and not _entries(self.path / "checkpoints"):
+            self._remove(*_BEGINNING, *_MADE, "manager.lock", *_HELD)
+            with contextlib.suppress(OSError):  # not empty: then it is somebody's
+                for folder in self._missing:
+                    folder.rmdir()
         self._lock.close()
 
     def _check_config(self) -> None:
@@ -108,16 +183,40 @@ class Workdir:
                     "run's; choose another --workdir"
                 )
             return
-        before = read_run_config(self.path)
-        foreign = differences(before, self._run, ignore=may_differ(self._run))
-        if foreign:
-            shown = "; ".join(map(str, foreign[:3])) + ("; …" if len(foreign) > 3 else "")
+        before, origin = read_run_config(self.path), read_origin(self.path)
+        self.before, self.fork = before, origin
+        self.changes, self.run_id = read_changes(self.path), read_run_id(self.path)
+        self.config_changed = bool(differences(before, self._run))
+        wrong = list(map(str, foreign(before, self._run)))
+        reference = self.path / "reference"
+        if self._run.algorithm.has_reference and not reference.exists() and not wrong:
+            wrong = [str(each) for each in differences(before, self._run) if "kl_" in each.name]
+        if wrong and not _has_updates(self.path, after=origin.step if origin else 0):
+            self.replaced = self.run_id
+        elif wrong:
+            shown = "; ".join(wrong[:3]) + ("; …" if len(wrong) > 3 else "")
             raise WorkdirUnusable(
                 f"{self.path} holds a run of another configuration ({shown}); choose another "
-                "--workdir or start with its configuration"
+                "--workdir or start with its configuration; docs/changing.md has what may change, "
+                "and how to fork a run"
             )
-        self.config_changed = bool(differences(before, self._run))
-        self.run_id = read_run_id(self.path)
+
+
+def _has_updates(path: Path, *, after: int) -> bool:
+    """Whether an update was committed in a folder, be its checkpoint broken by now or not.
+
+    Args:
+        after: the step that the run began with.
+    """
+    names = [each.name for name in CHECKPOINTS for each in _entries(path / name)]
+    steps = (name.removesuffix(".broken") for name in names)
+    return any(step.isdigit() and int(step) > after for step in steps)
+
+
+def _entries(folder: Path) -> list[Path]:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return list(folder.iterdir())
+    return []
 
 
 def is_held(path: Path) -> bool:

@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from configs import tiny
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.changes import Change
+from rlboost_jax.settings.load import (
+    read_changes,
+    read_run_config,
+    read_run_id,
+    run_config,
+    write_run_config,
+)
 from rlboost_jax.workdir import Workdir, WorkdirUnusable, is_held
 
 RUN = run_config(tiny.get_config())
@@ -28,9 +35,78 @@ def test_the_checkpoint_may_have_moved_but_not_changed_its_shape(tmp_path):
         pass
     with Workdir(tmp_path, moved) as after:
         assert after.run_id == before.run_id and after.config_changed
+    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
     other = replace(moved, model=replace(RUN.model, family="llama"))
     with pytest.raises(WorkdirUnusable, match=r"model\.family"):
         Workdir(tmp_path, other).__enter__()
+
+
+def changed(run, **settings):
+    """With other settings of the learner."""
+    return replace(run, learner=replace(run.learner, **settings))
+
+
+@pytest.mark.parametrize("committed", ["checkpoints/7", "checkpoints/7.broken", "best/12"])
+def test_only_a_run_without_an_update_begins_anew(tmp_path, committed):
+    """With the mistake mended, in the same folder; what is not the run's stays."""
+    with Workdir(tmp_path, RUN) as first:
+        pass
+    for name in ("checkpoints/0", "checkpoints/1.part", "reference/0", "journal"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "data.json").write_text("{}")
+    (tmp_path / "mine.py").write_text("precious")
+    mended = replace(changed(RUN, pack_rows=8), seed=9)
+    with Workdir(tmp_path, mended) as again:
+        assert again.replaced == first.run_id
+        assert read_run_config(tmp_path) == RUN, "nothing is touched before its manager is gone"
+        again.begin_anew()
+        assert again.run_id != first.run_id
+        again.go_on(0)
+    assert read_run_config(tmp_path) == mended and read_run_id(tmp_path) == again.run_id
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"lock", "config.json", "mine.py"}
+    (tmp_path / committed).mkdir(parents=True)
+    with pytest.raises(WorkdirUnusable, match=r"another configuration \(seed: 9 → 0; learner.pack"):
+        Workdir(tmp_path, RUN).__enter__()
+
+
+def test_a_kl_term_needs_the_model_that_the_run_began_with(tmp_path):
+    with_kl = replace(RUN, algorithm=replace(RUN.algorithm, kl_coefficient=0.1))
+    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
+    write_run_config(tmp_path, RUN, "f00d")
+    with pytest.raises(WorkdirUnusable, match=r"algorithm\.kl_coefficient: 0\.0 → 0\.1"):
+        Workdir(tmp_path, with_kl).__enter__()
+    (tmp_path / "reference").mkdir()  # it was 0.1 once, and 0.0 since
+    with Workdir(tmp_path, with_kl) as workdir:
+        workdir.go_on(3)
+    assert [str(each) for each in read_changes(tmp_path)] == [
+        "step 3: algorithm.kl_coefficient 0.0 → 0.1"
+    ]
+
+
+def test_a_change_is_recorded_once_its_step_is_known(tmp_path):
+    with Workdir(tmp_path, RUN):
+        pass
+    second = changed(RUN, learning_rate=1e-3)
+    with Workdir(tmp_path, second):
+        pass  # it died before it had read a checkpoint
+    assert read_run_config(tmp_path) == RUN and not read_changes(tmp_path)
+    with Workdir(tmp_path, second) as workdir:
+        workdir.go_on(2)
+    expected = [Change(step=2, name="learner.learning_rate", before=3e-4, value=1e-3)]
+    for _ in range(2):  # the same command again
+        with Workdir(tmp_path, second) as workdir:
+            workdir.go_on(3)
+        assert list(read_changes(tmp_path)) == expected == list(workdir.changes)
+        assert read_run_config(tmp_path) == second
+
+
+def test_a_run_gets_no_shorter_than_it_is(tmp_path):
+    with (
+        Workdir(tmp_path, RUN) as workdir,
+        pytest.raises(WorkdirUnusable, match="num_steps is 4, and 5 steps are done"),
+    ):
+        workdir.go_on(5)
 
 
 def test_what_else_lies_there_is(tmp_path):

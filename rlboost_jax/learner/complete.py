@@ -5,7 +5,8 @@ from pathlib import Path
 from rlboost_jax.learner.checkpoint_folders import steps_in
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.summary import Summary, read_summary
-from rlboost_jax.settings.load import differences, may_differ, read_run_config
+from rlboost_jax.settings.changes import foreign
+from rlboost_jax.settings.load import read_origin, read_run_config
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.workdir import is_held
 
@@ -16,9 +17,9 @@ def complete(run: RunConfig, path: Path) -> Summary | None:
     if not (path / "config.json").exists() or (summary := read_summary(path)) is None:
         return None
     before = read_run_config(path)
-    if differences(before, run, ignore=may_differ(run)) or is_held(path):
+    if foreign(before, run) or is_held(path):
         return None
-    rows = read_metrics(path)
-    done = summary.steps == len(rows) == run.num_steps
+    rows, origin = read_metrics(path), read_origin(path)
+    done = summary.steps == len(rows) == run.num_steps - (origin.step if origin else 0)
     kept = run.num_steps in steps_in(path / "checkpoints")  # to go on from, with more steps
     return summary if done and kept else None

@@ -150,7 +150,8 @@ class TrainingLoop:
 
         Once it is durable no row of an earlier step is written any more.
         """
-        if step % self._run.checkpoint.every_steps == 0 or step == self._run.num_steps:
+        last = step in (self._run.num_steps, self._session.until)
+        if last or step % self._run.checkpoint.every_steps == 0:
             older = self._lag.kept_at(Batch(step))
             extra = checkpoint_extra(
                 self._window,

@@ -5,30 +5,26 @@ warms up and compiles, and everything is taken down in the opposite order.
 """
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from jax.sharding import Mesh
 
 from rlboost_jax import durable
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.open import keep_record, open_exercises, record_lines
-from rlboost_jax.learner import fit, kernels
-from rlboost_jax.learner.answers import Environment
 from rlboost_jax.learner.base import Base, check_same
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoint_extra import window_of
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.event_loop import EventLoopThread
 from rlboost_jax.learner.fleet_life import sending_home, showing_fleet
+from rlboost_jax.learner.forking import bring, check_fork
 from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.makers import Makers, Plan
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.origin import keep_origin
-from rlboost_jax.learner.preparation import Prepared, prepared, programs, restore
+from rlboost_jax.learner.preparation import Prepared, prepared, restore
 from rlboost_jax.learner.processes.leading import Followers, invite
-from rlboost_jax.learner.processes.world import World, agreed, check_mesh
+from rlboost_jax.learner.processes.world import World, settled
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.reserved import ReservedEngines, devices_of_slices
 from rlboost_jax.learner.session import Session
@@ -36,69 +32,20 @@ from rlboost_jax.learner.update.learner import learner_of
 from rlboost_jax.learner.versions import AtHand, PulledOnce, Versions, restored_versions
 from rlboost_jax.messages import TrainerHello
 from rlboost_jax.models.params import Params
-from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.observe import events
-from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.files import FilesTracker
+from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.profile import StepProfile
-from rlboost_jax.observe.tracker import Tracker, Trackers
-from rlboost_jax.observe.trackers import chosen_trackers
-from rlboost_jax.qualification.start import published_run, trainer_run
-from rlboost_jax.rollout.instance import engine_of
+from rlboost_jax.observe.tracker import Trackers
 from rlboost_jax.rollout.weight_updates import PullerLike
 from rlboost_jax.sequences.identities import Batch
+from rlboost_jax.settings.changes import lines, next_change
 from rlboost_jax.settings.memory import learner_bytes_per_device
-from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.stacks import StacksFile, stacks_path
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
 from rlboost_jax.workdir import Workdir
-
-
-@dataclass(frozen=True, kw_only=True)
-class Makers:
-    """Who makes what a session is made of. A test gives others."""
-
-    kernels: Callable[[RunConfig, Path, Callable[[str], None]], RunConfig] = trainer_run
-    console: Callable[..., Console] = Console
-    fits: Callable[..., None] = fit.check_devices
-    programs: Callable[..., Any] = programs
-    manager: Callable[..., ManagerProcess] = ManagerProcess
-    link: Callable[..., ManagerLink] = ManagerLink
-    engine: Callable[..., Any] = engine_of
-    reserved: Callable[..., ReservedEngines] = ReservedEngines
-    snapshots: Callable[..., SnapshotStore] = SnapshotStore
-    trackers: Callable[..., list[Tracker]] = chosen_trackers
-    environment: Environment | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is settled before anything is written."""
-
-    run: RunConfig  # with the learner's own kernels
-    own: RunConfig  # with those of the trainer's engines, too
-    published: RunConfig  # of the folder, for later starts and for servers
-    mesh: Mesh
-    lines: tuple[str, ...]  # for a person: what was chosen and why
-
-
-def plan_of(run: RunConfig, path: Path, world: World, makers: Makers) -> Plan:
-    """
-    Raises:
-        NotEnoughDevices, IdleProcess, NotEnoughMemory, AttentionNotAvailable, KernelNotAvailable:
-            this trainer's devices cannot do it.
-    """
-    lines: list[str] = []
-    own = agreed(makers.kernels(run, path, lines.append), world)
-    published = published_run(run, own)
-    run = replace(published, learner=own.learner)
-    mesh = make_mesh(run.learner.mesh)
-    check_mesh(mesh, world)
-    kernels.check(run, mesh)
-    makers.fits(run, list(mesh.devices.flat), lines.append)
-    return Plan(run=run, own=own, published=published, mesh=mesh, lines=tuple(lines))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +68,7 @@ class Opening:
         """Takes the folder. Raises WorkdirUnusable."""
         self._plan, self._run, self._world = plan, plan.run, world
         self._stack, self._makers = stack, makers
-        self._workdir = stack.enter_context(Workdir(path, plan.published))
+        self._workdir = stack.enter_context(Workdir(path, plan.published, fork=plan.fork))
         self._path = self._workdir.path
         stack.enter_context(StacksFile(stacks_path(self._path)))
         self._console = stack.enter_context(
@@ -133,9 +80,10 @@ class Opening:
 
     def open(self) -> Opened:
         """Raises what `run_training` does, before the first step."""
-        run, console, stack = self._run, self._console, self._stack
+        run, console, stack, workdir = self._run, self._console, self._stack, self._workdir
         for line in self._plan.lines:
             console.note(line)
+        self._begin()
         keep_origin(self._path, run.model.source)
         exercises = self._exercises()
         policy, critic = self._makers.programs(run, self._plan.mesh)
@@ -154,6 +102,15 @@ class Opening:
         restored = restore(run, policy, critic, checkpoints, self._world, console.note)
         extra = restored[1] if restored else {}
         first = checkpoints.latest() or 0
+        workdir.go_on(first)
+        begins = workdir.fork.step if workdir.fork else 0
+        changes, _ = settled(workdir.changes, first, begins, self._world)
+        self._plan = self._plan.at(changes, first)
+        if run != self._plan.run:
+            run = self._run = self._plan.run
+            policy, critic = self._makers.programs(run, self._plan.mesh)
+        for line in lines(workdir.changes, step=first):
+            console.note(line)
         trackers = self._trackers(first)
         stack.enter_context(sending_home(link, manager))
         stack.enter_context(showing_fleet(self._thread, link, console))
@@ -162,8 +119,12 @@ class Opening:
             window = window_of(extra) if restored else None
             link.connect(TrainerHello(run_id=self._workdir.run_id, window=window))
         if restored:
-            console.note(f"going on with step {first}: {first} of {run.num_steps} are done")
-        ready = prepared(run, self._path, policy, critic, checkpoints, restored, console)
+            whole = self._plan.published.num_steps
+            console.note(f"going on with step {first}: {first} of {whole} are done")
+        ready = prepared(
+            *(run, self._path, policy, critic, checkpoints, restored, console),
+            begins=begins,
+        )
         kept = restored_versions(
             checkpoints, first, extra, ready.state.params, dtype=run.weights.rollout_dtype
         )
@@ -195,6 +156,7 @@ class Opening:
                 stop_ids=exercises.stop_ids,
             ),
             state=ready.state,
+            until=next_change(workdir.changes, first),
             prompts_used=extra.get("prompts_used", 0),
             versions=versions,
             base=base,
@@ -211,11 +173,26 @@ class Opening:
         )
         return Opened(
             session=session,
-            workdir=self._workdir,
+            workdir=workdir,
             profile=profile,
             trackers=trackers,
             first=first,
         )
+
+    def _begin(self) -> None:
+        """What a folder needs before a run is there, or is there again."""
+        workdir, run, fork = self._workdir, self._run, self._workdir.fork
+        if workdir.replaced:
+            if fork:
+                check_fork(fork, run, self._path, workdir.before)
+            self._makers.manager(self._path, workdir.replaced).dismiss()
+            workdir.begin_anew()
+            self._console.note(
+                "the run in this folder had made no update: it begins anew, with other settings"
+            )
+        if fork:
+            self._console.note(f"forked from step {fork.step} of {fork.workdir}")
+            bring(fork, self._path)
 
     def _exercises(self) -> Exercises:
         run, console = self._run, self._console
@@ -245,6 +222,7 @@ class Opening:
             self._run, self._path, self._workdir.run_id, step=first, note=self._console.note
         )
         self._rows = FilesTracker(self._path, step=first)
+        self._console.earlier(read_metrics(self._path))
         trackers = Trackers([self._rows, self._console, *chosen])
         self._stack.callback(trackers.close)
         return trackers

@@ -77,10 +77,15 @@ def prepared(
     checkpoints: Checkpoints,
     restored: tuple[TrainState, dict[str, Any]] | None,
     console: Shows,
+    *,
+    begins: int = 0,
 ) -> Prepared:
     """State and reference model, and the programs compiled.
 
     Every process of a trainer does this, and in this order.
+
+    Args:
+        begins: the step that the run began with: that of its fork, or 0.
     """
     if run.model.lora.rank:
         base = kept_base(
@@ -98,7 +103,7 @@ def prepared(
         if critic is not None:
             state = replace(state, critic=critic.init(policy.base or state.params))
         checkpoints.save(0, state, checkpoint_extra(None, 0))
-    reference = _reference(run, path, policy, state)
+    reference = _reference(run, path, policy, state, begins)
     shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
     with console.phase("compiling the learner's programs"):
         working_bytes = policy.compile(
@@ -203,7 +208,7 @@ def _sampler(run: RunConfig, params: Params) -> Params | None:
 
 
 def _reference(
-    run: RunConfig, path: Path, policy: PolicyPrograms, state: TrainState
+    run: RunConfig, path: Path, policy: PolicyPrograms, state: TrainState, begins: int = 0
 ) -> Params | None:
     """The starting parameters that the KL term is taken to; None without such a term.
 
@@ -213,7 +218,9 @@ def _reference(
         return None
     with Checkpoints(path / "reference", keep=1) as kept:
         if kept.latest() is None:
-            if int(state.step):  # which is no start to be taken for one
+            if (
+                int(state.step) > begins * run.algorithm.updates_per_batch
+            ):  # which is no start to be taken for one
                 raise ReferenceGone(
                     f"{path / 'reference'} is gone, which the run's KL term is taken to; bring "
                     "it back, or begin in a new --workdir"

@@ -29,6 +29,7 @@ class Session:
     exercises: Exercises
     learner: Learner
     state: TrainState  # to begin with; the first update consumes it
+    until: int | None = None  # the next step with other settings; None: there is none
     prompts_used: int = 0  # of the prompt stream, by the steps before
     versions: Versions = field(default_factory=Versions)  # older ones; with a lag
     base: Base | None = None  # of the adapters, where these are what is trained

@@ -9,8 +9,10 @@ from rlboost_jax import compile_cache
 from rlboost_jax.learner.compiling import show_compiles
 from rlboost_jax.learner.complete import complete
 from rlboost_jax.learner.evaluation import Score
+from rlboost_jax.learner.forking import origin_to_begin_with
 from rlboost_jax.learner.loop import TrainingLoop
-from rlboost_jax.learner.opening import Makers, Opening, plan_of
+from rlboost_jax.learner.makers import Makers, plan_of
+from rlboost_jax.learner.opening import Opening
 from rlboost_jax.learner.processes.world import ALONE, World
 from rlboost_jax.learner.session import Session
 from rlboost_jax.observe.cost import Forecast
@@ -19,6 +21,7 @@ from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.signs import Signs
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
 from rlboost_jax.pulse import PULSE
+from rlboost_jax.settings.load import Origin
 from rlboost_jax.settings.run import RunConfig
 
 
@@ -27,6 +30,7 @@ def run_training(
     path: str | Path,
     world: World = ALONE,
     *,
+    fork: str = "",
     makers: Makers | None = None,
     loop: Callable[[Session], TrainingLoop] = TrainingLoop,
 ) -> Summary:
@@ -35,6 +39,7 @@ def run_training(
 
     Args:
         world: the processes of this trainer, of which this is number 0.
+        fork: RUN@STEP, the checkpoint of another run to begin with; "": none.
         makers, loop: who makes what the run is made of; a test gives others.
 
     Raises:
@@ -42,6 +47,7 @@ def run_training(
         NotEnoughMemory: before anything is written where the plan says so; else once learner and
             engine are seen not to fit the first device together.
         ConfigError, DataChanged: the data or the reward functions cannot be used.
+        CannotFork, CheckpointBroken: the run cannot begin with that checkpoint of another.
         OriginChanged, CheckpointUnusable: nor can the checkpoint to begin with.
         FollowerLost: another process of this trainer ended.
         AttentionNotAvailable, KernelNotAvailable: this device cannot run what is named, or what a
@@ -51,16 +57,33 @@ def run_training(
     compile_cache.enable(run.compile_cache_dir)
     show_compiles()
     path, makers = Path(path), makers or Makers()
+    origin = origin_to_begin_with(fork, run, path)
     if world.count == 1 and (done := complete(run, path)) is not None:
         print(f"complete: all {run.num_steps} steps are done; a larger num_steps goes on")
         return done
-    plan = plan_of(run, path, world, makers)  # before the first device is touched
+    while (summary := _session(run, path, world, origin, makers, loop)) is None:
+        pass  # recorded changes of settings apply from the next step on
+    write_report(path)
+    return summary
+
+
+def _session(
+    run: RunConfig,
+    path: Path,
+    world: World,
+    origin: Origin | None,
+    makers: Makers,
+    loop: Callable[[Session], TrainingLoop],
+) -> Summary | None:
+    """Steps with the same settings, to the end of the run; None: there are others to do."""
+    plan = plan_of(run, path, world, makers, origin)  # before the first device is touched
     with contextlib.ExitStack() as stack:
         opened = Opening(plan, path, world, stack, makers).open()
         steps = loop(opened.session)
         before = read_metrics(path)
         forecast, looked = Forecast(plan.run.num_steps, before), Signs(plan.run, before)
-        for step in range(opened.first, plan.run.num_steps):
+        until = opened.session.until
+        for step in range(opened.first, until or plan.run.num_steps):
             opened.profile.at(step)
             row = steps.step(step)
             opened.trackers.step({**row, "cost_forecast_dollars": forecast.after(row)})
@@ -69,11 +92,14 @@ def run_training(
             with PULSE.phase("checkpoint"):
                 steps.save(step + 1)
             PULSE.step()
+        if until is not None:
+            opened.session.followers.again()
+            opened.session.checkpoints.wait()
+            return None
         score = steps.final_score()
         opened.session.checkpoints.wait()  # only then is nothing left to go on with
         summary = _summary(plan.run, opened.workdir.path, score)
         opened.trackers.finish(summary)
-    write_report(path)
     return summary
 
 

@@ -1,33 +1,30 @@
 """What a person sees while a run lives: a view that is redrawn, or plain lines.
 
-On a terminal the view shows the step, reward, speed, fleet and cost, four times a second.
+On a terminal the view (`live_view.py`) shows step, reward, loss, speed, fleet, cost and time left,
+four times a second.
 Anywhere else (a file, a pipe, `observe.live = False`) each step and each phase is a line.
 """
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, TextIO
 
 from rich.console import Console as RichConsole
 from rich.console import ConsoleDimensions, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from rlboost_jax.closing import Closing
-from rlboost_jax.messages import FleetStatus, InstanceStatus
+from rlboost_jax.messages import FleetStatus
 from rlboost_jax.observe.cost import total
+from rlboost_jax.observe.live_view import Shown, number, rate, split, view_lines
 from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.summary import Summary
 from rlboost_jax.pulse import PULSE
 from rlboost_jax.relay.start import Relayed
 
-STATE_STYLES = {"ready": "green", "pulling": "cyan", "joining": "yellow", "leaving": "red"}
-BARS = "▁▂▃▄▅▆▇█"
-HISTORY = 48  # steps in the sparkline
 SAMPLE_LETTERS = 70  # of a prompt and of a response
 
 
@@ -65,6 +62,8 @@ class Console(Closing):
         self._rows: list[Mapping[str, Any]] = []
         self._accuracy: float | None = None
         self._status: FleetStatus | None = None
+        self._bill = Bill()
+        self._drawn: tuple[int, list[int]] | None = None  # width, and cells of each line
         self._phases: list[tuple[str, float]] = []  # text, when it began
         self._began = time.monotonic()
         self._live: Live | None = None
@@ -113,6 +112,7 @@ class Console(Closing):
     def step(self, row: Mapping[str, Any]) -> None:
         """A step is done; `row` is its row of metrics."""
         self._rows.append(row)
+        self._bill.step(row)
         if row.get("accuracy") is not None:
             self._accuracy = row["accuracy"]
         if not self._live:
@@ -121,59 +121,70 @@ class Console(Closing):
     def fleet(self, status: FleetStatus) -> None:
         """The fleet as it is now. Without a view, arrivals and losses come as lines."""
         before, self._status = self._status, status
+        self._bill.fleet(status.cost_dollars)
         if not self._live and (changes := _changes(before, status)):
             self.note(changes)
 
+    def earlier(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Those of steps that were done before this start."""
+        self._rows = [*rows, *self._rows]
+        self._bill.earlier(rows)
+        for row in rows:
+            if row.get("accuracy") is not None:
+                self._accuracy = row["accuracy"]
+
     def _view(self) -> RenderableType:
-        parts: list[RenderableType] = [Text(), self._headline()]
-        if self._rows:
-            parts.append(self._last_step())
-        if self._status is not None:
-            parts += [Text(), _fleet_table(self._status), self._fleet_line(self._status)]
-        now = time.monotonic()
-        parts += [
-            Text(f"  {text} … {now - began:.0f} s", "cyan") for text, began in tuple(self._phases)
-        ]
-        return Group(*parts)
+        """Called before each drawing: the terminal may have another size by now."""
+        now, (width, height) = time.monotonic(), self._console.size
+        if self._drawn and self._drawn[0] > width:
+            self._console.file.write(_over(self._drawn[1], width))
+        shown = Shown(
+            num_steps=self._num_steps,
+            seconds=now - self._began,
+            rows=self._rows,
+            accuracy=self._accuracy,
+            status=self._status,
+            dollars=self._bill.dollars,
+            phases=[(text, now - began) for text, began in tuple(self._phases)],
+        )
+        lines = view_lines(shown, width=width, height=height)
+        self._drawn = width, [line.cell_len for line in lines]
+        return Group(*lines)
 
-    def _headline(self) -> RenderableType:
-        done = self._rows[-1]["step"] + 1 if self._rows else 0
-        line = Table.grid(padding=(0, 2))
-        line.add_row(
-            Text(" rlboost-jax", "bold"),
-            Text(f"{done}/{self._num_steps} steps"),
-            ProgressBar(total=self._num_steps, completed=done, width=32),
-            Text(_clock(time.monotonic() - self._began), "dim"),
-        )
-        return line
 
-    def _last_step(self) -> RenderableType:
-        row = self._rows[-1]
-        grid = Table.grid(padding=(0, 2))
-        rewards = [r["reward_mean"] or 0.0 for r in self._rows[-HISTORY:]]
-        accuracy = "–" if self._accuracy is None else f"{self._accuracy:.3f}"
-        grid.add_row(
-            " reward", Text(f"{_number(row, 'reward_mean', 3)}", "bold green"), spark(rewards)
-        )
-        grid.add_row(" accuracy", Text(accuracy, "bold"), Text("held-out, greedy", "dim"))
-        grid.add_row(
-            " tokens/s", Text(_rate(row, "tokens_generated"), "bold"), Text(_split(row), "dim")
-        )
-        grid.add_row(
-            " length", Text(_number(row, "response_length_mean", 1)), Text("tokens", "dim")
-        )
-        return grid
+class Bill:
+    """Dollars as the rows have them, and what the manager has counted since the last row.
 
-    def _fleet_line(self, status: FleetStatus) -> RenderableType:
-        window = f"seeding window open, {status.window_seconds:.1f} s" if status.window_open else ""
-        ahead = self._rows[-1].get("cost_forecast_dollars") if self._rows else None
-        forecast = "" if ahead is None else f" of about ${ahead:.4f}"
-        return Text(
-            f" {status.finished}/{status.total} responses   {status.joined} joined, "
-            f"{status.lost} lost   {total(self._rows, 'requests_migrated'):.0f} migrated, "
-            f"{total(self._rows, 'tokens_lost'):.0f} tokens lost\n"
-            f" ${status.cost_dollars:.4f}{forecast}   {window}"
-        )
+    The manager counts from its own start; a run may have had others before.
+    """
+
+    def __init__(self) -> None:
+        self._paid = 0.0  # by rows
+        self._counted: float | None = None  # by the manager, now
+        self._until = 0.0  # of these, what the rows have
+
+    @property
+    def dollars(self) -> float:
+        since = 0.0 if self._counted is None else max(0.0, self._counted - self._until)
+        return self._paid + since
+
+    def earlier(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._paid += total(rows, "cost_dollars")
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        self._paid += row.get("cost_dollars") or 0.0
+        self._until = self._counted or 0.0
+
+    def fleet(self, counted: float) -> None:
+        if self._counted is None or counted < self._counted:  # the first word of a manager
+            self._until = counted
+        self._counted = counted
+
+
+def _over(cells: Sequence[int], width: int) -> str:
+    """To the top of a view that a narrower terminal has wrapped, and all below erased."""
+    more = sum(max(1, -(-each // width)) for each in cells) - len(cells)
+    return f"\x1b[{more}A\r\x1b[J" if more else ""
 
 
 def step_line(row: Mapping[str, Any], num_steps: int) -> str:
@@ -181,43 +192,14 @@ def step_line(row: Mapping[str, Any], num_steps: int) -> str:
     accuracy = "" if row.get("accuracy") is None else f"  accuracy {row['accuracy']:.3f}"
     return (
         f"step {row['step']} ({row['step'] + 1}/{num_steps})  "
-        f"reward {_number(row, 'reward_mean', 3)}{accuracy}  "
-        f"length {_number(row, 'response_length_mean', 1)}  "
-        f"{_rate(row, 'tokens_generated')} tokens/s ({_split(row)})  "
-        f"servers {_number(row, 'instances_mean', 1)} "
+        f"reward {number(row, 'reward_mean', 3)}{accuracy}  "
+        f"length {number(row, 'response_length_mean', 1)}  "
+        f"{rate(row, 'tokens_generated')} tokens/s ({split(row)})  "
+        f"servers {number(row, 'instances_mean', 1)} "
         f"+{row.get('instances_joined') or 0} -{row.get('instances_lost') or 0}  "
         f"{row.get('tokens_lost') or 0} tokens lost  ${row.get('cost_dollars') or 0:.4f}  "
-        f"{_number(row, 'step_seconds', 2)} s"
+        f"{number(row, 'step_seconds', 2)} s"
     )
-
-
-def spark(values: list[float]) -> str:
-    """Values between 0 and 1 as a line of bars."""
-    top = len(BARS) - 1
-    return "".join(BARS[round(min(1.0, max(0.0, value)) * top)] for value in values)
-
-
-def _fleet_table(status: FleetStatus) -> RenderableType:
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for title in ("server", "state", "policy", "runs", "waits", "tokens", "line", "age", "$/h"):
-        table.add_column(title, justify="left" if title in ("server", "state") else "right")
-    for one in status.instances:
-        state = Text(one.state, STATE_STYLES.get(one.state, ""))
-        name = Text(one.instance, "bold" if one.reserved else "")
-        counts = (str(one.version), str(one.running), str(one.waiting), f"{one.tokens:,}")
-        rest = _line(one), _clock(one.seconds), f"{one.price_per_hour:.2f}"
-        table.add_row(name, state, *counts, *rest)
-    if not status.instances:
-        table.add_row(Text("none", "dim"))
-    return table
-
-
-def _line(one: InstanceStatus) -> str:
-    """Its round trip, the share of packets that it loses (over a hundredth), and its lease."""
-    if not one.round_trip:
-        return ""
-    lost = f" {one.losses:.0%} lost" if one.losses > 0.01 else ""
-    return f"{1e3 * one.round_trip:.0f} ms{lost}, {one.lease_seconds:.2g} s"
 
 
 def _changes(before: FleetStatus | None, status: FleetStatus) -> str:
@@ -229,22 +211,6 @@ def _changes(before: FleetStatus | None, status: FleetStatus) -> str:
     return f"  fleet: +{joined} joined, -{lost} lost, {now} ready"
 
 
-def _number(row: Mapping[str, Any], key: str, digits: int) -> str:
-    value = row.get(key)
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def _rate(row: Mapping[str, Any], key: str) -> str:
-    seconds, tokens = row.get("step_seconds"), row.get(key)
-    return "–" if not seconds or tokens is None else f"{tokens / seconds:,.0f}"
-
-
-def _split(row: Mapping[str, Any]) -> str:
-    return (
-        f"{_rate(row, 'tokens_reserved')} reserved + {_rate(row, 'tokens_preemptible')} preemptible"
-    )
-
-
 def _one_line(text: str) -> str:
     """Its beginning, with nothing that a terminal would take for more than text."""
     plain = "".join(
@@ -252,9 +218,3 @@ def _one_line(text: str) -> str:
     )
     line = " ".join(plain.split())
     return line if len(line) <= SAMPLE_LETTERS else line[: SAMPLE_LETTERS - 1] + "…"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -20,6 +20,7 @@ from rlboost_jax import durable
 from rlboost_jax.observe import figures, policy_figures
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.observe.figures import reward_parts
+from rlboost_jax.observe.history import history_lines
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.sample_table import sample_section
 from rlboost_jax.observe.samples import read_samples
@@ -52,7 +53,9 @@ def write_report(workdir: str | Path) -> Path:
         price = config.fleet.reserved_price_per_hour
         summary = summarize(rows, reserved_price_per_hour=price)
     page = report_page(
-        config, summary, rows, read_events(workdir), read_samples(workdir), name=workdir.name
+        *(config, summary, rows, read_events(workdir), read_samples(workdir)),
+        name=workdir.name,
+        history=tuple(history_lines(workdir)),
     )
     durable.write(workdir / FILE, page.encode())
     return workdir / FILE
@@ -66,8 +69,13 @@ def report_page(
     samples: Sequence[Mapping[str, Any]],
     *,
     name: str,
+    history: Sequence[str] = (),
 ) -> str:
-    """The whole page. What needs rows, events or samples is left out where there are none."""
+    """The whole page. What needs rows, events or samples is left out where there are none.
+
+    Args:
+        history: where the run comes from and what of it was changed.
+    """
     template = Template(
         resources.files(__package__).joinpath("report_template.html").read_text("utf-8")
     )
@@ -75,7 +83,8 @@ def report_page(
         name=html.escape(name),
         headline=html.escape(headline(summary)),
         tiles="\n".join(_tile(*tile) for tile in _tiles(config, summary)),
-        warnings="".join(f"<p class='warning'>{html.escape(s)}</p>" for s in signs(config, rows)),
+        warnings="".join(f"<p class='warning'>{html.escape(s)}</p>" for s in signs(config, rows))
+        + "".join(f"<p class='change'>{html.escape(line)}</p>" for line in history),
         sections="\n".join(map(_section, _sections(config, rows, events))),
         samples=sample_section(samples),
         plan=html.escape(plan_text(config)),

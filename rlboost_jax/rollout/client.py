@@ -19,6 +19,7 @@ from rlboost_jax.credentials import COPY_AGAIN, RECOVERS, Endpoint, explain
 from rlboost_jax.messages import Goodbye, Hello, Hint, Notice, Ready, ServerMessage, Welcome
 from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.rollout import stream
+from rlboost_jax.rollout.narration import Seen
 from rlboost_jax.rollout.stream import Refused, Stream, cancel
 from rlboost_jax.rollout.weight_updates import PullerLike, WeightUpdates
 from rlboost_jax.rollout.worker import Worker
@@ -125,6 +126,16 @@ class InstanceClient:
         finally:
             failure.cancel()
             await cancel(serving)
+
+    def seen(self) -> Seen:
+        """What there is to say of it now."""
+        return Seen(
+            connected=self._welcomed,
+            trouble=self._trouble,
+            version=self._worker.version,
+            tokens=self._worker.sampled,
+            held=self._worker.held,
+        )
 
     def leave(self, reason: str) -> None:
         """Flush, say goodbye and end `run`. To be called in its event loop; once is enough."""

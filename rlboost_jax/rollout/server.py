@@ -42,6 +42,7 @@ from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.start import server_run
 from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
 from rlboost_jax.rollout.instance import engine_of, hello_of
+from rlboost_jax.rollout.narration import Narrator, narrate
 from rlboost_jax.rollout.notices.metadata import ADDRESS, CloudNotice
 from rlboost_jax.rollout.notices.watch import watch_machine
 from rlboost_jax.rollout.stream import Refused
@@ -212,13 +213,16 @@ async def _serve(
     watching = asyncio.ensure_future(
         watch_machine(cloud, tell, lambda line: print(line, flush=True), address=args.notices_url)
     )
+    narrator = Narrator(lambda line: print(line, flush=True))
+    narrating = asyncio.ensure_future(narrate(client.seen, narrator))
     print(f"registering with {args.manager}", flush=True)
     try:
         return await client.run()
     finally:
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
+        for task in (watching, narrating):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
 def _heed_signals(args: argparse.Namespace, fleet: FleetConfig, client: InstanceClient) -> None:

@@ -71,9 +71,24 @@ class Worker:
         self._digest = ""  # of the engine's parameters; "" where nobody said
         self._unsent: DispatchLike | None = None
         self._sequence = 0
+        self._sampled = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self.failure: Future[None] = _promise()  # its exception is the engine's
+
+    @property
+    def sampled(self) -> int:
+        """Tokens, since the beginning."""
+        return self._sampled
+
+    @property
+    def held(self) -> int:
+        """Requests that run or wait, as of the last dispatch."""
+        return self._engine.running + self._engine.waiting
+
+    @property
+    def version(self) -> Version | None:
+        return self._engine.version
 
     def start(self, emit: Emit) -> None:
         """Begin; `emit` gets every message, in this worker's thread."""
@@ -168,6 +183,7 @@ class Worker:
     def _finished(self, dispatch: DispatchLike, began: float) -> float:
         """Record a dispatch that is over; the device has been at the next one since then."""
         ended = time.monotonic()
+        self._sampled += len(dispatch.tokens)
         if self.spans.on:
             self.spans.add(
                 "dispatch",

@@ -65,11 +65,20 @@ class AlgorithmConfig:
     ratio_level: RatioLevel = setting(FROM_PRESET, "whose probability a ratio is of")
     surrogate: Surrogate = setting(FROM_PRESET, "what the ratio and the advantage make of a token")
     clip_low: float = setting(
-        FROM_PRESET, "ratios range over [1 - clip_low, 1 + clip_high]", above=0, at_most=1
+        FROM_PRESET,
+        "ratios range over [1 - clip_low, 1 + clip_high]",
+        above=0,
+        at_most=1,
+        may_change="from its step",
     )
-    clip_high: float = setting(FROM_PRESET, "an offset from 1, not the bound itself", above=0)
+    clip_high: float = setting(
+        FROM_PRESET, "an offset from 1, not the bound itself", above=0, may_change="from its step"
+    )
     dual_clip: float = setting(
-        FROM_PRESET, "most a ratio counts where the advantage is negative; 0: no bound", at_least=0
+        FROM_PRESET,
+        "most a ratio counts where the advantage is negative; 0: no bound",
+        at_least=0,
+        may_change="from its step",
     )
     sapo_temperature_positive: float = setting(
         FROM_PRESET, "τ of SAPO's gate where the advantage is positive", above=0
@@ -79,7 +88,10 @@ class AlgorithmConfig:
         FROM_PRESET, "how losses of tokens become one of the update"
     )
     kl_coefficient: float = setting(
-        FROM_PRESET, "β; 0: no starting model is kept to compare with", at_least=0
+        FROM_PRESET,
+        "β; 0: no starting model is kept to compare with",
+        at_least=0,
+        may_change="from its step",
     )
     kl_estimator: KlEstimator = setting(FROM_PRESET, "of the KL to the starting model")
     kl_placement: KlPlacement = setting(FROM_PRESET, "what the KL is a term of")
@@ -89,17 +101,26 @@ class AlgorithmConfig:
     )
     correction_level: CorrectionLevel = setting(FROM_PRESET, "whose ratio, learner / engine, it is")
     correction_low: float = setting(
-        FROM_PRESET, "least ratio that is kept by mask and reject", at_least=0
+        FROM_PRESET,
+        "least ratio that is kept by mask and reject",
+        at_least=0,
+        may_change="from its step",
     )
-    correction_high: float = setting(FROM_PRESET, "most ratio kept; truncate cuts here", above=0)
+    correction_high: float = setting(
+        FROM_PRESET, "most ratio kept; truncate cuts here", above=0, may_change="from its step"
+    )
     overlong_penalty: float = setting(
-        FROM_PRESET, "taken from the reward of a response without an end; 0: nothing", at_least=0
+        FROM_PRESET,
+        "taken from the reward of a response without an end; 0: nothing",
+        at_least=0,
+        may_change="from its step",
     )
     overlong_band: float = setting(
         FROM_PRESET,
         "share of sampling.max_response_tokens over which the penalty rises",
         above=0,
         at_most=1,
+        may_change="from its step",
     )
     overlong_filter: bool = setting(FROM_PRESET, "responses that were cut off are not trained on")
     dynamic_sampling: bool = setting(FROM_PRESET, "a batch is made of groups whose rewards differ")
@@ -119,9 +140,15 @@ class AlgorithmConfig:
         at_least=0,
         at_most=8,
     )
-    critic_learning_rate: float = setting(FROM_PRESET, "AdamW's, of gae's critic", above=0)
+    critic_learning_rate: float = setting(
+        FROM_PRESET, "AdamW's, of gae's critic", above=0, may_change="from its step"
+    )
     value_clip: float = setting(
-        FROM_PRESET, "most a value moves in a batch; 0: freely", unit="reward", at_least=0
+        FROM_PRESET,
+        "most a value moves in a batch; 0: freely",
+        unit="reward",
+        at_least=0,
+        may_change="from its step",
     )
     routing_replay: bool = setting(
         FROM_PRESET, "the learner sends tokens to the experts that they were sampled with"

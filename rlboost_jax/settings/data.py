@@ -46,11 +46,15 @@ class DataConfig:
     preset: DataPreset = setting(
         "", "a well-known data set, which fills the fields that are left empty (data_presets.py)"
     )
-    source: str = setting("", "file, folder, pattern such as data/*.jsonl, or name on the hub")
+    source: str = setting(
+        "", "file, folder, pattern such as data/*.jsonl, or name on the hub", may_change="at once"
+    )
     format: DataFormat = setting("auto", 'of the source; "auto": by the ending')
     subset: str = setting("", "configuration of a Hugging Face data set")
     split: str = setting("", 'of a Hugging Face data set; "": train')
-    heldout_source: str = setting("", 'rows for evaluation; "": heldout_split, or heldout_share')
+    heldout_source: str = setting(
+        "", 'rows for evaluation; "": heldout_split, or heldout_share', may_change="at once"
+    )
     heldout_subset: str = setting("", "configuration of heldout_source")
     heldout_split: str = setting("", "split of heldout_source, or of source, for evaluation")
     heldout_share: float = setting(
@@ -84,7 +88,9 @@ class DataConfig:
     max_prompt_tokens: int = setting(
         0, "longer prompts are left out; 0: engine.max_prompt_tokens", at_least=0
     )
-    tokenizer: str = setting("", '"bytes", a folder, or a name on the hub; "": model.source')
+    tokenizer: str = setting(
+        "", '"bytes", a folder, or a name on the hub; "": model.source', may_change="at once"
+    )
     chat: Chat = setting("auto", 'whether to use the chat template; "auto": where there is one')
     chat_template: str = setting("", "Jinja, in place of the tokenizer's")
     system_prompt: str = setting("", "first message of each chat")

@@ -21,6 +21,7 @@ class EngineConfig:
         "in the pool; 0: the longest rollout of every slot, if that fits",
         unit="pages",
         at_least=0,
+        may_change="at once",
     )
     memory_fraction: float = setting(
         0.9,
@@ -29,6 +30,7 @@ class EngineConfig:
         "host share its memory, and each takes what its slots need.",
         above=0,
         at_most=1,
+        may_change="at once",
     )
     max_prompt_tokens: int = setting(
         8, "longest prompt; with the longest response it fills a slot", at_least=1

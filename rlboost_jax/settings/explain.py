@@ -21,6 +21,8 @@ HEADER: Final = """\
 
 Every setting of a run: `--config.NAME=VALUE` on the command line, `config.NAME = VALUE` in a file.
 `--explain=learner.attention` says the same of one setting, `--explain=learner` of a section.
+What may change in a run that has begun says so: at once, or from the step on that the run goes on
+with ([docs/changing.md](changing.md)). Nothing else may.
 Made by `python -m rlboost_jax.settings.explain` from `rlboost_jax/settings/`.
 """
 
@@ -42,7 +44,7 @@ def explain(name: str) -> str:
 
 def _lines(setting: Setting) -> Iterator[str]:
     yield setting.name
-    yield f"  {values_of(setting)}; default {shown(setting.default)}"
+    yield f"  {values_of(setting)}; default {shown(setting.default)}{_change(setting)}"
     yield textwrap.fill(_sentences(setting), 98, initial_indent="  ", subsequent_indent="  ")
 
 
@@ -54,6 +56,10 @@ def _sentences(setting: Setting) -> str:
 def shown(value: Any) -> str:
     """A default, as a command line would have it."""
     return "that of algorithm.name" if value is FROM_PRESET else json.dumps(value)
+
+
+def _change(setting: Setting) -> str:
+    return "" if setting.may_change == "never" else f"; may change {setting.may_change}"
 
 
 def values_of(setting: Setting) -> str:
@@ -78,7 +84,7 @@ def _sections() -> Iterator[str]:
             yield from ([""] if section is not None else [])
             yield f"## {named or 'The run'}\n"
             section = named
-        default = f"default {shown(setting.default)}"
+        default = f"default {shown(setting.default)}{_change(setting)}"
         line = f"- **`{setting.name}`** ({values_of(setting)}; {default})"
         yield textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
         text = _sentences(setting)

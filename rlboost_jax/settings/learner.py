@@ -41,17 +41,39 @@ class LearnerConfig:
         note="A micro-batch becomes as many packed batches of this size as it needs.",
         at_least=0,
     )
-    learning_rate: float = setting(3e-4, "AdamW's, highest of the schedule", above=0)
-    schedule: Schedule = setting("constant", "of the learning rate; the others end with 0")
+    learning_rate: float = setting(
+        3e-4, "AdamW's, highest of the schedule", above=0, may_change="from its step"
+    )
+    schedule: Schedule = setting(
+        "constant", "of the learning rate; the others end with 0", may_change="from its step"
+    )
     schedule_warmup_steps: int = setting(
-        0, "over which the learning rate rises", unit="updates", at_least=0
+        0,
+        "over which the learning rate rises",
+        unit="updates",
+        at_least=0,
+        may_change="from its step",
     )
-    weight_decay: float = setting(0.0, "AdamW's, per update at learning rate 1", at_least=0)
-    beta1: float = setting(0.9, "AdamW's decay of the mean gradient", at_least=0, at_most=0.99999)
+    weight_decay: float = setting(
+        0.0, "AdamW's, per update at learning rate 1", at_least=0, may_change="from its step"
+    )
+    beta1: float = setting(
+        0.9,
+        "AdamW's decay of the mean gradient",
+        at_least=0,
+        at_most=0.99999,
+        may_change="from its step",
+    )
     beta2: float = setting(
-        0.98, "AdamW's decay of the mean squared gradient", at_least=0, at_most=0.99999
+        0.98,
+        "AdamW's decay of the mean squared gradient",
+        at_least=0,
+        at_most=0.99999,
+        may_change="from its step",
     )
-    max_gradient_norm: float = setting(1.0, "global norm to which gradients are clipped", above=0)
+    max_gradient_norm: float = setting(
+        1.0, "global norm to which gradients are clipped", above=0, may_change="from its step"
+    )
     tolerated_gap: float = setting(
         0.0,
         "most a server's log-probability may differ from the learner's; 0: by precision",
@@ -59,6 +81,7 @@ class LearnerConfig:
         note="A server that differs by more is quarantined, and its work done again; see "
         "learner/doubts.py.",
         at_least=0,
+        may_change="at once",
     )
     guard_gradient_norm: float = setting(
         0.0,
@@ -66,9 +89,14 @@ class LearnerConfig:
         note="An update beyond a guard is not applied. The run ends with a report, the last "
         "checkpoint is as it was, and the same command with a higher guard goes on from it.",
         at_least=0,
+        may_change="from its step",
     )
     guard_kl: float = setting(
-        0.0, "most mean KL to the starting model; 0: no guard", unit="nats/token", at_least=0
+        0.0,
+        "most mean KL to the starting model; 0: no guard",
+        unit="nats/token",
+        at_least=0,
+        may_change="from its step",
     )
     mesh: tuple[int, int, int] = setting((1, 1, 1), "devices along (data, fsdp, tensor)")
     device_gb: float = setting(
@@ -77,6 +105,7 @@ class LearnerConfig:
         unit="1e9 bytes",
         note="A start asks the device instead.",
         at_least=0,
+        may_change="at once",
     )
     remat: Remat = setting(
         "none",

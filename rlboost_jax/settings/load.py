@@ -8,13 +8,14 @@ import dataclasses
 import difflib
 import json
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
 from rlboost_jax import at_rest, durable
+from rlboost_jax.settings.changes import Change
 from rlboost_jax.settings.errors import ConfigError, suggestion
 from rlboost_jax.settings.presets import resolved
 from rlboost_jax.settings.renamed import successor, without_retired
@@ -23,56 +24,28 @@ from rlboost_jax.settings.setting import is_required
 from rlboost_jax.settings.sources import source_fields
 from rlboost_jax.settings.validate import check, check_files
 
-# What may differ when a run goes on in its workdir: nothing of this reaches a gradient. Places may,
-# since what lies there is compared: of data and tokenizer in `data/open.py`, of the checkpoint to
-# begin with in `learner/origin.py`.
-MAY_DIFFER: Final = (
-    "checkpoint",
-    "compile_cache_dir",
-    "data.heldout_source",
-    "data.source",
-    "data.tokenizer",
-    "engine.memory_fraction",
-    "engine.num_pages",
-    "evaluation",
-    "fleet",
-    "learner.device_gb",
-    "learner.guard_gradient_norm",
-    "learner.guard_kl",
-    "learner.tolerated_gap",
-    "manager",
-    "model.source",
-    "observe",
-    "rewards.tolerated_failures",
-    "rewards.workers",
-    "weights.keep_versions",
-    "weights.source",
-)
-
-
-def may_differ(config: RunConfig) -> tuple[str, ...]:
-    """What a run in its workdir may change. The length too, unless the schedule depends on it."""
-    return (*MAY_DIFFER, "num_steps") if config.learner.schedule == "constant" else MAY_DIFFER
-
-
 REMEDY: Final = "bring it back from a copy, or choose another --workdir"  # of a damaged record
 
+_BESIDE: Final = ("run_id", "changes", "fork")  # of settings, in `config.json`
+
 Record = TypeVar("Record")
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoint of another run that a run was begun with."""
+
+    workdir: str
+    run_id: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.workdir}@{self.step}"
 
 
 class ConfigDictLike(Protocol):
     """An `ml_collections.ConfigDict`, as far as it is needed here."""
 
     def to_dict(self) -> dict[str, Any]: ...
-
-
-class Difference(NamedTuple):
-    name: str  # dotted, as on the command line after `--config.`
-    first: object
-    second: object
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.first!r} → {self.second!r}"
 
 
 def run_config(config: ConfigDictLike) -> RunConfig:
@@ -97,13 +70,13 @@ def run_config(config: ConfigDictLike) -> RunConfig:
 def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     """The checked record of nested dictionaries, as `to_dict` and JSON give them.
 
-    A "run_id" at the top is passed over: `config.json` carries one. Files that the
-    configuration names are not opened, since they are on the trainer's host. What the
-    algorithm leaves open is filled in by its preset.
+    What `config.json` carries besides settings is passed over. Files that the configuration names
+    are not opened, since they are on the trainer's host. What the algorithm leaves open is filled
+    in by its preset.
 
     Raises ConfigError.
     """
-    values = {key: value for key, value in values.items() if key != "run_id"}
+    values = {key: value for key, value in values.items() if key not in _BESIDE}
     record = record_from_dict(values, RunConfig, fill=_with_preset)
     check(record)
     return record
@@ -133,7 +106,17 @@ def record_from_dict(
         return msgspec.convert(fill(values), kind)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$.")
-        raise ConfigError(f"config.{place.rstrip('`')}: {reason[:1].lower()}{reason[1:]}") from None
+        place = place.rstrip("`")
+        shown = f" is {_at(values, place)!r}" if _at(values, place) is not None else ""
+        raise ConfigError(f"config.{place}{shown}: {reason[:1].lower()}{reason[1:]}") from None
+
+
+def _at(values: Mapping[str, Any], place: str) -> Any:
+    """What stands there; None where nothing does, or the place is inside of a value."""
+    found: Any = values
+    for name in place.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def _with_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -156,40 +139,35 @@ def read_run_id(path: str | Path) -> str:
     return run_id
 
 
-def write_run_config(path: str | Path, config: RunConfig, run_id: str) -> None:
+def read_changes(path: str | Path) -> tuple[Change, ...]:
+    """What was changed since the run began, as `config.json` has it; raises ConfigError."""
+    return _part(path, "changes", tuple[Change, ...]) or ()
+
+
+def read_origin(path: str | Path) -> Origin | None:
+    """Where a run was forked from; None of one that was not. Raises ConfigError."""
+    return _part(path, "fork", Origin)
+
+
+def write_run_config(
+    path: str | Path,
+    config: RunConfig,
+    run_id: str,
+    *,
+    changes: Sequence[Change] = (),
+    fork: Origin | None = None,
+) -> None:
     """Write `config.json` durably, in one piece: a reader never sees half of it."""
-    at_rest.write_sealed(_file(path), {"run_id": run_id, **to_dict(config)})
+    beside = {"changes": msgspec.to_builtins(tuple(changes))} if changes else {}
+    if fork is not None:
+        beside["fork"] = msgspec.to_builtins(fork)
+    at_rest.write_sealed(_file(path), {"run_id": run_id, **beside, **to_dict(config)})
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Nested dictionaries that JSON can hold; `run_config_from_dict` takes them back."""
     values: dict[str, Any] = msgspec.to_builtins(config)
     return values
-
-
-def differences(
-    first: RunConfig, second: RunConfig, *, ignore: tuple[str, ...] = ()
-) -> tuple[Difference, ...]:
-    """Fields in which two configurations differ.
-
-    Args:
-        ignore: dotted names of fields and whole sections to leave out; see `may_differ`.
-    """
-    pairs = zip(_fields(first, ""), _fields(second, ""), strict=True)
-    return tuple(
-        Difference(name, one, other)
-        for (name, one), (_, other) in pairs
-        if one != other and not any(name == i or name.startswith(i + ".") for i in ignore)
-    )
-
-
-def _fields(record: Any, prefix: str) -> Iterator[tuple[str, object]]:
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _fields(value, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name, value
 
 
 def _wrong_keys(
@@ -240,6 +218,14 @@ def _wrong_entry(entry: Any, record: Any, place: str) -> Iterator[str]:
     for name, field in fields.items():
         if is_required(field) and name not in entry:
             yield f"config.{place}: {name!r} is missing"
+
+
+def _part(path: str | Path, name: str, kind: type[Record]) -> Record | None:
+    value = _read(path).get(name)
+    try:
+        return None if value is None else msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {name} is damaged ({error}); {REMEDY}") from None
 
 
 def _read(path: str | Path) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class ModelConfig:
         'checkpoint to begin with: folder, or "owner/name[@revision]" on the hub; "": none',
         note="In Hugging Face's format. All other fields of the model but dtype and lora are then "
         "read from its config.json, whatever they are set to.",
+        may_change="at once",
     )
     family: str = setting(
         "qwen3",

@@ -34,12 +34,22 @@ class RewardsConfig:
         '"options": {"limit": 3}, "time_limit_seconds": 2.0, "label": "short"}. Two of one name '
         "need a label each.",
     )
-    workers: int = setting(2, "that reward functions run in", unit="processes", at_least=1)
-    time_limit_seconds: float = setting(10.0, "of one function for one response", above=0)
-    memory_mb: int = setting(1024, "that one call may allocate", at_least=1)
+    workers: int = setting(
+        2, "that reward functions run in", unit="processes", at_least=1, may_change="at once"
+    )
+    time_limit_seconds: float = setting(
+        10.0, "of one function for one response", above=0, may_change="from its step"
+    )
+    memory_mb: int = setting(
+        1024, "that one call may allocate", at_least=1, may_change="from its step"
+    )
     fallback: float = setting(0.0, "what a function that failed is taken to have returned")
     tolerated_failures: float = setting(
-        0.5, "share of a step's responses; with more the run ends", at_least=0, at_most=1
+        0.5,
+        "share of a step's responses; with more the run ends",
+        at_least=0,
+        at_most=1,
+        may_change="from its step",
     )
     sandbox: Sandbox = setting(
         "required", "code runs contained or not at all; or as contained as this host can"

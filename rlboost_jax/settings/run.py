@@ -17,7 +17,7 @@ from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.observe import ObserveConfig
 from rlboost_jax.settings.rewards import RewardsConfig
 from rlboost_jax.settings.sampling import EvaluationConfig, SamplingConfig
-from rlboost_jax.settings.setting import setting
+from rlboost_jax.settings.setting import section, setting
 from rlboost_jax.settings.warmup import WarmupConfig
 from rlboost_jax.settings.weights import CheckpointConfig, WeightsConfig
 
@@ -28,9 +28,13 @@ class RunConfig:
 
     seed: int = setting(0, "names every random choice of the run", at_least=0, at_most=MAX_SEED)
     deterministic: bool = setting(True, "same bits whatever the fleet does")
-    num_steps: int = setting(100, "of the run, each with one batch", unit="steps", at_least=1)
+    num_steps: int = setting(
+        100, "of the run, each with one batch", unit="steps", at_least=1, may_change="from its step"
+    )
     compile_cache_dir: str = setting(
-        "", 'compiled programs; "": $JAX_COMPILATION_CACHE_DIR, or ~/.cache/rlboost_jax'
+        "",
+        'compiled programs; "": $JAX_COMPILATION_CACHE_DIR, or ~/.cache/rlboost_jax',
+        may_change="at once",
     )
     model: ModelConfig
     task: TaskConfig
@@ -41,12 +45,12 @@ class RunConfig:
     sampling: SamplingConfig
     learner: LearnerConfig
     engine: EngineConfig
-    manager: ManagerConfig
+    manager: ManagerConfig = section(may_change="at once")
     weights: WeightsConfig
-    checkpoint: CheckpointConfig
-    fleet: FleetConfig
-    evaluation: EvaluationConfig
-    observe: ObserveConfig
+    checkpoint: CheckpointConfig = section(may_change="at once")
+    fleet: FleetConfig = section(may_change="at once")
+    evaluation: EvaluationConfig = section(may_change="from its step")
+    observe: ObserveConfig = section(may_change="at once")
 
     @property
     def num_updates(self) -> int:

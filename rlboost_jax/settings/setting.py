@@ -2,7 +2,8 @@
 
 The field says name, type, default, range, unit and meaning; a choice is a `Literal` type, or a key
 of a table. Made from it: the configuration that a run begins with (`configs/base.py`), checks of
-ranges (`ranges.py`), `docs/reference/settings.md` and `--explain` (`explain.py`).
+ranges (`ranges.py`), what may change in a run that has begun (`changes.py`),
+`docs/reference/settings.md` and `--explain` (`explain.py`).
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 _KEY: Final = "setting"
+_SECTION: Final = "section"
 _UNITS: Final = {  # by the end of a name
     "_seconds": "s",
     "_tokens": "tokens",
@@ -21,6 +23,11 @@ _UNITS: Final = {  # by the end of a name
     "_per_hour": "$/h",
     "_per_gb": "$/GB",
 }
+
+
+# Whether a run that has begun may go on with another value. What reaches no update takes effect at
+# once; all else from the step on that the run goes on with, also when steps are done again.
+MayChange = Literal["never", "at once", "from its step"]
 
 
 class FromPreset:
@@ -45,6 +52,7 @@ class Setting:
         note: what else is to be known, sentences.
         at_least, above, at_most: limits that hold by themselves; None: no such limit.
         choices: all values there are; () for any.
+        may_change: in a run that has begun.
     """
 
     name: str
@@ -57,6 +65,7 @@ class Setting:
     above: float | None = None
     at_most: float | None = None
     choices: tuple[str, ...] = ()
+    may_change: MayChange = "never"
 
 
 def setting(
@@ -69,12 +78,14 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     choices: tuple[str, ...] = (),
+    may_change: MayChange | None = None,
 ) -> Any:
     """A field of a record of settings; the arguments are those of `Setting`.
 
     Args:
         unit: where the end of the name does not say it.
         choices: where a table has them; a `Literal` type has its own.
+        may_change: None: as its section says.
     """
     values = {
         "default": default,
@@ -85,28 +96,36 @@ def setting(
         "above": above,
         "at_most": at_most,
         "choices": choices,
+        "may_change": may_change,
     }
     if default is FROM_PRESET:
         return dataclasses.field(metadata={_KEY: values})
     return dataclasses.field(default=default, metadata={_KEY: values})
 
 
+def section(*, may_change: MayChange) -> Any:
+    """A field that is a record of its own, of whose settings this holds unless they say else."""
+    return dataclasses.field(metadata={_SECTION: may_change})
+
+
 @functools.cache
 def settings_of(record: type) -> tuple[Setting, ...]:
     """All settings of a record's class and of the records inside it, in their order."""
-    return tuple(_settings(record, ""))
+    return tuple(_settings(record, "", "never"))
 
 
-def _settings(record: Any, section: str) -> Iterator[Setting]:
+def _settings(record: Any, section: str, may_change: MayChange) -> Iterator[Setting]:
     for field in dataclasses.fields(record):
         name = f"{section}.{field.name}" if section else field.name
         if is_section(field.type):
-            yield from _settings(field.type, name)
+            inside = field.metadata.get(_SECTION, may_change)
+            yield from _settings(field.type, name, inside)
             continue
         values = dict(field.metadata[_KEY])
         values["unit"] = values["unit"] or next(
             (unit for end, unit in _UNITS.items() if field.name.endswith(end)), ""
         )
+        values["may_change"] = values["may_change"] or may_change
         if typing.get_origin(field.type) is Literal:
             values["choices"] = typing.get_args(field.type)
         yield Setting(name=name, kind=field.type, **values)

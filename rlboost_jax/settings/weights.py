@@ -14,9 +14,13 @@ class WeightsConfig:
     """Snapshots that the learner publishes and servers pull."""
 
     rollout_dtype: Dtype = setting("float32", "of snapshots and engines")
-    keep_versions: int = setting(2, "snapshots kept besides those in use", at_least=1)
+    keep_versions: int = setting(
+        2, "snapshots kept besides those in use", at_least=1, may_change="at once"
+    )
     source: WeightsSource = setting(
-        "auto", 'how servers pull; "auto": from the directory where they can see it'
+        "auto",
+        'how servers pull; "auto": from the directory where they can see it',
+        may_change="at once",
     )
 
 

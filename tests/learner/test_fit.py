@@ -14,7 +14,7 @@ from rlboost_jax import exits, main
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.memory import DeviceMemory, NotEnoughMemory, engine_sizes, plan_memory
 from rlboost_jax.learner import fit, training
-from rlboost_jax.learner.opening import Makers
+from rlboost_jax.learner.makers import Makers
 from rlboost_jax.settings import memory
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.run import RunConfig

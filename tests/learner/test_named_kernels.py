@@ -9,7 +9,7 @@ import pytest
 from configs import base
 from rlboost_jax import exits
 from rlboost_jax.learner import kernels, training
-from rlboost_jax.learner.opening import Makers
+from rlboost_jax.learner.makers import Makers
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.qualification.learner_start import KernelNotAvailable
 from rlboost_jax.settings.load import run_config

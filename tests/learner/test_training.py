@@ -11,20 +11,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rlboost_jax.learner import preparation, training
-from rlboost_jax.learner.evaluation import Score
-from rlboost_jax.learner.link import ManagerLink
-from rlboost_jax.learner.loop import TrainingLoop
-from rlboost_jax.learner.manager_process import ManagerProcess
-from rlboost_jax.learner.opening import Makers
-from rlboost_jax.learner.preparation import programs
-from rlboost_jax.learner.reserved import ReservedEngines
+from rlboost_jax.learner import preparation
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.observe.aside import Aside
 from rlboost_jax.observe.console import Console
-from rlboost_jax.observe.metrics import KEYS, read_metrics
+from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.summary import headline
 from rlboost_jax.qualification.host import Host
 from rlboost_jax.qualification.records import Trial, Verdict
@@ -32,100 +25,8 @@ from rlboost_jax.qualification.start import trainer_run
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.memory import learner_bytes
 from rlboost_jax.weights.snapshots import SnapshotStore
-from tests.endpoints import SEAL, endpoint
+from tests.learner.doubles import FINAL, FINAL_ACCURACY, MAKERS, STEPS, Link, Loop, quick, train
 from tests.patience import PATIENCE_SECONDS
-
-STEPS = 3
-FINAL_ACCURACY = 0.875
-FINAL = Score(
-    accuracy=FINAL_ACCURACY,
-    best=FINAL_ACCURACY,
-    prompts=8,
-    samples=1,
-    response_length_mean=2.0,
-    failures=0,
-)
-
-
-class Manager(ManagerProcess):
-    def __init__(self, workdir, run_id):
-        self.dismissed = False
-
-    def locate(self):
-        return endpoint("127.0.0.1:9")
-
-    def seal_key(self):
-        return SEAL
-
-    def close(self):
-        pass
-
-    def dismiss(self):
-        self.dismissed = True
-
-
-class Link(ManagerLink):
-    """Of the last run: `Link.last`."""
-
-    def __init__(self, thread, **_):
-        Link.last, self.status, self.reason, self.over = self, None, None, None
-
-    def connect(self, hello):
-        pass
-
-    def committed(self, step):
-        pass
-
-    def publish(self, manifest):
-        pass
-
-    def end(self, reason, *, over):
-        self.reason, self.over = reason, over
-        return True
-
-
-class Reserved(ReservedEngines):
-    def __init__(self, *_, **__):
-        pass
-
-    def connect(self, *_):
-        pass
-
-    def close(self):
-        pass
-
-
-class Loop(TrainingLoop):
-    """Steps that are over at once."""
-
-    def __init__(self, session):
-        self.publisher = session.publisher
-
-    def step(self, step):
-        accuracy = 0.5 if step == 0 else None
-        return {**dict.fromkeys(KEYS), "step": step, "accuracy": accuracy, "step_seconds": 1.0}
-
-    def save(self, step):
-        pass
-
-    def final_score(self):
-        return FINAL
-
-
-def quick(run, mesh, working_bytes=0):
-    """Programs that are not compiled before they are needed."""
-    policy, critic = programs(run, mesh)
-    policy.compile = lambda *_, **__: working_bytes
-    return policy, critic
-
-
-MAKERS = Makers(
-    programs=quick,
-    manager=Manager,
-    link=Link,
-    reserved=Reserved,
-    engine=lambda run, **_: SimpleNamespace(memory="memory: a plan"),
-)
 
 
 @pytest.fixture
@@ -136,13 +37,6 @@ def run(config):
         num_steps=STEPS,
         warmup=dataclasses.replace(config.warmup, max_updates=0),
         observe=dataclasses.replace(config.observe, live=False, trackers=()),
-    )
-
-
-def train(run, workdir, loop=Loop, **makers):
-    """With a trainer that is alone in the world."""
-    return training.run_training(
-        run, workdir, makers=dataclasses.replace(MAKERS, **makers), loop=loop
     )
 
 

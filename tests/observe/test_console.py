@@ -3,10 +3,13 @@ import re
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console as RichConsole
+from rich.console import ConsoleDimensions
 
 from rlboost_jax.messages import FleetStatus, InstanceStatus
-from rlboost_jax.observe.console import Console, spark
+from rlboost_jax.observe.console import Console, _over
+from rlboost_jax.observe.live_view import spark
 from rlboost_jax.observe.metrics import KEYS
 from tests.observe.conftest import sample
 
@@ -156,7 +159,6 @@ def test_the_view_shows_step_fleet_and_phase(monkeypatch: pytest.MonkeyPatch) ->
         "150/192 responses",
         "5 joined, 3 lost",
         "40 migrated",
-        "$0.0123",
         "compiling the train step …",
     ):
         assert part in shown, shown
@@ -168,7 +170,42 @@ def test_the_view_before_anything_happened(monkeypatch: pytest.MonkeyPatch) -> N
     with console(Terminal()) as view:
         assert "0/60 steps" in drawn(view)
         view.fleet(status(joined=0, lost=0))
-        assert "none" in drawn(view)
+        assert "no server yet" in drawn(view)
+
+
+def test_the_dollars_are_those_of_the_bill() -> None:
+    """Rows of before, rows of this start, and what the manager has counted since."""
+    view = console(io.StringIO())
+    view.earlier([metrics(cost_dollars=2.0), metrics(cost_dollars=None)])
+    assert view._bill.dollars == pytest.approx(2.0)
+    for counted, shown in ((0.5, 2.0), (0.75, 2.25)):  # by a manager that was there already
+        view.fleet(replace(status(joined=0, lost=0), cost_dollars=counted))
+        assert view._bill.dollars == pytest.approx(shown)
+    view.step(metrics(cost_dollars=0.5))  # 0.25 of it from before it was seen
+    assert view._bill.dollars == pytest.approx(2.5)
+    view.fleet(replace(status(joined=0, lost=0), cost_dollars=0.0))  # another manager
+    view.fleet(replace(status(joined=0, lost=0), cost_dollars=0.125))
+    assert view._bill.dollars == pytest.approx(2.625)
+
+
+def test_a_view_that_a_narrower_terminal_has_wrapped_is_drawn_over() -> None:
+    """Of lines of 100, 40 and 0 cells, the first takes three rows of 40: two more to go up."""
+    assert _over([100, 40, 0], 40) == "\x1b[2A\r\x1b[J"
+    assert _over([40, 12], 40) == ""
+
+
+def test_each_drawing_asks_how_wide_the_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    file = Terminal()
+    view = console(file)
+    view.step(metrics(accuracy=0.5))
+    wide = drawn(view)
+    view._console.size = ConsoleDimensions(40, 30)  # as a terminal of another size would say
+    before = len(file.getvalue())
+    narrow = drawn(view)
+    assert max(map(len, narrow.splitlines())) <= 40 < max(map(len, wide.splitlines()))
+    assert "\x1b[J" in file.getvalue()[before:]
 
 
 def drawn(view: Console) -> str:

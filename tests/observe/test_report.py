@@ -15,10 +15,21 @@ from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import summarize, write_summary
 from rlboost_jax.observe.timeline import lives
+from rlboost_jax.settings.changes import Change
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import read_run_config, write_run_config
+from rlboost_jax.settings.load import Origin, read_run_config, write_run_config
 from tests.observe.conftest import sample
 from tests.patience import PATIENCE_SECONDS
+
+
+def test_changes_and_origin_are_in_the_report(workdir: Path) -> None:
+    config = read_run_config(workdir)
+    change = Change(step=3, name="learner.learning_rate", before=1e-3, value=1e-4)
+    origin = Origin(workdir="/runs/<a>", run_id="f00dcafe99", step=2)
+    write_run_config(workdir, config, "abc123", changes=[change], fork=origin)
+    page = write_report(workdir).read_text()
+    assert "forked from step 2 of /runs/&lt;a&gt; (run f00dcafe)" in page
+    assert "step 3: learner.learning_rate 0.001 → 0.0001" in page
 
 
 def test_the_page_says_what_the_files_say(workdir: Path) -> None:

@@ -14,8 +14,9 @@ from configs import (
     qwen25_05b_gsm8k,
     tiny,
 )
+from rlboost_jax.settings.changes import differences
 from rlboost_jax.settings.for_servers import for_servers, sent_to_servers
-from rlboost_jax.settings.load import differences, run_config_from_dict, to_dict
+from rlboost_jax.settings.load import run_config_from_dict, to_dict
 from rlboost_jax.settings.validate import check
 
 SECRET = "sk-judge-0123"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import base
-from rlboost_jax.settings import load
+from rlboost_jax.settings import changes, load
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import FROM_PRESET, settings_of
@@ -159,41 +159,18 @@ def test_differences_are_the_fields_that_differ(seed: int, instances: int) -> No
     second = dataclasses.replace(
         first, seed=seed, fleet=dataclasses.replace(first.fleet, max_instances=instances)
     )
-    found = {d.name: (d.first, d.second) for d in load.differences(first, second)}
+    found = {d.name: (d.first, d.second) for d in changes.differences(first, second)}
     expected = {}
     if seed != first.seed:
         expected["seed"] = (first.seed, seed)
     if instances != first.fleet.max_instances:
         expected["fleet.max_instances"] = (first.fleet.max_instances, instances)
     assert found == expected
-    ignored = {d.name for d in load.differences(first, second, ignore=("fleet",))}
-    assert ignored == expected.keys() - {"fleet.max_instances"}
-
-
-def test_what_may_differ_exists(config: RunConfig) -> None:
-    for name in load.MAY_DIFFER:
-        value: Any = config
-        for part in name.split("."):
-            value = getattr(value, part)
+    never = {d.name for d in changes.foreign(first, second)}
+    assert never == expected.keys() - {"fleet.max_instances"}
 
 
 def test_data_may_have_moved(config: RunConfig) -> None:
     data = dataclasses.replace(config.data, source="b/train.jsonl", tokenizer="b/tokenizer")
     moved = dataclasses.replace(config, data=data)
-    assert load.differences(config, moved)
-    assert not load.differences(config, moved, ignore=load.may_differ(moved))
-
-
-def test_ignore_means_whole_names(config: RunConfig) -> None:
-    other = dataclasses.replace(config, seed=1)
-    assert load.differences(config, other, ignore=("see",))
-
-
-@pytest.mark.parametrize(("schedule", "may"), [("constant", True), ("cosine", False)])
-def test_a_run_may_go_on_for_longer_unless_its_schedule_says_how_long(
-    config: RunConfig, schedule: str, may: bool
-) -> None:
-    learner = dataclasses.replace(config.learner, schedule=schedule)
-    shorter = dataclasses.replace(config, learner=learner, num_steps=5)
-    longer = dataclasses.replace(shorter, num_steps=10)
-    assert bool(load.differences(shorter, longer, ignore=load.may_differ(longer))) is not may
+    assert changes.differences(config, moved) and not changes.foreign(config, moved)

@@ -25,7 +25,7 @@ from rlboost_jax import messages
 from rlboost_jax.data.vocabulary import EQUALS, digit
 from rlboost_jax.learner import training
 from rlboost_jax.learner.answers import Answers, Environment
-from rlboost_jax.learner.opening import Makers
+from rlboost_jax.learner.makers import Makers
 from rlboost_jax.settings.command_line import parse
 
 LOOK_SECONDS = 0.01

@@ -1,6 +1,7 @@
 """Mistakes of use: a line that says what to change, a bad exit code, nothing overwritten."""
 
 import hashlib
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,19 @@ def test_a_workdir_in_use(workdir, record):
     with Workdir(workdir, record):
         line = refused(workdir)
     assert "is in use by process" in line and "choose another --workdir" in line
+
+
+def test_a_mistake_that_is_found_late_leaves_no_folder(tmp_path):
+    """A port that another process has: the manager says so, once a trainer has set itself up."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = main(
+            *(f"--config={TINY}", f"--workdir={tmp_path / 'runs' / 'mine'}"),
+            f"--config.manager.port={port}",
+        )
+    assert done.returncode == exits.MISTAKE
+    assert done.stderr.count("\n") == 1 and "manager.port" in done.stderr, done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_no_workdir(tmp_path):

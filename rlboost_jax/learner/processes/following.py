@@ -32,6 +32,7 @@ from rlboost_jax.learner.processes.world import (
     World,
     agreed,
     check_mesh,
+    settled,
     tell_all,
 )
 from rlboost_jax.learner.state import TrainState
@@ -43,6 +44,7 @@ from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.pulse import ORDERS, PULSE
 from rlboost_jax.sequences.identities import Version
+from rlboost_jax.settings.changes import settings_at
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.stacks import StacksFile, stacks_path
@@ -86,8 +88,8 @@ class Leader(Peers):
         state: TrainState,
         checkpoints: Checkpoints,
         versions: Versions,
-    ) -> None:
-        """Until the run is over.
+    ) -> bool:
+        """Until the session is over; whether another one follows.
 
         Args:
             versions: older ones, to begin with.
@@ -106,6 +108,7 @@ class Leader(Peers):
                 return versions.on_devices(version, shardings)
             return state.params
 
+        again = False
         while (order := self._next()) is not None:
             match order:
                 case [orders.BEGIN, step, version]:
@@ -144,10 +147,13 @@ class Leader(Peers):
                 case [orders.SAVE, step, extra]:
                     older = map(Version, map(int, extra.get(DIGESTS, ())))
                     checkpoints.save(step, state, extra, versions.trees(older, shardings))
+                case [orders.AGAIN]:
+                    again = True
                 case _:
                     raise LeaderLost(
                         f"process 0 said {order[0]!r}, which is no order", exits.BROKEN
                     )
+        return again
 
     def sees(self, proof: Path) -> None:
         """Raises OtherFolder where process 0's mark is not in this process's workdir."""
@@ -228,22 +234,35 @@ def follow_training(
     """
     compile_cache.enable(run.compile_cache_dir)
     show_compiles()
+    while _follow_session(run, Path(path), world, make_programs):
+        pass
+
+
+def _follow_session(
+    run: RunConfig, path: Path, world: World, make_programs: Callable[..., Any]
+) -> bool:
+    """Until it is over; whether another one follows, with settings that were changed."""
     run = agreed(run, world)
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
     kernels.check(run, mesh)
     policy, critic = make_programs(run, mesh)
-    path = Path(path)
     with (
         accept(world, path) as leader,
         StacksFile(stacks_path(path, world.index)),
         Checkpoints(path / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
     ):
         restored = restore(run, policy, critic, checkpoints, world, lambda line: None)
-        ready = prepared(run, path, policy, critic, checkpoints, restored, _Silence())
+        first = checkpoints.latest() or 0
+        changes, begins = settled((), first, 0, world)
+        run = settings_at(run, changes, first)
+        policy, critic = make_programs(run, mesh)
+        ready = prepared(
+            *(run, path, policy, critic, checkpoints, restored, _Silence()), begins=begins
+        )
         kept = restored_versions(
             checkpoints,
-            checkpoints.latest() or 0,
+            first,
             restored[1] if restored else {},
             ready.state.params,
             dtype=run.weights.rollout_dtype,
@@ -255,4 +274,4 @@ def follow_training(
             reference=ready.reference,
             stop_ids=stop_ids_of(run),
         )
-        leader.obey(learner, ready.state, checkpoints, Versions(kept))
+        return leader.obey(learner, ready.state, checkpoints, Versions(kept))

@@ -86,6 +86,10 @@ class Followers(Peers):
     def save(self, step: int, extra: dict[str, Any]) -> None:
         self._order(orders.SAVE, step, extra)
 
+    def again(self) -> None:
+        """This session ends, and another one follows."""
+        self._order(orders.AGAIN)
+
     def host_copy(self, params: Params) -> Params:
         """In host memory, what this process writes of parameters: all of them if it is alone."""
         if self:

@@ -10,6 +10,7 @@ An order is a list: its name, then its arguments.
     digest  name, digest of the base   of the parameters, which takes all processes
     keep    version, digest, versions  keep the newest version besides these; with a lag
     save    step, extra                begin a checkpoint
+    again                              set up anew: the steps to come have other settings
 
 The name of parameters is that of their folder: of a version, or `BASE`. Versions are the newest,
 made by the last updates, or older ones that are kept.
@@ -29,6 +30,7 @@ WRITE: Final = "write"
 DIGEST: Final = "digest"
 KEEP: Final = "keep"
 SAVE: Final = "save"
+AGAIN: Final = "again"
 
 
 def groups_from_wire(groups: Iterable[Mapping[str, Any]]) -> tuple[Group, ...]:

@@ -9,15 +9,17 @@ accelerators do: neither encrypts. What we say over it ourselves is for who has 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jax
+import msgspec
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from rlboost_jax.settings.changes import Change
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.run import RunConfig
 
@@ -26,7 +28,7 @@ from rlboost_jax.settings.run import RunConfig
 HEARTBEAT_SECONDS: Final = 20
 JOIN_SECONDS: Final = 300  # for all processes to be there
 _CHOSEN: Final = ("attention", "experts")  # settings, by process 0 (`qualification/`)
-_WORD_BYTES: Final = 2048  # of what one process tells the others
+_WORD_BYTES: Final = 2**16  # of what one process tells the others
 
 Tell = Callable[[dict[str, Any] | None], dict[str, Any]]
 
@@ -96,6 +98,20 @@ def agreed(run: RunConfig, world: World) -> RunConfig:
         return run
     own = {name: getattr(run.learner, name) for name in _CHOSEN}
     return replace(run, learner=replace(run.learner, **tell_all(own if world.leads else None)))
+
+
+def settled(
+    changes: Sequence[Change], step: int, begins: int, world: World
+) -> tuple[tuple[Change, ...], int]:
+    """Process 0's record of changes after a step, and the step that its run began with, on every
+    process. All have to call it at the same point of their starts.
+    """
+    ahead = tuple(each for each in changes if each.step > step)
+    if world.count == 1:
+        return ahead, begins
+    own = {"changes": msgspec.to_builtins(ahead), "begins": begins}
+    word = tell_all(own if world.leads else None)
+    return msgspec.convert(word["changes"], tuple[Change, ...]), word["begins"]
 
 
 def check_mesh(mesh: Mesh, world: World) -> None:

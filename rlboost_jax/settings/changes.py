@@ -1,0 +1,145 @@
+"""What of a run may change once it has begun, and the record of what was changed, step by step.
+
+Which settings these are they say themselves (`may_change` in `setting.py`). A run's configuration
+is the newest; each change in the record has the step from which on it holds and the value of
+before, so that the settings of any step follow from both. Steps that are done again, after a
+checkpoint was found broken, are done with the settings that they had.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.setting import settings_of
+
+
+class Difference(NamedTuple):
+    name: str  # dotted, as on the command line after `--config.`
+    first: object
+    second: object
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.first!r} → {self.second!r}"
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting of a run had another value from a step on. Values are JSON's."""
+
+    step: int  # the first with the value
+    name: str
+    before: Any
+    value: Any
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.name} {shown(self.before)} → {shown(self.value)}"
+
+
+def differences(first: RunConfig, second: RunConfig) -> tuple[Difference, ...]:
+    """Fields in which two configurations differ."""
+    pairs = zip(_fields(first, ""), _fields(second, ""), strict=True)
+    return tuple(Difference(name, one, other) for (name, one), (_, other) in pairs if one != other)
+
+
+def foreign(before: RunConfig, now: RunConfig) -> tuple[Difference, ...]:
+    """Those that a run which has begun cannot have."""
+    changeable = {each.name for each in settings_of(RunConfig) if each.may_change != "never"}
+    return tuple(each for each in differences(before, now) if each.name not in changeable)
+
+
+def check_changes(before: RunConfig, now: RunConfig) -> None:
+    """Raise ConfigError where a setting that may change has a value that the run cannot have."""
+    if now.algorithm.has_reference and not before.algorithm.has_reference:
+        raise ConfigError(
+            f"algorithm.kl_coefficient is {now.algorithm.kl_coefficient}; the run began with 0 and "
+            "kept no starting model to compare with: --fork=RUN@STEP begins one that does, from a "
+            "checkpoint"
+        )
+
+
+def recorded(
+    changes: Iterable[Change], before: RunConfig, now: RunConfig, *, step: int
+) -> tuple[Change, ...]:
+    """The record, once the run goes on from `step` with settings that may be others.
+
+    What is changed here holds from this step to the end: a change of the same setting that was
+    recorded for a later step is of steps which are not there any more. Nothing is recorded of
+    step 0, which the run begins with.
+
+    Args:
+        before: the newest settings that the record is of.
+    """
+    old, new = msgspec.to_builtins(before), msgspec.to_builtins(now)
+    names = {each.name for each in differences(before, now)}
+    known = list(changes)
+    kept = [each for each in known if each.name not in names or each.step < step]
+    for name in names:
+        later = (each.before for each in known if each.name == name and each.step >= step)
+        was, value = next(later, _value(old, name)), _value(new, name)
+        if step and was != value:
+            kept.append(Change(step=step, name=name, before=was, value=value))
+    order = {each.name: index for index, each in enumerate(settings_of(RunConfig))}
+    return tuple(sorted(kept, key=lambda each: (each.step, order.get(each.name, -1))))
+
+
+def settings_at(run: RunConfig, changes: Iterable[Change], step: int) -> RunConfig:
+    """The settings that a step has. What takes effect at once has its newest value.
+
+    Args:
+        run: the newest settings.
+    """
+    values, known = msgspec.to_builtins(run), _from_their_step()
+    for change in sorted(changes, key=lambda each: each.step, reverse=True):
+        if change.step > step and change.name in known:
+            section, name = _place(values, change.name)
+            section[name] = change.before
+    return msgspec.convert(values, RunConfig)
+
+
+def next_change(changes: Iterable[Change], step: int) -> int | None:
+    """The first step after `step` that has other settings than the one before it."""
+    known = _from_their_step()
+    return min((e.step for e in changes if e.step > step and e.name in known), default=None)
+
+
+def lines(changes: Sequence[Change], *, step: int) -> Iterator[str]:
+    """What takes effect at a step, for a person."""
+    for change in changes:
+        if change.step == step:
+            yield f"changed from step {step} on: {change.name} {shown(change.before)} → " + shown(
+                change.value
+            )
+
+
+def shown(value: Any) -> str:
+    """A value of JSON as somebody would write it in a configuration."""
+    return repr(tuple(value) if isinstance(value, list) else value)
+
+
+def _from_their_step() -> frozenset[str]:
+    every = settings_of(RunConfig)
+    return frozenset(each.name for each in every if each.may_change == "from its step")
+
+
+def _fields(record: Any, prefix: str) -> Iterator[tuple[str, object]]:
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _fields(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value
+
+
+def _place(values: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    *sections, last = name.split(".")
+    for section in sections:
+        values = values[section]
+    return values, last
+
+
+def _value(values: Mapping[str, Any], name: str) -> Any:
+    section, last = _place(dict(values), name)
+    return section[last]

@@ -1,0 +1,114 @@
+"""Whole sessions in a moment: the loop, the manager and the reserved engines are faked."""
+
+import dataclasses
+from types import SimpleNamespace
+
+from rlboost_jax.learner import training
+from rlboost_jax.learner.evaluation import Score
+from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.loop import TrainingLoop
+from rlboost_jax.learner.makers import Makers
+from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.preparation import programs
+from rlboost_jax.learner.reserved import ReservedEngines
+from rlboost_jax.observe.metrics import KEYS
+from tests.endpoints import SEAL, endpoint
+
+STEPS = 3
+FINAL_ACCURACY = 0.875
+FINAL = Score(
+    accuracy=FINAL_ACCURACY,
+    best=FINAL_ACCURACY,
+    prompts=8,
+    samples=1,
+    response_length_mean=2.0,
+    failures=0,
+)
+
+
+class Manager(ManagerProcess):
+    def __init__(self, workdir, run_id):
+        self.dismissed = False
+
+    def locate(self):
+        return endpoint("127.0.0.1:9")
+
+    def seal_key(self):
+        return SEAL
+
+    def close(self):
+        pass
+
+    def dismiss(self):
+        self.dismissed = True
+
+
+class Link(ManagerLink):
+    """Of the last run: `Link.last`."""
+
+    def __init__(self, thread, **_):
+        Link.last, self.status, self.reason, self.over = self, None, None, None
+
+    def connect(self, hello):
+        pass
+
+    def committed(self, step):
+        pass
+
+    def publish(self, manifest):
+        pass
+
+    def end(self, reason, *, over):
+        self.reason, self.over = reason, over
+        return True
+
+
+class Reserved(ReservedEngines):
+    def __init__(self, *_, **__):
+        pass
+
+    def connect(self, *_):
+        pass
+
+    def close(self):
+        pass
+
+
+class Loop(TrainingLoop):
+    """Steps that are over at once."""
+
+    def __init__(self, session):
+        self.publisher = session.publisher
+
+    def step(self, step):
+        accuracy = 0.5 if step == 0 else None
+        return {**dict.fromkeys(KEYS), "step": step, "accuracy": accuracy, "step_seconds": 1.0}
+
+    def save(self, step):
+        pass
+
+    def final_score(self):
+        return FINAL
+
+
+def quick(run, mesh, working_bytes=0):
+    """Programs that are not compiled before they are needed."""
+    policy, critic = programs(run, mesh)
+    policy.compile = lambda *_, **__: working_bytes
+    return policy, critic
+
+
+MAKERS = Makers(
+    programs=quick,
+    manager=Manager,
+    link=Link,
+    reserved=Reserved,
+    engine=lambda run, **_: SimpleNamespace(memory="memory: a plan"),
+)
+
+
+def train(run, workdir, loop=Loop, *, fork="", **makers):
+    """With a trainer that is alone in the world."""
+    return training.run_training(
+        run, workdir, fork=fork, makers=dataclasses.replace(MAKERS, **makers), loop=loop
+    )

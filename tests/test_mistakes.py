@@ -1,0 +1,152 @@
+"""Deliberate mistakes: each is one line with the value, the limit and the setting; nothing is left.
+
+`system/test_mistakes.py` has those that need a process of their own.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from absl.testing import flagsaver
+
+from rlboost_jax import exits, main
+from rlboost_jax.settings.command_line import parse
+
+ROOT = Path(__file__).resolve().parent.parent
+OWN = """
+from configs import tiny
+
+
+def get_config():
+    config = tiny.get_config()
+    config.task.name = "dataset"
+    config.data.source = "rows.jsonl"
+    config.data.prompt_column = "question"
+    config.data.answer_column = "answer"
+    config.data.tokenizer = "bytes"
+    config.model.vocab_size = 260
+    config.engine.max_prompt_tokens = 64
+    config.warmup.max_updates = 0
+    config.evaluation.num_prompts = 2
+    config.rewards.functions = ({"name": "exact"},)
+    config.rewards.sandbox = "best_effort"
+    return config
+"""
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Refused:
+    """`refused("num_steps=0")`: the one line that a start says before anything is there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    rows = ({"question": f"what is {i} + 1", "answer": str(i + 1)} for i in range(40))
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "torn.jsonl").write_text('{"question": "a", "answer": "b"}\n{"question": \n')
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "own.py").write_text(OWN)
+
+    def said(*settings: str, flags: tuple[str, ...] = (), config: str = "own.py") -> str:
+        before = set(tmp_path.rglob("*"))
+        overrides = [f"--config.{each}" for each in settings]
+        argv = ["main", f"--config={config}", "--workdir=runs/mine", *overrides, *flags]
+        monkeypatch.setattr(sys, "argv", argv)
+        with flagsaver.flagsaver():
+            try:
+                parse(argv)
+                main.train(main._CONFIG.value, main._WORKDIR.value, fork=main._FORK.value)
+            except SystemExit as ending:
+                code, line = ending.code, capsys.readouterr().err
+            except Exception as error:
+                code, line = exits.of_error(error), f"error: {error}\n"
+        assert code == exits.MISTAKE, line
+        assert line.startswith("error: ") and line.count("\n") == 1, line
+        assert set(tmp_path.rglob("*")) == before, "something is left"
+        return line
+
+    return said
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("learner.learning_rat=1", "did you mean config.learner.learning_rate?"),
+        ("learner=8", "config.learner is a section; set a field of it"),
+        ("num_steps=ten", "--config.num_steps=ten"),
+        ("num_steps=0", "num_steps is 0; choose 1 or more"),
+        ("learner.learning_rate=-1", "learner.learning_rate is -1.0; choose more than 0"),
+        ("learner.learning_rate=nan", "learner.learning_rate is nan; choose more than 0"),
+        ("learner.mesh=(1, 1)", "config.learner.mesh is (1, 1): expected `array` of length 3"),
+        ("learner.mesh=(2, 2, 2)", "8 devices needed by learner.mesh=(2, 2, 2)"),
+        ("learner.micro_batch_prompts=7", "not a multiple of learner.micro_batch_prompts (7)"),
+        ("algorithm.name=gpro", "algorithm.name 'gpro' does not exist; did you mean 'gspo'?"),
+        ("algorithm.group_size=1", "algorithm.group_size is 1; algorithm.advantage 'group_std'"),
+        ("algorithm.lag=99", "algorithm.lag is 99; choose 8 or less"),
+        ("sampling.temperature=0", "sampling.temperature is 0.0; choose more than 0"),
+        ("engine.num_pages=1", "engine.num_pages is 1, one rollout of 192 tokens needs 12"),
+        ("engine.attention=cuda", "engine.attention 'cuda' does not exist; known: auto"),
+        ("fleet.trace=nowhere.csv", "fleet.trace: cannot read 'nowhere.csv'"),
+        ("fleet.provider=aws", "fleet.provider 'aws' does not exist; known: local, none"),
+        ("manager.port=70000", "manager.port is 70000; choose 65535 or less"),
+        ("manager.lease_seconds=0.1", "choose less than 0.0333333"),
+        ("checkpoint.keep=1", "checkpoint.keep is 1; choose 2 or more"),
+        ("evaluation.samples=4", "raise the temperature, or take 1 sample"),
+        ("observe.trackers=('tensorbord',)", "did you mean 'tensorboard'?"),
+        ("observe.profile_step=9", "observe.profile_step is 9; the last step is 3"),
+        ("model.num_query_heads=3", "not a multiple of model.num_key_heads (2)"),
+        ("model.vocab_size=100", "the tokenizer 'bytes' has 258 tokens; raise model.vocab_size"),
+        ("warmup.max_updates=5", "a data set has no worked answers to warm up on, set it to 0"),
+        ("task.name=clok", "task.name 'clok' does not exist; did you mean 'clock'?"),
+        ("data.source=nowhere.jsonl", "'nowhere.jsonl': no such file of format jsonl"),
+        ("data.source=empty.jsonl", "'empty.jsonl': no row of 0 is left to train on"),
+        ("data.source=torn.jsonl,data.bad_rows=error", "torn.jsonl, line 2: no JSON"),
+        ("data.prompt_column=qestion", "no column 'qestion' among 'answer', 'question'"),
+        ("data.answer_column=anser", "no column 'anser' among 'answer', 'question'"),
+        ("data.template={qestion}?,data.prompt_column=", "no column 'qestion'"),
+        ("data.tokenizer=", "data.tokenizer is '', and so is model.source"),
+        ("data.heldout_share=0", "says what to evaluate on; choose one of them"),
+        ("data.max_prompt_tokens=2", "40 too long (first: rows.jsonl, line 1: 14 tokens, 2 allow"),
+        ("data.chat=always", "has no chat template; set data.chat_template"),
+        ("data.answer_format=boxed", "no answer of format 'boxed' in '1'"),
+    ],
+)
+def test_a_wrong_setting(refused: Refused, setting: str, says: str) -> None:
+    assert says in refused(*setting.replace(",data.", ";data.").split(";"))
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ('{"name": "maths"}', "'maths' does not exist; known: math, exact"),
+        ('{"name": "exact", "weigth": 1.0}', "'weigth' does not exist; did you mean weight?"),
+        ('{"name": "exact"}, {"name": "exact"}', "'exact' twice; give each a 'label'"),
+        ('{"name": "nowhere:score"}', "'nowhere:score' cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_a_wrong_reward(refused: Refused, tmp_path: Path, function: str, says: str) -> None:
+    (tmp_path / "reward.py").write_text(OWN.replace('{"name": "exact"}', function))
+    assert says in refused(config="reward.py")
+
+
+def test_a_wrong_file(refused: Refused, tmp_path: Path) -> None:
+    assert "name a file such as configs/quickstart.py" in refused(config="nope.py")
+    (tmp_path / "torn.py").write_text("def get_config(:")
+    assert "torn.py, line 1: SyntaxError" in refused(config="torn.py")
+
+
+def test_a_wrong_fork(refused: Refused, tmp_path: Path) -> None:
+    assert "is no workdir of a run; give RUN@STEP" in refused(flags=("--fork=runs/other@3",))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{")
+    assert "kept; that run has none" in refused(flags=("--fork=other@3",))
+
+
+def test_a_workdir_that_others_use(refused: Refused, tmp_path: Path) -> None:
+    for name in ("mine", "file"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    (tmp_path / "file" / "file").touch()
+    assert "holds 1 files and no config.json" in refused(flags=("--workdir=mine",))
+    assert "choose another --workdir" in refused(flags=("--workdir=file/file",))
