@@ -5,7 +5,7 @@
 Any field can be set with `--config.section.field=value`; `--dry_run` prints the plan and
 touches no device. The same command goes on with a run that was stopped or killed;
 `--supervise` gives it by itself as often as it takes. `--fork` begins with a checkpoint of another
-run (docs/changing.md). `rlboost_jax/exits.py` has the exit codes.
+run (docs/how-to/changing.md). `rlboost_jax/exits.py` has the exit codes.
 Notebooks call `train(config, workdir)`.
 """
 
