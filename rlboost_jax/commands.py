@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from rlboost_jax import exits
+from rlboost_jax import exits, usage
 from rlboost_jax.settings.errors import suggestion
 
 
@@ -135,4 +135,5 @@ def _run(module: str, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    usage.take_none("rlboost_jax.commands", __doc__)
     print(document(), end="")

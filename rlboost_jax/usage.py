@@ -33,7 +33,8 @@ class CommandParser(argparse.ArgumentParser):
         return super().parse_known_args(given, namespace)
 
     def error(self, message: str) -> NoReturn:
-        exits.leave(f"error: {message}; {self.prog} --help has the options", exits.MISTAKE)
+        more = "" if message.endswith("?") else f"; {self.prog} --help has the options"
+        exits.leave(f"error: {message}{more}", exits.MISTAKE)
 
 
 def parser(command: str, description: str | None) -> CommandParser:
@@ -42,11 +43,18 @@ def parser(command: str, description: str | None) -> CommandParser:
     Args:
         description: lines of at most 100 columns, which stay as they are; often `__doc__`.
     """
+    return _parser(f"rlboost {command}", description)
+
+
+def take_none(module: str, description: str | None) -> None:
+    """For a module that is run with no options, which makes a page of docs/."""
+    _parser(f"python -m {module}", description).parse_args()
+
+
+def _parser(program: str, description: str | None) -> CommandParser:
     columns = min(WIDTH, shutil.get_terminal_size().columns)
     formatter = partial(argparse.RawDescriptionHelpFormatter, width=columns)
-    return CommandParser(
-        prog=f"rlboost {command}", description=description, formatter_class=formatter
-    )
+    return CommandParser(prog=program, description=description, formatter_class=formatter)
 
 
 def help_of_flags(command: str, description: str | None, found: "Iterable[flags.Flag]") -> str:
