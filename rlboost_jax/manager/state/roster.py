@@ -22,9 +22,7 @@ MAX_BANISHED = 100  # the oldest may try again, and would be caught again
 REMEMBERED_INSTANCES = 65536  # that joined last: a liar among them is known when it comes again
 NEWEST_START = 0.3  # weight of the last start-up
 SLOWER = 10  # times its slowest dispatch so far: what a server may take, overloaded
-ANSWER_MISSED = (
-    1.5  # times as long between renewals: what one echoes is older where an answer is lost
-)
+ANSWER_MISSED = 1.5  # renewals: the age of what one echoes that has missed an answer
 
 
 class Roster:
