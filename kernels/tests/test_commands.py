@@ -3,7 +3,6 @@
 import importlib.util
 
 import pytest
-
 from rlboost_kernels import commands
 
 
