@@ -10,6 +10,8 @@
 #   make docs-commands         run every command of README and docs/; PAGES="docs/…" for some of them
 #   make experiments           all notebooks of experiments/ anew; EXPERIMENTS="names" for some
 #   make lint                  lint and types only
+#   make wheels-test           build wheels, install them into an empty environment, train there;
+#                              WHEELS="--compiler=none" for what `python -m tests.wheels --help` says
 #   make lock                  make requirements.lock anew from the newest versions
 #   make clean                 remove the environments
 
@@ -22,10 +24,10 @@ VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 # would compile its own where PYTHONDONTWRITEBYTECODE is set. Some are for later Pythons only.
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -c requirements.lock
 COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compileall.log || true
-METADATA := pyproject.toml kernels/pyproject.toml kernels/setup.py requirements.lock \
+METADATA := pyproject.toml setup.py kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
-.PHONY: quickstart hf-tiny test soak h100 docs docs-commands experiments lint lock clean
+.PHONY: quickstart hf-tiny test soak h100 docs docs-commands experiments lint wheels-test lock clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m rlboost_jax.main --config=configs/quickstart.py --workdir=$(WORKDIR)
@@ -64,6 +66,9 @@ experiments: $(VENV)/.installed-notebooks
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m tests lint types
+
+wheels-test: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m tests.wheels $(WHEELS)
 
 $(VENV)/.installed: $(METADATA) | $(VENV)/bin/python
 	@echo "installing into $(VENV) …"

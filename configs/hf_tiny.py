@@ -2,7 +2,7 @@
 
 Run:     make hf-tiny
          (or: python tools/make_hf_tiny.py --to=runs/hf_tiny_start
-              python -m rlboost_jax.main --config=configs/hf_tiny.py --workdir=runs/hf_tiny)
+              rlboost train --config=hf_tiny --workdir=runs/hf_tiny)
 Takes:   about 3 minutes on 2 CPU cores, besides one to make the checkpoint.
 Result:  reward from 0.23 to 0.79 and held-out accuracy from 0.78 to 0.88 in 40 updates, while 24
          servers were killed. (Greedy answers are better than sampled ones: the checkpoint knows
@@ -15,7 +15,7 @@ their own. Only the checkpoint is ours: nothing is downloaded.
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rlboost_jax.configs import base
 
 START = "runs/hf_tiny_start"  # what tools/make_hf_tiny.py writes
 

@@ -1,7 +1,7 @@
 """Llama-3.2-1B-Instruct on GSM8K with LoRA: one GPU of 24 GB, and whatever servers join it.
 
-Run:     python -m rlboost_jax.main --config=configs/llama32_1b_lora.py --workdir=runs/lora
-         python -m rlboost_jax.rollout --manager=HOST:PORT --join=FOLDER   # on other machines
+Run:     rlboost train --config=llama32_1b_lora --workdir=runs/lora
+         rlboost rollout --manager=HOST:PORT --join=FOLDER   # on other machines
          python -m rlboost_jax.export --workdir=runs/lora --to=FOLDER [--adapter]
 Memory:  learner 2.9 GiB (32.2 were all parameters trained), engine 7.9 GiB (weights 2.3 twice, pool
          3.2); with activations a GPU of 24 GB. A server fetches 2.3 GiB once and 43 MiB a version,
@@ -11,7 +11,7 @@ Not run: no GPU with the checkpoint and the data at hand; `--dry_run` and the si
 
 from ml_collections import ConfigDict
 
-from configs import qwen25_05b_gsm8k
+from rlboost_jax.configs import qwen25_05b_gsm8k
 
 CHECKPOINT = "meta-llama/Llama-3.2-1B-Instruct"
 

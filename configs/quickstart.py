@@ -1,7 +1,7 @@
 """A small model learns to show its work, while the servers that it generates on are killed.
 
 Run:     make quickstart
-         (or: python -m rlboost_jax.main --config=configs/quickstart.py --workdir=runs/quickstart)
+         (or: rlboost train --config=quickstart --workdir=runs/quickstart)
 Takes:   about 2 minutes on 2 CPU cores.
 Result:  held-out accuracy from about 0.15 to above 0.9 in 60 updates, while a server is
          killed every other second; runs/quickstart/report.html shows the run.
@@ -13,7 +13,7 @@ writing down every step pays, so reward and response length rise together.
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rlboost_jax.configs import base
 
 
 def get_config() -> ConfigDict:

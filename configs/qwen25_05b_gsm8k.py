@@ -1,8 +1,8 @@
 """Qwen2.5-0.5B-Instruct on GSM8K: one GPU, and whatever servers join it.
 
 Run:     export XLA_PYTHON_CLIENT_MEM_FRACTION=0.92   # with JAX's 0.75 of 24 GB it does not fit
-         python -m rlboost_jax.main --config=configs/qwen25_05b_gsm8k.py --workdir=runs/gsm8k
-         python -m rlboost_jax.rollout --manager=HOST:PORT --join=FOLDER   # on other machines
+         rlboost train --config=qwen25_05b_gsm8k --workdir=runs/gsm8k
+         rlboost rollout --manager=HOST:PORT --join=FOLDER   # on other machines
 Memory:  learner 12.9 GiB, engine 3.4 GiB (weights 0.9, pool 2.4 where it is to have all it can
          use); with activations a GPU of 24 GB. As `--dry_run` computes it.
 Not run: no GPU with the checkpoint and the data at hand; `--dry_run` and the sizes above are.
@@ -10,7 +10,7 @@ Not run: no GPU with the checkpoint and the data at hand; `--dry_run` and the si
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rlboost_jax.configs import base
 
 CHECKPOINT = "Qwen/Qwen2.5-0.5B-Instruct"
 

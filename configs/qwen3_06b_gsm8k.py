@@ -9,7 +9,7 @@ Not run: no GPU with the checkpoint and the data at hand; `--dry_run` and the si
 
 from ml_collections import ConfigDict
 
-from configs import qwen25_05b_gsm8k
+from rlboost_jax.configs import qwen25_05b_gsm8k
 
 CHECKPOINT = "Qwen/Qwen3-0.6B"
 

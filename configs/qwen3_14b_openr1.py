@@ -10,7 +10,7 @@ Not run: no such fleet at hand.
 
 from ml_collections import ConfigDict
 
-from configs import qwen3_8b_openr1
+from rlboost_jax.configs import qwen3_8b_openr1
 
 CHECKPOINT = "Qwen/Qwen3-14B"
 

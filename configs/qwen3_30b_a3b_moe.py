@@ -14,7 +14,7 @@ Not run: no such fleet at hand; the layer is tested with tiny checkpoints of the
 
 from ml_collections import ConfigDict
 
-from configs import qwen3_8b_openr1
+from rlboost_jax.configs import qwen3_8b_openr1
 
 CHECKPOINT = "Qwen/Qwen3-30B-A3B"
 

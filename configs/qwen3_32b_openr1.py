@@ -12,7 +12,7 @@ Not run: no such fleet at hand.
 
 from ml_collections import ConfigDict
 
-from configs import qwen3_14b_openr1
+from rlboost_jax.configs import qwen3_14b_openr1
 
 CHECKPOINT = "Qwen/Qwen3-32B"
 

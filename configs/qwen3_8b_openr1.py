@@ -1,9 +1,9 @@
 """Qwen3-8B on OpenR1-Math as in RLBoost (NSDI '26, section 6.1): 8 reserved H100, spot servers.
 
 Run:     export XLA_PYTHON_CLIENT_MEM_FRACTION=0.92   # everywhere; with JAX's 0.75 it does not fit
-         python -m rlboost_jax.main --config=configs/qwen3_8b_openr1.py --workdir=runs/8b \\
+         rlboost train --config=qwen3_8b_openr1 --workdir=runs/8b \\
              --config.manager.host=0.0.0.0
-         CUDA_VISIBLE_DEVICES=0 python -m rlboost_jax.rollout --manager=HOST:PORT --join=FOLDER
+         CUDA_VISIBLE_DEVICES=0 rlboost rollout --manager=HOST:PORT --join=FOLDER
          CUDA_VISIBLE_DEVICES=1 …   # a 2-GPU instance is two servers: an engine has one GPU
 Memory:  a reserved GPU: learner 26.7 GiB (an eighth of parameters 30.5, gradients 152.6, reference
          30.5), engine 15.3 of weights, as `--dry_run` computes them; by hand: 7.6 for moments on
@@ -14,7 +14,7 @@ Not run: no such fleet at hand.
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rlboost_jax.configs import base
 
 CHECKPOINT = "Qwen/Qwen3-8B"
 

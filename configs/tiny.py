@@ -1,6 +1,6 @@
 """The whole loop in 4 updates of a very small model: what the system tests run.
 
-Run:     python -m rlboost_jax.main --config=configs/tiny.py --workdir=runs/tiny
+Run:     rlboost train --config=tiny --workdir=runs/tiny
 Takes:   under 60 s on 2 CPU cores once programs are compiled.
 Result:  the same digests in metrics.jsonl whatever happens to the fleet; for instance with
          --config.fleet.chaos.enabled=True, or --config.fleet.max_instances=0.
@@ -8,7 +8,7 @@ Result:  the same digests in metrics.jsonl whatever happens to the fleet; for in
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rlboost_jax.configs import base
 
 
 def get_config() -> ConfigDict:

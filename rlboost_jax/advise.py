@@ -1,7 +1,7 @@
 """What would one more instance cost or save, and how many are worth having?
 
-    python -m rlboost_jax.advise --workdir=runs/gsm8k
-    python -m rlboost_jax.advise --config=configs/sim/paper_14b_static.py
+    rlboost advise --workdir=runs/gsm8k
+    rlboost advise --config=paper_14b_static
 
 Of a run: from what its manager predicted after each step (`predicted` in `events.jsonl`, with
 `manager.window = "model"` or `fleet.sizing = "marginal"`), else from what every run records of
@@ -19,6 +19,7 @@ from rlboost_jax import exits
 from rlboost_jax.manager.policies.advice import report
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.shipped import OF_SIMULATIONS
 from rlboost_jax.simulator.advice import of_run, of_simulation
 from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.records import SimConfig
@@ -48,4 +49,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=functools.partial(parse, record=SimConfig))
+    own = functools.partial(parse, record=SimConfig, command="advise", kind=OF_SIMULATIONS)
+    app.run(main, flags_parser=own)

@@ -1,32 +1,31 @@
 """Fit the simulator's models to a real run, so that it can be asked what another fleet would do.
 
-    python -m rlboost_jax.calibrate --workdir=runs/tiny
-    python -m rlboost_jax.simulate --config=configs/sim/base.py \\
-        --config.calibration=runs/tiny/calibration.json --workdir=runs/sim
+    rlboost calibrate --workdir=runs/tiny
+    rlboost simulate --config=base --config.calibration=runs/tiny/calibration.json \\
+        --workdir=runs/sim
 
 Reads `config.json` and `events.jsonl`, writes `calibration.json` beside them. Prints what was
 fitted with 95 % intervals, and how well models of the even steps predict the odd ones.
 """
 
 import functools
-from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 from ml_collections import config_flags
 
-import configs
 from rlboost_jax import exits
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import read_run_config
+from rlboost_jax.settings.shipped import OF_SIMULATIONS, shipped
 from rlboost_jax.simulator.calibration import FILE, calibrate
 from rlboost_jax.simulator.load import sim_config, to_dict
 from rlboost_jax.simulator.records import SimConfig
 
-_BASE = Path(configs.__path__[0]) / "sim" / "base.py"  # wherever this is called from
+_BASE = str(shipped(OF_SIMULATIONS)["base"])
 _CONFIG = config_flags.DEFINE_config_file(
-    "config", str(_BASE), "Simulation that says what no run tells.", lock_config=True
+    "config", _BASE, "Simulation that says what no run tells.", lock_config=True
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _SETTLING = flags.DEFINE_integer(
@@ -63,4 +62,5 @@ def report(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=functools.partial(parse, record=SimConfig))
+    own = functools.partial(parse, record=SimConfig, command="calibrate", kind=OF_SIMULATIONS)
+    app.run(main, flags_parser=own)

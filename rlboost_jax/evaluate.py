@@ -1,13 +1,12 @@
 """How good a run's policy is on held-out prompts.
 
-    python -m rlboost_jax.evaluate --workdir=RUN [--step=N | --best]
+    rlboost evaluate --workdir=RUN [--step=N | --best]
         [--prompts=N] [--samples=K --temperature=T]
 
 Generates on this host's first device, greedily unless set otherwise, and prints one JSON object:
 mean@k as `accuracy`, pass@k as `best` (of right and wrong answers). Works beside a living run.
 """
 
-import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from rlboost_jax import exits, messages
+from rlboost_jax import exits, messages, usage
 from rlboost_jax.sequences.identities import Batch, Version, Work, sample_number
 from rlboost_jax.settings.errors import ConfigError, Mistake
 from rlboost_jax.settings.load import read_run_config
@@ -160,7 +159,7 @@ def _finished(request: messages.GenerateRequest, tokens: list[int]) -> messages.
 def main(
     argv: Sequence[str] | None = None, *, exercises: Callable[[RunConfig], Any] | None = None
 ) -> None:
-    parser = argparse.ArgumentParser(prog="rlboost_jax.evaluate", description=__doc__)
+    parser = usage.parser("evaluate", __doc__)
     parser.add_argument("--workdir", required=True, help="folder of a run, finished or not")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, help="updates made; the newest checkpoint if not given")

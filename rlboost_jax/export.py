@@ -1,6 +1,6 @@
 """Write a run's model as a checkpoint in Hugging Face's format.
 
-    python -m rlboost_jax.export --workdir=RUN --to=FOLDER [--step=N] [--dtype=bfloat16] [--adapter]
+    rlboost export --workdir=RUN --to=FOLDER [--step=N] [--dtype=bfloat16] [--adapter]
 
 FOLDER then has config.json, safetensors files of at most 5 GB, and the tokenizer's files if the
 model that the run began with had some; transformers loads it. A model from scratch becomes a Qwen3.
@@ -8,7 +8,6 @@ Adapters are merged, or with --adapter written alone, as the PEFT library has th
 Works beside a run that is alive, and on the CPU.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from typing import Any, get_args
 
 from absl import logging
 
-from rlboost_jax import durable, exits
+from rlboost_jax import durable, exits, usage
 from rlboost_jax.exhaustion import exhausted
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.huggingface import from_huggingface, to_huggingface
@@ -128,7 +127,7 @@ def _copy_tokenizer(source: str, folder: Path) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="rlboost_jax.export", description=__doc__)
+    parser = usage.parser("export", __doc__)
     parser.add_argument("--workdir", required=True, help="folder of a run, finished or not")
     parser.add_argument("--to", required=True, help="folder to write; must not exist")
     parser.add_argument("--step", type=int, help="updates made; the newest checkpoint if not given")

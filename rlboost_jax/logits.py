@@ -1,6 +1,6 @@
 """Check a checkpoint: its logits by the learner and by the engine, for given tokens.
 
-    python -m rlboost_jax.logits --model=FOLDER --tokens=TOKENS.npy --out=OUT.npz
+    rlboost logits --model=FOLDER --tokens=TOKENS.npy --out=OUT.npz
 
 TOKENS.npy holds int32 [B, T]; OUT.npz gets `learner` and `engine`, float32 [B, T, V]: entry [b, t]
 is of the token after the first t + 1 of row b. `learner` comes from the forward pass that training
@@ -9,7 +9,6 @@ so that another library's logits in float32 should agree to the last few bits, a
 GPUs: no kernel for them has a part in it.
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float, Int
 
-from rlboost_jax import compile_cache, exits
+from rlboost_jax import compile_cache, exits, usage
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.engine import EngineConfig
 from rlboost_jax.settings.errors import ConfigError, Mistake
@@ -172,7 +171,7 @@ def main(
     *,
     memory_of: Callable[[Any], Any] | None = None,
 ) -> None:
-    parser = argparse.ArgumentParser(prog="rlboost_jax.logits", description=__doc__)
+    parser = usage.parser("logits", __doc__)
     parser.add_argument("--model", required=True, help="folder of a checkpoint, or a hub name")
     parser.add_argument("--tokens", required=True, help=".npy file, int32 [B, T]")
     parser.add_argument("--out", required=True, help=".npz file to write")

@@ -1,9 +1,10 @@
 """Train.
 
-    python -m rlboost_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
+    rlboost train --config=quickstart --workdir=runs/quickstart
 
-Any field can be set with `--config.section.field=value`; `--dry_run` prints the plan and
-touches no device. The same command goes on with a run that was stopped or killed;
+`--config` takes a file, or the name of a configuration that comes with the package (`rlboost
+configs` lists them). Any field can be set with `--config.section.field=value`; `--dry_run` prints
+the plan and touches no device. The same command goes on with a run that was stopped or killed;
 `--supervise` gives it by itself as often as it takes. `--fork` begins with a checkpoint of another
 run (docs/how-to/changing.md). `rlboost_jax/exits.py` has the exit codes.
 Notebooks call `train(config, workdir)`.
@@ -107,7 +108,7 @@ def main(argv: list[str]) -> None:
             print(explain(_EXPLAIN.value))
             return
         if _CONFIG.value is None:
-            raise ConfigError("no --config given; name a file such as configs/quickstart.py")
+            raise ConfigError("no --config given; name one, such as --config=quickstart, or a file")
         if _DRY_RUN.value:
             _plan(run_config(_CONFIG.value), _WORKDIR.value or "")
             return

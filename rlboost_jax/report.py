@@ -1,15 +1,14 @@
-"""python -m rlboost_jax.report --workdir=W: draw `report.html` from the files of a run."""
+"""Draw `report.html` from the files of a run: rlboost report --workdir=RUN"""
 
-import argparse
 import sys
 
-from rlboost_jax import exits
+from rlboost_jax import exits, usage
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.settings.errors import ConfigError
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="rlboost_jax.report", description=__doc__)
+    parser = usage.parser("report", __doc__)
     parser.add_argument("--workdir", required=True, help="folder of a run, finished or not")
     arguments = parser.parse_args()
     try:

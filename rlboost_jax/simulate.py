@@ -1,6 +1,6 @@
 """Simulate: what do preemptible instances gain, on which market, by which policy?
 
-    python -m rlboost_jax.simulate --config=configs/sim/paper_14b_static.py --workdir=runs/sim
+    rlboost simulate --config=paper_14b_static --workdir=runs/sim
 
 The manager that decides is production's own, in virtual time. Writes `summary.json`,
 `steps.jsonl` and `config.json` into the workdir. Any field can be set with
@@ -15,6 +15,7 @@ from ml_collections import config_flags
 from rlboost_jax import exits
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.shipped import OF_SIMULATIONS
 from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.run import report, simulate
@@ -26,7 +27,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the results; made wh
 def main(argv: list[str]) -> None:
     try:
         if _CONFIG.value is None:
-            raise ConfigError("no --config given; name a file such as configs/sim/base.py")
+            raise ConfigError("no --config given; name one, such as --config=paper_8b_static")
         if not _WORKDIR.value:
             raise ConfigError("no --workdir given; name the folder of the results")
         found = simulate(
@@ -41,4 +42,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=functools.partial(parse, record=SimConfig))
+    own = functools.partial(parse, record=SimConfig, command="simulate", kind=OF_SIMULATIONS)
+    app.run(main, flags_parser=own)

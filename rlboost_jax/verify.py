@@ -1,6 +1,6 @@
 """Read every digest of a run, and say what is sound, file by file.
 
-    python -m rlboost_jax.verify --workdir=RUN
+    rlboost verify --workdir=RUN
 
 A line for each folder and file that has digests, and one for each file of them that does not hold
 what was written. Reads all of it from the disk, changes nothing, needs no accelerator, and may be
@@ -11,13 +11,12 @@ it), snapshots (made anew at each start; servers check them by the manifest), an
 for people (rows, events, samples, report).
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rlboost_jax import at_rest
+from rlboost_jax import at_rest, usage
 from rlboost_jax.data.open import FILE as DATA
 from rlboost_jax.durable import Damaged
 from rlboost_jax.learner import base, best, origin
@@ -96,7 +95,7 @@ def _of_journal(workdir: Path, path: Path) -> Finding:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="rlboost_jax.verify", description=__doc__)
+    parser = usage.parser("verify", __doc__)
     parser.add_argument("--workdir", type=Path, required=True, help="folder of a run")
     workdir = parser.parse_args(argv).workdir
     if not (workdir / "config.json").exists():

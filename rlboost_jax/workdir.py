@@ -197,8 +197,8 @@ class Workdir:
             shown = "; ".join(wrong[:3]) + ("; …" if len(wrong) > 3 else "")
             raise WorkdirUnusable(
                 f"{self.path} holds a run of another configuration ({shown}); choose another "
-                "--workdir or start with its configuration; docs/how-to/changing.md has what may change, "
-                "and how to fork a run"
+                "--workdir or start with its configuration; docs/how-to/changing.md has what may "
+                "change, and how to fork a run"
             )
 
 

@@ -87,6 +87,7 @@ def test_pages_everywhere_are_looked_at() -> None:
     assert folders == {
         "README.md",
         "BUILD-notes.md",
+        "CHANGELOG.md",
         "docs",
         "kernels",
         "benchmarks",

@@ -120,6 +120,35 @@ def test_data_files_are_packaged() -> None:
     assert beside == packaged
 
 
+def test_wheels_have_one_name_at_their_top_and_a_licence() -> None:
+    """What a wheel then holds: tests/wheels.py."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert table["tool"]["setuptools"]["packages"]["find"]["include"] == ["rlboost_jax*"]
+    licence = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in licence and "Version 2.0, January 2004" in licence
+    assert (ROOT / "kernels" / "LICENSE").read_text() == licence
+    for folder in (ROOT, ROOT / "kernels"):
+        assert project(folder)["license"] == "Apache-2.0"
+        assert project(folder)["license-files"] == ["LICENSE"]
+
+
+def test_versions_agree() -> None:
+    version = project(ROOT)["version"]
+    assert project(ROOT / "kernels")["version"] == version
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+UNCLAIMED = re.compile(r"pip install [^`]*\brlboost-(jax|kernels)|install '?rlboost-jax\[")
+
+
+def test_nothing_says_to_install_us_from_an_index() -> None:
+    """The names are nobody's there, and so anybody's."""
+    names = ("git", "ls-files", "-z", "*.py", "*.md", "*.toml", "Makefile")
+    listed = subprocess.run(names, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        assert not UNCLAIMED.search((ROOT / name).read_text(encoding="utf-8")), name
+
+
 def test_the_folder_kernels_does_not_confuse_transformers(tmp_path: Path) -> None:
     """transformers looks for a package `kernels`; at our root there is a folder of that name."""
     torch_oracle("transformers")

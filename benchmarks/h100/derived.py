@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.h100 import chip, simulated, steps
 from benchmarks.h100.bounds import bounds_of, written
 from benchmarks.h100.jobs import MESHES
+from rlboost_jax import usage
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "benchmarks/results/h100.json"
@@ -67,4 +68,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    usage.take_none("benchmarks.h100.derived", __doc__)
     main()

@@ -6,12 +6,12 @@ arithmetic, memory, links and round trips one after the other at the data sheet'
 `REACHED`. Nothing of it was measured. What the table does not know is `configs/sim/base.py`'s:
 lengths of responses, links, the time until an instance is up, and between two uses of a chip.
 Lengths are the paper's, in proportion to the longest response; a run's own are to be had from
-`rlboost_jax.calibrate`.
+`rlboost calibrate`.
 
-Run:     python -m rlboost_jax.simulate --config=configs/sim/h100.py:qwen3_14b_openr1
+Run:     rlboost simulate --config=h100:qwen3_14b_openr1
              --workdir=runs/sim
-         python -m rlboost_jax.advise --config=configs/sim/h100.py:qwen3_14b_openr1
-         … --config=configs/sim/h100.py:qwen3_14b_openr1,0.6      # another share than REACHED
+         rlboost advise --config=h100:qwen3_14b_openr1
+         … --config=h100:qwen3_14b_openr1,0.6      # another share than REACHED
 Takes:   some minutes on one core.
 Left out: the reserved engines' pools are as large as a server's, though the learner lies beside
          them; rows of packed batches are full; adapters travel as whole models do.
@@ -23,8 +23,8 @@ from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
-from configs.sim import base
-from configs.sim.h100_bounds import BOUNDS
+from rlboost_jax.configs.sim import base
+from rlboost_jax.configs.sim.h100_bounds import BOUNDS
 
 # Share of the speed of the serial bounds that programs come to. Assumed: large products reach some
 # 70 % of an H100's data sheet and streams of memory some 90 %, neither is always at work, and of
@@ -60,7 +60,7 @@ def simulation(name: str, bounds: Mapping[str, float], *, reached: float = REACH
     """
     if not 0 < reached <= 1:
         raise ValueError(f"{reached:g} of the bounds' speed; choose more than 0, at most 1")
-    own = importlib.import_module(f"configs.{name}").get_config()
+    own = importlib.import_module(f"rlboost_jax.configs.{name}").get_config()
     config = base.get_config()
     config.num_steps, config.settling_steps = 14, 6
     for field in ("num_params", "num_layers", "num_query_heads", "num_key_heads", "head_dim"):

@@ -1,13 +1,13 @@
 """RLBoost's evaluation with fixed fleets: Qwen3-14B, one reserved node, 0 to 8 instances.
 
-Run:     python -m rlboost_jax.simulate --config=configs/sim/paper_14b_static.py --workdir=runs/sim
+Run:     rlboost simulate --config=paper_14b_static --workdir=runs/sim
 Takes:   some minutes on one core.
 Result:  experiments/paper_evaluation/README.md
 """
 
 from ml_collections import ConfigDict
 
-from configs.sim import base
+from rlboost_jax.configs.sim import base
 
 
 def get_config(model: str = "14b") -> ConfigDict:

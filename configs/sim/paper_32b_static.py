@@ -1,13 +1,13 @@
 """RLBoost's evaluation with fixed fleets: Qwen3-32B.
 
-Run:     python -m rlboost_jax.simulate --config=configs/sim/paper_32b_static.py --workdir=runs/sim
+Run:     rlboost simulate --config=paper_32b_static --workdir=runs/sim
 Takes:   some minutes on one core.
 Result:  experiments/paper_evaluation/README.md
 """
 
 from ml_collections import ConfigDict
 
-from configs.sim import paper_14b_static
+from rlboost_jax.configs.sim import paper_14b_static
 
 
 def get_config() -> ConfigDict:

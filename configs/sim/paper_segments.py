@@ -3,7 +3,7 @@
 The paper names neither its file, nor its segments, nor which half of the machines it kept; those
 below are ours. The project ships no trace: name a file.
 
-Run:     python -m rlboost_jax.simulate --config=configs/sim/paper_segments.py:14b
+Run:     rlboost simulate --config=paper_segments:14b
              --config.market.path=aws-p3.csv --workdir=runs/segments
 Takes:   some minutes on one core.
 Result:  experiments/paper_evaluation/README.md
@@ -11,7 +11,7 @@ Result:  experiments/paper_evaluation/README.md
 
 from ml_collections import ConfigDict
 
-from configs.sim import base
+from rlboost_jax.configs.sim import base
 
 
 def get_config(model: str = "14b") -> ConfigDict:

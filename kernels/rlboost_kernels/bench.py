@@ -142,7 +142,7 @@ def overhead_row(rounds: int) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="rlboost_kernels.bench")
+    parser = argparse.ArgumentParser(prog="rlboost-kernels bench")
     parser.add_argument("--rounds", type=int, default=7, help="turns per shape")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument(

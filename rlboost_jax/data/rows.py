@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Protocol, assert_never
 import numpy as np
 
 from rlboost_jax.settings.data import DataFormat
-from rlboost_jax.settings.errors import ConfigError, Mistake
+from rlboost_jax.settings.errors import ConfigError, Mistake, install
 
 Row = Mapping[str, Any]
 FileFormat = Literal["jsonl", "parquet", "arrayrecord"]
@@ -188,7 +188,7 @@ class ParquetRows:
             import pyarrow.parquet
         except ImportError:
             raise ConfigError(
-                f"data.source {str(paths[0])!r} is a Parquet file; install rlboost-jax[hf]"
+                f"data.source {str(paths[0])!r} is a Parquet file; {install('hf')}"
             ) from None
         tables = []
         for path in paths:
@@ -252,7 +252,7 @@ class HuggingFaceRows:
             import datasets
         except ImportError:
             raise ConfigError(
-                f"data.source {source!r} is a Hugging Face data set; install rlboost-jax[hf]"
+                f"data.source {source!r} is a Hugging Face data set; {install('hf')}"
             ) from None
         try:
             if Path(source).is_dir() and any((Path(source) / name).exists() for name in _SAVED):

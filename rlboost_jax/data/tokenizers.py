@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlboost_jax.settings.data import DataConfig
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.errors import ConfigError, install
 from rlboost_jax.settings.sources import CONFIG, TOKENIZER, source_folder
 
 BYTES: Final = "bytes"
@@ -130,7 +130,7 @@ def _template(text: str) -> Any:
         from jinja2 import TemplateSyntaxError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
-        raise ConfigError("chat templates need Jinja; install rlboost-jax[hf]") from None
+        raise ConfigError(f"chat templates need Jinja; {install('hf')}") from None
     try:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         return environment.from_string(text)
@@ -156,8 +156,8 @@ class HuggingFaceTokenizer:
             import transformers
         except ImportError:
             raise ConfigError(
-                f"data.tokenizer {data.tokenizer!r} needs transformers; install rlboost-jax[hf], "
-                "or take 'bytes'"
+                f"data.tokenizer {data.tokenizer!r} needs transformers; take 'bytes', or "
+                f"{install('hf')}"
             ) from None
         folder = _folder(data.tokenizer)
         try:
@@ -192,7 +192,7 @@ class HuggingFaceTokenizer:
         try:
             import jinja2
         except ImportError:
-            raise ConfigError("chat templates need Jinja; install rlboost-jax[hf]") from None
+            raise ConfigError(f"chat templates need Jinja; {install('hf')}") from None
         try:
             return str(
                 self._tokenizer.apply_chat_template(

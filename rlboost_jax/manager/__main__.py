@@ -1,4 +1,4 @@
-"""The manager process: `python -m rlboost_jax.manager --workdir=W`.
+"""The manager process, which a run's trainer starts: rlboost manager --workdir=W
 
 Reads `<W>/config.json`, makes tokens and certificates if there are none, listens, then writes
 `<W>/manager.json` for trainers and people to find it; appends to `<W>/events.jsonl`. Goes on from
@@ -8,7 +8,6 @@ works there, 2 on a mistake in what it was given, 1 where the system failed it o
 something.
 """
 
-import argparse
 import asyncio
 import contextlib
 import datetime
@@ -27,7 +26,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from rlboost_jax import processes
+from rlboost_jax import processes, usage
 from rlboost_jax.exhaustion import exhausted
 from rlboost_jax.manager.events import (
     MachineAdded,
@@ -91,7 +90,7 @@ log = logging.getLogger("rlboost_jax.manager")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m rlboost_jax.manager", description=__doc__)
+    parser = usage.parser("manager", __doc__)
     parser.add_argument("--workdir", type=Path, required=True, help="of the run; has config.json")
     workdir = parser.parse_args(arguments).workdir.absolute()
     keep_small()

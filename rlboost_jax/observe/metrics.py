@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from rlboost_jax import usage
 from rlboost_jax.messages import BatchReport
 from rlboost_jax.observe.lines import Scalar, read_lines, scalar
 
@@ -127,4 +128,5 @@ def document() -> str:
 
 
 if __name__ == "__main__":
+    usage.take_none("rlboost_jax.observe.metrics", __doc__)
     print(document(), end="")

@@ -11,6 +11,7 @@ import msgspec
 
 from rlboost_jax.rewards.builtin import BUILT_IN
 from rlboost_jax.rewards.frames import Job, Outcome
+from rlboost_jax.settings.errors import install
 from rlboost_jax.settings.rewards import RewardConfig
 from rlboost_jax.settings.validate_data import GIVEN
 
@@ -37,7 +38,7 @@ def load(reward: RewardConfig, columns: Collection[str]) -> Call:
     try:
         function = getattr(importlib.import_module(module), name)
     except Exception as error:  # a module of the user's raises anything
-        hint = "; install rlboost-jax[math]" if reward.name == "math" else ""
+        hint = f"; {install('math')}" if reward.name == "math" else ""
         raise Unusable(f"cannot be imported: {type(error).__name__}: {error}{hint}") from error
     if reward.name in BUILT_IN:
         _check_types(function, reward.options)

@@ -1,4 +1,4 @@
-"""`python -m rlboost_jax.rollout --manager=HOST:PORT --join=FOLDER`: serve rollouts to a run."""
+"""`rlboost rollout --manager=HOST:PORT --join=FOLDER`: serve rollouts to a run."""
 
 import os
 import sys

@@ -19,10 +19,9 @@ import aiohttp
 import jax
 import msgspec
 
-from rlboost_jax import compile_cache
+from rlboost_jax import compile_cache, usage
 from rlboost_jax.credentials import (
     COPY_AGAIN,
-    TOKEN_VARIABLE,
     CredentialsUnusable,
     Endpoint,
     explain,
@@ -55,6 +54,14 @@ from rlboost_jax.weights.pull import Puller
 
 CANNOT_SERVE = 2  # exit code: something to change on the command line or at the manager
 ANSWER_SECONDS = 10.0
+DESCRIPTION = """\
+Generate for a run, from any machine that reaches its manager.
+
+    rlboost rollout --manager=HOST:PORT --join=FOLDER
+
+The run's configuration comes from the manager, and so do the weights. End it in any way and at
+any time: what it was at is done elsewhere.
+"""
 
 
 class CannotServe(RuntimeError):
@@ -248,16 +255,16 @@ def _heed_signals(args: argparse.Namespace, fleet: FleetConfig, client: Instance
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m rlboost_jax.rollout", description="Serve rollouts to a run."
+    parser = usage.parser("rollout", DESCRIPTION)
+    parser.add_argument(
+        "--manager", required=True, metavar="HOST:PORT", help="`address` in the run's manager.json"
     )
-    parser.add_argument("--manager", required=True, metavar="HOST:PORT")
     parser.add_argument(
         "--join",
         type=Path,
         metavar="FOLDER",
         help="the manager's <workdir>/join, or a copy of it; a token in the environment variable "
-        f"{TOKEN_VARIABLE} goes before the one there",
+        "RLBOOST_TOKEN goes before the one there",
     )
     parser.add_argument(
         "--weights",

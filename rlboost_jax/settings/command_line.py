@@ -7,28 +7,39 @@ A mistake on it or in the file ends the process with one line that says what to 
 import dataclasses
 import difflib
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 from absl import flags
 
-from rlboost_jax import exits
+from rlboost_jax import exits, usage
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.renamed import successor
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.shipped import file_of
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 _CONFIG = re.compile(r"--?config(?:=(.*))?", re.DOTALL)
 
 
-def parse(arguments: list[str], record: type = RunConfig) -> list[str]:
+def parse(
+    arguments: list[str], record: type = RunConfig, *, command: str = "train", kind: str = ""
+) -> list[str]:
     """Let absl read the flags; returns the program's name. Ends the process on a mistake.
 
     Args:
         record: what the configuration becomes.
+        command: whose flags they are, for `--help`.
+        kind: of configurations that come with the package, which `--config` takes by name.
     """
+    if usage.HELP.intersection(arguments[1:]):
+        own = flags.FLAGS.get_flags_for_module(arguments[0])
+        print(usage.help_of_flags(command, sys.modules["__main__"].__doc__, own), end="")
+        sys.exit(0)
     try:
+        arguments = with_files(arguments, kind)
         path = config_path(arguments)
         check_overrides(arguments, record)
         try:
@@ -42,24 +53,26 @@ def parse(arguments: list[str], record: type = RunConfig) -> list[str]:
         exits.leave(f"error: {error}", exits.MISTAKE)
 
 
-def config_path(arguments: list[str]) -> str:
-    """The file that `--config` names, without a string for its `get_config`; "" if not given.
+def with_files(arguments: list[str], kind: str) -> list[str]:
+    """With a path in place of a name after `--config`. Raises ConfigError."""
+    found = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        match = _CONFIG.fullmatch(argument)
+        if match is not None and match[1]:
+            argument = f"--config={file_of(match[1], kind)}"
+        elif _CONFIG.fullmatch(before) and "=" not in before:
+            argument = file_of(argument, kind)
+        found.append(argument)
+    return found
 
-    Raises:
-        ConfigError: it cannot be opened.
-    """
+
+def config_path(arguments: list[str]) -> str:
+    """The file that `--config` names, without a string for its `get_config`; "" if not given."""
     path = ""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if (match := _CONFIG.fullmatch(argument)) is not None:
             given = following if match[1] is None else match[1]
             path = given.partition(":")[0]
-    if path:
-        try:
-            open(path, "rb").close()
-        except OSError as error:
-            raise ConfigError(
-                f"--config={path}: {error.strerror}; name a file such as configs/quickstart.py"
-            ) from None
     return path
 
 
@@ -67,7 +80,7 @@ def check_overrides(arguments: list[str], record: type = RunConfig) -> None:
     """Raise ConfigError for the first `--config.…` that names no field."""
     for argument in arguments:
         if (match := _OVERRIDE.match(argument)) is not None:
-            name, fields = match[1], tuple(_names(record))
+            name, fields = match[1], tuple(field_names(record))
             if name not in fields:
                 raise ConfigError(f"config.{name} {_objection(name, fields)}")
 
@@ -83,11 +96,11 @@ def _objection(name: str, fields: tuple[str, ...]) -> str:
     return f"does not exist; {hint}"
 
 
-def _names(record: type, prefix: str = "") -> Iterator[str]:
+def field_names(record: type, prefix: str = "") -> Iterator[str]:
     """Every field that holds a value, as on the command line."""
     for field in dataclasses.fields(record):  # type: ignore[arg-type]
         if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
-            yield from _names(field.type, f"{prefix}{field.name}.")
+            yield from field_names(field.type, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name
 
@@ -100,9 +113,11 @@ def _explain(error: Exception, path: str) -> str:
     for cause in reversed(causes):  # the file's own mistake is at the beginning
         line = _line_of(cause, path)
         if line is not None:
-            return f"{path}, line {line}: {type(cause).__name__}: {_first_line(cause)}"
+            ours = isinstance(cause, ModuleNotFoundError) and cause.name == "configs"
+            hint = "; outside a checkout it is rlboost_jax.configs" if ours else ""
+            return f"{path}, line {line}: {type(cause).__name__}: {_first_line(cause)}{hint}"
     if isinstance(error, AttributeError) and "get_config" in str(error):
-        return f"{path} has no function get_config; see configs/quickstart.py for how it looks"
+        return f"{path} has no function get_config; `rlboost configs quickstart` shows how it looks"
     return f"{_first_line(error)}; --help tells of the flags"
 
 

@@ -19,5 +19,15 @@ def suggestion(name: str, known: Iterable[str], *, shown: str = "{!r}") -> str:
         shown: format of the nearest one.
     """
     known = tuple(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {shown.format(near[0])}?" if near else f"known: {', '.join(known)}"
+    return nearest(name, known, shown=shown) or f"known: {', '.join(known)}"
+
+
+def nearest(name: str, known: Iterable[str], *, shown: str = "{}") -> str:
+    """The question whether the nearest name is meant; "" where none is near."""
+    near = difflib.get_close_matches(name, tuple(known), n=1)
+    return f"did you mean {shown.format(near[0])}?" if near else ""
+
+
+def install(extra: str) -> str:
+    """What to do about packages of an extra that are not there: the project is on no index."""
+    return f"in a checkout of rlboost-jax, `pip install -c requirements.lock -e '.[{extra}]'`"

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, Final
 
+from rlboost_jax import usage
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.renamed import successor
 from rlboost_jax.settings.run import RunConfig
@@ -92,4 +93,5 @@ def _sections() -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    usage.take_none("rlboost_jax.settings.explain", __doc__)
     print(document(), end="")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.errors import ConfigError, install
 from rlboost_jax.settings.huggingface import from_huggingface
 
 CONFIG: Final = "config.json"
@@ -116,7 +116,7 @@ def _package(source: str, hub: Hub) -> Any:
     except ImportError:
         raise ConfigError(
             f"config.model.source is {source!r}: no such folder, and names on the hub need the "
-            "package huggingface_hub; pip install 'rlboost-jax[hf]', or name a folder"
+            f"package huggingface_hub; name a folder, or {install('hf')}"
         ) from None
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Final
 
 from rlboost_jax.sequences.identities import MOST_TRAINED
-from rlboost_jax.settings.errors import ConfigError, suggestion
+from rlboost_jax.settings.errors import ConfigError, install, suggestion
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.observe import TRACKERS
 from rlboost_jax.settings.ranges import out_of_range
@@ -68,8 +68,8 @@ def check_files(config: RunConfig, *, installed: Callable[[str], bool] = _instal
     for name in config.observe.trackers:
         if name in OPTIONAL and not installed(name):
             raise ConfigError(
-                f"observe.trackers has {name!r}, which is not installed; give "
-                f"`pip install rlboost-jax[{name}]` or take it out"
+                f"observe.trackers has {name!r}, which is not installed; take it out, or "
+                f"{install(name)}"
             )
 
 

@@ -149,7 +149,7 @@ def test_what_is_not_installed_is_named(write, tmp_path, monkeypatch):
     path = write(tmp_path)
     for name in ("datasets", "pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=r"install rlboost-jax\[hf\]"):
+    with pytest.raises(ConfigError, match=r"pip install .* -e '\.\[hf\]'"):
         opened(path)
 
 

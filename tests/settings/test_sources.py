@@ -86,7 +86,7 @@ def test_without_the_package_a_name_says_what_to_install() -> None:
     def absent() -> Any:
         raise ImportError("No module named 'huggingface_hub'")
 
-    with pytest.raises(ConfigError, match=r"need the package huggingface_hub; pip install"):
+    with pytest.raises(ConfigError, match=r"need the package huggingface_hub; name a folder"):
         sources.source_fields("Qwen/Qwen3-0.6B", hub=absent)
 
 

@@ -439,6 +439,6 @@ def test_a_tracker_that_is_not_installed_is_a_mistake_on_the_trainers_host_only(
     """Whose files are checked: a server, which reads the record, looks for nothing."""
     server = run_config_from_dict(changed({"observe.trackers": ("wandb",)}).to_dict())
     assert server.observe.trackers == ("wandb",)
-    with pytest.raises(ConfigError, match=r"wandb.*pip install rlboost-jax\[wandb\]"):
+    with pytest.raises(ConfigError, match=r"wandb.*pip install .* -e '\.\[wandb\]'"):
         check_files(server, installed=lambda package: package != "wandb")
     check_files(server, installed=lambda package: package == "wandb")

@@ -86,7 +86,7 @@ def test_a_wrong_argument(workdir, argument, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, "No such file or directory; name a file such as configs/quickstart.py"),
+        (None, "No such file or directory; name a file, or what `rlboost configs` lists"),
         ("import nothing_of_this_name", "line 1: ModuleNotFoundError"),
         ("def get_config(:", "line 1: SyntaxError"),
         ("", "has no function get_config"),

@@ -1,10 +1,12 @@
 """Build the library of the `cpu` implementation in place: python -m rlboost_kernels.cpu"""
 
+import argparse
 import sys
 
 from rlboost_kernels.cpu.build import CannotBuild, build
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="rlboost-kernels build", description=__doc__).parse_args()
     try:
         library = build()
     except CannotBuild as error:

@@ -1,0 +1,176 @@
+"""`rlboost`: its commands, what it says of mistakes, and what shells complete."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlboost_jax import commands, completion, usage
+from rlboost_jax.settings import shipped
+from rlboost_jax.settings.command_line import with_files
+from rlboost_jax.settings.errors import ConfigError
+from tests.patience import PATIENCE_SECONDS
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ("jax", "numpy", "flax", "aiohttp", "absl")
+
+
+def program(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    source = "import sys; from rlboost_jax.commands import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", source, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+
+
+def test_the_page_is_made_from_the_table() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert page == commands.document(), "python -m rlboost_jax.commands > docs/commands.md"
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_a_command_is_a_module_that_runs(name: str) -> None:
+    spec = importlib.util.find_spec(commands.COMMANDS[name].module)
+    assert spec is not None and spec.origin is not None
+    path = Path(spec.origin)
+    main = path.with_name("__main__.py") if path.name == "__init__.py" else path
+    assert 'if __name__ == "__main__":' in main.read_text(encoding="utf-8")
+
+
+def test_every_entry_point_for_people_is_a_command() -> None:
+    """Those at the top, and packages that run; the others have a page that they print."""
+    found = {f"rlboost_jax.{path.parent.name}" for path in ROOT.glob("rlboost_jax/*/__main__.py")}
+    for path in ROOT.glob("rlboost_jax/*.py"):
+        if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8"):
+            found.add(f"rlboost_jax.{path.stem}")
+    known = {command.module for command in commands.COMMANDS.values()}
+    assert found - known == {"rlboost_jax.commands"}
+
+
+def test_help_names_all_of_them_and_imports_none() -> None:
+    source = (
+        "import sys; from rlboost_jax.commands import main; main(['--help']); "
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    *lines, imported = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines if line[:2] == "  "] == list(commands.COMMANDS)
+    assert imported == "[]"
+    assert max(map(len, lines)) <= usage.WIDTH
+
+
+@pytest.mark.parametrize("name", ["train", "report", "configs"])  # all: tests/wheels.py
+def test_help_of_a_command_fits_and_is_no_mistake(name: str, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    done = program(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: rlboost {name} ")
+    assert max(map(len, done.stdout.splitlines())) <= usage.WIDTH
+    said = set(re.findall(r"^  (?:-h, )?--(\w+)", done.stdout, re.MULTILINE))
+    named = {option.name for option in completion.options(commands.COMMANDS[name].module)}
+    assert said == named | {"help"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], "no command 'trian'; did you mean rlboost train?"),
+        (["report", "--wrkdir=x"], "no option --wrkdir; did you mean --workdir?"),
+        (["report"], "the following arguments are required: --workdir"),
+        (["configs", "quikstart"], "no 'quikstart'; did you mean quickstart?"),
+        (["train", "--config=quickstrat"], "did you mean --config=quickstart?"),
+        (["train", "--config=configs/tiny.py"], "No such file or directory; did you mean --config"),
+        (["train", "--config", "tiny", "--config.num_stpes=1"], "did you mean config.num_steps?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+    done = program(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and words in done.stderr
+
+
+def test_a_configuration_is_found_by_name_and_a_file_goes_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = str(ROOT / "configs" / "quickstart.py")
+    assert Path(shipped.file_of("quickstart")).samefile(file)
+    assert shipped.file_of(file) == file
+    assert Path(with_files(["", "--config", "quickstart"], "")[2]).samefile(file)
+    named = shipped.file_of("h100:qwen3_8b_openr1,0.6", "sim")
+    assert named.endswith("configs/sim/h100.py:qwen3_8b_openr1,0.6")
+    (tmp_path / "quickstart").write_text("def get_config(): ...")
+    assert shipped.file_of("quickstart") == "quickstart"
+    with pytest.raises(ConfigError, match="no file and no name; known: base, hf_tiny"):
+        shipped.file_of("zzz")
+
+
+def test_configurations_are_those_of_the_folder_and_import_what_a_wheel_has() -> None:
+    assert {"quickstart", "tiny", "qwen3_8b_openr1"} < set(shipped.shipped())
+    assert {"base", "h100"} < set(shipped.shipped("sim"))
+    assert "h100_bounds" not in shipped.shipped("sim")  # a table, with no get_config
+    for path in (ROOT / "configs").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"^\s*(from|import) configs\b", text, re.MULTILINE), path
+
+
+def test_a_module_configs_that_is_not_there_is_explained(tmp_path: Path) -> None:
+    """A file that was written in a checkout, where there is none."""
+    (tmp_path / "mine.py").write_text("from configs import base\n")
+    source = "import sys; sys.modules['configs'] = None; import rlboost_jax.commands as c; "
+    source += "sys.exit(c.main(['train', '--config=mine.py']))"
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "mine.py, line 1: " in done.stderr and "rlboost_jax.configs" in done.stderr
+
+
+def completed(script: Path, *words: str) -> list[str]:
+    """What bash offers for the last of the words, which bash splits at `=` as well."""
+    source = f"""
+source {script}
+compopt() {{ :; }}
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_rlboost
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    command = ["bash", "-c", source, "bash", "rlboost", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_completes_commands_options_names_and_settings(tmp_path: Path) -> None:
+    script = tmp_path / "rlboost.bash"
+    script.write_text(completion.bash())
+    (tmp_path / "folder").mkdir()
+    assert completed(script, "re") == ["report"]
+    assert completed(script, "report", "--w") == ["--workdir="]
+    assert completed(script, "train", "--su") == ["--supervise"]
+    assert completed(script, "train", "--config", "=", "quick") == ["quickstart"]
+    assert completed(script, "train", "--config", "quick") == ["quickstart"]
+    assert "h100" in completed(script, "simulate", "--config", "=")
+    assert completed(script, "train", "--config.learner.prompts_per") == [
+        "--config.learner.prompts_per_step="
+    ]
+    assert completed(script, "verify", "--workdir", "=", f"{tmp_path}/f") == [f"{tmp_path}/folder"]
+    assert completed(script, "completion", "z") == ["zsh"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_is_one_to_its_shell(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell}")
+    script = tmp_path / "script"
+    script.write_text(completion.SCRIPTS[shell]())
+    done = subprocess.run([shell, "-n", str(script)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
