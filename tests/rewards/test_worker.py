@@ -31,7 +31,7 @@ setattr(os, "CALL", interrupted)
 try:
     worker._end(child, at_once=True)
 finally:
-    print(worker._children())
+    print(worker.children())
 """
 
 
