@@ -74,6 +74,7 @@ class Exercises(Protocol):
         ...
 
 
+@runtime_checkable
 class AskGroup(Protocol):
     def __call__(
         self,
