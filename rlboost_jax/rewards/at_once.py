@@ -72,6 +72,7 @@ def serve(requests: int, replies: int, setup: Setup, calls: Sequence[Call]) -> N
             worker.end_late()
             worker.flush()
     finally:  # also when this worker is asked to end
+        worker.end()
         end_orphans()
 
 
@@ -128,6 +129,11 @@ class _AtOnce:
                 del self._unsent[: os.write(self._replies, self._unsent)]
             except BlockingIOError:
                 return
+
+    def end(self) -> None:
+        """What runs; the caller waits for it."""
+        for running in self._running.values():
+            os.kill(running.child, signal.SIGKILL)
 
     def _over(self, running: _Running, found: Found | None, why: str) -> None:
         """Reap its process with all that it started, and answer.

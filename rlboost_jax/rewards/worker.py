@@ -7,6 +7,7 @@ that results depend on neither the order nor the number of workers. It has no th
 Jobs that wait side by side are `at_once.py`'s.
 """
 
+import contextlib
 import ctypes
 import gc
 import hashlib
@@ -168,9 +169,12 @@ def _judge(setup: Setup, calls: Sequence[Call], job: Job, outlet: int, parent: i
 
 
 def _limit_memory(megabytes: int) -> None:
-    """Beyond what is mapped already, which is what the functions' modules take."""
-    with open("/proc/self/statm") as file:
-        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    """Beyond what is mapped already, which is what the functions' modules take. Linux only."""
+    try:
+        with open("/proc/self/statm") as file:
+            mapped = int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return
     limit = mapped + megabytes * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -211,10 +215,13 @@ def end_orphans() -> None:
             return
 
 
-def children() -> list[int]:
-    """Of this process, which has one thread; from /proc of Linux."""
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return [int(process) for process in file.read().split()]
+def children(proc: str = "/proc") -> list[int]:
+    """Of this process, which has one thread; none where no /proc of Linux says so."""
+    try:
+        with open(f"{proc}/self/task/{os.getpid()}/children") as file:
+            return [int(process) for process in file.read().split()]
+    except FileNotFoundError:
+        return []
 
 
 def how_it_ended(status: int) -> str:
@@ -224,7 +231,8 @@ def how_it_ended(status: int) -> str:
 
 
 def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    with contextlib.suppress(AttributeError):  # not Linux
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":
