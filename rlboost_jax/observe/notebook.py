@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from rlboost_jax.observe.console import Console, spark, step_line
 from rlboost_jax.observe.report import FILE
@@ -26,6 +26,7 @@ BAR: Final = 32  # characters
 Bundle = dict[str, str]  # what is shown, by MIME type
 
 
+@runtime_checkable
 class Output(Protocol):
     """`IPython.display.display`, as far as it is needed."""
 

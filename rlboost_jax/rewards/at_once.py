@@ -15,6 +15,15 @@ from typing import Final
 
 import msgspec
 
+from rlboost_jax.rewards.calls import (
+    NO_OUTCOME,
+    children,
+    end_orphans,
+    forked,
+    how_it_ended,
+    most_bytes,
+    took_longer,
+)
 from rlboost_jax.rewards.frames import (
     Found,
     FrameTooLong,
@@ -27,15 +36,6 @@ from rlboost_jax.rewards.frames import (
     frame,
 )
 from rlboost_jax.rewards.functions import Call
-from rlboost_jax.rewards.worker import (
-    NO_OUTCOME,
-    children,
-    end_orphans,
-    forked,
-    how_it_ended,
-    most_bytes,
-    took_longer,
-)
 
 _READ_BYTES: Final = 2**16
 

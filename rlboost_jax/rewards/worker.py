@@ -7,20 +7,25 @@ that results depend on neither the order nor the number of workers. It has no th
 Jobs that wait side by side are `at_once.py`'s.
 """
 
-import contextlib
-import ctypes
 import gc
-import hashlib
 import os
-import random
-import resource
 import signal
-import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import msgspec
 
+from rlboost_jax.rewards.at_once import serve
+from rlboost_jax.rewards.calls import (
+    NO_OUTCOME,
+    PR_SET_CHILD_SUBREAPER,
+    end_orphans,
+    forked,
+    how_it_ended,
+    most_bytes,
+    prctl,
+    took_longer,
+)
 from rlboost_jax.rewards.frames import (
     Found,
     FrameTooLong,
@@ -36,11 +41,6 @@ from rlboost_jax.rewards.frames import (
 from rlboost_jax.rewards.functions import Call, Unusable, load
 from rlboost_jax.settings.rewards import RewardConfig
 
-NO_OUTCOME: Final = "wrote what is no outcome"
-_OUTCOME_BYTES: Final = 4096  # of one response
-_PR_SET_PDEATHSIG: Final = 1
-_PR_SET_CHILD_SUBREAPER: Final = 36
-
 
 def main() -> None:
     requests, replies = os.dup(0), os.dup(1)
@@ -48,7 +48,7 @@ def main() -> None:
     for standard in (0, 1):  # functions may print and read as they like
         os.dup2(nowhere, standard)
     signal.signal(signal.SIGTERM, _leave)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a call leaves behind becomes ours, to be ended
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a call leaves behind becomes ours, to be ended
     setup = receive(requests, Setup)
     if setup is None:
         return
@@ -64,8 +64,6 @@ def main() -> None:
     gc.freeze()  # else the first collection of every child copies all that was imported
     send(replies, Ready())
     if setup.at_once:
-        from rlboost_jax.rewards.at_once import serve
-
         serve(requests, replies, setup, calls)
         return
     while (job := receive(requests, Job)) is not None:
@@ -108,31 +106,6 @@ def _in_child(
     return found
 
 
-def forked(setup: Setup, calls: Sequence[Call], job: Job) -> tuple[int, int]:
-    """A process that asks the functions, one after the other.
-
-    Returns:
-        Its id, and a pipe with a `Returned` of each.
-    """
-    inlet, outlet = os.pipe()
-    parent, child = os.getpid(), os.fork()
-    if child == 0:
-        os.close(inlet)
-        _judge(setup, calls, job, outlet, parent)
-    os.close(outlet)
-    return child, inlet
-
-
-def most_bytes(job: Job) -> int:
-    """That a function has reason to say."""
-    return _OUTCOME_BYTES * len(job.responses)
-
-
-def took_longer(function: RewardConfig) -> str:
-    of = " for a group" if function.per == "group" else ""
-    return f"took longer than {function.time_limit_seconds:g} s{of}"
-
-
 def _heard(inlet: int, functions: Sequence[RewardConfig], job: Job, found: list[Found]) -> str:
     """Append what comes through the pipe; returns why the rest is not waited for, "" at its end."""
     for function in functions:
@@ -151,46 +124,6 @@ def _heard(inlet: int, functions: Sequence[RewardConfig], job: Job, found: list[
     return ""
 
 
-def _judge(setup: Setup, calls: Sequence[Call], job: Job, outlet: int, parent: int) -> NoReturn:
-    """In the child: never returns, whatever the functions do."""
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.dup2(0, 2)  # a line for every response would bury the run's own
-        os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # which has ended before that
-            os._exit(0)
-        _limit_memory(setup.memory_mb)
-        _seed(setup.seed, job)
-        for call in calls:
-            send(outlet, Returned(found=call(job)))
-    finally:  # no exception, exit or signal of the functions' goes further than this
-        os._exit(0)
-
-
-def _limit_memory(megabytes: int) -> None:
-    """Beyond what is mapped already, which is what the functions' modules take. Linux only."""
-    try:
-        with open("/proc/self/statm") as file:
-            mapped = int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return
-    limit = mapped + megabytes * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _seed(seed: int, job: Job) -> None:
-    """A function that draws random numbers draws the same for the same response, or group."""
-    digest = hashlib.blake2b(digest_size=4)
-    for part in (str(seed), job.prompt, *(response.completion for response in job.responses)):
-        digest.update(f"{len(part)} {part}".encode(errors="surrogatepass"))
-    number = int.from_bytes(digest.digest(), "little")
-    random.seed(number)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(number)
-
-
 def _end(child: int, *, at_once: bool) -> int:
     """Reap the child, and whatever it has started; returns its wait status."""
     try:
@@ -202,37 +135,6 @@ def _end(child: int, *, at_once: bool) -> int:
         end_orphans()
         raise
     return status
-
-
-def end_orphans() -> None:
-    """Of a child that is gone; they come to us, and theirs as they go."""
-    while True:
-        for process in children():
-            os.kill(process, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
-
-
-def children(proc: str = "/proc") -> list[int]:
-    """Of this process, which has one thread; none where no /proc of Linux says so."""
-    try:
-        with open(f"{proc}/self/task/{os.getpid()}/children") as file:
-            return [int(process) for process in file.read().split()]
-    except FileNotFoundError:
-        return []
-
-
-def how_it_ended(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
-    return "ended its process"
-
-
-def _prctl(option: int, value: int) -> None:
-    with contextlib.suppress(AttributeError):  # not Linux
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

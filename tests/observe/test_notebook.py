@@ -11,7 +11,9 @@ import pytest
 from configs import base
 from rlboost_jax.learner.in_notebook import run_shown
 from rlboost_jax.learner.processes.world import ALONE
+from rlboost_jax.observe.metrics import metrics_row
 from rlboost_jax.observe.notebook import InterruptedCell, NotebookConsole, kernels_display
+from rlboost_jax.observe.summary import summarize
 from rlboost_jax.settings.load import run_config
 from tests.observe.conftest import row
 from tests.patience import PATIENCE_SECONDS
@@ -69,13 +71,14 @@ def test_a_notebook_that_hangs_or_breaks_stops_nothing() -> None:
 
 def test_a_run_shows_its_report_and_ends_in_a_line_when_interrupted(tmp_path: Path) -> None:
     run, page = run_config(base.get_config()), Page()
+    summary = summarize([metrics_row(row(0))], reserved_price_per_hour=1.0)
     (tmp_path / "report.html").write_text("<p title='\"'>fine</p>")
 
     def done(run: Any, path: Any, world: Any, *, makers: Any) -> Any:
         assert isinstance(makers.console(num_steps=3, live=True), NotebookConsole)
-        return "summary"
+        return summary
 
-    assert run_shown(run, tmp_path, ALONE, display=lambda: page, training=done) == "summary"
+    assert run_shown(run, tmp_path, ALONE, display=lambda: page, training=done) is summary
     ((bundle, _),) = page.shown
     assert 'srcdoc="&lt;p title=&#x27;&quot;&#x27;&gt;fine' in bundle["text/html"]
     assert bundle["text/plain"] == f"report: {tmp_path}/report.html"

@@ -3,14 +3,14 @@
 import subprocess
 import sys
 
-from rlboost_jax.rewards.worker import children
+from rlboost_jax.rewards.calls import children
 from tests.patience import PATIENCE_SECONDS
 
 INTERRUPTED = """
 import os, signal, subprocess, sys
-from rlboost_jax.rewards import worker
+from rlboost_jax.rewards import calls as of_calls, worker
 
-worker._prctl(worker._PR_SET_CHILD_SUBREAPER, 1)
+of_calls.prctl(of_calls.PR_SET_CHILD_SUBREAPER, 1)
 inlet, outlet = os.pipe()
 child = os.fork()
 if child == 0:
@@ -32,7 +32,7 @@ setattr(os, "CALL", interrupted)
 try:
     worker._end(child, at_once=True)
 finally:
-    print(worker.children())
+    print(of_calls.children())
 """
 
 
