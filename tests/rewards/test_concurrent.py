@@ -109,15 +109,12 @@ def test_nothing_depends_on_what_runs_beside():
 
 
 def test_a_failure_costs_its_own_call():
-    before = sleepers()
-    asked = judge("fails_awaited", at_once=8, time_limit_seconds=1.5)
+    asked = judge("fails_awaited", at_once=8)
     faults = {
         "raise": "KeyError: 'no such thing'",
         "crash": "was ended by SIGSEGV",
         "leave": "ended its process",
         "cancel": "CancelledError: ",
-        "hang": "took longer than 1.5 s",
-        "children": "took longer than 1.5 s",
         "nan": "returned nan",
         "allocate": "MemoryError: more than rewards.memory_mb",
         "fine": "",
@@ -129,6 +126,14 @@ def test_a_failure_costs_its_own_call():
     assert {text: v.reward for text, v in found.items()} == {
         text: -0.5 if fault else 1.0 for text, fault in faults.items()
     }
+
+
+def test_what_takes_too_long_is_ended_with_all_that_it_started():
+    before = sleepers()
+    asked = judge("fails_awaited", at_once=2, time_limit_seconds=1.5)
+    found = [f.result(WAIT) for f in [asked.ask(answered(t)) for t in ("hang", "children")]]
+    assert [dict(v.faults) for v in found] == [{"x": "took longer than 1.5 s"}] * 2
+    asked.close()
     assert sleepers() <= before
 
 

@@ -18,7 +18,7 @@ FUNCTIONS = (
     RewardConfig(name=f"{MODULE}:shortest", per="group", weight=2.0, label="shortest"),
     RewardConfig(name="exact", weight=0.5),
     RewardConfig(name=f"{MODULE}:draws_for_groups", per="group", weight=0.25, label="draws"),
-    RewardConfig(name=f"{MODULE}:fails_for_groups", per="group", time_limit_seconds=0.5, label="x"),
+    RewardConfig(name=f"{MODULE}:fails_for_groups", per="group", label="x"),
 )
 TEXTS = ("the answer is 7", "7", "no idea", "8")
 
@@ -94,7 +94,6 @@ def test_the_same_responses_in_another_order_are_another_group(both):
     [
         ("raise", "KeyError: 'no such thing'"),
         ("crash", "was ended by SIGSEGV"),
-        ("hang", "took longer than 0.5 s for a group"),
         ("few", 'returned 1 value for 3 completions (per="group" gives it all at once)'),
     ],
 )
@@ -104,6 +103,17 @@ def test_a_failure_costs_the_whole_group_and_no_other_function(both, first, faul
     assert [dict(v.faults) for v in found] == [{"x": fault}] * 3
     assert [v.components["x"] for v in found] == [-0.5] * 3
     assert [v.components["exact"] for v in found] == [0.0, 1.0, 0.0]
+
+
+def test_a_time_limit_is_of_the_whole_group():
+    late = RewardConfig(
+        name=f"{MODULE}:fails_for_groups", per="group", time_limit_seconds=0.5, label="x"
+    )
+    asked = judge(late)
+    found = verdicts(asked, "hang", "7", "8")
+    asked.close()
+    assert [dict(v.faults) for v in found] == [{"x": "took longer than 0.5 s for a group"}] * 3
+    assert [v.reward for v in found] == [-0.5] * 3
 
 
 def test_one_value_that_is_no_number_costs_its_response(both):
