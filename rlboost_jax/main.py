@@ -82,18 +82,21 @@ def train(
 ) -> Summary:
     """Run `config` to its end in `workdir`, or go on with the run that is there.
 
+    In a notebook it shows its progress and the report under the cell.
+
     Args:
         world: the processes of this trainer, of which this is number 0; None: it is alone.
         fork: RUN@STEP, the checkpoint of another run to begin with; "": none.
 
     Raises:
         ConfigError, WorkdirUnusable, RuntimeError: one line that says what to change.
+        KeyboardInterrupt: the same call goes on.
     """
     run = run_config(config)  # before anything heavy is imported
+    from rlboost_jax.learner.in_notebook import run_shown
     from rlboost_jax.learner.processes.world import ALONE
-    from rlboost_jax.learner.training import run_training
 
-    return run_training(run, workdir, world or ALONE, fork=fork)
+    return run_shown(run, workdir, world or ALONE, fork=fork)
 
 
 def main(argv: list[str]) -> None:

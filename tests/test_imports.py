@@ -282,6 +282,7 @@ def test_kernels_know_nothing_of_us() -> None:
 
 
 OF_EXTRAS = {
+    "rlboost_jax.observe.mlflow",
     "rlboost_jax.observe.wandb",
     "rlboost_jax.rewards.math_answers",
 }  # modules that only functions import
@@ -302,6 +303,7 @@ def test_every_import_is_a_declared_dependency() -> None:
         for module in foreign_imports(name) - set(sys.stdlib_module_names) - {"configs"}:
             owners = {d.lower().replace("_", "-") for d in distributions.get(module, [module])}
             owners |= {"rlboost-kernels"} if module == "rlboost_kernels" else set()
+            owners |= {"mlflow-skinny"} if module == "mlflow" else set()  # all of it that we use
             owners |= {"jax"} if module == "jaxlib" else set()  # jax names its exact version
             at_once = module in {target.partition(".")[0] for target in imported_at_once(name)}
             declared = required if at_once and name not in OF_EXTRAS else required | extra

@@ -1,14 +1,14 @@
 """Exercises that are read: a data set's questions, judged by the run's reward functions."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlboost_jax.data.exercises import Prompt, Tokens
+from rlboost_jax.data.exercises import AskGroup, Prompt, Tokens, Verdicts
 from rlboost_jax.data.questions import (
     ANSWER,
     Question,
@@ -111,23 +111,33 @@ class Dataset:
         return tuple(questions[index] for index in range(len(chosen)))
 
     def ask(self, prompt: Prompt, response_tokens: Tokens) -> Future[Verdict]:
-        question: Question = prompt.problem
-        ids = tuple(np.asarray(response_tokens).tolist())
-        return self._judge.ask(
-            Answered(
-                prompt=question.prompt,
-                completion=self.tokenizer.decode(response_tokens),
-                completion_ids=ids,
-                finished=stopped(ids, self.stop_ids),
-                columns=question.columns,
-            )
-        )
+        return self._judge.ask(self._answered(prompt, response_tokens))
+
+    @property
+    def ask_group(self) -> AskGroup | None:
+        return self._ask_group if self._judge.sees_groups else None
 
     def text(self, tokens: ArrayLike) -> str:
         return self.tokenizer.text(tokens)
 
     def close(self) -> None:
         self._judge.close()
+
+    def _ask_group(
+        self, prompt: Prompt, responses: Sequence[Tokens], alone: Sequence[Future[Verdict]], /
+    ) -> Future[Verdicts]:
+        return self._judge.ask_group([self._answered(prompt, each) for each in responses], alone)
+
+    def _answered(self, prompt: Prompt, response_tokens: Tokens) -> Answered:
+        question: Question = prompt.problem
+        ids = tuple(np.asarray(response_tokens).tolist())
+        return Answered(
+            prompt=question.prompt,
+            completion=self.tokenizer.decode(response_tokens),
+            completion_ids=ids,
+            finished=stopped(ids, self.stop_ids),
+            columns=question.columns,
+        )
 
 
 class Questions:

@@ -4,7 +4,7 @@ The learner knows this protocol only. `data/tasks.py` generates its exercises an
 once; `data/dataset.py` reads them and asks the reward functions of the run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from rlboost_jax.rewards.verdict import Verdict
 
 Tokens = NDArray[np.int32]
+Verdicts = tuple[Verdict, ...]  # of a group, in the order of its samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +57,35 @@ class Exercises(Protocol):
         """
         ...
 
+    @property
+    def ask_group(self) -> "AskGroup | None":
+        """Has a whole group judged, where rewards compare its responses; None: none do.
+
+        Then a response has its reward from here, and `ask` says a part of it only.
+        """
+        ...
+
     def text(self, tokens: ArrayLike) -> str:
         """Tokens for a person."""
         ...
 
     def close(self) -> None:
         """End the processes that judge; what is still asked is cancelled."""
+        ...
+
+
+@runtime_checkable
+class AskGroup(Protocol):
+    def __call__(
+        self,
+        prompt: Prompt,
+        responses: Sequence[Tokens],
+        alone: Sequence[Future[Verdict]],
+        /,
+    ) -> Future[Verdicts]:
+        """
+        Args:
+            responses: all to the prompt, in the order of their samples.
+            alone: what `Exercises.ask` gave for each. To cancel the group leaves it as it is.
+        """
         ...

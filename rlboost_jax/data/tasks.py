@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlboost_jax.data import clock, reversal, running_sum, vocabulary
-from rlboost_jax.data.exercises import Prompt, Tokens
+from rlboost_jax.data.exercises import AskGroup, Prompt, Tokens
 from rlboost_jax.data.vocabulary import ANSWER, BEGIN, END, EQUALS
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.settings.data import TaskConfig
@@ -64,6 +64,7 @@ class Task:
         self.max_response_tokens = size.max_response_tokens  # of a worked answer
         self.stop_ids: tuple[int, ...] = (END,)
         self.record: Mapping[str, object] | None = None  # nothing is read
+        self.ask_group: AskGroup | None = None  # each answer is right or wrong by itself
         self._rules = RULES[config.name]
         self._mean_length = config.mean_length
         self._max_length = config.max_length

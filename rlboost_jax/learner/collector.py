@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,11 @@ from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences import sequence
 from rlboost_jax.settings.routing import Routing
 
+Done = TypeVar("Done", bound=Future[Any])
 Ask = Callable[[int, NDArray[np.int32]], Future[Verdict]]
+AskGroupAt = Callable[
+    [int, Sequence[NDArray[np.int32]], Sequence[Future[Verdict]]], Future[tuple[Verdict, ...]]
+]
 Estimate = Callable[[Sequence[Trajectory]], tuple[Trajectory, ...]]
 
 
@@ -28,6 +33,9 @@ class WrongVersion(RuntimeError):
 class StepCollector:
     """Invariant: a group is finished when all its rollouts are there and judged, and its rewards
     are those of just these.
+
+    Where rewards compare responses, a group is asked about as a whole once all of it is there, and
+    anew once what was rejected of it has come again.
     """
 
     def __init__(
@@ -38,6 +46,7 @@ class StepCollector:
         prompts: Sequence[NDArray[np.int32]],
         group_size: int,
         ask: Ask,
+        ask_group: AskGroupAt | None = None,
         wake: Callable[[], None] = lambda: None,
         estimate: Estimate,
         routing: Routing | None = None,
@@ -47,19 +56,26 @@ class StepCollector:
 
         Args:
             ask: (prompt index, all tokens after the prompt) → what the rewards say, then or later.
+            ask_group: (prompt index, the same of each sample in order, what `ask` gave for each) →
+                the rewards of the group; None: they are what `ask` says.
             wake: called, in any thread, when `settle` has something to do.
             estimate: gives the trajectories of a whole group their advantages.
             routing: of the routes that come with tokens; None: none do.
             note: is told of each way in which a reward function fails, when it does so first.
         """
         self.step, self._version = step, version
-        self._prompts, self._group_size, self._ask = list(prompts), group_size, ask
+        self._prompts, self._group_size = list(prompts), group_size
+        self._ask, self._ask_group = ask, ask_group
         self._wake = wake
         self._estimate, self._routing = estimate, routing
         self._note, self._told = note, set[tuple[str, str]]()
         self._taken: dict[int, Trajectory] = {}  # reward and components only once judged
         self._asked: dict[int, Future[Verdict]] = {}  # those of `_taken` not judged yet
-        self._answered: deque[tuple[int, Future[Verdict]]] = deque()  # filled by other threads
+        self._alone: dict[int, Future[Verdict]] = {}  # the same of all, where groups are asked
+        self._groups_asked: dict[int, Future[tuple[Verdict, ...]]] = {}  # by prompt, open ones
+        # Filled by other threads, with samples and with prompts.
+        self._answered: deque[tuple[int, Future[Verdict]]] = deque()
+        self._groups_answered: deque[tuple[int, Future[tuple[Verdict, ...]]]] = deque()
         self.groups: dict[int, Group] = {}  # finished ones, by prompt
 
     @property
@@ -70,7 +86,8 @@ class StepCollector:
     @property
     def unjudged(self) -> tuple[int, ...]:
         """Samples of these whose reward is waited for, those that wait longest first."""
-        return tuple(self._asked)
+        of_groups = (s for prompt in self._groups_asked.copy() for s in self._samples(prompt))
+        return tuple({**self._asked, **dict.fromkeys(of_groups)})
 
     def extend(self, prompts: Iterable[NDArray[np.int32]]) -> None:
         """Expect responses to more prompts, numbered on from those before."""
@@ -103,11 +120,11 @@ class StepCollector:
         )
         future = self._ask(work.prompt, made.continuation)
         self._asked[work.sample] = future
-        if future.done():
-            self._answered.append((work.sample, future))
-            return self.settle()
-        future.add_done_callback(lambda done: self._hear(work.sample, done))
-        return []
+        self._listen(self._answered, work.sample, future)
+        if self._ask_group is not None:
+            self._alone[work.sample] = future
+            self._ask_if_whole(self._ask_group, work.prompt)
+        return self.settle()
 
     def settle(self) -> list[Group]:
         """Take the answers that have come; returns the groups that are now finished.
@@ -121,20 +138,20 @@ class StepCollector:
             if self._asked.get(sample) is not future:
                 continue  # of a rollout that was rejected meanwhile
             del self._asked[sample]
-            verdict, taken = future.result(), self._taken[sample]
-            self._taken[sample] = replace(
-                taken,
-                reward=verdict.reward,
-                reward_components=verdict.components,
-                reward_faults=verdict.faults,
-            )
-            for name, why in verdict.faults.items():
-                if (name, why) not in self._told:
-                    self._told.add((name, why))
-                    self._note(f"step {self.step}: reward {name!r} fails: {why} (sample {sample})")
-            group = self._group_if_finished(taken.prompt)
-            if group is not None:
-                finished.append(group)
+            verdict = future.result()
+            self._tell(sample, verdict)
+            if self._ask_group is None:
+                self._judge(sample, verdict)
+                finished += self._group_if_finished(self._taken[sample].prompt)
+        while self._groups_answered:
+            prompt, answer = self._groups_answered.popleft()
+            if self._groups_asked.get(prompt) is not answer:
+                continue  # a part of it was rejected meanwhile
+            del self._groups_asked[prompt]
+            for sample, verdict in zip(self._samples(prompt), answer.result(), strict=True):
+                self._tell(sample, verdict)
+                self._judge(sample, verdict)
+            finished += self._group_if_finished(prompt)
         return finished
 
     def reject(self, samples: Iterable[int]) -> None:
@@ -144,6 +161,10 @@ class StepCollector:
             taken = self._taken.pop(sample, None)
             if taken is not None:
                 self.groups.pop(taken.prompt, None)
+                group = self._groups_asked.pop(taken.prompt, None)
+                if group is not None:
+                    group.cancel()
+            self._alone.pop(sample, None)
             asked = self._asked.pop(sample, None)
             if asked is not None:
                 asked.cancel()
@@ -163,18 +184,52 @@ class StepCollector:
             for (name, why), count in times.most_common()
         ]
 
-    def _hear(self, sample: int, future: Future[Verdict]) -> None:
-        self._answered.append((sample, future))
-        self._wake()
+    def _listen(self, answered: deque[tuple[int, Done]], about: int, future: Done) -> None:
+        """Have the answer put down when it comes, which may be now."""
 
-    def _group_if_finished(self, prompt: int) -> Group | None:
-        samples = range(prompt * self._group_size, (prompt + 1) * self._group_size)
+        def hear(done: Future[Any]) -> None:
+            answered.append((about, future))
+            self._wake()
+
+        if future.done():
+            answered.append((about, future))
+        else:
+            future.add_done_callback(hear)
+
+    def _samples(self, prompt: int) -> range:
+        return range(prompt * self._group_size, (prompt + 1) * self._group_size)
+
+    def _ask_if_whole(self, ask_group: AskGroupAt, prompt: int) -> None:
+        samples = self._samples(prompt)
+        if any(sample not in self._taken for sample in samples):
+            return
+        responses = [self._taken[sample].sequence.continuation for sample in samples]
+        future = ask_group(prompt, responses, [self._alone[sample] for sample in samples])
+        self._groups_asked[prompt] = future
+        self._listen(self._groups_answered, prompt, future)
+
+    def _tell(self, sample: int, verdict: Verdict) -> None:
+        """Each way in which a function fails, once."""
+        for name, why in verdict.faults.items():
+            if (name, why) not in self._told:
+                self._told.add((name, why))
+                self._note(f"step {self.step}: reward {name!r} fails: {why} (sample {sample})")
+
+    def _judge(self, sample: int, verdict: Verdict) -> None:
+        self._taken[sample] = replace(
+            self._taken[sample],
+            reward=verdict.reward,
+            reward_components=verdict.components,
+            reward_faults=verdict.faults,
+        )
+
+    def _group_if_finished(self, prompt: int) -> list[Group]:
+        samples = self._samples(prompt)
         if any(sample not in self._taken or sample in self._asked for sample in samples):
-            return None
+            return []
         members = [self._taken[sample] for sample in samples]
-        group = Group(prompt=prompt, trajectories=self._estimate(members))
-        self.groups[prompt] = group
-        return group
+        self.groups[prompt] = Group(prompt=prompt, trajectories=self._estimate(members))
+        return [self.groups[prompt]]
 
 
 def sequence_of(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
-from rlboost_jax.data.exercises import Exercises, Prompt
+from rlboost_jax.data.exercises import Exercises, Prompt, Tokens, Verdicts
 from rlboost_jax.learner.collector import check_version
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Batch, sample_number
@@ -79,7 +79,12 @@ class Measurement:
             for prompt in prompts
             for place in range(samples)
         }  # sample of the step → prompt of the step
+        self._members: dict[int, list[int]] = {}  # of a held-out prompt: its samples, in order
+        for sample, asked_for in sorted(self._expected.items()):
+            self._members.setdefault(asked_for // self._chunks, []).append(sample)
         self._asked: dict[int, Future[Verdict]] = {}  # by sample
+        self._groups: dict[int, Future[Verdicts]] = {}  # by place of the prompt, whole ones
+        self._tokens: dict[int, Tokens] = {}  # of responses whose groups are asked about
         self._lengths: dict[int, int] = {}
         self._attempts: dict[int, int] = {}  # the newest that was here, withdrawn or not
 
@@ -122,13 +127,17 @@ class Measurement:
             tokens = messages.unpack_tokens(rollout.tokens)
             self._attempts[sample] = rollout.attempt
             self._lengths[sample] = sum(runs_after_prompt(rollout.runs, len(tokens))[::2])
+            self._forget_group(place)
             self._asked[sample] = self._exercises.ask(self._prompts[place], tokens)
+            self._ask_if_whole(place, sample, tokens)
         return True
 
     def withdraw(self, withdrawn: messages.Withdrawn) -> None:
         """Forget responses that are not believed: they are generated again."""
         if withdrawn.batch == self._step:
             for sample in messages.unpack_ids(withdrawn.samples).tolist():
+                if sample in self._expected:
+                    self._forget_group(self._expected[sample] // self._chunks)
                 asked = self._asked.pop(sample, None)
                 if asked is not None:
                     asked.cancel()
@@ -138,7 +147,7 @@ class Measurement:
         """Waits for what is still being judged. Raises ValueError where responses are missing."""
         if not self.complete:
             raise ValueError(f"{len(self._asked)} of {len(self._expected)} responses are here")
-        verdicts = [verdict.result() for _, verdict in sorted(self._asked.items())]
+        verdicts = self._verdicts()
         by_prompt: NDArray[np.float64] = np.array([v.accuracy for v in verdicts]).reshape(
             len(self._prompts), self._samples
         )
@@ -150,6 +159,31 @@ class Measurement:
             response_length_mean=float(np.mean(list(self._lengths.values()))),
             failures=sum(bool(verdict.faults) for verdict in verdicts),
         )
+
+    def _verdicts(self) -> list[Verdict]:
+        """By prompt, and for each by sample."""
+        if self._exercises.ask_group is None:
+            return [verdict.result() for _, verdict in sorted(self._asked.items())]
+        return [v for _, group in sorted(self._groups.items()) for v in group.result()]
+
+    def _ask_if_whole(self, place: int, sample: int, tokens: Tokens) -> None:
+        """Where rewards compare responses, those to a held-out prompt are a group of their own."""
+        ask_group = self._exercises.ask_group
+        if ask_group is None:
+            return
+        self._tokens[sample] = tokens
+        samples = self._members[place]
+        if all(sample in self._asked for sample in samples):
+            self._groups[place] = ask_group(
+                self._prompts[place],
+                [self._tokens[sample] for sample in samples],
+                [self._asked[sample] for sample in samples],
+            )
+
+    def _forget_group(self, place: int) -> None:
+        group = self._groups.pop(place, None)
+        if group is not None:
+            group.cancel()
 
     @property
     def _chunks(self) -> int:

@@ -4,11 +4,13 @@ What a start on a GPU chooses was tried there (`qualification/`). This is for th
 was begun on a GPU and goes on on a CPU, and what a person names.
 """
 
+from collections.abc import Callable
 from typing import assert_never
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from rlboost_kernels.cpu import library
 from rlboost_kernels.grouped.api import choose_grouped
 
 from rlboost_jax.models.adapters import base_model
@@ -26,6 +28,20 @@ def check(run: RunConfig, mesh: Mesh) -> None:
                 f"learner.{name} is {getattr(run.learner, name)!r}: {reason}; take a device of the "
                 f"kind that the run was begun on, or begin a run with --config.learner.{name}=auto"
             )
+
+
+def without_compiled(
+    run: RunConfig, *, missing: Callable[[], str | None] = library.why_missing
+) -> str:
+    """What a run on CPUs falls back to where the compiled kernels are not there; "" else.
+
+    Args:
+        missing: why they are not.
+    """
+    names = {run.engine.attention, run.learner.attention}
+    if jax.default_backend() != "cpu" or "auto" not in names or not (reason := missing()):
+        return ""
+    return f"kernels on CPU: plain JAX, which is slower than those in C++: {reason}"
 
 
 def _of_attention(run: RunConfig, mesh: Mesh) -> str:

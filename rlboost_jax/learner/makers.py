@@ -79,5 +79,7 @@ def plan_of(
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
     kernels.check(run, mesh)
+    if line := kernels.without_compiled(run):
+        lines.append(line)
     makers.fits(run, list(mesh.devices.flat), lines.append)
     return Plan(run=run, own=own, published=published, mesh=mesh, lines=tuple(lines), fork=fork)

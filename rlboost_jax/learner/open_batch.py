@@ -6,10 +6,10 @@ With a lag several are open, of which the oldest is trained on; see `stream/lag.
 from collections.abc import Sequence
 
 from rlboost_jax import messages
-from rlboost_jax.data.exercises import Prompt
+from rlboost_jax.data.exercises import AskGroup, Prompt
 from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.learner.answers import Answers
-from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.collector import AskGroupAt, StepCollector
 from rlboost_jax.learner.evaluation import Measurement
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.stream.dynamic_sampling import dynamic_sampling
@@ -78,6 +78,7 @@ class OpenBatch:
             prompts=[prompt.tokens for prompt in self._prompts],
             group_size=run.algorithm.group_size,
             ask=lambda prompt, tokens: session.exercises.ask(self._prompts[prompt], tokens),
+            ask_group=self._ask_group(session.exercises.ask_group),
             wake=session.link.wake,
             estimate=session.learner.estimates.of_group,
             routing=session.learner.policy.routing,
@@ -92,6 +93,12 @@ class OpenBatch:
         self.collector.extend(prompt.tokens for prompt in more)
         requests = _requests(more, places.start)
         self._session.link.extend_batch(messages.ExtendBatch(batch=self.batch, prompts=requests))
+
+    def _ask_group(self, ask: AskGroup | None) -> AskGroupAt | None:
+        """By the prompt's place in the batch."""
+        if ask is None:
+            return None
+        return lambda prompt, responses, alone: ask(self._prompts[prompt], responses, alone)
 
     def _prompts_at(self, places: range) -> list[Prompt]:
         return list(self._stream_of_prompts.slice(self._cursor + places.start, len(places)))

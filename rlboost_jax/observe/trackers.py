@@ -31,6 +31,7 @@ def chosen_trackers(
     makers = {
         "tensorboard": lambda: _tensorboard(workdir, step),
         "wandb": lambda: _wandb(run, workdir, run_id, note),
+        "mlflow": lambda: _mlflow(run, workdir, run_id, note),
     }
     trackers: list[Tracker] = []
     for name in run.observe.trackers:
@@ -53,3 +54,12 @@ def _wandb(
     from rlboost_jax.observe.wandb import WandbTracker
 
     return lambda: WandbTracker(run, workdir, run_id, note=note)
+
+
+def _mlflow(
+    run: RunConfig, workdir: Path, run_id: str, note: Callable[[str], None]
+) -> Callable[[], Tracker]:
+    from rlboost_jax.observe.mlflow import MlflowTracker, open_client
+
+    client, artifacts = open_client(run, workdir)  # imports more, and makes tables in a new file
+    return lambda: MlflowTracker(client, run, workdir, run_id, artifacts=artifacts, note=note)

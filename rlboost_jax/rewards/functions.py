@@ -1,5 +1,6 @@
 """Reward functions by name, and one call of one of them."""
 
+import asyncio
 import importlib
 import inspect
 import math
@@ -10,12 +11,12 @@ from typing import Any, Final
 import msgspec
 
 from rlboost_jax.rewards.builtin import BUILT_IN
-from rlboost_jax.rewards.frames import Job, Outcome
+from rlboost_jax.rewards.frames import Found, Job, Outcome, all_failed
 from rlboost_jax.settings.errors import install
 from rlboost_jax.settings.rewards import RewardConfig
 from rlboost_jax.settings.validate_data import GIVEN
 
-Call = Callable[[Job], Outcome]
+Call = Callable[[Job], Found]
 
 _SHOWN: Final = 200  # characters of an exception
 
@@ -26,6 +27,8 @@ class Unusable(ValueError):
 
 def load(reward: RewardConfig, columns: Collection[str]) -> Call:
     """The function as one that takes a job and never raises an Exception.
+
+    A coroutine function runs in an event loop that is made for the call.
 
     Args:
         columns: of the data set, that every job has.
@@ -43,24 +46,33 @@ def load(reward: RewardConfig, columns: Collection[str]) -> Call:
     if reward.name in BUILT_IN:
         _check_types(function, reward.options)
     wanted = _wanted(function, reward.options, columns)
+    awaited = inspect.iscoroutinefunction(function)
+    if awaited and not reward.max_concurrent:
+        raise Unusable(
+            "is a coroutine function (async def); set its max_concurrent in rewards.functions to "
+            "how many of its calls may wait side by side"
+        )
     if reward.name in BUILT_IN:
         _try(function, reward.options, wanted)
 
-    def call(job: Job) -> Outcome:
+    def call(job: Job) -> Found:
+        count = len(job.responses)
         given = {
-            "prompts": job.prompt,
-            "completions": job.completion,
-            "completion_ids": list(job.completion_ids),
-            "finished": job.finished,
+            "prompts": [job.prompt] * count,
+            "completions": [response.completion for response in job.responses],
+            "completion_ids": [list(response.completion_ids) for response in job.responses],
+            "finished": [response.finished for response in job.responses],
         }
-        listed = {key: [value] for key, value in {**job.columns, **given}.items() if key in wanted}
+        every = {**{name: [value] * count for name, value in job.columns.items()}, **given}
+        listed = {name: values for name, values in every.items() if name in wanted}
         try:
-            return _outcome(function(**listed, **reward.options))
+            result = function(**listed, **reward.options)
+            return _found(asyncio.run(result) if awaited else result, job)
         except MemoryError:
-            return Outcome(fault="MemoryError: more than rewards.memory_mb")
-        except Exception as error:  # the user's code: whatever it is costs this response only
+            return all_failed(job, "MemoryError: more than rewards.memory_mb")
+        except (Exception, asyncio.CancelledError) as error:  # the user's: costs this job only
             text = f"{type(error).__name__}: {error}"[:_SHOWN]
-            return Outcome(fault=text.encode(errors="backslashreplace").decode())
+            return all_failed(job, text.encode(errors="backslashreplace").decode())
 
     return call
 
@@ -95,8 +107,6 @@ def _wanted(
     """The names that a function takes of those there are: it gets everything by name."""
     if not callable(function):
         raise Unusable("is no function")
-    if inspect.iscoroutinefunction(function):
-        raise Unusable("is a coroutine function; make it a plain one, which has its own process")
     available = {*columns, *GIVEN}
     try:
         signature = inspect.signature(function)
@@ -126,19 +136,29 @@ def _wanted(
     return wanted
 
 
-def _outcome(result: Any) -> Outcome:
+def _found(result: Any, job: Job) -> Found:
+    """Raises what a value that is no number does."""
     if isinstance(result, str) or not isinstance(result, Sequence):
         result = result.tolist() if hasattr(result, "tolist") else result
     if not isinstance(result, list | tuple):
-        return Outcome(fault=f"returned {_short(result)}, no list")
-    if len(result) != 1:
-        return Outcome(fault=f"returned {len(result)} values for 1 completion")
-    if result[0] is None:
+        return all_failed(job, f"returned {_short(result)}, no list")
+    count = len(job.responses)
+    if len(result) != count:
+        of = "1 completion" if count == 1 else f"{count} completions"
+        values = f"{len(result)} value{'s' * (len(result) != 1)}"
+        return all_failed(job, f"returned {values} for {of}{_hint(job, len(result))}")
+    return tuple(_outcome(value) for value in result)
+
+
+def _hint(job: Job, values: int) -> str:
+    return ' (per="group" gives it all at once)' if job.per == "group" and values == 1 else ""
+
+
+def _outcome(value: Any) -> Outcome:
+    if value is None:
         return Outcome()
-    value = float(result[0])
-    if not math.isfinite(value):
-        return Outcome(fault=f"returned {value}")
-    return Outcome(value=value)
+    number = float(value)
+    return Outcome(value=number) if math.isfinite(number) else Outcome(fault=f"returned {number}")
 
 
 def _short(value: Any) -> str:

@@ -1,21 +1,32 @@
-"""Ask all reward functions of a run about a response, and add up what they say."""
+"""Ask all reward functions of a run about responses, and add up what they say."""
 
-import functools
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
+from typing import Final, NamedTuple, TypeVar
 
-from rlboost_jax.rewards.frames import Job, Outcome, Setup
+from rlboost_jax.rewards.concurrent import ConcurrentPool
+from rlboost_jax.rewards.frames import Found, Job, Outcome, Response, Setup
+from rlboost_jax.rewards.gathered import seen, when_all
 from rlboost_jax.rewards.pool import START_SECONDS, RewardPool
 from rlboost_jax.rewards.sandbox import MEMORY_MB, SECONDS
 from rlboost_jax.rewards.service import RewardService
 from rlboost_jax.rewards.verdict import Answered, Verdict
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
+from rlboost_jax.settings.rewards import Per, RewardConfig, RewardsConfig
 
 HTTP = "http"
+NOTHING: Final = Verdict(reward=0.0, accuracy=0.0)
+Made = TypeVar("Made")
+
+
+class _Desk(NamedTuple):
+    """Where some functions are asked."""
+
+    places: tuple[int, ...]  # of the functions, in the order of their answers
+    ask: Callable[[Job], Future[tuple[Found, ...]]]
 
 
 class Judge:
@@ -45,63 +56,123 @@ class Judge:
             if function.name == "code":
                 _check_limits(function, settings)
         self._fallback = settings.fallback
-        self._service_places = [i for i, f in enumerate(self._functions) if f.name == HTTP]
-        self._pool_places = [i for i, f in enumerate(self._functions) if f.name != HTTP]
-        self._services: list[RewardService] = []
+        self._open: list[RewardService | ConcurrentPool] = []
         self._pool: RewardPool | None = None
+        self._desks: dict[Per, list[_Desk]] = {"response": [], "group": []}
         setup = Setup(
-            functions=tuple(self._functions[i] for i in self._pool_places),
+            functions=tuple(f for f in self._functions if _in_pool(f)),
             columns=tuple(columns),
             memory_mb=settings.memory_mb,
             sandbox_required=settings.sandbox == "required",
             seed=seed,
         )
         try:
-            for place in self._service_places:
-                self._services.append(RewardService(self._functions[place]))
-            if self._pool_places:
-                self._pool = RewardPool(
-                    setup, workers=settings.workers, start_seconds=start_seconds
-                )
+            self._start(setup, settings.workers, start_seconds)
         except BaseException:  # whatever it was, it goes on upwards
             self.close()
             raise
 
+    @property
+    def sees_groups(self) -> bool:
+        """Whether a response has its reward only once `ask_group` has said so."""
+        return bool(self._desks["group"])
+
     def ask(self, answered: Answered) -> Future[Verdict]:
-        """Never blocks. An exception in the future says that nobody can be asked any more."""
-        job = Job(
-            prompt=answered.prompt,
-            completion=answered.completion,
-            completion_ids=answered.completion_ids,
-            finished=answered.finished,
-            columns=dict(answered.columns),
+        """What the functions say that judge each response by itself.
+
+        Never blocks. An exception in the future says that nobody can be asked any more.
+        """
+        return self._asked(
+            _job([answered], "response"), lambda said: self._verdict({p: f[0] for p, f in said})
         )
-        asked: list[tuple[list[int], Future[tuple[Outcome, ...]]]] = []
-        if self._pool is not None:
-            asked.append((self._pool_places, self._pool.ask(job)))
-        for place, service in zip(self._service_places, self._services, strict=True):
-            asked.append(([place], service.ask(job)))
-        return _when_all(asked, self._verdict)
+
+    def ask_group(
+        self, answered: Sequence[Answered], alone: Sequence[Future[Verdict]]
+    ) -> Future[tuple[Verdict, ...]]:
+        """What all functions say, as `ask` does.
+
+        Args:
+            answered: all responses to a prompt, in the order of their samples.
+            alone: what `ask` has given for each. To cancel the group leaves it as it is.
+        """
+        group = self._asked(_job(answered, "group"), dict)
+        return when_all([group, *map(seen, alone)], lambda r: self._together(r[0], r[1:]))
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
-        for service in self._services:
-            service.close()
+        for each in self._open:
+            each.close()
 
-    def _verdict(self, outcomes: Mapping[int, Outcome]) -> Verdict:
-        """In the order of the configuration, so that the sum has the same bits every time."""
+    def _start(self, setup: Setup, workers: int, start_seconds: float) -> None:
+        for place, function in enumerate(self._functions):
+            if _in_pool(function):
+                continue
+            opened: RewardService | ConcurrentPool
+            if function.name == HTTP:
+                opened = RewardService(function)
+            else:
+                alone = Setup(
+                    functions=(function,),
+                    columns=setup.columns,
+                    memory_mb=setup.memory_mb,
+                    sandbox_required=setup.sandbox_required,
+                    seed=setup.seed,
+                    at_once=True,
+                )
+                opened = ConcurrentPool(alone, start_seconds=start_seconds)
+            self._open.append(opened)
+            self._desks[function.per].append(_Desk((place,), opened.ask))
+        if setup.functions:
+            self._pool = RewardPool(setup, workers=workers, start_seconds=start_seconds)
+            for per, desks in self._desks.items():
+                places = tuple(
+                    i for i, f in enumerate(self._functions) if _in_pool(f) and f.per == per
+                )
+                if places:
+                    desks.append(_Desk(places, self._pool.ask))
+
+    def _asked(
+        self, job: Job, made: Callable[[Collection[tuple[int, Found]]], Made]
+    ) -> Future[Made]:
+        """Ask all functions of the job, and make something of what they said, by place."""
+        desks = self._desks[job.per]
+
+        def said(results: list[tuple[Found, ...]]) -> Made:
+            pairs = (zip(d.places, r, strict=True) for d, r in zip(desks, results, strict=True))
+            return made(tuple(chain.from_iterable(pairs)))
+
+        return when_all([desk.ask(job) for desk in desks], said)
+
+    def _together(
+        self, of_group: Mapping[int, Found], alone: Sequence[Verdict]
+    ) -> tuple[Verdict, ...]:
+        return tuple(
+            self._verdict({place: found[member] for place, found in of_group.items()}, verdict)
+            for member, verdict in enumerate(alone)
+        )
+
+    def _verdict(self, outcomes: Mapping[int, Outcome], before: Verdict = NOTHING) -> Verdict:
+        """In the order of the configuration, so that the sum has the same bits every time.
+
+        Args:
+            outcomes: by place.
+            before: what the other functions said.
+        """
         components: dict[str, float] = {}
         faults: dict[str, str] = {}
         total = 0.0
         for place, function in enumerate(self._functions):
-            outcome = outcomes[place]
-            value = outcome.value
-            if outcome.fault:
-                faults[function.shown_as] = outcome.fault
-                value = self._fallback
+            name = function.shown_as
+            if place in outcomes:
+                value, fault = outcomes[place].value, outcomes[place].fault
+                value = self._fallback if fault else value
+            else:
+                value, fault = before.components.get(name), before.faults.get(name, "")
+            if fault:
+                faults[name] = fault
             if value is not None:
-                components[function.shown_as] = value
+                components[name] = value
                 total += function.weight * value
         return Verdict(
             reward=total,
@@ -109,6 +180,21 @@ class Judge:
             components=MappingProxyType(components),
             faults=MappingProxyType(faults),
         )
+
+
+def _in_pool(function: RewardConfig) -> bool:
+    """Asked one call at a time in each worker."""
+    return function.name != HTTP and not function.max_concurrent
+
+
+def _job(answered: Sequence[Answered], per: Per) -> Job:
+    """The prompt and its columns are the same for all."""
+    first = answered[0]
+    responses = tuple(
+        Response(completion=a.completion, completion_ids=a.completion_ids, finished=a.finished)
+        for a in answered
+    )
+    return Job(prompt=first.prompt, responses=responses, columns=dict(first.columns), per=per)
 
 
 def _check_limits(code: RewardConfig, settings: RewardsConfig) -> None:
@@ -131,43 +217,3 @@ def _check_limits(code: RewardConfig, settings: RewardsConfig) -> None:
             f"{place}: its programs have {memory_mb:g} MiB (option memory_mb) and it itself "
             f"{settings.memory_mb} (rewards.memory_mb); lower the first or raise the second"
         )
-
-
-def _when_all(
-    asked: Sequence[tuple[Sequence[int], Future[tuple[Outcome, ...]]]],
-    verdict: Callable[[Mapping[int, Outcome]], Verdict],
-) -> Future[Verdict]:
-    """Done when the last of `asked` is; whichever thread that happens in.
-
-    Cancelled, it has those cancelled that nobody works on yet.
-    """
-    result: Future[Verdict] = Future()
-    outcomes: dict[int, Outcome] = {}
-    lock, left = threading.Lock(), len(asked)
-
-    def arrived(places: Sequence[int], future: Future[tuple[Outcome, ...]]) -> None:
-        nonlocal left
-        try:
-            found = future.result()
-        except (Exception, CancelledError) as error:
-            with lock:
-                left = -1  # whatever else comes
-                if not result.done() and result.set_running_or_notify_cancel():
-                    result.set_exception(error)
-            return
-        with lock:
-            outcomes.update(zip(places, found, strict=True))
-            left -= 1
-            last = left == 0
-        if last and result.set_running_or_notify_cancel():  # else nobody wants it any more
-            result.set_result(verdict(outcomes))
-
-    def unwanted(result: Future[Verdict]) -> None:
-        if result.cancelled():
-            for _, future in asked:
-                future.cancel()
-
-    for places, future in asked:
-        future.add_done_callback(functools.partial(arrived, places))
-    result.add_done_callback(unwanted)
-    return result

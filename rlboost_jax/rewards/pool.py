@@ -1,4 +1,4 @@
-"""Reward workers of the trainer: a few processes, each asked one response at a time.
+"""Reward workers of the trainer: a few processes, each asked one job at a time.
 
 A thread per worker waits for it, so the learner's own thread never does. Whatever happens to a
 worker, each job's future is done exactly once: with outcomes, or with an exception where the
@@ -17,12 +17,13 @@ from typing import Final
 import msgspec
 
 from rlboost_jax.rewards.frames import (
+    Found,
     Job,
-    Outcome,
     Outcomes,
     Ready,
     Setup,
     Unsendable,
+    all_failed,
     receive,
     send,
 )
@@ -33,7 +34,7 @@ GRACE_SECONDS: Final = 10.0  # a worker ends a late call itself; beyond this it 
 END_SECONDS: Final = 5.0  # for a worker to take its children along
 ATTEMPTS: Final = 2  # a worker that is gone may have been taken by somebody else
 
-Answer = Future[tuple[Outcome, ...]]
+Answer = Future[tuple[Found, ...]]
 
 
 class RewardWorkersLost(RuntimeError):
@@ -65,7 +66,7 @@ class RewardPool:
             thread.start()
 
     def ask(self, job: Job) -> Answer:
-        """An outcome for each function, in order; of any thread."""
+        """What each function that it asks says, in order; of any thread."""
         answer: Answer = Future()
         with self._lock:
             if self._closing:
@@ -107,7 +108,7 @@ class RewardPool:
 
     def _judged(
         self, worker: "Worker | None", job: Job
-    ) -> "tuple[Worker | None, tuple[Outcome, ...]]":
+    ) -> "tuple[Worker | None, tuple[Found, ...]]":
         fault = ""
         for _ in range(ATTEMPTS):
             if self._closing:
@@ -121,13 +122,17 @@ class RewardPool:
             try:
                 return worker, worker.judge(job)
             except Unsendable as error:
-                return worker, (Outcome(fault=str(error)),) * len(self._setup.functions)
+                return worker, self._failed(job, str(error))
             except WorkerGone as error:
                 fault = str(error)
                 worker.end()
                 self._forget(worker)
                 worker = None
-        return None, (Outcome(fault=fault),) * len(self._setup.functions)
+        return None, self._failed(job, fault)
+
+    def _failed(self, job: Job, fault: str) -> tuple[Found, ...]:
+        asked = sum(function.per == job.per for function in self._setup.functions)
+        return (all_failed(job, fault),) * asked
 
     def _started(self) -> "Worker":
         """Raises ConfigError, OSError."""
@@ -205,7 +210,12 @@ class Worker:
         if ready.mistake:
             raise ConfigError(ready.mistake)
 
-    def judge(self, job: Job) -> tuple[Outcome, ...]:
+    @property
+    def outlet(self) -> int:
+        """The pipe that its answers come through."""
+        return self._stdout.fileno()
+
+    def send(self, job: Job) -> None:
         """Raises WorkerGone; Unsendable, after which the worker is as it was."""
         try:
             send(self._stdin.fileno(), job, timeout=GRACE_SECONDS)
@@ -213,6 +223,10 @@ class Worker:
             raise WorkerGone("the reward worker does not listen") from None
         except OSError:
             raise WorkerGone("the reward worker ended") from None
+
+    def judge(self, job: Job) -> tuple[Found, ...]:
+        """Of a worker that judges one job at a time. Raises as `send` does."""
+        self.send(job)
         try:
             answer = receive(self._stdout.fileno(), Outcomes, timeout=self._limit)
         except TimeoutError:

@@ -1,7 +1,9 @@
-"""A reward that a service computes: POST a response, get its number.
+"""A reward that a service computes: POST a response, get its number; or a group, and get its.
 
 Request:   {"prompts": [text], "completions": [text], "columns": {name: [value]}}
 Response:  {"rewards": [number or null]}
+
+With `per: "group"` each list has an entry for every response to the prompt, in sample order.
 
 A request that fails in a way that may pass (no connection, 408, 429, 5xx, no answer in time) is
 made again with growing pauses. What fails for good costs its own response only.
@@ -19,7 +21,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from rlboost_jax.backoff import backoff_seconds
-from rlboost_jax.rewards.frames import Job, Outcome
+from rlboost_jax.rewards.frames import Found, Job, Outcome, all_failed
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.rewards import RewardConfig
 
@@ -55,7 +57,7 @@ class RewardService:
         self._thread.daemon = True
         self._thread.start()
 
-    def ask(self, job: Job) -> Future[tuple[Outcome, ...]]:
+    def ask(self, job: Job) -> Future[tuple[Found, ...]]:
         return asyncio.run_coroutine_threadsafe(self._judged(job), self._loop)
 
     def close(self) -> None:
@@ -74,35 +76,41 @@ class RewardService:
         if self._session is not None:
             await self._session.close()
 
-    async def _judged(self, job: Job) -> tuple[Outcome, ...]:
-        columns = {name: [value] for name, value in job.columns.items()}
-        columns["completion_ids"] = [list(job.completion_ids)]
-        columns["finished"] = [job.finished]
+    async def _judged(self, job: Job) -> tuple[Found, ...]:
+        return (await self._found(job),)
+
+    async def _found(self, job: Job) -> Found:
+        count = len(job.responses)
+        columns = {name: [value] * count for name, value in job.columns.items()}
+        columns["completion_ids"] = [list(response.completion_ids) for response in job.responses]
+        columns["finished"] = [response.finished for response in job.responses]
+        asked = {
+            "prompts": [job.prompt] * count,
+            "completions": [response.completion for response in job.responses],
+            "columns": columns,
+        }
         try:
-            body = json.dumps(
-                {"prompts": [job.prompt], "completions": [job.completion], "columns": columns},
-                default=str,
-            ).encode()
+            body = json.dumps(asked, default=str).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            return (Outcome(fault=f"a column cannot be sent to the service: {error}"),)
+            return all_failed(job, f"a column cannot be sent to the service: {error}")
         if len(body) > self._max_bytes:
-            return (Outcome(fault=f"a request of {len(body)} bytes, max_bytes {self._max_bytes}"),)
+            return all_failed(job, f"a request of {len(body)} bytes, max_bytes {self._max_bytes}")
         fault = ""
         for attempt in range(self._retries + 1):
             if attempt:
                 await asyncio.sleep(backoff_seconds(attempt - 1, first=self._first_pause))
             try:
                 async with self._room, asyncio.timeout(self._limit):
-                    return (await self._post(body),)
+                    return await self._post(body, job)
             except Passing as error:
                 fault = str(error)
             except TimeoutError:
                 fault = f"no answer in {self._limit:g} s"
             except aiohttp.ClientError as error:
                 fault = f"{type(error).__name__}: {error}"
-        return (Outcome(fault=f"{fault}; given up after {self._retries + 1} attempts"),)
+        return all_failed(job, f"{fault}; given up after {self._retries + 1} attempts")
 
-    async def _post(self, body: bytes) -> Outcome:
+    async def _post(self, body: bytes, job: Job) -> Found:
         """Raises Passing, or what aiohttp does."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -115,32 +123,40 @@ class RewardService:
             if response.status in PASSING:
                 raise Passing(f"status {response.status}")
             if response.status != 200:
-                return Outcome(fault=f"status {response.status}")
+                return all_failed(job, f"status {response.status}")
             data = await response.content.read(self._max_bytes + 1)
             while len(data) <= self._max_bytes and not response.content.at_eof():
                 data += await response.content.read(self._max_bytes + 1 - len(data))
             if len(data) > self._max_bytes:
-                return Outcome(fault=f"an answer of more than {self._max_bytes} bytes (max_bytes)")
-            return _outcome(data)
+                fault = f"an answer of more than {self._max_bytes} bytes (max_bytes)"
+                return all_failed(job, fault)
+            return _found_in(data, job)
 
 
 class Passing(RuntimeError):
     """The service says that it is worth asking again."""
 
 
-def _outcome(data: bytes) -> Outcome:
+def _found_in(data: bytes, job: Job) -> Found:
     try:
-        (value,) = json.loads(data)["rewards"]
-        if value is None:
-            return Outcome()
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        values = json.loads(data)["rewards"]
+        if not isinstance(values, list) or len(values) != len(job.responses):
             raise TypeError
-        value = float(value)
+        return tuple(_outcome(value) for value in values)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return Outcome(fault=f'answered {data[:60]!r}, not {{"rewards": [number]}}')
-    if not math.isfinite(value):
-        return Outcome(fault=f"answered {value}")
-    return Outcome(value=value)
+        count = len(job.responses)
+        wanted = "[number]" if count == 1 else f"[{count} numbers]"
+        return all_failed(job, f'answered {data[:60]!r}, not {{"rewards": {wanted}}}')
+
+
+def _outcome(value: object) -> Outcome:
+    """Raises TypeError, OverflowError."""
+    if value is None:
+        return Outcome()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    number = float(value)
+    return Outcome(value=number) if math.isfinite(number) else Outcome(fault=f"answered {number}")
 
 
 def _options(reward: RewardConfig) -> dict[str, Any]:

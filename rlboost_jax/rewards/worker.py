@@ -1,40 +1,45 @@
-"""A reward worker: judges one response at a time, each in a process of its own.
+"""A reward worker: judges one job at a time, each in a process of its own.
 
 `python -m rlboost_jax.rewards.worker`, started by `pool.py`. It imports the functions once and
-then forks for every response: a crash, a hang, endless allocation or a changed global costs that
-response only, and no call can see what the one before has left behind, so that results depend
-on neither the order nor the number of workers. It has no thread of its own.
+then forks for every job, a response or a group of them: a crash, a hang, endless allocation or a
+changed global costs that job only, and no call can see what the one before has left behind, so
+that results depend on neither the order nor the number of workers. It has no thread of its own.
+Jobs that wait side by side are `at_once.py`'s.
 """
 
-import ctypes
 import gc
-import hashlib
 import os
-import random
-import resource
 import signal
-import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import msgspec
 
+from rlboost_jax.rewards.at_once import serve
+from rlboost_jax.rewards.calls import (
+    NO_OUTCOME,
+    PR_SET_CHILD_SUBREAPER,
+    end_orphans,
+    forked,
+    how_it_ended,
+    most_bytes,
+    prctl,
+    took_longer,
+)
 from rlboost_jax.rewards.frames import (
+    Found,
     FrameTooLong,
     Job,
-    Outcome,
     Outcomes,
     Ready,
+    Returned,
     Setup,
+    all_failed,
     receive,
     send,
 )
 from rlboost_jax.rewards.functions import Call, Unusable, load
 from rlboost_jax.settings.rewards import RewardConfig
-
-_OUTCOME_BYTES: Final = 4096
-_PR_SET_PDEATHSIG: Final = 1
-_PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def main() -> None:
@@ -43,7 +48,7 @@ def main() -> None:
     for standard in (0, 1):  # functions may print and read as they like
         os.dup2(nowhere, standard)
     signal.signal(signal.SIGTERM, _leave)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a call leaves behind becomes ours, to be ended
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a call leaves behind becomes ours, to be ended
     setup = receive(requests, Setup)
     if setup is None:
         return
@@ -58,8 +63,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # else the first collection of every child copies all that was imported
     send(replies, Ready())
+    if setup.at_once:
+        serve(requests, replies, setup, calls)
+        return
     while (job := receive(requests, Job)) is not None:
-        send(replies, Outcomes(outcomes=judged(setup, calls, job)))
+        send(replies, Outcomes(outcomes=judged(setup, calls, job), number=job.number))
 
 
 def _leave(number: int, frame: object) -> NoReturn:
@@ -67,88 +75,53 @@ def _leave(number: int, frame: object) -> NoReturn:
     raise SystemExit(0)
 
 
-def judged(setup: Setup, calls: Sequence[Call], job: Job) -> tuple[Outcome, ...]:
-    """What each function says, in order; a new process goes on where one had to be ended."""
-    outcomes: list[Outcome] = []
-    while len(outcomes) < len(calls):
-        first = len(outcomes)
-        outcomes.extend(_in_child(setup, setup.functions[first:], calls[first:], job))
-    return tuple(outcomes)
+def judged(setup: Setup, calls: Sequence[Call], job: Job) -> tuple[Found, ...]:
+    """What each function that the job asks says; a new process goes on where one had to be ended.
+
+    They stand in the order of the setup.
+    """
+    asked = [i for i, function in enumerate(setup.functions) if function.per == job.per]
+    found: list[Found] = []
+    while len(found) < len(asked):
+        left = asked[len(found) :]
+        functions, their_calls = [setup.functions[i] for i in left], [calls[i] for i in left]
+        found.extend(_in_child(setup, functions, their_calls, job))
+    return tuple(found)
 
 
 def _in_child(
     setup: Setup, functions: Sequence[RewardConfig], calls: Sequence[Call], job: Job
-) -> list[Outcome]:
-    """Outcomes up to the first function that the process did not survive, at least one."""
-    inlet, outlet = os.pipe()
-    parent, child = os.getpid(), os.fork()
-    if child == 0:
-        os.close(inlet)
-        _judge(setup, calls, job, outlet, parent)
-    os.close(outlet)
-    outcomes: list[Outcome] = []
+) -> list[Found]:
+    """Of the functions up to the first that the process did not survive, at least one."""
+    child, inlet = forked(setup, calls, job)
+    found: list[Found] = []
     why = "the worker was ended"
     try:
-        why = _heard(inlet, functions, outcomes)
+        why = _heard(inlet, functions, job, found)
     finally:  # also when this worker itself is asked to end
         os.close(inlet)
         status = _end(child, at_once=bool(why))
-    if len(outcomes) < len(functions):
-        outcomes.append(Outcome(fault=why or _how_it_ended(status)))
-    return outcomes
+    if len(found) < len(functions):
+        found.append(all_failed(job, why or how_it_ended(status)))
+    return found
 
 
-def _heard(inlet: int, functions: Sequence[RewardConfig], outcomes: list[Outcome]) -> str:
+def _heard(inlet: int, functions: Sequence[RewardConfig], job: Job, found: list[Found]) -> str:
     """Append what comes through the pipe; returns why the rest is not waited for, "" at its end."""
     for function in functions:
         limit = function.time_limit_seconds
         try:
-            outcome = receive(inlet, Outcome, timeout=limit, max_bytes=_OUTCOME_BYTES)
+            returned = receive(inlet, Returned, timeout=limit, max_bytes=most_bytes(job))
         except TimeoutError:
-            return f"took longer than {limit:g} s"
+            return took_longer(function)
         except (FrameTooLong, msgspec.MsgspecError):
-            return "wrote what is no outcome"
-        if outcome is None:
+            return NO_OUTCOME
+        if returned is None:
             return ""
-        outcomes.append(outcome)
+        if len(returned.found) != len(job.responses):
+            return NO_OUTCOME
+        found.append(returned.found)
     return ""
-
-
-def _judge(setup: Setup, calls: Sequence[Call], job: Job, outlet: int, parent: int) -> NoReturn:
-    """In the child: never returns, whatever the functions do."""
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.dup2(0, 2)  # a line for every response would bury the run's own
-        os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # which has ended before that
-            os._exit(0)
-        _limit_memory(setup.memory_mb)
-        _seed(setup.seed, job)
-        for call in calls:
-            send(outlet, call(job))
-    finally:  # no exception, exit or signal of the functions' goes further than this
-        os._exit(0)
-
-
-def _limit_memory(megabytes: int) -> None:
-    """Beyond what is mapped already, which is what the functions' modules take."""
-    with open("/proc/self/statm") as file:
-        mapped = int(file.read().split()[0]) * resource.getpagesize()
-    limit = mapped + megabytes * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _seed(seed: int, job: Job) -> None:
-    """A function that draws random numbers draws the same for the same response."""
-    digest = hashlib.blake2b(digest_size=4)
-    for part in (str(seed), job.prompt, job.completion):
-        digest.update(f"{len(part)} {part}".encode(errors="surrogatepass"))
-    number = int.from_bytes(digest.digest(), "little")
-    random.seed(number)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(number)
 
 
 def _end(child: int, *, at_once: bool) -> int:
@@ -157,38 +130,11 @@ def _end(child: int, *, at_once: bool) -> int:
         if at_once:
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        _end_orphans()
+        end_orphans()
     except SystemExit:  # asked to end in the midst of it
-        _end_orphans()
+        end_orphans()
         raise
     return status
-
-
-def _end_orphans() -> None:
-    """Of a child that is gone; they come to us, and theirs as they go."""
-    while True:
-        for process in _children():
-            os.kill(process, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
-
-
-def _children() -> list[int]:
-    """Of this process, which has one thread; from /proc of Linux."""
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return [int(process) for process in file.read().split()]
-
-
-def _how_it_ended(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
-    return "ended its process"
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Settings of what a run shows: live view, trackers, samples, profile."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from rlboost_jax.settings.setting import setting
 
 WandbMode = Literal["online", "offline"]
-TRACKERS: Final = ("tensorboard", "wandb")
+TRACKERS: Final = ("tensorboard", "wandb", "mlflow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,17 +20,31 @@ class WandbConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MlflowConfig:
+    """Where MLflow keeps the run."""
+
+    uri: str = setting(
+        "",
+        'of the tracking server; "": MLFLOW_TRACKING_URI, or else a file in <workdir>/mlflow',
+        note="Names and passwords belong in MLFLOW_TRACKING_USERNAME and _PASSWORD or _TOKEN.",
+    )
+    experiment: str = setting("rlboost-jax", "made there where it does not exist")
+    name: str = setting("", 'of the run; "": the workdir\'s')
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObserveConfig:
     """What a run shows and keeps; see docs/how-to/observability.md."""
 
     live: bool = setting(True, "redraw a live view when standard output is a terminal")
     trackers: tuple[str, ...] = setting(
         ("tensorboard",),
-        "besides metrics.jsonl, samples.jsonl and the console: tensorboard, wandb",
-        note="They write to <workdir>/tensorboard and <workdir>/wandb; wandb needs the extra of "
-        "that name.",
+        "besides metrics.jsonl, samples.jsonl and the console: tensorboard, wandb, mlflow",
+        note="They write to folders of these names in the workdir; wandb and mlflow need the "
+        "extras of these names.",
     )
     wandb: WandbConfig
+    mlflow: MlflowConfig = field(default_factory=MlflowConfig)
     samples_every_steps: int = setting(
         10, "between steps that leave prompts and responses in samples.jsonl; 0: never", at_least=0
     )

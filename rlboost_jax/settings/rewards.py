@@ -1,11 +1,14 @@
 """Settings of rewards."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from rlboost_jax.settings.setting import setting
 
 Sandbox = Literal["required", "best_effort"]
+Per = Literal["response", "group"]
+
+MOST_CONCURRENT: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +19,10 @@ class RewardConfig:
     label: str = ""  # what records call it, and no other of the run; "" is its name
     weight: float = 1.0
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
-    time_limit_seconds: float = 0.0  # 0: rewards.time_limit_seconds
+    # Of one call, so with per="group" of a whole group, which then fails as one. 0: as all others.
+    time_limit_seconds: float = 0.0
+    per: Per = "response"  # what one call judges: a response, or all responses to a prompt
+    max_concurrent: int = 0  # calls that wait side by side, `async def` or not; 0: in the workers
 
     @property
     def shown_as(self) -> str:
@@ -32,13 +38,17 @@ class RewardsConfig:
         "their weighted sum is the reward; (): those of data.preset",
         note='Dictionaries: {"name": "math"}, or {"name": "my.module:function", "weight": 0.1, '
         '"options": {"limit": 3}, "time_limit_seconds": 2.0, "label": "short"}. Two of one name '
-        "need a label each.",
+        'need a label each. "per": "group" calls it once for all responses to a prompt, '
+        '"max_concurrent": 32 lets so many calls wait side by side (an `async def` needs it).',
     )
     workers: int = setting(
         2, "that reward functions run in", unit="processes", at_least=1, may_change="at once"
     )
     time_limit_seconds: float = setting(
-        10.0, "of one function for one response", above=0, may_change="from its step"
+        10.0,
+        'of one call of a function: for one response, or with its per="group" for a group',
+        above=0,
+        may_change="from its step",
     )
     memory_mb: int = setting(
         1024, "that one call may allocate", at_least=1, may_change="from its step"

@@ -29,7 +29,7 @@ MAX_EVALUATED: Final = 2**19  # responses of one evaluation; the other half
 # Responses are numbered group by group, those of the last held-out prompt last, in 32 bits.
 MAX_GROUP: Final = 2**32 // (MOST_TRAINED + MAX_EVALUATED)
 TEXT_VOCABULARY: Final = 1024  # tokens: generated tasks have a tenth of it, text has more
-OPTIONAL: Final = ("wandb",)  # trackers with an extra of their own
+OPTIONAL: Final = ("wandb", "mlflow")  # trackers with an extra of their own
 
 
 def check(config: RunConfig) -> None:
@@ -185,6 +185,13 @@ def _observe(config: RunConfig) -> Iterator[str]:
         yield f"observe.trackers is {observe.trackers}; name each of them once"
     if "wandb" in observe.trackers and not observe.wandb.project:
         yield "observe.wandb.project is ''; name the project that the run belongs to"
+    if "mlflow" in observe.trackers and not observe.mlflow.experiment:
+        yield "observe.mlflow.experiment is ''; name the experiment that the run belongs to"
+    if "@" in observe.mlflow.uri.partition("://")[2].partition("/")[0]:
+        yield (
+            "observe.mlflow.uri has a name or password in it, which every record of the "
+            "configuration would show; give them by MLFLOW_TRACKING_USERNAME and _PASSWORD"
+        )
     if observe.profile_step >= config.num_steps:
         yield (
             f"observe.profile_step is {observe.profile_step}; the last step is "

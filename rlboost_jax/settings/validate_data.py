@@ -8,7 +8,7 @@ from typing import Final
 
 from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.data_presets import BUILT_IN_REWARDS, resolved
-from rlboost_jax.settings.rewards import RewardConfig
+from rlboost_jax.settings.rewards import MOST_CONCURRENT, RewardConfig
 from rlboost_jax.settings.run import RunConfig
 
 GIVEN: Final = ("prompts", "completions", "completion_ids", "finished")  # to every reward
@@ -148,3 +148,7 @@ def _reward(reward: RewardConfig) -> Iterator[str]:
         yield f"weight is {reward.weight}; choose a number"
     if not 0 <= reward.time_limit_seconds < math.inf:
         yield f"time_limit_seconds is {reward.time_limit_seconds}; 0 takes that of rewards"
+    if not 0 <= reward.max_concurrent <= MOST_CONCURRENT:
+        yield f"max_concurrent is {reward.max_concurrent}; choose 0 to {MOST_CONCURRENT}"
+    if reward.name == "http" and reward.max_concurrent:
+        yield "max_concurrent is an option of http: {'options': {'max_concurrent': 32}}"

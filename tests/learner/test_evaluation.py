@@ -174,3 +174,34 @@ def test_a_length_is_of_sampled_tokens(config, task):
     turns = msgspec.structs.replace(rollout(prompt, sample, [1] * 9), runs=(2, 5, 2))
     measurement.take(msgspec.structs.replace(turns, versions=((3, 4),)))
     assert measurement.score().response_length_mean == 4
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_what_compares_responses_sees_all_to_a_held_out_prompt(config, task, samples):
+    """In sample order, over two prompts of the step; a part that comes again is compared anew."""
+    asked = []
+
+    class Comparing(Task):
+        def ask_group(self, prompt, responses, alone):
+            lengths = [len(response) for response in responses]
+            asked.append(lengths)
+            found = [
+                replace(a.result(), accuracy=n / sum(lengths))
+                for a, n in zip(alone, lengths, strict=True)
+            ]
+            return at_once(tuple(found))
+
+    comparing = Comparing(config.task)
+    comparing.ask_group = Comparing.ask_group.__get__(comparing)
+    measurement = measure(config, comparing, prompts=2, samples=samples, group_size=2)
+    places = sorted(finished(measurement, 2))
+    for number, (prompt, sample) in reversed(list(enumerate(places))):
+        measurement.take(rollout(prompt, sample, [1] * (1 + number)))
+    assert asked == ([[4, 5, 6], [1, 2, 3]] if samples == 3 else [[2], [1]])
+    assert measurement.score().best == pytest.approx((6 / 15 + 3 / 6) / 2 if samples == 3 else 1.0)
+    withdrawn = m.Withdrawn(batch=3, samples=m.pack_ids([places[0][1]]))
+    measurement.withdraw(withdrawn)
+    again = msgspec.structs.replace(rollout(*places[0], [1] * 7), attempt=1)
+    measurement.take(again)
+    assert asked[2:] == ([[7, 2, 3]] if samples == 3 else [[7]])
+    assert measurement.score().accuracy == pytest.approx(1 / samples)

@@ -9,6 +9,7 @@ import pytest
 
 from configs import base
 from rlboost_jax.data.tasks import Task
+from rlboost_jax.learner.kernels import without_compiled
 from rlboost_jax.learner.packing import empty
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.programs.policy import PolicyPrograms
@@ -72,3 +73,16 @@ def test_products_by_any_name_are_the_same_up_to_rounding(of: Any) -> None:
 def test_one_that_cannot_run_here_is_refused(of: Any) -> None:
     with pytest.raises(NotImplementedError, match="'mosaic_gpu' cannot run this: "):
         of(run_with("mosaic_gpu"))
+
+
+def test_a_run_on_a_cpu_says_what_it_falls_back_to() -> None:
+    run = run_config(base.get_config())
+    line = without_compiled(run, missing=lambda: "its library has not been built; run this")
+    assert line == (
+        "kernels on CPU: plain JAX, which is slower than those in C++: its library has not been "
+        "built; run this"
+    )
+    assert without_compiled(run, missing=lambda: None) == ""
+    named = replace(run.engine, attention="xla"), replace(run.learner, attention="dense")
+    chosen = replace(run, engine=named[0], learner=named[1])
+    assert without_compiled(chosen, missing=lambda: "it is not there") == ""

@@ -102,6 +102,80 @@ def test_the_order_of_answers_leaves_no_trace(order):
     assert [t.advantage for t in collector.trajectories()] == [0.0, 0.0, 0.5, -0.5]
 
 
+class Groups(Desk):
+    """Rewards that compare: each response counts for what it has besides the other's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole: list[tuple[list[list[int]], Future[tuple[Verdict, ...]]]] = []
+
+    def ask_group(self, prompt: int, responses: Any, alone: Any) -> Future[tuple[Verdict, ...]]:
+        ids = [response.tolist() for response in responses]
+        assert alone == [self.asked[sample, attempt] for sample, attempt in ids]
+        self.whole.append((ids, Future()))
+        return self.whole[-1][1]
+
+    def collector(self, prompts: int = PROMPTS, **others: Any) -> StepCollector:
+        return super().collector(prompts, ask_group=self.ask_group, **others)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_group_is_asked_about_once_in_the_order_of_its_samples(order):
+    desk, notes = Groups(), []
+    collector = desk.collector(prompts=2, note=notes.append)
+    for sample in (2, *order):
+        assert not desk.whole
+        collector.add(rollout(sample))
+    ((ids, whole),) = desk.whole
+    assert ids == [[0, 0], [1, 0]]
+    for sample in order:
+        desk.asked[sample, 0].set_result(verdict(7.0, own="it raised"))
+        assert collector.settle() == [], "they are parts"
+    assert notes == [f"step 0: reward 'own' fails: it raised (sample {order[0]})"]
+    assert set(collector.unjudged) == {0, 1, 2}
+    whole.set_result((verdict(0.0), verdict(1.0, own="it raised")))
+    (group,) = collector.settle()
+    assert [t.reward for t in group.trajectories] == [0.0, 1.0]
+    assert [t.reward_faults for t in group.trajectories] == [{}, {"own": "it raised"}]
+    assert collector.unjudged == (2,) and len(notes) == 1 and len(desk.whole) == 1
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_a_group_of_which_a_part_comes_again_is_asked_about_anew(judged):
+    """Whether it was judged before; what is said of it as it was is forgotten."""
+    desk = Groups()
+    collector = desk.collector(prompts=1)
+    for sample in range(2):
+        collector.add(rollout(sample))
+        desk.asked[sample, 0].set_result(verdict(0.0))
+    ((_, first),) = desk.whole
+    first.set_running_or_notify_cancel()
+    if judged:
+        first.set_result((verdict(1.0), verdict(1.0)))
+        assert len(collector.settle()) == 1
+    collector.reject([1])
+    assert not collector.groups
+    collector.add(rollout(1, attempt=1))
+    if not judged:
+        first.set_result((verdict(1.0), verdict(1.0)))
+    desk.asked[1, 1].set_result(verdict(0.0))
+    assert collector.settle() == []
+    assert [ids for ids, _ in desk.whole] == [[[0, 0], [1, 0]], [[0, 0], [1, 1]]]
+    desk.whole[1][1].set_result((verdict(0.25), verdict(0.75)))
+    (group,) = collector.settle()
+    assert [t.reward for t in group.trajectories] == [0.25, 0.75]
+
+
+def test_a_group_that_cannot_be_asked_about_ends_the_run():
+    desk = Groups()
+    collector = desk.collector(prompts=1)
+    for sample in range(2):
+        collector.add(rollout(sample))
+    desk.whole[0][1].set_exception(RuntimeError("no workers"))
+    with pytest.raises(RuntimeError, match="no workers"):
+        collector.settle()
+
+
 def test_what_was_said_of_a_rejected_attempt_is_forgotten():
     """Its answer comes late, after the next attempt has been asked about, or never."""
     desk = Desk()

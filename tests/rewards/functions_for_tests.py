@@ -1,5 +1,6 @@
 """Reward functions that do what a user's might."""
 
+import asyncio
 import os
 import random
 import signal
@@ -107,6 +108,53 @@ def by_place(prompts, completions, /):
 
 def by_other_names(questions, texts):
     return [1.0]
+
+
+def shortest(prompts, completions, *, answer, finished):
+    """Of a group: how many responses are longer, with 10 for each that shows the answer."""
+    assert len(prompts) == len(completions) == len(answer) == len(finished)
+    return [
+        sum(len(other) > len(text) for other in completions) + 10.0 * (answer[0] in text)
+        for text in completions
+    ]
+
+
+def fails_for_groups(prompts, completions):
+    """In the way that the first response says."""
+    ways = {"raise": raises, "crash": crashes, "hang": hangs, "few": plain}
+    if completions[0] in ways:
+        return ways[completions[0]](prompts, completions)
+    return [
+        float("nan") if text == "nan" else None if text == "none" else 1.0 for text in completions
+    ]
+
+
+def draws_for_groups(prompts, completions):
+    return [random.random() for _ in completions]
+
+
+async def meets(prompts, completions, *, port):
+    """Goes on when the other side of a connection says so."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{completions[0]}\n".encode())
+    line = await reader.readline()
+    return [float(line)] * len(completions)
+
+
+async def fails_awaited(prompts, completions):
+    """Like `fails_for_groups`, or by allocating, leaving or being called off."""
+    text = completions[0]
+    if text == "cancel":
+        raise asyncio.CancelledError
+    others = {"allocate": allocates, "leave": leaves, "children": hangs_with_children}
+    return others.get(text, fails_for_groups)(prompts, completions)
+
+
+async def both(prompts, completions):
+    """What no other call and no order shows in."""
+    await asyncio.sleep(0)
+    both_of = draws(prompts, completions), remembers(prompts, completions)
+    return [a + b for a, b in zip(*both_of, strict=True)]
 
 
 def words(prompts, completions):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlboost_jax.rewards.frames import Outcome
-from rlboost_jax.rewards.judge import Judge, _when_all
+from rlboost_jax.rewards.gathered import when_all
+from rlboost_jax.rewards.judge import Judge
 from rlboost_jax.rewards.pool import START_SECONDS, RewardWorkersLost
 from rlboost_jax.rewards.verdict import Answered
 from rlboost_jax.settings.errors import ConfigError
@@ -344,7 +345,7 @@ def test_columns_that_cannot_be_sent_cost_their_response_only(value, fault, judg
 def test_a_verdict_that_nobody_wants_any_more_is_no_trouble(error, caplog):
     asked: Future[tuple[Outcome, ...]] = Future()
     asked.set_running_or_notify_cancel()
-    verdict = _when_all([([0], asked)], lambda outcomes: outcomes)
+    verdict = when_all([asked], list)
     assert verdict.cancel()
     if error is None:
         asked.set_result((Outcome(value=1.0),))
@@ -357,14 +358,14 @@ def test_a_verdict_that_nobody_wants_any_more_is_no_trouble(error, caplog):
 def test_what_nobody_wants_any_more_is_not_asked_either():
     asked: list[Future[tuple[Outcome, ...]]] = [Future(), Future()]
     asked[0].set_running_or_notify_cancel()
-    verdict = _when_all([([i], f) for i, f in enumerate(asked)], lambda outcomes: outcomes)
+    verdict = when_all(asked, list)
     assert verdict.cancel()
     assert [future.cancelled() for future in asked] == [False, True]
 
 
 def test_the_first_error_is_the_verdicts(caplog):
     asked: list[Future[tuple[Outcome, ...]]] = [Future() for _ in range(3)]
-    verdict = _when_all([([i], f) for i, f in enumerate(asked)], lambda outcomes: outcomes)
+    verdict = when_all(asked, list)
     asked[0].set_result((Outcome(value=1.0),))
     asked[1].set_exception(RewardWorkersLost("gone"))
     asked[2].cancel()

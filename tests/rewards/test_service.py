@@ -7,13 +7,14 @@ import threading
 import pytest
 from aiohttp import web
 
-from rlboost_jax.rewards.frames import Job
+from rlboost_jax.rewards.frames import Job, Response
 from rlboost_jax.rewards.service import RewardService
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.rewards import RewardConfig
 
 WAIT = 60.0
-JOB = Job(prompt="p", completion="four", completion_ids=(1, 2), finished=True, columns={"a": 7})
+FOUR = Response(completion="four", completion_ids=(1, 2), finished=True)
+JOB = Job(prompt="p", responses=(FOUR,), columns={"a": 7})
 
 
 class StandIn:
@@ -90,7 +91,7 @@ def service(stand_in):
 
 
 def asked(service, job=JOB):
-    (outcome,) = service.ask(job).result(WAIT)
+    ((outcome,),) = service.ask(job).result(WAIT)
     return outcome
 
 
@@ -122,9 +123,36 @@ def test_a_token_cannot_be_more_than_one(token, service, monkeypatch):
         service(token_env="REWARD_TOKEN")
 
 
+def test_a_group_is_one_request(service, stand_in):
+    five = Response(completion="five", completion_ids=(3,), finished=False)
+    group = Job(prompt="p", responses=(FOUR, five), columns={"a": 7}, per="group")
+    stand_in.script = [{"rewards": [0.5, None]}, {"rewards": [0.5]}, {"rewards": [1.0, "x"]}]
+    asking = service()
+
+    def found():
+        (outcomes,) = asking.ask(group).result(WAIT)
+        return [outcome.value for outcome in outcomes], {outcome.fault for outcome in outcomes}
+
+    assert found() == ([0.5, None], {""})
+    assert stand_in.seen == [
+        {
+            "prompts": ["p", "p"],
+            "completions": ["four", "five"],
+            "columns": {
+                "a": [7, 7],
+                "completion_ids": [[1, 2], [3]],
+                "finished": [True, False],
+            },
+        }
+    ]
+    for _ in range(2):  # too few, and no number: of which response is not known
+        values, (fault,) = found()
+        assert values == [None, None] and fault.endswith('not {"rewards": [2 numbers]}')
+
+
 def test_columns_that_are_no_json_cost_their_response(service, stand_in):
     stand_in.script = [{"rewards": [1.0]}]
-    odd = Job(prompt="", completion="", completion_ids=(), finished=True, columns={"a": {(1,): 2}})
+    odd = Job(prompt="", responses=(FOUR,), columns={"a": {(1,): 2}})
     asking = service()
     assert "a column cannot be sent" in asked(asking, odd).fault
     assert asked(asking).value == 1.0
@@ -197,7 +225,7 @@ def test_null_says_nothing(service, stand_in):
 def test_sizes_are_bounded_on_both_sides(service, stand_in):
     stand_in.script = [{"rewards": [1.0], "more": "x" * 2000}]
     assert asked(service(max_bytes=1000)).fault == "an answer of more than 1000 bytes (max_bytes)"
-    long = Job(prompt="p" * 1000, completion="", completion_ids=(), finished=True, columns={})
+    long = Job(prompt="p" * 1000, responses=(FOUR,), columns={})
     assert "max_bytes 1000" in asked(service(max_bytes=1000), long).fault
     assert len(stand_in.seen) == 1
 
@@ -211,7 +239,7 @@ def test_only_so_many_are_under_way(service, stand_in):
     stand_in.script = [slowly]
     asking = service(max_concurrent=3)
     futures = [asking.ask(JOB) for _ in range(20)]
-    assert [future.result(WAIT)[0].value for future in futures] == [1.0] * 20
+    assert [future.result(WAIT)[0][0].value for future in futures] == [1.0] * 20
     assert stand_in.most <= 3
 
 
