@@ -11,6 +11,7 @@ from rlboost_jax.settings.data import DataConfig, TaskConfig
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.manager import ManagerConfig
 from rlboost_jax.settings.observe import ObserveConfig, WandbConfig
+from rlboost_jax.settings.page import PageConfig
 from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.sampling import EvaluationConfig
@@ -35,7 +36,9 @@ def for_servers(run: RunConfig) -> RunConfig:
         evaluation=EvaluationConfig(every_steps=0),
         checkpoint=CheckpointConfig(),
         manager=ManagerConfig(),
-        observe=ObserveConfig(wandb=WandbConfig(), profile_step=run.observe.profile_step),
+        observe=ObserveConfig(
+            wandb=WandbConfig(), page=PageConfig(), profile_step=run.observe.profile_step
+        ),
         fleet=FleetConfig(
             provider="none",
             chaos=ChaosConfig(),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from rlboost_jax.settings.page import PageConfig
 from rlboost_jax.settings.setting import setting
 
 WandbMode = Literal["online", "offline"]
@@ -31,6 +32,7 @@ class ObserveConfig:
         "that name.",
     )
     wandb: WandbConfig
+    page: PageConfig
     samples_every_steps: int = setting(
         10, "between steps that leave prompts and responses in samples.jsonl; 0: never", at_least=0
     )
