@@ -7,6 +7,7 @@ its business: those settings do not leave the manager.
 
 from dataclasses import replace
 
+from rlboost_jax.settings.alerts import AlertsConfig
 from rlboost_jax.settings.data import DataConfig, TaskConfig
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.manager import ManagerConfig
@@ -37,7 +38,10 @@ def for_servers(run: RunConfig) -> RunConfig:
         checkpoint=CheckpointConfig(),
         manager=ManagerConfig(),
         observe=ObserveConfig(
-            wandb=WandbConfig(), page=PageConfig(), profile_step=run.observe.profile_step
+            wandb=WandbConfig(),
+            page=PageConfig(),
+            alerts=AlertsConfig(),
+            profile_step=run.observe.profile_step,
         ),
         fleet=FleetConfig(
             provider="none",

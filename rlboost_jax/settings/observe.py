@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from rlboost_jax.settings.alerts import AlertsConfig
 from rlboost_jax.settings.page import PageConfig
 from rlboost_jax.settings.setting import setting
 
@@ -33,6 +34,7 @@ class ObserveConfig:
     )
     wandb: WandbConfig
     page: PageConfig
+    alerts: AlertsConfig
     samples_every_steps: int = setting(
         10, "between steps that leave prompts and responses in samples.jsonl; 0: never", at_least=0
     )
