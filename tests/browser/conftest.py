@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,14 @@ def chromium() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+def until(page: Any, expression: str) -> None:
+    """Look until it is so; `wait_for_function` would need a page that evaluates strings."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"never: {expression}"
+        page.wait_for_timeout(20)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.page.points import SHOWN
-from tests.browser.conftest import ROOT, Tab
+from tests.browser.conftest import ROOT, Tab, until
 from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.browser
@@ -69,14 +69,14 @@ def test_values_are_those_of_the_file_and_kills_are_seen_at_once(
     page.goto(url.strip())
     page.wait_for_selector("#fleet", state="attached", timeout=PATIENCE)
     page.evaluate(WATCH)
-    page.wait_for_function("live.points.length >= 3", timeout=PATIENCE)
+    until(page, "live.points.length >= 3")
 
     delays = []
     for _ in range(KILLS):
         name, pid = waited(lambda: victim(run), "server to kill")
         struck = time.time()
         os.kill(pid, signal.SIGKILL)
-        page.wait_for_function(f"window.seen['{name}']", timeout=PATIENCE)
+        until(page, f"window.seen['{name}']")
         delays.append(page.evaluate(f"window.seen['{name}']") - struck)
     print("kills were seen after", [f"{delay:.2f} s" for delay in delays])
     made.shot("live-1400")

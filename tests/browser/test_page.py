@@ -9,7 +9,7 @@ import pytest
 
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.report import write_report
-from tests.browser.conftest import AXE, Tab
+from tests.browser.conftest import AXE, Tab, until
 from tests.browser.runs import append_events, rows
 from tests.patience import PATIENCE_SECONDS
 
@@ -43,7 +43,7 @@ def test_nothing_is_wider_than_the_window(address: str, tab: MakeTab, width: int
     page.wait_for_selector(".responses li", timeout=PATIENCE)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator("#logs summary").click()
-    page.wait_for_function("document.querySelector('.log').textContent.includes('a line')")
+    until(page, "document.querySelector('.log').textContent.includes('a line')")
     made.shot(f"page-{width}")
 
 
@@ -63,15 +63,15 @@ def test_the_same_prompt_is_compared_over_steps(address: str, tab: MakeTab) -> N
     gone, new = (page.inner_text(f".difference {tag} >> nth=0") for tag in ("del", "ins"))
     assert (gone.strip(), new.strip()) != ("", "") and gone != new
     page.fill("#samples input", "step 4960.")
-    page.wait_for_function("document.querySelectorAll('.groups li').length === 1")
+    until(page, "document.querySelectorAll('.groups li').length === 1")
     page.locator(".groups button").click()
-    page.wait_for_function("document.querySelector('.group h3').textContent.includes('4960')")
+    until(page, "document.querySelector('.group h3').textContent.includes('4960')")
 
 
 def test_who_has_no_token_is_refused(address: str, chromium: Any) -> None:
     page = chromium.new_context(ignore_https_errors=True).new_page()
     page.goto(address.partition("#")[0] + "#wrong")
-    page.wait_for_function("document.getElementById('state').textContent.includes('refused')")
+    until(page, "document.getElementById('state').textContent.includes('refused')")
     assert page.locator("#panels").inner_text() == ""
     page.context.close()
 
@@ -103,10 +103,8 @@ def test_a_day_takes_little_memory(day: Path, address: str, tab: MakeTab) -> Non
             for values in rows(5_000 + 100 * (hour - 2), 5_100 + 100 * (hour - 2)):
                 files.step(values)
             newest = f"spot-{(hour + 1) * 240 - 1}"
-            page.wait_for_function(
-                f"document.querySelector('#news li b').textContent === '{newest}'", timeout=PATIENCE
-            )
-    page.wait_for_function("live.points.last('step') === 7199", timeout=PATIENCE)
+            until(page, f"document.querySelector('#news li b').textContent === '{newest}'")
+    until(page, "live.points.last('step') === 7199")
     used = heap(page)
     print(f"{lines:,} events and 2,200 steps while open: {used / 1e6:.1f} MB in use")
     assert used < HEAP_BYTES
