@@ -24,6 +24,7 @@ MOST_POINTS: Final = 2_000
 MOST_LIVES: Final = 3_000
 MOST_NEWS: Final = 200
 EMPTY: Final[Mapping[str, Any]] = {"instance": "", "kind": "", "detail": "", "step": -1}
+LONGEST_SILENCE: Final = 3600.0  # seconds of it that are drawn
 LOOKS: Final = 16  # of one poll, at files that are long already
 
 # Of the fleet and the run; the others are numbers of steps, and many.
@@ -85,12 +86,16 @@ class RunView:
         return self.course.lives()[-MOST_LIVES:] if self.course else ()
 
     def now(self) -> float:
-        """Seconds since the first event, by this host's clock; until its end, once that came."""
+        """Seconds since the first event; of a run that is over, or silent for long, until then."""
         if self.course is None:
             return 0.0
-        if self.kinds["ended"] and self.course.ended:
+        if self.course.ended:
             return self.course.now
-        return max(self.course.now, time.time() - self.course.origin)
+        try:
+            silent = time.time() - (self.workdir / events.FILE).stat().st_mtime
+        except OSError:
+            silent = 0.0
+        return self.course.now + min(max(0.0, silent), LONGEST_SILENCE)
 
     def _read_config(self) -> None:
         try:
